@@ -12,7 +12,8 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-from treetune.tasks.graders.countdown import NotAnExpression, read_expression
+from treetune.exceptions import NotAnExpression
+from treetune.tasks.graders.countdown import read_expression
 
 TOTAL = re.compile(r"=-?\d+")
 

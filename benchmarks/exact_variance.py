@@ -33,7 +33,7 @@ from tests.lab.test_arena import (  # noqa: E402
 )
 from treetune.lab.arena import languages  # noqa: E402
 from treetune.lab.arena.languages import Language  # noqa: E402
-from treetune.lab.arena.scores import Method, fitted_critic, gradients_of  # noqa: E402
+from treetune.lab.arena.scores import ScoredMethod, fitted_critic, gradients_of  # noqa: E402
 from treetune.lab.values.critic import ControlVariate  # noqa: E402
 from treetune.lab.values.over_another import Filtered  # noqa: E402
 from treetune.rollouts.context import RolloutContext  # noqa: E402
@@ -46,7 +46,7 @@ LEARNING = {
     "filtered, K = 1, learnt": MonteCarlo(samples=1, values=Filtered()),
     "K = 1 and critic": MonteCarlo(samples=1, values=ControlVariate()),
 }
-METHODS = {label: Method(one) for label, one in (UNBIASED | LEARNING).items()} | OF_TREES
+METHODS = {label: ScoredMethod(one) for label, one in (UNBIASED | LEARNING).items()} | OF_TREES
 NOTES = """The suite holds the mean gradients of these credits to exact ones. Where a credit learns,
 the exact variance is that of what it has learnt from 30,000 problems, and it was sampled beside 4,999 others.
 Trees begin with two answers, each of which goes on in two ways from its first token. There is no exact row
@@ -85,7 +85,7 @@ def row(name: str, label: str) -> dict[str, Any]:
     while half > HALF_WIDTH:
         context = context_of(language, AT_ONCE, seed=1 + len(gradients))
         trees, _ = rollout.run(context, context.task.problems("train"))
-        own, _ = gradients_of(language, context, Method(method.credit), trees)
+        own, _ = gradients_of(language, context, ScoredMethod(method.credit), trees)
         gradients = np.concatenate([gradients, own]) if len(gradients) else own
         squares = np.square(gradients - gradients.mean(0)).sum(1)
         half = 1.96 * squares.std() / math.sqrt(len(squares)) / exact

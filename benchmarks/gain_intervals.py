@@ -20,7 +20,7 @@ import treetune.parts  # noqa: E402, F401  (registers them)
 from benchmarks.pairs import publish  # noqa: E402
 from treetune.lab.arena.gain import gain, half_width  # noqa: E402
 from treetune.lab.arena.languages import TrueAdvantages, context_of, language_of  # noqa: E402
-from treetune.lab.arena.scores import ANSWERS, Method, gradients_of, shipped_methods  # noqa: E402
+from treetune.lab.arena.scores import ANSWERS, ScoredMethod, gradients_of, shipped_methods  # noqa: E402
 from treetune.rollouts.credit import Rloo  # noqa: E402
 from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
 
@@ -36,11 +36,11 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     rollout = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1)
     trees, _ = rollout.run(context, context.task.problems("train"))
 
-    def gradients(method: Method) -> Any:
+    def gradients(method: ScoredMethod) -> Any:
         parts = (trees[start : start + DRAWN] for start in range(0, PROBLEMS, DRAWN))
         return np.concatenate([gradients_of(language, context, method, part)[0] for part in parts])
 
-    rloo, true = gradients(Method(Rloo())), gradients(Method(TrueAdvantages()))
+    rloo, true = gradients(ScoredMethod(Rloo())), gradients(ScoredMethod(TrueAdvantages()))
     rng, rows, left = np.random.default_rng(SEED), [], (1 - DRAWN / PROBLEMS) ** 0.5
     parts = [
         part

@@ -31,7 +31,7 @@ from treetune.engine.settings import VllmSettings
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
-from treetune.tasks.sampling import sample_problems
+from treetune.tasks.drawing import draw_problems
 
 START_S = 600.0
 TURN_S = 600.0
@@ -101,7 +101,7 @@ def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
             for one in (apart, together):
                 one.wait_ready(deadline=START_S)
             rollout_context = lambda: _context(sampler, setting)  # noqa: E731
-            problems = sample_problems(session.train_problems, setting.problems, config.seed, 0)
+            problems = draw_problems(session.train_problems, setting.problems, config.seed, 0)
             trees, _ = config.rollout.run(rollout_context(), problems)
             phases: dict[str, Callable[[], Any]] = {
                 "rollout": lambda: config.rollout.run(rollout_context(), problems),

@@ -28,7 +28,7 @@ from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
-from treetune.tasks.sampling import sample_problems
+from treetune.tasks.drawing import draw_problems
 from treetune.trainer.core import PolicyTrainer
 
 START_S = 600.0
@@ -136,9 +136,7 @@ def _trl(session: Session, turns: int) -> Child:
     rows = [
         {"prompt": problem.prompt, "gold": problem.gold}
         for turn in range(turns)
-        for problem in sample_problems(
-            session.train_problems, config.problems_per_iteration, config.seed, turn
-        )
+        for problem in draw_problems(session.train_problems, config.problems_per_iteration, config.seed, turn)
     ]
     settings = {
         "model": config.model.name_or_path,  # type: ignore[attr-defined]

@@ -252,7 +252,7 @@ def _overlapping(
     shutil.rmtree(sampler.session.directory.iteration(turn), ignore_errors=True)
     clock, before = Clock(), sampler.server.engine.tokens
     start = time.perf_counter()
-    with lookahead.generating(turn, clock):
+    with lookahead.generate_meanwhile(turn, clock):
         if trained:
             with clock.phase("training"):
                 trainer.train(turn - 1, trained)
@@ -260,7 +260,7 @@ def _overlapping(
         sampler.server.offer(trainer, version)
         sampler.server.ready()
     seconds = time.perf_counter() - start
-    trained[:], metrics = lookahead.generated(turn, clock)
+    trained[:], metrics = lookahead.take_episodes(turn, clock)
     sampled = metrics["overlap/generation_seconds"] + metrics["overlap/credit_seconds"]
     tokens = {"all": sampler.server.engine.tokens - before}
     return _told(seconds, clock, trained, metrics, tokens, sampled - clock.seconds["generation"])

@@ -24,7 +24,7 @@ from treetune.domains.graders.reasoning_gym import ReasoningGymGrader  # noqa: E
 from treetune.domains.puzzles.reasoning_gym import ReasoningGym  # noqa: E402
 from treetune.domains.sandbox import inside  # noqa: E402
 from treetune.domains.sandbox.inside import reasoning_gym_scores  # noqa: E402
-from treetune.domains.sandbox.served import Scorer  # noqa: E402
+from treetune.domains.sandbox.served import LibraryScorer  # noqa: E402
 from treetune.vocabulary import Problem  # noqa: E402
 
 COMPARED = ("chain_sum", "spell_backward", "zebra_puzzles", "sudoku")
@@ -60,7 +60,7 @@ def main() -> None:
             "test"
         )
         as_it_is, forked = (
-            Scorer(grader.sandbox, grader.limits, scores, "reasoning_gym")
+            LibraryScorer(grader.sandbox, grader.limits, scores, "reasoning_gym")
             for scores in (SCORES, WITHOUT_PROOFS)
         )
         sides = {

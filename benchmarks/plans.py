@@ -19,17 +19,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 os.environ["OMP_NUM_THREADS"] = "1"  # one server on a CPU, whatever machine writes the page
 
 import treetune.parts  # noqa: E402, F401  (registers them)
-from tests.cluster.planning.plans import PUBLISHED_RUNS, experiment, seconds_of_published  # noqa: E402
+from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, seconds_of_published  # noqa: E402
 from tests.support.shipped import whole_configurations  # noqa: E402
 from treetune.cluster.commands import start_shape  # noqa: E402
-from treetune.cluster.planning.plan import Plan, remedy  # noqa: E402
-from treetune.cluster.planning.report import estimates, predicted  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.explain import Explanation  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
 from treetune.models.shapes import shape_of  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
 from treetune.runtime.machine import GIB, MIB, Machine, described_machine  # noqa: E402
+from treetune.runtime.planning.plan import Plan, remedy  # noqa: E402
+from treetune.runtime.planning.report import estimates, predicted  # noqa: E402
 
 PAGE = ROOT / "docs/results/plan.md"
 COUNTED = ROOT / "docs/results/plan_counted.json"
@@ -253,7 +253,7 @@ def published() -> Iterator[str]:
     yield ""
     yield (
         "CASPO's repository (April 2026) has the seconds of VinePPO with K = 9 on MATH, 512 answers an"
-        " iteration, on H100s. Planned with its settings (`tests/cluster/planning/plans.py`), its engine in"
+        " iteration, on H100s. Planned with its settings (`tests/runtime/planning/plans.py`), its engine in"
         " the trainer's process, and answers of 250 tokens: it gives no lengths. The constants were fitted to"
         " the first three runs (30 % of an H100, 0.6 ms a layer and pass, 30 µs a token of the engine), and"
         " the others are predictions. Where rows are trained alone, launches of kernels take three quarters"

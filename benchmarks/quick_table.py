@@ -71,7 +71,7 @@ def main() -> int:
     from treetune.config.build import build
     from treetune.config.jsonnet import load
     from treetune.tables.launch import Launcher, reproduce
-    from treetune.tables.runs import Plan
+    from treetune.tables.runs import TableRuns
     from treetune.tables.settings import Reproduction, Table
     from treetune.tables.write import copy, write_runs_table
 
@@ -89,7 +89,7 @@ def main() -> int:
         try:
             command = f"python benchmarks/quick_table.py {options.table}"
 
-            def write(plan: Plan) -> None:
+            def write(plan: TableRuns) -> None:
                 copy(write_runs_table(plan, command), options.output)
 
             return reproduce(table, write, launcher)

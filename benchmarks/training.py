@@ -17,7 +17,7 @@ from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.seeds import derived_random
-from treetune.tasks.sampling import sample_problems
+from treetune.tasks.drawing import draw_problems
 from treetune.trainer.base import Trainer, Warmup
 from treetune.trainer.core import PolicyTrainer
 from treetune.tree import answers_of
@@ -101,7 +101,7 @@ def _episodes(sampler: Sampler, count: int) -> list[Episode]:
     from treetune.rollouts.demonstrations import Demonstrations
 
     session, rollout = sampler.session, Demonstrations()
-    problems = sample_problems(session.train_problems, count, session.config.seed, 0)
+    problems = draw_problems(session.train_problems, count, session.config.seed, 0)
     context = sampler.context(rollout, seed=session.config.seed, iteration=0, journal=None)
     trees, _ = rollout.run(context, problems)
     generator = derived_random(session.config.seed, "benchmark advantages")

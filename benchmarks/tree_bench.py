@@ -15,7 +15,7 @@ from pathlib import Path
 import treetune.parts  # noqa: F401  # registers all parts
 from treetune.lab.arena.gain import gain_table
 from treetune.lab.arena.languages import WORDY
-from treetune.lab.arena.scores import Method, scores, summary_table
+from treetune.lab.arena.scores import ScoredMethod, scores, summary_table
 from treetune.lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
 from treetune.lab.trees.credit import TreeCredit
 from treetune.lab.trees.rollout import TreeRollout
@@ -32,12 +32,12 @@ SIXTHS = EveryNTokens(tokens=LONGEST // 6)
 HALVES = EveryNTokens(tokens=LONGEST // 2)
 
 
-def answers(samples: int, credit: Credit) -> Method:
-    return Method(credit, SingleTurn(samples=samples, max_tokens=LONGEST))
+def answers(samples: int, credit: Credit) -> ScoredMethod:
+    return ScoredMethod(credit, SingleTurn(samples=samples, max_tokens=LONGEST))
 
 
-def tree(samples: int, branching: Branching, credit: Credit | None = None) -> Method:
-    return Method(
+def tree(samples: int, branching: Branching, credit: Credit | None = None) -> ScoredMethod:
+    return ScoredMethod(
         credit or TreeCredit(), TreeRollout(samples=samples, branching=branching, max_tokens=LONGEST)
     )
 
@@ -45,7 +45,7 @@ def tree(samples: int, branching: Branching, credit: Credit | None = None) -> Me
 BY_THIRDS = AtStates(states=THIRDS, ways=(2, 2))
 WIDE = UpToWidth(states=SIXTHS, width=16)
 UNSURE = LeastSure(positions=3, ways=1)
-METHODS: Mapping[str, Method] = {
+METHODS: Mapping[str, ScoredMethod] = {
     "RLOO, 8 answers": answers(8, Rloo()),
     "RLOO, 16 answers": answers(16, Rloo()),
     "VinePPO, 4 answers, K = 1": answers(4, MonteCarlo(samples=1)),

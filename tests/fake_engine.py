@@ -15,13 +15,13 @@ from treetune.engine.base import (
     Chunk,
     Completion,
     Engine,
-    EngineError,
     Later,
     OnResult,
     Request,
     SamplingParams,
     SyncReport,
 )
+from treetune.exceptions import EngineError
 from treetune.vocabulary import FinishReason
 
 Ids = tuple[int, ...]

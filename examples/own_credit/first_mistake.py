@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from treetune.contracts import Answers, Need
-from treetune.rollouts.base import Credit, TokenCredit
-from treetune.vocabulary import Trajectory
+from treetune import Answers, Credit, Need, TokenCredit, Trajectory
 
 
 def is_right(line: str) -> bool:

@@ -7,9 +7,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
-from treetune.domains.environments.base import Environment, Game, Turn
-from treetune.seeds import derived_random
-from treetune.vocabulary import Problem
+from treetune import Environment, Game, Problem, Turn, derived_random
 
 
 @Environment.register("nim")

@@ -4,11 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from treetune.seeds import derived_random
-from treetune.tasks.base import GeneratedTask, Task
-from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.vocabulary import Message, Problem
+from treetune import FinalAnswer, GeneratedTask, Grader, Message, Problem, Task, derived_random
 
 CALL = '<tool_call>{"name":"calculate","arguments":{"expression":"%s"}}</tool_call>'
 

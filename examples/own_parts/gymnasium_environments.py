@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from treetune.contracts import Finding
-from treetune.domains.environments.base import Again, Environment, Game, Turn
-from treetune.vocabulary import Problem
+from treetune import Again, Environment, Finding, Game, Problem, Turn
 
 
 @Environment.register("gymnasium")

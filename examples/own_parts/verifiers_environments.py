@@ -14,12 +14,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from treetune.config import folders
-from treetune.contracts import Finding
-from treetune.domains.environments.base import Again, Environment, Game, Turn
-from treetune.domains.environments.calls import NATIVE, calls_of_turn
-from treetune.tasks.graders.base import Unavailable
-from treetune.vocabulary import Message, Problem
+from treetune import (
+    NATIVE_FORMATS,
+    Again,
+    Environment,
+    Finding,
+    Game,
+    Message,
+    Problem,
+    Turn,
+    Unavailable,
+    calls_of_turn,
+    import_folders,
+)
 
 PLAYER = Path(__file__).with_name("verifiers_player.py")
 
@@ -50,8 +57,8 @@ class Verifiers(Game):
     quick: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.format not in (None, *NATIVE):
-            raise ValueError(f"format is {self.format!r}: give {', '.join(NATIVE)}, or leave it out")
+        if self.format not in (None, *NATIVE_FORMATS):
+            raise ValueError(f"format is {self.format!r}: give {', '.join(NATIVE_FORMATS)}, or leave it out")
         object.__setattr__(self, "reads_specials", self.format is not None)
 
     def check(self, experiment: Any) -> Iterable[Finding]:
@@ -150,7 +157,7 @@ def _server(python: str, path: str, arguments: str) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         number = theirs.fileno()
-        command = [python, str(PLAYER), str(number), path, arguments, *folders.searched()[0]]
+        command = [python, str(PLAYER), str(number), path, arguments, *import_folders()]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])
     if not ours.recv(8):
         raise ValueError(f"{python} can't load {path!r} (exit code {process.wait()}): its log says why")

@@ -69,7 +69,7 @@ names = """torch triton transformers deepspeed peft liger_kernel vllm._C_stable_
 vllm.cumem_allocator vllm.vllm_flash_attn._vllm_fa2_C vllm.vllm_flash_attn._vllm_fa3_C flashinfer
 vllm.vllm_flash_attn.flash_attn_interface vllm.device_allocator.cumem vllm.v1.worker.gpu.model_runner
 vllm.v1.worker.gpu_worker vllm.distributed.weight_transfer.ipc_engine vllm.distributed.weight_transfer.nccl_engine
-treetune.parts treetune.cluster.cuda_transfers""".split()
+treetune.parts treetune.engine.cuda_transfers""".split()
 import torch  # noqa: E402,F401  (its libraries are what the others are linked with)
 
 failed = {}

@@ -1,18 +1,293 @@
-"""Treetune: research experiments in reinforcement learning of language-model reasoning."""
+"""Treetune: research experiments in reinforcement learning of language-model reasoning.
+
+What a part of your own may import is here, under `__all__`: the nouns, the base class of each kind of part,
+and the functions that parts share. Everything else is internal and may move between versions.
+
+    from treetune import Credit, GroupCredit
+
+    @Credit.register("rank")
+    class Rank(GroupCredit): ...
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treetune.waiting import wait_briefly
+
+# For editors and type checkers. A running program imports a module when one of its names is first asked for
+# (`__getattr__` below), so that commands which only read a configuration start without numpy and torch.
+if TYPE_CHECKING:
+    from treetune.config.folders import import_folders
+    from treetune.contracts import (
+        Advantages,
+        Answers,
+        Continuations,
+        CreditForRewards,
+        CreditForTrees,
+        CriticValues,
+        Finding,
+        Forks,
+        Need,
+        OneLine,
+        Pairs,
+        SampledAnswers,
+        StaleAnswers,
+        Turns,
+        UseOfAdvantages,
+        UseOfPairs,
+        WholeBatch,
+    )
+    from treetune.domains.environments.base import Again, Environment, Game, Turn
+    from treetune.domains.environments.calls import NATIVE_FORMATS, calls_of_turn
+    from treetune.domains.environments.tools import Tool
+    from treetune.domains.sandbox.base import ProgramLimits, Sandbox
+    from treetune.domains.sandbox.bubblewrap import choose_sandbox
+    from treetune.domains.sandbox.python_tool import PythonTool
+    from treetune.engine.base import Completion, Engine, EngineLaunch, Request, SamplingParams, Tolerance
+    from treetune.engine.settings import EngineSettings
+    from treetune.exceptions import SandboxUnavailable, Unavailable
+    from treetune.lab.trees.branching import Branches, Branching
+    from treetune.objectives.base import Objective, TokenBatch
+    from treetune.objectives.policy_gradient import ClippedPolicyGradient, PolicyGradient
+    from treetune.rollouts.base import Credit, GroupCredit, Rollout, Selection, Shaping, TokenCredit
+    from treetune.rollouts.context import FurtherProblems, RolloutContext
+    from treetune.rollouts.credit import Gae, gae
+    from treetune.rollouts.metrics import trajectory_metrics
+    from treetune.rollouts.numbers import Number, NumberGroup
+    from treetune.rollouts.single_turn import SingleTurn, sample_answers
+    from treetune.rollouts.states import OneLineStates
+    from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstimator
+    from treetune.runtime.analysis import Analyzer, Findings
+    from treetune.runtime.sinks import Sink
+    from treetune.seeds import derived_random
+    from treetune.tasks.base import GeneratedTask, Split, Task
+    from treetune.tasks.graders.base import Grader
+    from treetune.tasks.graders.conformance import Case, conformance
+    from treetune.tasks.graders.extraction import fenced_blocks, find_values, last_between, last_box
+    from treetune.tasks.graders.final_answer import FinalAnswer
+    from treetune.tasks.thoughts import after_thought
+    from treetune.tree import Tree, answers_of
+    from treetune.view.report.sections import ReportSection
+    from treetune.vocabulary import (
+        Episode,
+        Grade,
+        Message,
+        Metrics,
+        Problem,
+        Segment,
+        TextCodec,
+        Trajectory,
+    )
 
 # Here, since nothing of treetune can import PyTorch earlier: commands, the ranks of any launcher, servers,
 # workers, and programs that use treetune as a library.
 wait_briefly()
 
 __version__ = "0.2.0"
+
+# In groups, as a reader looks for them.
+__all__ = [  # noqa: RUF022
+    # Reading a run that is there
+    "open",
+    # The nouns: from a problem to the rows that are trained on
+    "Message",
+    "Problem",
+    "Grade",
+    "Segment",
+    "Trajectory",
+    "Tree",
+    "Episode",
+    "Metrics",
+    "TextCodec",
+    "answers_of",
+    # Randomness that depends on the run's seed and the problem alone
+    "derived_random",
+    # Tasks: what is asked
+    "Task",
+    "GeneratedTask",
+    "Split",
+    # Graders: text and gold to a score, and the suite that tries a grader of yours
+    "Grader",
+    "FinalAnswer",
+    "Unavailable",
+    "Case",
+    "conformance",
+    # Finding the answer in a response
+    "after_thought",
+    "fenced_blocks",
+    "find_values",
+    "last_between",
+    "last_box",
+    # Rollouts: how answers grow from a problem
+    "Rollout",
+    "RolloutContext",
+    "FurtherProblems",
+    "SingleTurn",
+    "sample_answers",
+    "trajectory_metrics",
+    # Credit: what each sampled token is worth
+    "Credit",
+    "GroupCredit",
+    "TokenCredit",
+    "Gae",
+    "gae",
+    # Values of states for VinePPO's credit, and where an answer's states lie
+    "ValueEstimator",
+    "Valuation",
+    "Value",
+    "StepValues",
+    "OneLineStates",
+    # Branching: what a tree samples next
+    "Branching",
+    "Branches",
+    # Selection and shaping: which answers are trained on, and what they earn beside their score
+    "Selection",
+    "Shaping",
+    # Objectives: what the trainer minimises
+    "Objective",
+    "TokenBatch",
+    "PolicyGradient",
+    "ClippedPolicyGradient",
+    # Environments and tools: what answers the policy between its turns
+    "Environment",
+    "Game",
+    "Turn",
+    "Again",
+    "Tool",
+    "NATIVE_FORMATS",
+    "calls_of_turn",
+    # Sandboxes: where programs of answers run
+    "Sandbox",
+    "SandboxUnavailable",
+    "ProgramLimits",
+    "PythonTool",
+    "choose_sandbox",
+    # Engines: what samples
+    "EngineSettings",
+    "EngineLaunch",
+    "Engine",
+    "Request",
+    "Completion",
+    "SamplingParams",
+    "Tolerance",
+    # Measuring and showing: numbers of answers, analyses, mirrors of metrics, sections of a report
+    "Number",
+    "NumberGroup",
+    "Analyzer",
+    "Findings",
+    "Sink",
+    "ReportSection",
+    # What a part says of the rest of a configuration
+    "Finding",
+    "Need",
+    # What a part gives and needs
+    "SampledAnswers",
+    "Answers",
+    "OneLine",
+    "Forks",
+    "Turns",
+    "Continuations",
+    "Advantages",
+    "CriticValues",
+    "CreditForRewards",
+    "CreditForTrees",
+    "UseOfAdvantages",
+    "StaleAnswers",
+    "Pairs",
+    "UseOfPairs",
+    "WholeBatch",
+    # Where modules of users are looked for, to pass on to a process of their own
+    "import_folders",
+]
+
+# The imports above once more, as data. A test holds the three lists equal.
+_NAMES_IN = {
+    "treetune.config.folders": ("import_folders",),
+    "treetune.contracts": (
+        "Advantages",
+        "Answers",
+        "Continuations",
+        "CreditForRewards",
+        "CreditForTrees",
+        "CriticValues",
+        "Finding",
+        "Forks",
+        "Need",
+        "OneLine",
+        "Pairs",
+        "SampledAnswers",
+        "StaleAnswers",
+        "Turns",
+        "UseOfAdvantages",
+        "UseOfPairs",
+        "WholeBatch",
+    ),
+    "treetune.domains.environments.base": ("Again", "Environment", "Game", "Turn"),
+    "treetune.domains.environments.calls": ("NATIVE_FORMATS", "calls_of_turn"),
+    "treetune.domains.environments.tools": ("Tool",),
+    "treetune.domains.sandbox.base": ("ProgramLimits", "Sandbox"),
+    "treetune.domains.sandbox.bubblewrap": ("choose_sandbox",),
+    "treetune.domains.sandbox.python_tool": ("PythonTool",),
+    "treetune.engine.base": (
+        "Completion",
+        "Engine",
+        "EngineLaunch",
+        "Request",
+        "SamplingParams",
+        "Tolerance",
+    ),
+    "treetune.engine.settings": ("EngineSettings",),
+    "treetune.exceptions": ("SandboxUnavailable", "Unavailable"),
+    "treetune.lab.trees.branching": ("Branches", "Branching"),
+    "treetune.objectives.base": ("Objective", "TokenBatch"),
+    "treetune.objectives.policy_gradient": ("ClippedPolicyGradient", "PolicyGradient"),
+    "treetune.rollouts.base": ("Credit", "GroupCredit", "Rollout", "Selection", "Shaping", "TokenCredit"),
+    "treetune.rollouts.context": ("FurtherProblems", "RolloutContext"),
+    "treetune.rollouts.credit": ("Gae", "gae"),
+    "treetune.rollouts.metrics": ("trajectory_metrics",),
+    "treetune.rollouts.numbers": ("Number", "NumberGroup"),
+    "treetune.rollouts.single_turn": ("SingleTurn", "sample_answers"),
+    "treetune.rollouts.states": ("OneLineStates",),
+    "treetune.rollouts.valuation": ("StepValues", "Valuation", "Value", "ValueEstimator"),
+    "treetune.runtime.analysis": ("Analyzer", "Findings"),
+    "treetune.runtime.sinks": ("Sink",),
+    "treetune.seeds": ("derived_random",),
+    "treetune.tasks.base": ("GeneratedTask", "Split", "Task"),
+    "treetune.tasks.graders.base": ("Grader",),
+    "treetune.tasks.graders.conformance": ("Case", "conformance"),
+    "treetune.tasks.graders.extraction": ("fenced_blocks", "find_values", "last_between", "last_box"),
+    "treetune.tasks.graders.final_answer": ("FinalAnswer",),
+    "treetune.tasks.thoughts": ("after_thought",),
+    "treetune.tree": ("Tree", "answers_of"),
+    "treetune.view.report.sections": ("ReportSection",),
+    "treetune.vocabulary": (
+        "Episode",
+        "Grade",
+        "Message",
+        "Metrics",
+        "Problem",
+        "Segment",
+        "TextCodec",
+        "Trajectory",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the module of a public name when the name is first asked for (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'treetune' has no attribute {name!r}", name=name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value  # asked for once
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def open(directory: str | Path) -> Any:

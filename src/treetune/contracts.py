@@ -1,4 +1,4 @@
-"""What the parts of a configuration say about each other, and hooks for packages that stand on the core.
+"""What the parts of a configuration say about each other.
 
 A part says that something is wrong in one way: `Part.check(experiment)` yields a `Finding`, of the level
 "error", "missing" or "warning". `treetune.findings` collects them. Nobody lists which parts go together.
@@ -12,13 +12,11 @@ of them also compare amounts. docs/architecture.md, section Contracts, shows who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol
 
 from typing_extensions import override
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 KeyPath = tuple[str, ...]
 
@@ -151,51 +149,6 @@ class Root:
         """Yields notes for a person before the start; `plain` is the configuration as it was written. Raises
         ConfigError for mistakes that take long to find."""
         return ()
-
-
-class Hook:
-    """A seam of the core: functions and classes that packages above it put there, by name.
-
-    ``@BEFORE_A_RUN.register("fits_the_machine")`` above a function adds it. Its module is imported at the
-    start, as one with parts is, and so imports nothing heavy.
-    """
-
-    def __init__(self) -> None:
-        self._functions: dict[str, Callable[..., Any]] = {}
-
-    def register(self, name: str) -> Callable[[F], F]:
-        def add(function: F) -> F:
-            self._functions[name] = function
-            return function
-
-        return add
-
-    def __iter__(self) -> Iterator[Callable[..., Any]]:
-        """The functions, in the order of their names."""
-        return (self._functions[name] for name in sorted(self._functions))
-
-    def get(self, name: str) -> Callable[..., Any] | None:
-        return self._functions.get(name)
-
-
-BEFORE_A_RUN = Hook()
-"""``(experiment) -> None``, on each rank before anything is started. Raises ValueError where it can't be
-trained here."""
-
-SIZED_ENGINES = Hook()
-"""``(experiment) -> EngineSettings``, by the type of engines.policy, on each rank: the policy's settings with
-what they leave to a plan of this machine."""
-
-RANKS_MEET = Hook()
-"""``(meeting, directory, plain_config, share) -> None``, on each rank before the ranks talk. Collective."""
-
-RUN_SERVICES = Hook()
-"""``(session) -> context manager`` of an object that graders and rollouts get by its type as long as the run
-samples, or of None. Collective."""
-
-PHASE_SERVICES = Hook()
-"""``(journal, other_journals) -> object`` that rollouts get by its type in one phase of a run: it keeps a
-file beside that phase's journal of requests."""
 
 
 # Features

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
 from treetune.contracts import ROOT, Feature, Finding, KeyPath, Need, Part
+from treetune.exceptions import Incomplete
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,6 @@ class Placed:
     part: Any
     path: KeyPath
     holders: tuple[Any, ...] = ()
-
-
-class Incomplete(Exception):
-    """A check used a value that could not be read, because it was written wrongly."""
 
 
 class _Unknown:

@@ -20,7 +20,7 @@ if __name__ == "__main__" and sys.path[:1] == [os.path.dirname(os.path.realpath(
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from treetune.cli.arguments import COMMANDS, grammar, parse
-from treetune.cli.command import ClosedPipe
+from treetune.exceptions import ClosedPipe
 from treetune.store.files import why_not_written
 
 USER_ERROR, FAILURE, INTERRUPTED, CLOSED_PIPE = 2, 1, 130, 141
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
     """Prints one message on standard error; the traceback goes to the log, or to whoever asks with
     --debug."""
-    from treetune.config.errors import SameOnAllRanks
+    from treetune.exceptions import SameOnAllRanks
 
     rank = int(os.environ.get("RANK", "0"))
     if isinstance(error, SameOnAllRanks):

@@ -1,9 +1,20 @@
-"""Rows of tokens as a tree in which what they begin with alike stands once.
+"""Packs rows of tokens into a prefix tree, in which equal beginnings of rows are stored once.
 
-Its nodes are tokens, laid out by a depth-first walk; a token's subtree is then a stretch of them, and
-one node is in sight of another if it lies in its subtree: an Euler tour's test for ancestors
-(ThreadWeaver packs its demonstrations so). Held by runs of tokens without a fork, which numpy compares
-and copies whole: Python's part grows with the number of forks, and not with that of tokens.
+The nodes are tokens, numbered by a depth-first walk. The descendants of a token then have consecutive
+numbers, so that one comparison of numbers tells whether a token is an ancestor of another (an Euler tour;
+ThreadWeaver packs its demonstrations in this way). The trainer's tree attention lets a token see exactly
+its ancestors.
+
+Example: the rows ``5 6 7`` and ``5 6 8 9``::
+
+    node           0    1    2    3    4
+    token_ids_T    5    6    7    8    9          5 ── 6 ──┬── 7
+    depths_T       0    1    2    2    3                   └── 8 ── 9
+    parents_T     -1    0    1    1    3
+    subtree_last_T 4    4    2    4    4          paths: [0 1 2], [0 1 3 4]
+
+A tree under construction is held as runs of tokens without a fork, which NumPy compares and copies whole. Its
+time in Python grows with the number of forks, not with the number of tokens.
 """
 
 from __future__ import annotations
@@ -20,18 +31,18 @@ Ids: TypeAlias = np.ndarray
 
 @dataclass(frozen=True)
 class PrefixTree:
-    """The T nodes in the order of the walk, which takes branches in the order in which rows came.
+    """The T nodes in the order of a depth-first walk, which takes branches in the order of the rows.
 
-    Node j is in sight of node i if ``j <= i <= subtree_last_T[j]``.
+    Node j is node i or an ancestor of it if and only if ``j <= i <= subtree_last_T[j]``.
     """
 
     token_ids_T: Ids
     depths_T: Ids
-    """Tokens before each node: its position."""
+    """The number of tokens before each node in its row: its position for the model."""
     parents_T: Ids
-    """Each node's parent; -1 of a first token."""
+    """The parent of each node; -1 for the first token of a row."""
     subtree_last_T: Ids
-    """The last node of each node's subtree."""
+    """The last node among the descendants of each node; the node itself if it has none."""
     paths: list[Ids]
     """For each row, the nodes of its tokens."""
 
@@ -45,26 +56,31 @@ class PrefixTree:
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """Tokens that follow each other without a fork."""
+    """Consecutive tokens without a fork. `_walk` fills in the last four fields."""
 
     token_ids: Ids
     row: int
-    """The first row that came through."""
+    """The first row through the run."""
     children: dict[int, _Run] = field(default_factory=dict)
-    """By their first token, in the order in which they came."""
+    """The runs that follow, by their first token, in the order of the rows that added them."""
     start: int = 0
+    """The node of the first token."""
     depth: int = 0
+    """The depth of the first token."""
     parent: int = -1
+    """The node before the first token."""
     last: int = -1
+    """The last node among the descendants."""
 
     def split(self, length: int) -> None:
-        """Keeps its first `length` tokens; the others become its child."""
+        """Keeps the first `length` tokens, and moves the others into a child."""
         rest = _Run(self.token_ids[length:], self.row, self.children)
-        self.token_ids, self.children = self.token_ids[:length], {int(rest.token_ids[0]): rest}
+        self.token_ids = self.token_ids[:length]
+        self.children = {int(rest.token_ids[0]): rest}
 
 
 class GrowingTree:
-    """A tree that rows are added to; `size` is the number of its nodes."""
+    """A prefix tree under construction; `size` is the number of its nodes."""
 
     def __init__(self) -> None:
         self._root = _Run(np.empty(0, np.int64), 0)
@@ -77,55 +93,66 @@ class GrowingTree:
         return len(self._rows)
 
     def first(self, number: int, length: int) -> int:
-        """Returns the number of the first row that begins with the same `length` tokens as this one."""
-        row, run, done = self._rows[number], self._root, 0
-        while done < length:
-            run = run.children[int(row[done])]
-            done += len(run.token_ids)
+        """Returns the number of the first row with the same first `length` tokens as row `number`."""
+        row = self._rows[number]
+        run = self._root
+        offset = 0
+        while offset < length:
+            run = run.children[int(row[offset])]
+            offset += len(run.token_ids)
         return run.row
 
     def add(self, row: Ids) -> None:
+        """Adds a row: follows it down the tree, and adds its tokens from where it departs from all rows."""
         self._rows.append(row)
-        run, done = self._root, 0
-        while done < len(row):
-            child = run.children.get(int(row[done]))
+        run = self._root
+        offset = 0
+        while offset < len(row):
+            child = run.children.get(int(row[offset]))
             if child is None:
-                run.children[int(row[done])] = _Run(row[done:], self.count - 1)
-                self.size += len(row) - done
+                run.children[int(row[offset])] = _Run(row[offset:], self.count - 1)
+                self.size += len(row) - offset
                 return
-            common = _common_prefix(child.token_ids, row[done:])
-            done += common
-            if done < len(row) and common < len(child.token_ids):
+            common = _common_prefix(child.token_ids, row[offset:])
+            offset += common
+            # A row that ends within a run leaves the run whole, since it adds no fork.
+            if offset < len(row) and common < len(child.token_ids):
                 child.split(common)
             run = child
 
     def laid_out(self) -> PrefixTree:
+        """Returns the finished tree, with the numbers of its nodes."""
         runs = self._walk()
         ids = [run.token_ids for run in runs]
         lengths = [len(run.token_ids) for run in runs]
+        # Within a run, each token's parent is the token before it.
         parents_T = np.arange(-1, self.size - 1)
         parents_T[[run.start for run in runs]] = [run.parent for run in runs]
+        # Within a run, depth and number rise together.
+        numbers_less_depths = [run.start - run.depth for run in runs]
         return PrefixTree(
             token_ids_T=np.concatenate(ids) if ids else np.empty(0, np.int64),
-            depths_T=np.arange(self.size) - np.repeat([run.start - run.depth for run in runs], lengths),
+            depths_T=np.arange(self.size) - np.repeat(numbers_less_depths, lengths),
             parents_T=parents_T,
+            # All tokens of a run have the same last descendant.
             subtree_last_T=np.repeat([run.last for run in runs], lengths),
             paths=[self._path(row) for row in self._rows],
         )
 
     def _walk(self) -> list[_Run]:
-        """Returns all runs, depth first, with their positions."""
+        """Numbers the nodes, and returns all runs in depth-first order."""
         runs: list[_Run] = []
-        start = 0
-        waiting = list(reversed(self._root.children.values()))
-        while waiting:
-            run = waiting.pop()
+        next_start = 0
+        stack = list(reversed(self._root.children.values()))
+        while stack:
+            run = stack.pop()
             runs.append(run)
-            run.start = start
-            start += len(run.token_ids)
+            run.start = next_start
+            next_start += len(run.token_ids)
             for child in run.children.values():
-                child.parent, child.depth = start - 1, run.depth + len(run.token_ids)
-            waiting += reversed(run.children.values())
+                child.parent = next_start - 1
+                child.depth = run.depth + len(run.token_ids)
+            stack += reversed(run.children.values())
         for run in reversed(runs):  # children before their parents
             run.last = run.start + len(run.token_ids) - 1
             for child in run.children.values():
@@ -133,19 +160,21 @@ class GrowingTree:
         return runs
 
     def _path(self, row: Ids) -> Ids:
+        """Returns the nodes of a row's tokens."""
         path_T: Ids = np.empty(len(row), np.int64)
-        run, done = self._root, 0
-        while done < len(row):
-            run = run.children[int(row[done])]
-            length = min(len(run.token_ids), len(row) - done)
-            path_T[done : done + length] = np.arange(run.start, run.start + length)
-            done += length
+        run = self._root
+        offset = 0
+        while offset < len(row):
+            run = run.children[int(row[offset])]
+            length = min(len(run.token_ids), len(row) - offset)
+            path_T[offset : offset + length] = np.arange(run.start, run.start + length)
+            offset += length
         return path_T
 
 
 def _common_prefix(first: Ids, second: Ids) -> int:
-    """Returns how many tokens both begin with."""
+    """Returns the number of tokens at which both begin alike."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
-    index = int(differs.argmax())
+    index = int(differs.argmax())  # the first difference, or 0 if there is none
     return index if differs[index] else length

@@ -1,7 +1,13 @@
-"""The tree of a problem: what was sampled and injected for it, from its prompt to graded answers.
+"""Holds all answers to a problem as a tree, from the prompt to the graded answers.
 
-Rollouts grow it, credit gives its states values and its answers advantages, rows for training are cut from
-it. It is also the problem's group: its leaves are what answers are compared with.
+Rollouts grow the tree, credit gives values to its states and advantages to its answers, and training rows
+are cut from it. The tree is also the problem's group: an answer is compared with the other leaves.
+
+Example: three answers, of which the second branched off from the first after node 0::
+
+    prompt (ROOT) ──┬── node 0 ──┬── node 1    leaf 0   path [0, 1]
+                    │            └── node 2    leaf 1   path [0, 2], fork = Fork(sample=0, tokens=…)
+                    └── node 3                 leaf 2   path [3]
 """
 
 from __future__ import annotations
@@ -33,16 +39,23 @@ ROOT = -1
 
 
 class Node(NamedTuple):
-    """A segment, and the number of the node that it follows in the joined order of the answer."""
+    """A segment, and the number of the node before it in the answer's text.
+
+    Example: ``Node(segment, parent=0)`` follows node 0, ``Node(segment, parent=ROOT)`` the prompt.
+    """
 
     segment: Segment
     parent: int
 
 
 class State(NamedTuple):
-    """The first `offset` tokens of a node, and all before it; the prompt alone is ``(ROOT, 0)``.
+    """A prefix of an answer: everything before a node, and the first `offset` tokens of the node.
 
-    Equal prefixes are one state, whichever answers went through them: the node is the one that came first.
+    Equal prefixes are the same state, even if several answers sampled them: `node` is then the node of the
+    first of these answers.
+
+    Example: ``State("train/17", node=0, offset=4)`` is the prompt and the first 4 tokens of node 0.
+    ``State("train/17", ROOT, 0)`` is the prompt alone.
     """
 
     problem: str
@@ -52,7 +65,10 @@ class State(NamedTuple):
 
 @dataclass(eq=False)
 class Tree:
-    """Nodes in the order in which they came, and the answers, which are the leaves."""
+    """The nodes of a problem, in the order in which answers added them, and the answers (leaves).
+
+    Example: the tree of the drawing above has ``paths == [[0, 1], [0, 2], [3]]``.
+    """
 
     problem: Problem
     prompt_ids: TokenIds
@@ -61,12 +77,16 @@ class Tree:
     _ends: list[int] = field(default_factory=list)
     """The last node of each leaf."""
     _prefixes: GrowingTree | None = None
-    """The answers by what they begin with alike."""
+    """A prefix tree of the answers' tokens, which finds the answers with an equal beginning. Made on
+    demand."""
     _marks: dict[tuple[Branch, str], int] = field(default_factory=dict)
+    """A number for each (branch, origin), which sets equal tokens apart in `_prefixes`."""
 
     def take(self, trajectory: Trajectory) -> None:
-        """Adds an answer, segment by segment. Where the answer that it grew out of is there, it goes through
-        that one's nodes up to their fork."""
+        """Adds an answer, one node for each of its segments.
+
+        An answer that branched off from an answer of the tree shares the nodes before their fork.
+        """
         shared = self._shared_nodes(trajectory.fork)
         node = shared[-1] if shared else ROOT
         for segment in trajectory.segments[len(shared) :]:
@@ -76,42 +96,45 @@ class Tree:
         self._ends.append(node)
 
     def _shared_nodes(self, fork: Fork | None) -> list[int]:
-        """Returns the nodes before a fork; none where the answer with it isn't there."""
-        origin = [
-            end
-            for leaf, end in zip(self.leaves, self._ends, strict=True)
-            if fork is not None and leaf.sample == fork.sample
-        ]
-        if fork is None or not origin:
+        """Returns the nodes before a fork; none if the answer that it forked from is not in the tree."""
+        if fork is None:
             return []
-        path, tokens = list[int](), 0
-        for number in self.path(origin[0]):
+        samples = [leaf.sample for leaf in self.leaves]
+        if fork.sample not in samples:
+            return []  # `trees_of` was given only some of the problem's answers
+        path_of_origin = self.path(self._ends[samples.index(fork.sample)])
+        shared: list[int] = []
+        tokens = 0
+        for node in path_of_origin:
             if tokens == fork.tokens:
                 break
-            path.append(number)
-            tokens += len(self.nodes[number].segment.token_ids)
+            shared.append(node)
+            tokens += len(self.nodes[node].segment.token_ids)
         assert tokens == fork.tokens, (
             f"{self.problem.id}: no segment of answer {fork.sample} ends at its fork"
         )
-        return path
+        return shared
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens that the policy sampled, each node once, however many answers go through it."""
+        """The number of tokens that the policy sampled. A node that several answers share counts once."""
         return sum(len(segment.token_ids) for segment, _ in self.nodes if segment.origin == "sampled")
 
     @property
     def paths(self) -> list[list[int]]:
-        """The numbers of each answer's nodes, from the prompt on."""
+        """The numbers of each answer's nodes, beginning after the prompt."""
         return [self.path(end) for end in self._ends]
 
     @property
     def forked(self) -> bool:
-        """True where answers grew out of each other, so that they share tokens that were sampled once."""
+        """True if an answer branched off from another one, so that they share tokens sampled once."""
         return any(leaf.fork is not None for leaf in self.leaves)
 
     def keeping(self, leaves: Sequence[int]) -> Tree:
-        """Returns the tree with some of its answers alone, given their indices. All nodes stay."""
+        """Returns the tree with only these leaves, by their indices.
+
+        All nodes stay, so that the numbers of nodes keep their meaning.
+        """
         return replace(
             self,
             leaves=[self.leaves[leaf] for leaf in leaves],
@@ -120,7 +143,7 @@ class Tree:
         )
 
     def path(self, node: int) -> list[int]:
-        """Returns the numbers of the nodes from the prompt to this one."""
+        """Returns the numbers of the nodes from the prompt (exclusive) to this node (inclusive)."""
         path = []
         while node != ROOT:
             path.append(node)
@@ -128,20 +151,24 @@ class Tree:
         return path[::-1]
 
     def state(self, leaf: int, length: int) -> State:
-        """Returns the state of an answer after so many of its tokens, given its index among `leaves`."""
-        path = self.path(self._ends[self._index().first(leaf, length)])
+        """Returns the state of answer `leaf` (its index) after its first `length` response tokens."""
+        first_leaf = self._index().first(leaf, length)  # the first answer with the same prefix
         offset = length
-        for number in path:
-            count = len(self.nodes[number].segment.token_ids)
+        for node in self.path(self._ends[first_leaf]):
+            count = len(self.nodes[node].segment.token_ids)
             if 0 < offset <= count:
-                return State(self.problem.id, number, offset)
+                return State(self.problem.id, node, offset)
             offset -= count
         assert length == 0, f"{self.problem.id}: its answer {leaf} has fewer than {length} tokens"
         return State(self.problem.id, ROOT, 0)
 
     def _index(self) -> GrowingTree:
-        """Returns the answers as rows of a prefix tree. Tokens on different branches, or of which one was
-        sampled and the other injected, are not alike: a mark above the 32 bits of the id sets them apart."""
+        """Returns the prefix tree of all answers, to which it adds those that are new.
+
+        Equal ids differ if they are on other branches, or if one was sampled and the other injected. The
+        prefix tree therefore holds ``id + mark * 2**32``: an id has 32 bits, and each (branch, origin) has a
+        mark of its own.
+        """
         import numpy as np
 
         from treetune.prefix_tree import GrowingTree
@@ -150,8 +177,8 @@ class Tree:
             self._prefixes = GrowingTree()
         for end in self._ends[self._prefixes.count :]:
             keys: list[Column] = []
-            for number in self.path(end):
-                segment = self.nodes[number].segment
+            for node in self.path(end):
+                segment = self.nodes[node].segment
                 mark = self._marks.setdefault((segment.branch, segment.origin), len(self._marks))
                 keys.append(segment.token_ids.astype(np.int64) + (mark << 32))
             self._prefixes.add(joined(keys) if keys else token_array(()).astype(np.int64))
@@ -159,10 +186,11 @@ class Tree:
 
 
 def trees_of(trajectories: Iterable[Trajectory]) -> list[Tree]:
-    """Returns the trees of the answers' problems, in the order in which these appear."""
+    """Builds a tree for each problem of the answers, in the order in which the problems first appear."""
     trees: dict[str, Tree] = {}
     for answer in trajectories:
-        trees.setdefault(answer.problem.id, Tree(answer.problem, answer.prompt_ids)).take(answer)
+        tree = trees.setdefault(answer.problem.id, Tree(answer.problem, answer.prompt_ids))
+        tree.take(answer)
     return list(trees.values())
 
 
@@ -172,17 +200,25 @@ def answers_of(trees: Iterable[Tree]) -> list[Trajectory]:
 
 
 def with_answers(trees: Sequence[Tree], answers: Sequence[Trajectory]) -> list[Tree]:
-    """Returns the same trees, with these answers in place of theirs, one for one."""
-    left = iter(answers)
-    return [replace(tree, leaves=[next(left) for _ in tree.leaves]) for tree in trees]
+    """Returns the trees with their leaves replaced by `answers`, which are in the order of `answers_of`."""
+    remaining = iter(answers)
+    return [replace(tree, leaves=[next(remaining) for _ in tree.leaves]) for tree in trees]
 
 
 def training_rows(
     prompt_ids: TokenIds, parts: Sequence[tuple[Branch, TokenIds, Column]]
 ) -> Iterator[tuple[TokenIds, Column]]:
-    """Yields the rows that a model runs over to train an answer, given its parts: branch, token ids, and
-    which of these are trained. A part with trained tokens has a row of the prompt, the earlier parts that it
-    saw, and itself; beside the row are the positions in it whose next token is trained.
+    """Yields the rows that the model computes to train an answer with threads.
+
+    Each part with a trained token has a row: the prompt, the earlier parts that it `sees`, and the part
+    itself. A thread is thus trained in the context that it was sampled in.
+
+    Args:
+        parts: For each part of the answer its branch, its token ids and the mask of its trained tokens.
+
+    Yields:
+        A row of token ids, and the positions in it whose *next* token is trained: the log-prob of the token
+        at position i comes from the logits at i - 1.
     """
     import numpy as np
 
@@ -190,30 +226,46 @@ def training_rows(
         if not trained.any():
             continue
         context = [prompt_ids]
-        context += [earlier_ids for earlier, earlier_ids, _ in parts[:number] if sees(branch, earlier)]
-        before = sum(map(len, context))
-        yield joined([*context, token_ids]), np.flatnonzero(trained) + (before - 1)
+        for earlier_branch, earlier_ids, _ in parts[:number]:
+            if sees(branch, earlier_branch):
+                context.append(earlier_ids)
+        context_length = sum(map(len, context))
+        row = joined([*context, token_ids])
+        yield row, np.flatnonzero(trained) + (context_length - 1)
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """The nodes that answers of a tree share. Nodes without an answer below, of which none could be graded,
-    don't count."""
+    """The nodes that answers of a tree share.
+
+    Nodes without an answer are left out: none of the answers through them could be graded.
+
+    Example: of the tree of the drawing above::
+
+        Sharing(
+            paths=[[0, 1], [0, 2], [3]],
+            lengths=[40, 12, 9, 55],
+            children={ROOT: [0, 3], 0: [1, 2]},
+            below={0: [0, 1], 1: [0], 2: [1], 3: [2]},
+            reach={0: 1.0, 1: 0.5, 2: 0.5, 3: 1.0},
+        )
+    """
 
     paths: list[list[int]]
     """The numbers of each answer's nodes."""
     lengths: list[int]
-    """Tokens of each node."""
+    """The number of tokens of each node."""
     children: dict[int, list[int]]
-    """By the prompt (`ROOT`) and each node, the nodes that follow it."""
+    """The nodes that follow each node and the prompt (`ROOT`)."""
     below: dict[int, list[int]]
-    """The indices of the answers that went through each node."""
+    """The indices of the answers through each node, in rising order."""
     reach: dict[int, float]
-    """The weight of each node where a branch counts as much as all that branched off with it together: 1 over
-    the number of branches at every branching before it but the prompt's.
+    """The weight of each node, at which a branching counts as much as a single answer would: the product of
+    1 / (number of branches) over the branchings before it. The branching at the prompt is left out, since its
+    branches are independent answers.
 
-    Then the sum over all nodes, of what each is worth and counts, is on average that over as many independent
-    answers as there are from the prompt, whatever is worth something (if branchings are fair).
+    With these weights, the expected sum over all nodes equals that over as many independent answers as there
+    are branches at the prompt, if all branches of a branching are sampled from the same distribution.
     """
 
     @staticmethod
@@ -227,39 +279,51 @@ class Sharing:
         for node in sorted(below):
             children.setdefault(tree.nodes[node].parent, []).append(node)
         reach: dict[int, float] = {}
-        for node in sorted(below):
+        for node in sorted(below):  # a parent's number is smaller than those of its children
             parent = tree.nodes[node].parent
             reach[node] = 1.0 if parent == ROOT else reach[parent] / len(children[parent])
         lengths = [len(node.segment.token_ids) for node in tree.nodes]
         return Sharing(paths, lengths, children, below, reach)
 
     def branch_at(self, leaf: int, length: int) -> int:
-        """Returns the node that the answer goes through behind its first `length` tokens: answers with the
-        same one have the same token there, sampled once."""
+        """Returns the node of the answer's token at index `length`.
+
+        Two answers with the same node there share that token: it was sampled once.
+        """
+        remaining = length
         for node in self.paths[leaf]:
-            length -= self.lengths[node]
-            if length < 0:
+            remaining -= self.lengths[node]
+            if remaining < 0:
                 return node
-        raise AssertionError("the answer is longer")
+        raise AssertionError(f"answer {leaf} has no token at index {length}")
 
     def trained_once(self, leaf: int, episode: Episode, scales: Sequence[float] | None = None) -> Episode:
-        """Returns the answer's row, in which nothing is trained that an earlier answer trains. The advantages
-        of its nodes are multiplied by `scales`, in their order; by what each reaches where left out."""
+        """Returns the answer's row without the training of tokens that an earlier answer trains.
+
+        Args:
+            leaf: The index of the answer.
+            episode: The answer's row, with advantages.
+            scales: A factor on the advantages of each node of the answer; `reach` if left out.
+        """
         import numpy as np
 
         assert episode.advantages is not None
         path = self.paths[leaf]
         if scales is None:
             scales = [self.reach[node] for node in path]
-        shared = sum(self.lengths[node] for node in path if self.below[node][0] != leaf)
+        # Nodes that an earlier answer goes through come before all others of the path.
+        shared_tokens = sum(self.lengths[node] for node in path if self.below[node][0] != leaf)
         trained = episode.trained.copy()
-        trained[:shared] = False
-        scales_T: Column = np.repeat(np.array(scales, np.float64), [self.lengths[node] for node in path])
+        trained[:shared_tokens] = False
+        lengths = [self.lengths[node] for node in path]
+        scales_T: Column = np.repeat(np.array(scales, np.float64), lengths)
         return replace(episode, trained=trained, advantages=episode.advantages * scales_T)
 
 
 @lru_cache(maxsize=1)
 def sharing_of(tree: Tree) -> Sharing:
-    """Returns the sharing of a tree to which no answer is added any more; cached for credit that asks for
-    it answer by answer."""
+    """Returns the sharing of a tree that is complete.
+
+    The last result is cached, for credit that asks for it once for each answer of a tree.
+    """
     return Sharing.of(tree)

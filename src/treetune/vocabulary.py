@@ -1,15 +1,35 @@
-"""The nouns of the project, as plain frozen data.
+"""Defines the nouns of the project as plain frozen data.
 
-Every room speaks in these types and in no others of its own for the same thing. The file imports
-nothing heavy, so that configuration, tasks and tests can use it without torch.
+=============  ==========================================================================
+`Message`      a turn of a conversation
+`TextCodec`    text to token ids and back
+`Problem`      a row of a task: a prompt and its reference answer
+`Grade`        a grader's verdict on an answer
+`Branch`       the thread of an answer that some tokens belong to
+`Segment`      token ids that entered an answer together, sampled or injected
+`Fork`         the point where an answer branched off from another one
+`Trajectory`   an answer: the segments from the prompt to its end, and their grade
+`Episode`      a training row: an answer's tokens with their advantages
+`Metrics`      numbers of an iteration by name
+=============  ==========================================================================
 
-What there is of every token (ids, log-probs, masks, advantages) is a NumPy array, from the engine's answer
-to the trainer and to disk, and often a view of a buffer that many share: never write into one. Types that
-hold such columns take any sequence for them, and are equal where their numbers are.
+The life of one answer, in these nouns::
 
-A problem grows a tree of text: an answer (`Trajectory`) is a path of `Segment`s from the prompt to
-a graded leaf; a `Step` is the part of an answer between two boundaries; an `Episode` is a training
-row cut out of the tree.
+    Problem "train/17"
+       │  rollout: sample a Segment, perhaps inject one, sample the next …
+       ▼
+    Trajectory "train/17#3"  =  prompt_ids + (Segment, Segment, …) + Grade
+       │  credit: one advantage for each response token
+       ▼
+    Episode                  =  prompt_ids, response_ids, trained, advantages
+
+Every package uses these types and defines no other type for the same thing. The file imports nothing heavy,
+so that configuration, tasks and tests can use it without torch.
+
+A column with an entry for each token (ids, log-probs, masks, advantages) is a NumPy array on its whole way:
+from the engine's answer to the trainer and to disk. It is often a view of a buffer that other objects share,
+so never write into one. Types that hold columns accept any sequence for them, and two objects are equal if
+their numbers are equal.
 """
 
 from __future__ import annotations
@@ -27,19 +47,18 @@ if TYPE_CHECKING:
 TokenIds: TypeAlias = "np.ndarray"
 """Token ids: int32 of shape [T]."""
 Column: TypeAlias = "np.ndarray"
-"""Another number of each token, of shape [T]: log-probs (float32 where the engine's are, else float64),
-advantages (float64), masks (bool)."""
+"""A number for each token, shape [T]: log-probs (float32 or float64), advantages (float64), masks (bool)."""
 
 
 def token_array(token_ids: Sequence[int] | TokenIds) -> TokenIds:
-    """Returns them as int32 of shape [T]; an array of that kind is not copied."""
+    """Returns the ids as an int32 array, shape [T]. Does not copy an int32 array."""
     import numpy as np
 
     return np.asarray(token_ids, np.int32)
 
 
 def joined(parts: Sequence[TokenIds]) -> TokenIds:
-    """Returns the arrays one after the other; a single one is not copied."""
+    """Concatenates the arrays. Does not copy a single array."""
     import numpy as np
 
     if len(parts) == 1:
@@ -48,62 +67,79 @@ def joined(parts: Sequence[TokenIds]) -> TokenIds:
 
 
 def logprob_array(values: Sequence[float] | Column) -> Column:
-    """Returns an array of shape [T]: float32 where that loses nothing, as with what vLLM sends."""
+    """Returns the values as an array, shape [T]: float32 if that is exact, else float64.
+
+    vLLM computes log-probs in float32 and sends them as JSON numbers, so they usually fit.
+    """
     import numpy as np
 
     if isinstance(values, np.ndarray) and values.dtype == np.float32:
         return values
-    wide = np.asarray(values, np.float64)
+    doubles = np.asarray(values, np.float64)
     with np.errstate(over="ignore"):
-        narrow = wide.astype(np.float32)
-    return narrow if np.array_equal(narrow, wide, equal_nan=True) else wide
+        floats = doubles.astype(np.float32)
+    is_exact = np.array_equal(floats, doubles, equal_nan=True)
+    return floats if is_exact else doubles
 
 
 class Columnar:
-    """Dataclasses with columns: equal where all that is compared is, columns by their numbers."""
+    """Base of dataclasses with columns: compares arrays number by number.
+
+    The `__eq__` of a dataclass would ask ``array == array`` for one truth value, which NumPy refuses.
+    """
 
     @override
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(
-            _alike(getattr(self, one.name), getattr(other, one.name))
-            for one in fields(self)  # type: ignore[arg-type]
-            if one.compare
-        )
+        compared = [field.name for field in fields(self) if field.compare]  # type: ignore[arg-type]
+        return all(_are_equal(getattr(self, name), getattr(other, name)) for name in compared)
 
     __hash__ = None  # type: ignore[assignment]
 
     def _set(self, name: str, value: Any) -> None:
+        """Sets an attribute of a frozen dataclass, which only `__post_init__` may do."""
         object.__setattr__(self, name, value)
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if hasattr(one, "dtype") or hasattr(other, "dtype"):
-        import numpy as np
+def _are_equal(first: Any, second: Any) -> bool:
+    """Compares two values of a field, either of which may be an array or None."""
+    if not (hasattr(first, "dtype") or hasattr(second, "dtype")):
+        return bool(first == second)
+    if first is None or second is None:
+        return False
+    import numpy as np
 
-        # Not a number is alike only where it stands at the same places.
-        both = one is not None and other is not None
-        return both and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    return bool(one == other)
+    # NaN equals NaN at the same index. `equal_nan` raises TypeError for arrays that cannot hold NaN.
+    return np.array_equal(first, second, equal_nan=first.dtype.kind == "f")
 
 
 FinishReason = Literal["stop", "length"]
-"""Why sampling ended: an end token or stop string, or the budget of tokens."""
+"""The reason why sampling ended: ``stop`` is an end token or a stop string, ``length`` the token limit."""
 
 GradeOutcome = Literal["ok", "no_answer", "timeout", "error", "unavailable"]
-"""``unavailable``: what grades was not there (the judge is down), so nobody knows what the answer is worth.
-All others are about the answer, ``timeout`` and ``error`` too: it made the grader hang or crash."""
+"""The result of grading.
+
+``unavailable`` is about the grader: it could not be reached (the judge is down), and the reward is unknown.
+All other outcomes are about the answer: ``timeout`` and ``error`` mean that it made the grader hang or crash.
+"""
 
 CORRECT_SCORE = 1.0
-"""An answer that scores this or more is correct, wherever correct answers are told from others: in shares,
-selections, pairs and reports. A grader may give less to what is wrong, and more than it to what is correct,
-as some published recipes do; shares of correct answers don't change with that."""
+"""The lowest score of a correct answer, in shares, selections, pairs and reports.
+
+Some published recipes score wrong answers below 0 or correct ones above 1. The share of correct answers does
+not depend on that.
+"""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A turn of a conversation; `role` is ``system``, ``user``, ``assistant`` or ``tool``."""
+    """A turn of a conversation; `role` is ``system``, ``user``, ``assistant`` or ``tool``.
+
+    Example::
+
+        Message(role="user", content="How much is 2 + 3?")
+    """
 
     role: str
     content: str
@@ -111,123 +147,153 @@ class Message:
 
 @dataclass(frozen=True)
 class TextCodec:
-    """Text to token ids and back; the one tokenizer of the run.
+    """Converts text to token ids and back. A run has exactly one.
 
-    `encode` adds no special tokens, `decode` drops them. Token ids are the truth: text that came
-    from them is a view, and is not encoded again.
+    Text that was decoded from token ids is for graders and people. It is never encoded again, because
+    tokenizers may split it differently from the way the model sampled it.
 
-    `frame` is what a model needs around a problem's text (a chat template), `begin` the ids before
-    all of it (the beginning of text, or nothing). `conversation` does for a problem's messages what `frame`
-    does for a text; None where the model has no chat template. `eos_id` ends an answer that is written for
-    the model; each of `end_ids`, which are `eos_id` alone where left out, ends an answer that it samples.
-    `turn_frame` is what a chat has between two turns of the model, around what is said there (a text, or
-    messages of the template's role ``tool``); None without a chat, and so is `with_tools`: the same codec,
-    whose prompts offer tools by their JSON schemas. `decode_all` shows special tokens, too. What `frame` and
-    `conversation` return has marks for text of a problem that looks like a control token: `encode` makes
-    ordinary tokens of it, and `unmark` the text that people read.
+    A problem's text may look like a control token (``<|im_end|>``). `frame` and `conversation` mark such
+    text, `encode` turns marked text into ordinary tokens, and `unmark` removes the marks for people.
+
+    Example: a model with ChatML frames ``2 + 3?`` as::
+
+        codec.framed("2 + 3?")  == "<|im_start|>user\\n2 + 3?<|im_end|>\\n<|im_start|>assistant\\n"
+        codec.end_ids           == (151645, 151643)    # <|im_end|>, <|endoftext|>
     """
 
     encode: Callable[[str], Sequence[int]]
+    """Returns the ids of a text, without special tokens of its own."""
     decode: Callable[[Sequence[int] | TokenIds], str]
+    """Returns the text of ids, without special tokens."""
     eos_id: int
+    """The token that ends an answer in training data (demonstrations)."""
     end_ids: tuple[int, ...] = ()
+    """The tokens that each end a sampled answer; `eos_id` is always among them."""
     frame: Callable[[str], str] = str
+    """Puts the chat template around a problem's text; unchanged text without a chat."""
     begin: tuple[int, ...] = ()
+    """The ids at the beginning of every prompt (the beginning of text, or none)."""
     conversation: Callable[[Sequence[Message]], str] | None = None
+    """Renders a problem's messages by the chat template; None without a chat."""
     turn_frame: Callable[[str | Sequence[Mapping[str, str]]], str] | None = None
+    """Returns the text between two turns of the model, with a user's text or tool messages in it; None
+    without a chat."""
     decode_all: Callable[[Sequence[int] | TokenIds], str] | None = None
+    """Returns the text of ids with special tokens."""
     with_tools: Callable[[Sequence[Mapping[str, Any]]], TextCodec] | None = None
+    """Returns this codec with prompts that offer tools, from their JSON schemas; None without a chat."""
     unmark: Callable[[str], str] = str
+    """Removes the marks of text that looks like a control token."""
 
     def __post_init__(self) -> None:
         if self.eos_id not in self.end_ids:
             object.__setattr__(self, "end_ids", (self.eos_id, *self.end_ids))
 
-    def framed(self, asked: str | Problem) -> str:
-        """Returns the text of a whole prompt, up to where the answer begins.
+    def framed(self, problem: str | Problem) -> str:
+        """Returns the text of the whole prompt, up to the beginning of the answer.
 
-        Raises ValueError for a conversation where the model has no chat template.
+        Raises:
+            ValueError: The problem is a conversation, and the model has no chat template.
         """
-        return self.unmark(self._marked(asked))
+        return self.unmark(self._marked_prompt(problem))
 
-    def _marked(self, asked: str | Problem) -> str:
-        """Returns the text of a whole prompt for `encode`."""
-        if isinstance(asked, str):
-            return self.frame(asked)
-        if asked.as_is:
-            return asked.prompt
-        if not asked.messages:
-            return self.frame(asked.prompt)
+    def _marked_prompt(self, problem: str | Problem) -> str:
+        """Returns the text of the whole prompt for `encode`, with the marks of `frame`."""
+        if isinstance(problem, str):
+            return self.frame(problem)
+        if problem.as_is:
+            return problem.prompt
+        if not problem.messages:
+            return self.frame(problem.prompt)
         if self.conversation is None:
             raise ValueError(
-                f"problem {asked.id!r} is a conversation of {len(asked.messages)} messages, and model.chat is"
-                " null: set it to {}, for the model's own chat template"
+                f"problem {problem.id!r} is a conversation of {len(problem.messages)} messages, and"
+                " model.chat is null: set it to {}, for the model's own chat template"
             )
-        return self.conversation(asked.messages)
+        return self.conversation(problem.messages)
 
-    def encode_prompt(self, asked: str | Problem) -> TokenIds:
-        """Returns the ids of the whole prompt for a text or a problem. Every prompt becomes ids here."""
-        framed = self._marked(asked)
-        ids = tuple(self.encode(framed))
-        if isinstance(asked, Problem) and asked.as_is and ids[: len(self.begin)] == self.begin:
-            return token_array(ids)  # it was written with the beginning of text
-        return token_array((*self.begin, *ids) if framed else ())
+    def encode_prompt(self, problem: str | Problem) -> TokenIds:
+        """Returns the token ids of the whole prompt. All prompts are encoded here."""
+        text = self._marked_prompt(problem)
+        if not text:
+            return token_array(())
+        ids = tuple(self.encode(text))
+        if isinstance(problem, Problem) and problem.as_is and ids[: len(self.begin)] == self.begin:
+            return token_array(ids)  # the text itself contains the beginning of text
+        return token_array((*self.begin, *ids))
 
-    def encode_answer(self, asked: str | Problem, answer: str) -> TokenIds:
-        """Returns the ids that would follow the prompt of `asked` for `answer`, without an end token.
-
-        Prompt and answer are encoded together where that leaves the prompt's ids as they are, as
-        they are when a model samples: some tokenizers put a space before whatever begins a text.
-        """
-        framed = self._marked(asked)
-        alone, together = tuple(self.encode(framed)), tuple(self.encode(framed + answer))
-        starts_alike = together[: len(alone)] == alone
-        return token_array(together[len(alone) :] if starts_alike else self.encode(answer))
+    def encode_answer(self, problem: str | Problem, answer: str) -> TokenIds:
+        """Returns the ids of `answer` as they would follow the problem's prompt, without an end token."""
+        prompt = self._marked_prompt(problem)
+        prompt_ids = tuple(self.encode(prompt))
+        # Some tokenizers put a space before the first word of a text, so an answer that is encoded alone may
+        # get other ids than the model would sample after the prompt.
+        ids = tuple(self.encode(prompt + answer))
+        if ids[: len(prompt_ids)] == prompt_ids:
+            return token_array(ids[len(prompt_ids) :])
+        # A token spans the border between prompt and answer, and the prompt's ids must stay as they are.
+        return token_array(self.encode(answer))
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A row of a task: what the model is asked and what would be right.
+    """A row of a task: the prompt and its reference answer.
 
-    `id` is unique within the task and stable over runs (``train/17``): seeds derive from it. `domain` is the
-    kind of problem that metrics are also taken by; empty where there is but one.
+    Example::
 
-    Where a row has a conversation, `messages` are it, and `prompt` is a text of it for readers and graders. A
-    prompt that is `as_is` is given to the model without a chat template. `transcript` is of the answer to be
-    graded, where that has several turns: its text, and each turn's messages and environment's reward.
-    `is_thought_open` says that the whole prompt ends within a thought, in which the answer begins.
+        Problem(id="train/17", prompt="How much is 2 + 3?", gold="5", domain="addition")
     """
 
     id: str
+    """Unique within the task and stable over runs, because seeds are derived from it."""
     prompt: str
+    """The text of the problem. For a conversation, a text of it for people and graders."""
     gold: str
+    """The reference answer."""
     data: Mapping[str, Any] = field(default_factory=dict)
+    """Further columns of the row, for graders and environments."""
     domain: str = ""
+    """The kind of problem, for metrics by domain; empty if the task has only one kind."""
     messages: tuple[Message, ...] = ()
+    """The conversation that the model continues; empty if `prompt` is all."""
     as_is: bool = False
+    """True if the model gets `prompt` without a chat template."""
     transcript: tuple[str, Sequence[Sequence[Mapping[str, Any]]], Sequence[float]] | None = None
+    """Set for the grader of an answer of several turns: its text, the messages of each turn, and the
+    environment's reward for each turn."""
     is_thought_open: bool = False
+    """True if the prompt ends inside a thought (``<think>``), so that the answer begins in it."""
 
 
 @dataclass(frozen=True)
 class Grade:
-    """A grader's verdict. `reward` is 0.0 unless `outcome` is ``ok``, or the grader was told otherwise;
-    the outcome says why. `numbers` are what else was counted: tests that passed, cells that are right.
+    """A grader's verdict on an answer.
 
-    Where nothing `is_known`, the reward means nothing: such an answer is left out of all that is learnt and
-    measured, and counted. `step_rewards` are parts of the reward, turn by turn, where a grader tells them.
+    Example: a right answer, one that could not be read, and one whose judge was down::
+
+        Grade(reward=1.0, outcome="ok", extracted="5")
+        Grade(reward=0.0, outcome="no_answer", message="no \\boxed{} in the answer")
+        Grade(reward=0.0, outcome="unavailable", message="judge: connection refused")
     """
 
     reward: float
+    """0.0 unless the outcome is ``ok`` or the grader's settings say otherwise; meaningless if not
+    `is_known`."""
     outcome: GradeOutcome
     extracted: str | None = None
+    """The answer that the grader read out of the text."""
     seconds: float = 0.0
     message: str | None = None
+    """The reason of the outcome, for people."""
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Further counts, such as tests that passed."""
     step_rewards: tuple[float, ...] = ()
+    """The parts of the reward by turn, if the grader gives them."""
 
     @property
     def is_known(self) -> bool:
+        """False if the grader was unavailable. Training and evaluation leave such an answer out and count
+        it."""
         return self.outcome != "unavailable"
 
     @property
@@ -236,43 +302,62 @@ class Grade:
 
 
 Branch = tuple[tuple[int, int], ...]
-"""Where in a tree of threads a part of an answer lies: (block, thread) from the outermost block inwards,
-blocks counted from 0 within the thread that holds them, threads from 0 in the order of their outlines.
-Empty outside of all blocks, so in every answer without threads."""
+"""The thread that a part of an answer belongs to: pairs (block, thread), from the outermost block inwards.
+
+A block is a place where an answer splits into parallel threads. Blocks are counted from 0 within the thread
+that contains them, threads from 0 in the order of their outlines.
+
+Example: the second thread of the first block is ``((0, 1),)``; the first thread of a block inside it is
+``((0, 1), (0, 0))``. Text outside all blocks is on ``()``, and so is every answer without threads.
+"""
 
 
 def sees(branch: Branch, earlier: Branch) -> bool:
-    """Returns whether a part on `branch` was written in sight of an `earlier` part of the answer.
+    """Returns whether text on `branch` was sampled with an `earlier` part of the answer in its context.
 
-    Threads of one block don't see each other. A thread sees all that came before its block; what comes
-    behind a block sees all of its threads.
+    A thread sees everything before its block, but not the other threads of its block. Text after a block
+    sees all threads of the block.
+
+    Example::
+
+        sees(((0, 1),), ())           == True     # a thread sees the text before its block
+        sees(((0, 1),), ((0, 0),))    == False    # but not the thread beside it
+        sees((), ((0, 0),))           == True     # the text after the block sees its threads
+        sees(((1, 0),), ((0, 0),))    == True     # and so does a thread of a later block
     """
-    for (block, thread), (other_block, other_thread) in zip(branch, earlier):
-        if block != other_block:
+    for (block, thread), (earlier_block, earlier_thread) in zip(branch, earlier):
+        if block != earlier_block:
             return True
-        if thread != other_thread:
+        if thread != earlier_thread:
             return False
+    # One branch contains the other.
     return True
 
 
 @dataclass(frozen=True, eq=False)
 class Segment(Columnar):
-    """Token ids that entered an answer together, either sampled by the policy or injected.
+    """Token ids that entered an answer together: sampled by the policy, or injected (a tool's reply).
 
-    `logprobs` (one per token, of the distribution that was really sampled from) and
-    `policy_version` (0 for the start weights, i+1 after iteration i) belong to sampled segments, and so
-    do `seconds`, which the engine took for the request. What a segment was sampled after is the prompt
-    and the earlier segments that its `branch` `sees`. `snapshot` is the state of the environment that said an
-    injected one, where that is gone on with from a copy.
+    The context of a segment is the prompt and the earlier segments that its `branch` `sees`.
+
+    Example: the model calls a calculator, and the result is injected::
+
+        Segment([501, 17, 502], "sampled", logprobs=[-0.1, -1.2, -0.3], policy_version=4)
+        Segment([88, 20], "injected")
     """
 
     token_ids: TokenIds
     origin: Literal["sampled", "injected"] = "sampled"
     logprobs: Column | None = None
+    """One per sampled token, under the distribution that the engine sampled from (with its temperature and
+    top-p)."""
     policy_version: int | None = None
+    """The weights that sampled it: 0 for the start weights, i + 1 for those after iteration i."""
     branch: Branch = ()
     seconds: float | None = field(default=None, compare=False)
+    """Seconds that the engine took for the request."""
     snapshot: bytes | None = field(default=None, compare=False)
+    """The state of the environment after it injected the segment, if continuations start from copies."""
 
     def __post_init__(self) -> None:
         self._set("token_ids", token_array(self.token_ids))
@@ -281,27 +366,33 @@ class Segment(Columnar):
 
 
 def are_sampled(segments: Sequence[Segment]) -> Column:
-    """Returns whether each of their tokens was sampled: bool of shape [T]."""
+    """Returns a mask of the tokens that were sampled, shape [T]."""
     import numpy as np
 
-    return np.repeat(
-        np.array([segment.origin == "sampled" for segment in segments], np.bool_),
-        np.array([len(segment.token_ids) for segment in segments], np.int64),
-    )
+    is_sampled = np.array([segment.origin == "sampled" for segment in segments], np.bool_)
+    lengths = np.array([len(segment.token_ids) for segment in segments], np.int64)
+    return np.repeat(is_sampled, lengths)
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Response tokens up to `end` (from the end of the stretch before) that entered an answer together,
-    on one branch."""
+    """The response tokens of a segment, as offsets: from the end of the stretch before to `end`.
+
+    Example: three tokens before a block, and two threads of four tokens::
+
+        (Stretch(3, ()), Stretch(7, ((0, 0),)), Stretch(11, ((0, 1),)))
+    """
 
     end: int
     branch: Branch
 
 
 class Fork(NamedTuple):
-    """The branch point of an answer that grew out of another one to the same problem: that one's `sample`,
-    and how many of its response tokens they share. These were sampled once."""
+    """The point where an answer branched off from another answer to the same problem.
+
+    Example: an answer with ``Fork(sample=2, tokens=40)`` shares its first 40 response tokens with answer 2.
+    These tokens were sampled once.
+    """
 
     sample: int
     tokens: int
@@ -309,35 +400,46 @@ class Fork(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trajectory(Columnar):
-    """An answer to a problem.
+    """An answer to a problem, with its grade.
 
-    `text` is the decoded response without special tokens: a view for graders and people. It holds
-    all that was sampled, so the stop string too where one ended it; graders are not shown that.
-    `step_ends` are token offsets into the response, strictly rising, the last one equal to its
-    length: step i covers tokens ``[step_ends[i-1], step_ends[i])`` (with 0 before the first).
+    Example: the answer ``2 + 3 = 5`` in one segment and two steps, right, with a penalty for its length::
 
-    `score` is the grader's verdict and says what was correct; `reward`, which credit is about, adds the
-    `bonus` that shaping gave (negative for a penalty). `numbers` are what was counted and measured of it, by
-    ``group/name`` (see `rollouts.numbers`); seconds may be among them, so answers are compared without.
-
-    Where steps earn something by themselves (turns that an environment rewards), `step_rewards` are what each
-    of them earned; they add up to the score. Empty where all of it is earned at the end.
-
-    An answer that grew out of another (rollout ``tree``) has its `fork`, and a segment of it ends there.
+        Trajectory(
+            problem=Problem("train/17", "How much is 2 + 3?", "5"),
+            sample=3,                          # the fourth answer to this problem: its id is "train/17#3"
+            prompt_ids=[12, 7, 40],
+            segments=(Segment([20, 31, 21, 9, 25, 2], logprobs=[…], policy_version=4),),
+            finish_reason="stop",
+            text="2 + 3 = 5",
+            grade=Grade(reward=1.0, outcome="ok", extracted="5"),
+            step_ends=(4, 6),                  # tokens 0 to 3, and 4 and 5
+            bonus=-0.1,                        # so its score is 1.0 and its reward 0.9
+        )
     """
 
     problem: Problem
     sample: int
+    """The number of the answer among those to its problem."""
     prompt_ids: TokenIds
     segments: tuple[Segment, ...]
     finish_reason: FinishReason
     text: str
+    """The decoded response without special tokens. A stop string that ended it is part of it; graders get the
+    text without."""
     grade: Grade
     step_ends: tuple[int, ...]
+    """Token offsets into the response, strictly rising; the last is its length. Step i is the tokens
+    ``[step_ends[i-1], step_ends[i])``, with 0 before the first."""
     bonus: float = 0.0
+    """What shaping added to the score; negative for a penalty."""
     numbers: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Counts and measurements by ``group/name`` (see `rollouts.numbers`). Not compared, since some are
+    seconds."""
     step_rewards: tuple[float, ...] = ()
+    """The reward of each step, if an environment rewards turns; they add up to the score. Empty if the whole
+    score is earned at the end."""
     fork: Fork | None = None
+    """The point where it branched off from another answer (rollout ``tree``). A segment ends there."""
 
     def __post_init__(self) -> None:
         self._set("prompt_ids", token_array(self.prompt_ids))
@@ -352,10 +454,12 @@ class Trajectory(Columnar):
 
     @property
     def score(self) -> float:
+        """The grader's reward, which says whether the answer is correct."""
         return self.grade.reward
 
     @property
     def reward(self) -> float:
+        """The score with the bonus of shaping, which credit assigns to tokens."""
         return self.score + self.bonus
 
     @property
@@ -365,46 +469,66 @@ class Trajectory(Columnar):
 
 @dataclass(frozen=True, eq=False)
 class Episode(Columnar):
-    """A training row. All columns but `prompt_ids` have one entry per response token.
+    """A training row: an answer's tokens with their advantages.
 
-    `reward` is what credit was given for, shaping included; `score` (the reward where left out) is the
-    grader's verdict alone, by which selections tell correct answers from others.
+    Example: the answer ``2 + 3 = 5`` of `Trajectory`, right where half of its group were::
 
-    `trained` marks the tokens that the loss may touch (sampled ones); `advantages` is None where the trainer
-    computes them (`gae`) or none are needed (`mle`). `behaviour_logprobs` are the engine's. `step_ends`,
-    `step_values` (of the state *before* each step) and their standard errors `step_errors` are kept for
-    reports and analyses; the error is infinite for a step that is credited as one with the one before it,
-    whose value it repeats. Where answers are compared, `pair` numbers the comparison and `chosen` says
-    whether this is its better answer; the two are neighbours, the better one first.
-
-    Where the answer has threads, `stretches` are its segments, and say what each token was sampled after;
-    empty where every token was sampled after all before it. `domain` is the problem's. `step_rewards` are the
-    trajectory's, where there are any: what the reward is more than their sum is earned at the end.
-    `continuations` are kept for readers: by how many response tokens a state has, what each earned that was
-    sampled from there, in their order; None for one that nobody could grade.
+        Episode(
+            prompt_ids=[12, 7, 40],
+            response_ids=[20, 31, 21, 9, 25, 2],
+            trained=[True] * 6,                # all of them were sampled
+            reward=0.9,
+            score=1.0,
+            group="train/17",                  # the problem's id
+            trajectory="train/17#3",
+            policy_version=4,
+            advantages=[0.4] * 6,              # 0.9 less the group's mean reward of 0.5
+            behaviour_logprobs=[-0.1, -1.2, -0.3, -0.0, -0.2, -0.0],
+            step_ends=(4, 6),
+            step_values=(0.5, 0.8),            # V(prompt) and V(prompt, first step)
+        )
     """
 
     prompt_ids: TokenIds
     response_ids: TokenIds
     trained: Column
+    """True for the tokens that the loss is computed on, shape [T]. Injected tokens are never trained."""
     reward: float
+    """The reward that credit assigns to tokens, with the bonus of shaping."""
     group: str
+    """The id of the problem."""
     trajectory: str
+    """The id of the answer."""
     policy_version: int
     finish_reason: FinishReason = "stop"
     advantages: Column | None = None
+    """Shape [T]; None if the trainer computes them (`gae`) or the loss needs none (`mle`)."""
     behaviour_logprobs: Column | None = None
+    """The engine's log-probs, shape [T]; None if the answer was not sampled."""
     step_ends: tuple[int, ...] = ()
+    """As in `Trajectory`."""
     step_values: tuple[float, ...] | None = None
+    """The value of the state *before* each step, for reports and analyses."""
     text: str = ""
     pair: int | None = None
+    """The number of the comparison in preference learning. Its two rows are neighbours, the better one
+    first."""
     chosen: bool | None = None
-    score: float = None  # type: ignore[assignment]  # filled in below: a row always has one
+    """True for the better row of a `pair`."""
+    score: float = None  # type: ignore[assignment]  # `__post_init__` sets it
+    """The grader's reward, by which selections tell correct answers from others; `reward` if left out."""
     stretches: tuple[Stretch, ...] = ()
+    """The segments of an answer with threads, which say which tokens each token was sampled after; empty if
+    each token was sampled after all tokens before it."""
     domain: str = ""
     step_rewards: tuple[float, ...] = ()
+    """The rewards of steps, as in `Trajectory`. The rest of `reward` is earned at the end."""
     step_errors: tuple[float, ...] | None = None
+    """The standard error of each of `step_values`; infinite if the step is credited together with the step
+    before it and repeats that one's value."""
     continuations: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
+    """The rewards of the continuations that were sampled from a state, by the number of response tokens
+    before the state; None for one that could not be graded. Kept for readers."""
 
     def __post_init__(self) -> None:
         import numpy as np
@@ -425,4 +549,7 @@ class Episode(Columnar):
 
 
 Metrics = dict[str, float]
-"""Names such as ``episodes/reward`` or ``train/kl``; values are numbers that JSON can hold."""
+"""Numbers that JSON can hold, by names with a group.
+
+Example: ``{"episodes/reward": 0.62, "train/kl": 0.0013}``.
+"""

@@ -15,7 +15,7 @@ def test_what_a_machine_lacks_is_told_with_its_remedy_and_the_rest_as_found(
     def no_such_folder(path: str) -> None:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(doctor, "_sampled_token", lambda: doctor.Finding("a sampled token", True, "7"))
+    monkeypatch.setattr(doctor, "_sampled_token", lambda: doctor.Diagnosis("a sampled token", True, "7"))
     monkeypatch.setattr(doctor, "tested_versions", lambda: {"pytest": pytest.__version__, "torch": "0.1"})
     monkeypatch.setattr("shutil.disk_usage", no_such_folder)
     monkeypatch.setattr(doctor, "MEMORY_GIB", 0)

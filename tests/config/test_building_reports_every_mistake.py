@@ -9,9 +9,10 @@ import pytest
 
 from tests.config.example_parts import Circle, Drawing, Frame, Picture, Square
 from treetune.config.build import build, keys_at
-from treetune.config.errors import ConfigError, ConfigIssue
+from treetune.config.errors import ConfigIssue
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
+from treetune.exceptions import ConfigError
 
 RIGHT = {"type": "drawing", "seed": 1, "directory": "x", "shape": {"type": "circle", "radius": 2}}
 

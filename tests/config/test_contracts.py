@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.shipped import experiment_of, issues_of, loaded
 from treetune.config.build import build, checked
-from treetune.config.errors import ConfigError
 from treetune.config.registrable import Registrable
 from treetune.contracts import Feature, Finding, Need, Part
-from treetune.findings import UNKNOWN, Incomplete, findings, missing_requirements
+from treetune.exceptions import ConfigError, Incomplete
+from treetune.findings import UNKNOWN, findings, missing_requirements
 from treetune.main import main
 from treetune.runtime.base import Runtime
 from treetune.tables.settings import Table

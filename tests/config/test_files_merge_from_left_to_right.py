@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.shipped import CONFIGS
 from treetune.config import jsonnet
-from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
+from treetune.exceptions import ConfigError
 
 
 @pytest.fixture(autouse=True)

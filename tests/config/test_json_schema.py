@@ -15,9 +15,9 @@ from jsonschema import Draft202012Validator
 from tests.support.shipped import loaded
 from treetune.cli.command import root_families
 from treetune.config.build import build
-from treetune.config.errors import ConfigError
 from treetune.config.reference import json_schema
 from treetune.config.registrable import Registrable
+from treetune.exceptions import ConfigError
 from treetune.main import main
 
 MUTATIONS = 500

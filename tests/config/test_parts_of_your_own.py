@@ -14,9 +14,9 @@ import pytest
 from tests.config.example_parts import Picture, Shape
 from treetune.config import folders
 from treetune.config.build import build
-from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
+from treetune.exceptions import ConfigError
 
 MAIN = Path(__file__).parents[2] / "src" / "treetune" / "main.py"
 
@@ -140,7 +140,7 @@ def test_an_exception_in_a_module_is_told_with_file_and_line(
                 "from dataclasses",
                 "from treetune.episode_generators.base import GroupCredit\nfrom dataclasses",
             ),
-            ["what treetune.episode_generators had is in treetune.rollouts now: CHANGELOG.md"],
+            ["write `from treetune import GroupCredit`"],
         ),
         (
             ('"triangle"', '"circle"'),

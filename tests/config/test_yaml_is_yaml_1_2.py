@@ -9,9 +9,9 @@ import pytest
 import treetune.parts  # noqa: F401
 from tests.models.chat_models import bpe_tokenizer
 from treetune.config.build import build
-from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
+from treetune.exceptions import ConfigError
 from treetune.models.sources import ModelSource
 from treetune.models.tokenizer import codec_of
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.thread_text import without_threads
-from treetune.data.asking import Ledger, OutOfBudget, Prices, Unreadable, without_thought
+from treetune.data.asking import Ledger, Prices, without_thought
 from treetune.data.parallel_solutions import (
     Threaded,
     apply_edits,
@@ -23,8 +23,9 @@ from treetune.data.parallel_solutions import (
     results_in,
     sentences,
 )
-from treetune.data.thread_blocks import Block, Rule, cut, json_list, ranges, saved_characters
-from treetune.domains.endpoints.asking import Answer, AnswerJournal
+from treetune.data.thread_blocks import BlockRule, SolutionBlock, cut, json_list, ranges, saved_characters
+from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal
+from treetune.exceptions import OutOfBudget, Unreadable
 from treetune.threads.format import faults, text_segments
 
 TAGS = ["<parallel>", "</parallel>", "<thread>", "</thread>", "<none/>"]
@@ -60,7 +61,7 @@ def test_any_answer_is_a_json_list_or_unreadable(text: str) -> None:
 def test_kept_blocks_are_apart_in_order_and_worth_it(
     groups: list[list[tuple[int, int]]], lines: list[str], least: int
 ) -> None:
-    kept, dropped = cut(groups, lines, Rule(least, max_threads=3))
+    kept, dropped = cut(groups, lines, BlockRule(least, max_threads=3))
     assert len(kept) + len(dropped) == len(groups)
     assert all(first.last < second.first for first, second in pairwise(kept))
     for block in kept:
@@ -84,7 +85,7 @@ def test_a_parallel_text_says_what_the_solution_said_in_the_form_of_rollouts(
     solution = opening + "\n".join(lines) + rest
     parts = parts_of(solution)
     assert parts[0] + parts[1] + parts[2] == solution
-    kept, _ = cut(groups, parts[1].split("\n"), Rule(1))
+    kept, _ = cut(groups, parts[1].split("\n"), BlockRule(1))
     blocks = [
         Threaded(block.first, block.last, tuple("x" * len(block.threads)), block.threads) for block in kept
     ]
@@ -164,7 +165,7 @@ def test_a_thought_before_an_answer_is_passed_over() -> None:
     assert without_thought("[2] </think>") == "[2] </think>"
 
 
-ANSWER = Answer("k", "steps", "text \ud800", True, 10, 2, False)
+ANSWER = AnsweredRequest("k", "steps", "text \ud800", True, 10, 2, False)
 
 
 def test_the_journal_keeps_whole_answers_and_one_writer_at_a_time(tmp_path: Path) -> None:
@@ -176,9 +177,9 @@ def test_the_journal_keeps_whole_answers_and_one_writer_at_a_time(tmp_path: Path
     journal.close()
     with path.open("ab") as file:
         file.write(b"\0\0\n" + json.dumps({"key": "torn"}).encode())
-    counted: list[Answer] = []
+    counted: list[AnsweredRequest] = []
     again = AnswerJournal(path, counted.append)
-    later = Answer("l", "check", "", False, 0, 0, True)
+    later = AnsweredRequest("l", "check", "", False, 0, 0, True)
     again.add(later)
     assert counted == [ANSWER]
     assert again.get("k") == ANSWER
@@ -212,8 +213,8 @@ def test_requests_wait_for_what_those_in_flight_may_leave_over() -> None:
 def test_a_block_is_dropped_with_what_was_wrong() -> None:
     lines = ["a" * 300, "b" * 300, "c", "d" * 300]
     groups = [[(1, 1), (2, 2)], [(2, 2), (4, 4)], [(4, 4), (4, 4)], [(3, 3), (4, 4)], []]
-    kept, dropped = cut(groups, lines, Rule(200))
-    assert kept == [Block(1, 2, ("a" * 300, "b" * 300), ((1, 1), (2, 2)))]
+    kept, dropped = cut(groups, lines, BlockRule(200))
+    assert kept == [SolutionBlock(1, 2, ("a" * 300, "b" * 300), ((1, 1), (2, 2)))]
     assert sorted(block.reason for block in dropped) == [
         "fewer than two threads with text",
         "lines between threads that are in none",

@@ -19,7 +19,7 @@ from tests.data.command import write_lines
 from tests.data.oracle import Oracle, sums
 from tests.data.scripted import serving
 from treetune.cluster.jobs import ranges
-from treetune.data.difficulty.answering import AskingShard, AtAddresses, Question
+from treetune.data.difficulty.answering import AskingShard, AtAddresses, SampleQuestion
 from treetune.data.difficulty.merging import RowRate, bin_of, read_rates
 from treetune.domains.domain_rows import domain_row
 from treetune.domains.endpoints.settings import EndpointSettings
@@ -157,7 +157,9 @@ def test_requests_that_come_to_nothing_are_told_and_the_others_are_kept(
 ) -> None:
     address = EndpointSettings(base_url=oracle.url, model="oracle", concurrency=1, retries=0, give_up_after=2)
     prompts, kept = ("1+1=?", "no sum", "2+2=?"), set()
-    questions = [Question(row, 0, 7, Problem(str(row), prompt, "")) for row, prompt in enumerate(prompts)]
+    questions = [
+        SampleQuestion(row, 0, 7, Problem(str(row), prompt, "")) for row, prompt in enumerate(prompts)
+    ]
     policy, shard = AtAddresses(addresses=(address,)), AskingShard(0, tmp_path, 0)
     told = pytest.raises(RuntimeError, match=r"^1 requests came to nothing; the others are kept")
     with policy.opened(SamplingParams(64), shard) as ask, told:
@@ -212,7 +214,7 @@ def test_answers_that_could_not_be_graded_are_graded_later_and_not_asked_again(
 ) -> None:
     (work.folder / "grader_of_a_test.py").write_text(
         "from pathlib import Path\n"
-        "from treetune.tasks.graders.base import Unavailable\n"
+        "from treetune import Unavailable\n"
         "def score(response, gold):\n"
         "    if not Path(__file__).with_name('up').exists():\n"
         "        raise Unavailable('the judge is away')\n"

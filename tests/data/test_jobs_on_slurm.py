@@ -13,8 +13,15 @@ from typing import Any
 import pytest
 
 from treetune.cluster import submission
-from treetune.cluster.jobs import Running, SlurmJobs
-from treetune.cluster.submission import Busy, Refused, cluster_options, job_number, output_of, submit
+from treetune.cluster.jobs import RunningJobs, SlurmJobs
+from treetune.cluster.submission import (
+    SlurmBusy,
+    SlurmRefused,
+    cluster_options,
+    job_number,
+    output_of,
+    submit,
+)
 
 PROGRAM = """#!{python}
 import json, sys
@@ -52,7 +59,7 @@ class Cluster:
         lines = path.read_text().splitlines() if path.is_file() else []
         return [line for line in lines if line.startswith(f"{name} ")]
 
-    def jobs(self, *options: str) -> Running:
+    def jobs(self, *options: str) -> RunningJobs:
         settings = SlurmJobs(poll=0.001, settle=0.0, options=options)
         return settings.begin(["work"], self.home / "output")
 
@@ -110,7 +117,7 @@ def test_nothing_is_given_again_while_the_queue_cannot_be_seen(cluster: Cluster)
 
 def test_a_job_that_no_cluster_takes_is_refused_at_once(cluster: Cluster) -> None:
     cluster.answers("sbatch", {"err": "sbatch: error: invalid partition specified: gpus", "code": 1})
-    with pytest.raises(Refused, match="invalid partition"):
+    with pytest.raises(SlurmRefused, match="invalid partition"):
         cluster.jobs().start([0])
 
 
@@ -192,7 +199,7 @@ def test_a_patient_sbatch_looks_for_the_job_before_it_gives_it_again(cluster: Cl
     cluster.answers("squeue", {"out": "5"})
     assert submit(["--job-name=a", "job.sh"], pause_s=0.0) == "12"
     cluster.answers("sbatch", TIMED_OUT)
-    with pytest.raises(Refused, match="look with squeue before you try again"):
+    with pytest.raises(SlurmRefused, match="look with squeue before you try again"):
         submit(["--job-name=a", "job.sh"], patience_s=0.5, pause_s=0.1)
 
 
@@ -207,7 +214,7 @@ def test_what_was_taken_without_a_number_is_looked_for_and_never_given_again(clu
 
 def test_a_command_that_hangs_is_busy(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "ANSWER_S", 0.2)
-    with pytest.raises(Busy, match="sleep said nothing"):
+    with pytest.raises(SlurmBusy, match="sleep said nothing"):
         output_of(["sleep", "60"])
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from tests.support.http_replies import Written, chat, error, replying
-from treetune.data.difficulty.answering import AskingShard, AtAddresses, NoReply, PolicyReply, Question
-from treetune.domains.endpoints.client import LONGEST_WAIT_S, Client, Unanswered, wait_asked_for
+from treetune.data.difficulty.answering import AskingShard, AtAddresses, NoReply, PolicyReply, SampleQuestion
+from treetune.domains.endpoints.client import LONGEST_WAIT_S, EndpointClient, wait_asked_for
 from treetune.domains.endpoints.replies import read_reply
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.domains.graders.judge import JudgeGrader
 from treetune.engine.base import SamplingParams
+from treetune.exceptions import Unanswered
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
 
@@ -91,7 +92,8 @@ def test_difficulty_rates_whole_answers_alone(
         return 200, chat("fine"), {}
 
     questions = [
-        Question(row, 0, 7, Problem(str(row), prompt, "")) for row, prompt in enumerate(("a", "odd", "b"))
+        SampleQuestion(row, 0, 7, Problem(str(row), prompt, ""))
+        for row, prompt in enumerate(("a", "odd", "b"))
     ]
     kept: dict[int, PolicyReply | NoReply | None] = {}
     raised = ""
@@ -139,7 +141,7 @@ def test_a_judge_gives_no_verdict_with_what_is_no_whole_answer(
 
 
 def test_an_endpoint_that_refuses_everything_ends_the_work(tmp_path: Path) -> None:
-    questions = [Question(row, 0, 7, Problem(str(row), "?", "")) for row in range(20)]
+    questions = [SampleQuestion(row, 0, 7, Problem(str(row), "?", "")) for row in range(20)]
     with replying(lambda asked: (400, error(None, "no parameter seed"), {})) as server:
         address = EndpointSettings(base_url=server.base_url, model="m", concurrency=1, give_up_after=3)
         with (
@@ -200,7 +202,7 @@ def test_no_endpoint_is_waited_for_longer_than_the_bound(asked: str) -> None:
 
     async def ask(url: str) -> None:
         settings = EndpointSettings(base_url=url, model="m", retries=1)
-        async with Client(settings, settings.place(), lambda: bool(told), told.append) as client:
+        async with EndpointClient(settings, settings.place(), lambda: bool(told), told.append) as client:
             await client.ask({})
 
     with replying(lambda _: (429, error(429), {"Retry-After": asked})) as server, pytest.raises(Unanswered):

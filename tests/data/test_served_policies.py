@@ -18,8 +18,9 @@ from treetune.data.difficulty import answering as policies
 from treetune.data.difficulty.shard import shard_folder, work_on_shard
 from treetune.data.pipelines import DataPipeline, EstimateDifficulty
 from treetune.domains.domain_rows import domain_row
-from treetune.engine.base import EngineError, EngineLaunch
+from treetune.engine.base import EngineLaunch
 from treetune.engine.settings import VllmSettings
+from treetune.exceptions import EngineError
 from treetune.store.journal import read_rows
 
 CONTEXT, SAMPLES = 16, 3

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.cases import texts
 from treetune.domains.graders.code import Code
-from treetune.domains.sandbox.base import Limits
+from treetune.domains.sandbox.base import ProgramLimits
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.vocabulary import Grade, Problem
 
@@ -53,7 +53,7 @@ def test_near():
 
 def grade(code: str, gold: dict[str, Any], *, data: dict[str, Any] | None = None, **settings: Any) -> Grade:
     problem = Problem(id="p", prompt="?", gold=json.dumps(gold), data=data or {})
-    settings = {"limits": Limits(seconds=10), "test_seconds": 2.0, **settings}
+    settings = {"limits": ProgramLimits(seconds=10), "test_seconds": 2.0, **settings}
     return Code(**settings).grade(f"<think>no</think>So:\n```python\n{code}\n```\n", problem)
 
 

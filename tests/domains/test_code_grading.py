@@ -10,9 +10,8 @@ import pytest
 from tests.domains.code_grading import GOLDS, PROGRAMS, SQUARE, gold_of, grade, needs_sandbox, programs
 from tests.support.cases import texts
 from treetune.domains.graders.code import Code, same_output
-from treetune.domains.sandbox.base import SandboxUnavailable
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
-from treetune.tasks.graders.base import Unavailable
+from treetune.exceptions import SandboxUnavailable, Unavailable
 from treetune.vocabulary import Problem
 
 pytestmark = needs_sandbox

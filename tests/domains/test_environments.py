@@ -19,10 +19,10 @@ from treetune.domains.environments.base import EnvironmentTask, Game, Turn
 from treetune.domains.environments.games import DIRECTIONS, GuessNumber, Maze
 from treetune.domains.environments.tools import Python, Search, Tool, Tools
 from treetune.domains.environments.worlds import World
-from treetune.domains.sandbox.base import Outcome, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import ProgramOutcome, Sandbox
 from treetune.domains.sandbox.python_tool import PythonTool
+from treetune.exceptions import SandboxUnavailable, Unavailable
 from treetune.findings import missing_requirements
-from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Problem
 
 sys.path.append(str(Path(__file__).parents[2] / "examples/own_parts"))
@@ -308,10 +308,10 @@ class Scripted(Sandbox):
     def missing(self) -> list[str]:
         return [] if self.there else ["bwrap isn't installed"]
 
-    def run(self, code, *, stdin="", files=None, limits=None) -> Outcome:
+    def run(self, code, *, stdin="", files=None, limits=None) -> ProgramOutcome:
         if not self.there:
             raise SandboxUnavailable("bwrap isn't installed")
-        return Outcome(stdout="2\n42", stderr="", exit=0, killed_by=None, seconds=0.1)
+        return ProgramOutcome(stdout="2\n42", stderr="", exit=0, killed_by=None, seconds=0.1)
 
 
 def test_python_runs_in_its_sandbox_or_not_at_all() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.domains.code_grading import GOLDS, PROGRAMS, SQUARE, gold_of, grade, needs_sandbox, programs
 from treetune.domains.sandbox import inside
-from treetune.domains.sandbox.base import Limits
+from treetune.domains.sandbox.base import ProgramLimits
 
 pytestmark = needs_sandbox
 
@@ -94,7 +94,7 @@ def test_no_program_plays_its_judge(code: str, kind: str) -> None:
 @pytest.mark.parametrize("code", REACHES.values(), ids=REACHES)
 def test_nothing_that_the_tests_hand_over_leads_back_to_them(code: str, kind: str) -> None:
     gold = golds_that_give()[kind]
-    found = grade(code, gold, score="fraction", limits=Limits(seconds=30), test_seconds=8)
+    found = grade(code, gold, score="fraction", limits=ProgramLimits(seconds=30), test_seconds=8)
     assert found.numbers["tests_passed"] == 0
 
 

@@ -20,14 +20,20 @@ from treetune.domains.environments.games import GuessNumber, Maze
 from treetune.domains.graders.code import Code
 from treetune.domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader, read_grid, written
 from treetune.domains.graders.tagged import OneWord
-from treetune.domains.puzzles.grid_puzzles import GridPuzzles, Rule, applied, explanations, rules_of
+from treetune.domains.puzzles.grid_puzzles import (
+    GridPuzzles,
+    GridTransformation,
+    applied,
+    explanations,
+    rules_of,
+)
 from treetune.domains.puzzles.logic_puzzles import GraphPaths, OrderingPuzzles
 from treetune.domains.puzzles.reasoning_gym import ReasoningGym
 from treetune.domains.puzzles.short_programs import INPUTS, STEPS, ShortPrograms, result
 from treetune.domains.puzzles.zebra_puzzles import (
     KINDS,
-    Shape,
     ZebraPuzzles,
+    ZebraShape,
     arrangements,
     kinds_of,
     random_arrangement,
@@ -250,19 +256,19 @@ GRID = ((1, 2, 0), (0, 3, 1))
 @pytest.mark.parametrize(
     ("rule", "after"),
     [
-        (Rule("mirror"), "021/130"),
-        (Rule("flip"), "031/120"),
-        (Rule("transpose"), "10/23/01"),
-        (Rule("turn"), "01/32/10"),
-        (Rule("shift_right"), "012/103"),
-        (Rule("shift_down"), "031/120"),
-        (Rule("fall"), "020/131"),
-        (Rule("recolour", (1, 2)), "210/032"),
-        (Rule("double"), "112200/112200/003311/003311"),
-        (Rule("fill", (3,)), "123/331"),
+        (GridTransformation("mirror"), "021/130"),
+        (GridTransformation("flip"), "031/120"),
+        (GridTransformation("transpose"), "10/23/01"),
+        (GridTransformation("turn"), "01/32/10"),
+        (GridTransformation("shift_right"), "012/103"),
+        (GridTransformation("shift_down"), "031/120"),
+        (GridTransformation("fall"), "020/131"),
+        (GridTransformation("recolour", (1, 2)), "210/032"),
+        (GridTransformation("double"), "112200/112200/003311/003311"),
+        (GridTransformation("fill", (3,)), "123/331"),
     ],
 )
-def test_rules_do_what_their_names_say(rule: Rule, after: str) -> None:
+def test_rules_do_what_their_names_say(rule: GridTransformation, after: str) -> None:
     assert written(rule(GRID)) == after
 
 
@@ -342,7 +348,7 @@ def test_clues_of_every_kind_come_up_and_none_of_an_easier_level() -> None:
 
 @given(st.integers(2, 4), st.integers(1, 2), st.data())
 def test_arrangements_are_numbered_and_drawn_from_their_set(objects: int, attributes: int, data: Any) -> None:
-    shape = Shape(objects, attributes)
+    shape = ZebraShape(objects, attributes)
     every = [tuple(map(tuple, shape.rows(number))) for number in range(arrangements(objects, attributes))]
     assert len(set(every)) == len(every)
     wanted = data.draw(st.sets(st.integers(0, len(every) - 1), min_size=1, max_size=5))

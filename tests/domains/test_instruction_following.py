@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from treetune.domains.graders.instruction_following import NO_SENTENCES, InstructionFollowing, _library
+from treetune.exceptions import Unavailable
 from treetune.findings import missing_requirements
-from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Grade, Problem
 
 GERMAN = "Das ist ein kurzer Satz über das Wetter in Hamburg."

@@ -16,8 +16,8 @@ import pytest
 from treetune.domains.environments.mcp_tools import Mcp, end_servers
 from treetune.domains.environments.pool import EnvironmentPool
 from treetune.domains.environments.tools import Tools
+from treetune.exceptions import Unavailable
 from treetune.findings import missing_requirements
-from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Problem
 
 PLAIN = str(Path(__file__).parents[1] / "support" / "plain_mcp_server.py")

@@ -21,12 +21,14 @@ from tests.support.contexts import context_of
 from tests.trees import answered
 from treetune.domains.conversation import Conversation, Limits, actions_of
 from treetune.domains.environments.base import Reward, Turn
+from treetune.domains.environments.calls import ToolCall
 from treetune.domains.environments.mcp_tools import Mcp, end_servers
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
-from treetune.domains.environments.tools import Call, Function, Python, Tool, Tools
+from treetune.domains.environments.tools import Function, Python, Tool, Tools
 from treetune.domains.multi_turn import MultiTurn
-from treetune.engine.base import Completion, EngineError, SamplingParams
+from treetune.engine.base import Completion, SamplingParams
 from treetune.engine.journal import JournaledEngine
+from treetune.exceptions import EngineError
 from treetune.findings import missing_requirements
 from treetune.models.chat import Chat
 from treetune.models.tokenizer import codec_of
@@ -97,7 +99,7 @@ def call(name: str, arguments: str = "{}") -> str:
     ],
 )
 def test_calls_are_read_as_models_write_them(form: str, text: str, read: list) -> None:
-    assert Tools(tools=(MULTIPLY,), format=form).calls(text) == [Call(*one) for one in read]
+    assert Tools(tools=(MULTIPLY,), format=form).calls(text) == [ToolCall(*one) for one in read]
 
 
 @pytest.mark.parametrize(
@@ -309,7 +311,7 @@ def test_a_grader_reads_the_whole_conversation_also_of_an_answer_that_goes_on_fr
         assert (answer.step_rewards, answer.reward) == ((3.0, 2.0, 1.0), 6.0)
         assert episode_of(context, answer).step_rewards == answer.step_rewards
     started = Start(PROBLEM, answers[0].prompt_ids, 1, answers[0].segments[:2])
-    (again,) = context.get(MultiTurn).answers(context, [started])
+    (again,) = context.engine.run(context.get(MultiTurn).answers(context, [started]))
     assert grader.read[-1] == grader.read[0] and again.step_rewards == (3.0, 2.0, 1.0)
 
 

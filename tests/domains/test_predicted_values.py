@@ -14,8 +14,8 @@ from tests.domains.code_grading import needs_sandbox
 from tests.support.cases import cases
 from treetune.domains.graders.codeio import CodeIO
 from treetune.domains.graders.cruxeval import CruxEval
-from treetune.domains.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
-from treetune.tasks.graders.base import Unavailable
+from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome, Sandbox
+from treetune.exceptions import SandboxUnavailable, Unavailable
 from treetune.vocabulary import Problem
 
 SQUARE = "def main_solution(n, unit='m'):\n    print('working')\n    return [n * n, unit]"
@@ -41,7 +41,7 @@ def test_truth_values_are_no_numbers_and_nested_json_is_what_it_holds() -> None:
 class FakeSandbox(Sandbox):
     """Runs programs that this test wrote, here."""
 
-    def run(self, code: str, **keys: Any) -> Outcome:
+    def run(self, code: str, **keys: Any) -> ProgramOutcome:
         seconds = keys["limits"].seconds
         command = [sys.executable, "-c", code]
         try:
@@ -50,14 +50,14 @@ class FakeSandbox(Sandbox):
             )
         except subprocess.TimeoutExpired as error:
             said = (error.stdout or b"").decode()
-            return Outcome(stdout=said, stderr="", exit=None, killed_by="time", seconds=seconds)
-        return Outcome(
+            return ProgramOutcome(stdout=said, stderr="", exit=None, killed_by="time", seconds=seconds)
+        return ProgramOutcome(
             stdout=done.stdout, stderr=done.stderr, exit=done.returncode, killed_by=None, seconds=0.0
         )
 
 
 class NoSandbox(Sandbox):
-    def run(self, code: str, **keys: Any) -> Outcome:
+    def run(self, code: str, **keys: Any) -> ProgramOutcome:
         raise SandboxUnavailable("there is none")
 
 
@@ -83,7 +83,7 @@ def test_another_input_with_the_same_output_is_right_where_the_program_is_run(sa
 def test_a_program_that_hangs_on_an_input_makes_it_wrong_and_a_missing_sandbox_judges_nothing() -> None:
     hanging = problem("def main_solution(n):\n    while n > 3: pass\n    return 1")
     response = '```json\n{"input": {"n": 9}}\n```'
-    quick = CodeIO(program="reference", sandbox=FakeSandbox(), limits=Limits(seconds=2))
+    quick = CodeIO(program="reference", sandbox=FakeSandbox(), limits=ProgramLimits(seconds=2))
     assert not quick.grade(response, hanging).correct
     with pytest.raises(Unavailable, match="there is none"):
         CodeIO(program="reference", sandbox=NoSandbox()).grade(response, hanging)
@@ -114,7 +114,7 @@ ANSWERS = [*cases(Path(__file__).parent / "cases/cruxeval.txt", "answers"), ["in
 @pytest.mark.parametrize(("kind", "answer", "reward"), ANSWERS)
 def test_an_answer_is_judged_by_what_the_function_makes_of_it(kind: str, answer: str, reward: float) -> None:
     asked = Problem(id=kind, prompt="?", gold=json.dumps(GOLDS[kind]))
-    grader = CruxEval(limits=Limits(seconds=0.5)) if kind == "endless" else CruxEval()
+    grader = CruxEval(limits=ProgramLimits(seconds=0.5)) if kind == "endless" else CruxEval()
     assert grader.grade(f"<think>```\n0\n```</think>\n```python\n{answer}\n```", asked).reward == reward
     assert grader.grade(f"<answer>\n{answer}\n</answer>", asked).reward == reward
 

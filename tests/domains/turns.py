@@ -16,9 +16,10 @@ from treetune.domains.environments.base import Again, EarnedInTurns, Environment
 from treetune.domains.environments.pool import EnvironmentPool
 from treetune.domains.multi_turn import MultiTurn
 from treetune.engine.base import Engine
+from treetune.exceptions import Unavailable
 from treetune.rollouts.context import RolloutContext
 from treetune.tasks.base import Split, Task
-from treetune.tasks.graders.base import Grader, Isolation, Unavailable
+from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem, TextCodec
 

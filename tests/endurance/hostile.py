@@ -40,7 +40,7 @@ from tests.support.hostile_programs import (  # noqa: E402
     hostile_programs,
 )
 from treetune.domains.graders.code import Code  # noqa: E402
-from treetune.domains.sandbox.base import Limits, Outcome  # noqa: E402
+from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome  # noqa: E402
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, uids_of_programs  # noqa: E402
 from treetune.domains.sandbox.program import descendants, usage_of  # noqa: E402
 from treetune.tasks.graders.base import Grader  # noqa: E402
@@ -121,7 +121,7 @@ def answers(options: argparse.Namespace) -> list[str]:
 
 class Result(NamedTuple):
     program: HostileProgram
-    outcome: Outcome
+    outcome: ProgramOutcome
     seconds: float
     faults: Sequence[str]
 
@@ -129,7 +129,7 @@ class Result(NamedTuple):
 def programs(options: argparse.Namespace) -> list[str]:
     tried, seconds = hostile_programs(options.seed, options.count), options.seconds or 3.0
     sandbox = Bubblewrap()
-    limits = Limits(seconds=seconds, memory_mib=256, disk_mib=16, output_kib=256)
+    limits = ProgramLimits(seconds=seconds, memory_mib=256, disk_mib=16, output_kib=256)
     peak, ended = 0, threading.Event()
 
     def watch_memory() -> None:
@@ -178,7 +178,7 @@ def programs(options: argparse.Namespace) -> list[str]:
 
 def forged(programs: Sequence[HostileProgram], seconds: float) -> list[str]:
     """Programs that earn a reward that they should not."""
-    grader = Code(test_seconds=seconds / 2, limits=Limits(seconds=seconds, memory_mib=256))
+    grader = Code(test_seconds=seconds / 2, limits=ProgramLimits(seconds=seconds, memory_mib=256))
     problems = [Problem(id=f"forged/{n}", prompt="?", gold=gold) for n, gold in enumerate(FORGED_GOLDS)]
     pairs = [(f"```python\n{one.code}\n```", problem) for one in programs for problem in problems]
     with GraderPool(grader, workers=2, deadline=60) as pool:

@@ -31,7 +31,7 @@ def main(old: Path, new: Path, chunks: Path) -> None:
     from vllm.model_executor.model_loader import get_model
     from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
-    from treetune.engine.shared_memory_worker import SharedMemoryReceiver, WorkerExtension
+    from treetune.engine.shared_memory_worker import SharedMemoryExtension, SharedMemoryReceiver
     from treetune.models.shards import in_chunks, shard_path, write_index, write_shard
     from treetune.store.checksums import digest_of_weights
 
@@ -67,7 +67,7 @@ def main(old: Path, new: Path, chunks: Path) -> None:
         write_index(files, chunks)
         reload_weights(config, model, None, str(chunks), True)
         from_chunks_folder = values(model)
-        worker: Any = WorkerExtension()
+        worker: Any = SharedMemoryExtension()
         worker.model_config = config.model_config
         worker.model_runner = SimpleNamespace(get_model=lambda: model)
         after_failures = []

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from treetune.engine.client import SAMPLES
-from treetune.engine.key import NAMED_WEIGHTS, ROUTE, Served
+from treetune.engine.key import NAMED_WEIGHTS, ROUTE, ServerDescription
 
 FAULTS = Path(sys.argv[-1])
 MODEL = Path(sys.argv[sys.argv.index("--model") + 1]) if __name__ == "__main__" else Path()
 PORT = int(sys.argv[sys.argv.index("--port") + 1]) if __name__ == "__main__" else 0
 CONTEXT = 64
-SERVED = Served()
+SERVED = ServerDescription()
 
 
 def sample(weights: str, prompt: list[int], seed: int, max_tokens: int) -> tuple[list[int], list[float]]:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from treetune.cluster import cuda_transfers
-from treetune.cluster.cuda_transfers import CudaIpc, Nccl
+from treetune.engine import cuda_transfers
 from treetune.engine.base import Chunk
-from treetune.engine.client import Address, ServerFailure
+from treetune.engine.client import Address
+from treetune.engine.cuda_transfers import CudaIpc, Nccl
 from treetune.engine.transfer import Delivery, WeightTransfer, send_all
+from treetune.exceptions import ServerFailure
 
 from .fake_cuda import FakeCuda, on_gpu
 

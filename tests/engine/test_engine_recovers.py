@@ -17,16 +17,16 @@ from treetune.engine.base import (
     Canary,
     Chunk,
     Completion,
-    EngineError,
     Later,
     Request,
     SyncReport,
     Tolerance,
 )
-from treetune.engine.client import Address, ServerFailure
+from treetune.engine.client import Address
 from treetune.engine.engine import VllmEngine
 from treetune.engine.server import OwnServer
 from treetune.engine.transfer import FromFolder
+from treetune.exceptions import EngineError, ServerFailure
 from treetune.vocabulary import TokenIds, token_array
 
 from .stub_server import CONTEXT

@@ -43,5 +43,5 @@ def test_the_worker_finds_it_by_its_name_and_vllm_is_changed() -> None:
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
-    assert resolve_obj_by_qualname(PACKED_EXPERTS).__name__ == "WorkerExtension"
+    assert resolve_obj_by_qualname(PACKED_EXPERTS).__name__ == "PackedExpertsExtension"
     assert UnquantizedFusedMoEMethod._setup_kernel.__module__ == "treetune.engine.packed_experts"

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from treetune.cluster import runs as runs
-from treetune.cluster.given import GivenServer, described, read_key
 from treetune.engine import key
-from treetune.engine.base import EngineError, EngineLaunch, Rendezvous
-from treetune.engine.client import Address, Client, ServerFailure
+from treetune.engine.base import EngineLaunch, Rendezvous
+from treetune.engine.client import Address, Client
 from treetune.engine.engine import VllmEngine, start_engine
+from treetune.engine.given import GivenServer, described, read_key
 from treetune.engine.launch import ServerProcess, free_port, listens
 from treetune.engine.settings import VllmSettings
+from treetune.exceptions import EngineError, ServerFailure
 
 from . import stub_server
 from .stubs import Stub, StubLaunch, answers, below, request, until

@@ -16,7 +16,6 @@ from treetune.engine.base import (
     Canary,
     Completion,
     Engine,
-    EngineError,
     EngineLaunch,
     Later,
     Request,
@@ -25,6 +24,7 @@ from treetune.engine.base import (
 from treetune.engine.engine import start_engine
 from treetune.engine.in_process import FEWEST_ROWS
 from treetune.engine.settings import InProcessSettings
+from treetune.exceptions import EngineError
 from treetune.models.tokenizer import character_tokenizer
 from treetune.vocabulary import TokenIds
 

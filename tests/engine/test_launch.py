@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from treetune.cluster import runs as runs
-from treetune.cluster.cuda_transfers import own_address
 from treetune.engine import key
-from treetune.engine.base import TRANSFERS, Engine, EngineLaunch, Rendezvous
+from treetune.engine.base import Engine, EngineLaunch, Rendezvous
 from treetune.engine.client import KEEP_ALIVE_S
+from treetune.engine.cuda_transfers import own_address
 from treetune.engine.engine import start_engine
 from treetune.engine.launch import ADAPTER_CONFIG, ServerLaunch, with_time_for
 from treetune.engine.server import start_servers
@@ -340,15 +339,6 @@ def test_servers_that_somebody_else_started_have_no_weights_in_this_ones_memory(
     assert own_address("http://127.0.0.1:8000") == "127.0.0.1"
 
 
-def test_without_the_package_that_brings_them_there_are_no_transfers_between_gpus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(TRANSFERS, "_functions", {})
-    assert chosen(device="cuda") == chosen(device="cuda", devices=(1,)) == "file"
-    with pytest.raises(ValueError, match="weight_transfer is 'cuda_ipc', and no package is installed"):
-        chosen("cuda_ipc", device="cuda")
-
-
 # What is refused
 
 
@@ -421,14 +411,15 @@ def test_a_machine_that_can_not_do_it_is_told(tmp_path: Path) -> None:
         start_engine(VllmSettings(), replace(RUN, logs=tmp_path, ranks=Rendezvous(1, 2)))
 
 
-def test_an_engine_of_ones_own_is_started_by_the_function_that_it_registers() -> None:
+def test_an_engine_of_ones_own_is_started_by_its_settings() -> None:
+    made = Engine()
+
     class Mine(EngineSettings):
         """Not registered as a part: other tests list those."""
 
-    with pytest.raises(TypeError, match="no function is registered in start_engine for settings Mine"):
-        start_engine(Mine(), RUN)
-    made = Engine()
-    start_engine.register(Mine, lambda settings, launch: made)
+        def start(self, launch: EngineLaunch) -> Engine:
+            return made
+
     assert start_engine(Mine(), RUN) is made
     with pytest.raises(ValueError, match="a judge is asked over HTTP"):
         start_servers(Mine(), RUN, Path("/logs/judge.log"))

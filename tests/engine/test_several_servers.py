@@ -17,20 +17,14 @@ import numpy as np
 import pytest
 
 from treetune.engine import server
-from treetune.engine.base import (
-    CONTINUATIONS,
-    Completion,
-    EngineError,
-    Rendezvous,
-    Request,
-    SamplingParams,
-)
+from treetune.engine.base import CONTINUATIONS, Completion, Rendezvous, Request, SamplingParams
 from treetune.engine.client import Address
 from treetune.engine.engine import VllmEngine
 from treetune.engine.journal import JournaledEngine
 from treetune.engine.sampling import BLOCK_TOKENS, Prefixes
 from treetune.engine.server import OwnServer, RemoteServer
 from treetune.engine.settings import VllmSettings
+from treetune.exceptions import EngineError
 from treetune.store.timeline import SUFFIX, read_timeline
 
 from .stubs import Stub, answers, below, request, until

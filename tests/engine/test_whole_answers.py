@@ -25,7 +25,7 @@ from tests.support.shipped import ROOT
 from treetune.engine.base import EngineLaunch
 from treetune.engine.launch import ServerLaunch
 from treetune.engine.settings import VllmSettings
-from treetune.engine.whole_answers import JOINED, AsyncWholeAnswers, WholeAnswers
+from treetune.engine.whole_answers import JOINED, AsyncWholeAnswers, WholeAnswersScheduler
 from treetune.models.policy_files import write_for_engine
 from treetune.models.sources import TinyModel
 
@@ -47,23 +47,23 @@ def outputs_of(name: str, tokens: int, reads_logprobs: bool = True) -> list[Engi
 
 
 @pytest.fixture
-def scheduler(monkeypatch: pytest.MonkeyPatch) -> WholeAnswers:
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> WholeAnswersScheduler:
     """Without vLLM's own part, which hands on what `step` is given."""
     monkeypatch.setattr(Scheduler, "__init__", lambda self: None)
     monkeypatch.setattr(Scheduler, "update_from_output", lambda self, outputs, _: outputs)
-    found = WholeAnswers()
+    found = WholeAnswersScheduler()
     found.requests = {}
     return found
 
 
-def step(scheduler: WholeAnswers, *outputs: EngineCoreOutput) -> list[EngineCoreOutput]:
+def step(scheduler: WholeAnswersScheduler, *outputs: EngineCoreOutput) -> list[EngineCoreOutput]:
     by_client: Any = {0: EngineCoreOutputs(outputs=list(outputs))}
     found = scheduler.update_from_output(by_client, None)  # type: ignore[arg-type]
     assert all(one.outputs for one in found.values()), "an empty message would only wake the HTTP side"
     return [output for one in found.values() for output in one.outputs]
 
 
-def asks(scheduler: WholeAnswers, name: str, **params: Any) -> None:
+def asks(scheduler: WholeAnswersScheduler, name: str, **params: Any) -> None:
     settings = SamplingParams(**{"output_kind": RequestOutputKind.FINAL_ONLY} | params)
     scheduler.requests[name] = SimpleNamespace(request_id=name, sampling_params=settings)
 
@@ -71,7 +71,7 @@ def asks(scheduler: WholeAnswers, name: str, **params: Any) -> None:
 @pytest.mark.parametrize("reads_logprobs", [True, False])
 @pytest.mark.parametrize("tokens", [1, 2, 40, 2 * JOINED + 9])
 def test_an_answer_comes_once_and_has_all_tokens_and_logprobs(
-    scheduler: WholeAnswers, tokens: int, reads_logprobs: bool
+    scheduler: WholeAnswersScheduler, tokens: int, reads_logprobs: bool
 ) -> None:
     asks(scheduler, "one")
     outputs = outputs_of("one", tokens, reads_logprobs)
@@ -90,7 +90,7 @@ def test_an_answer_comes_once_and_has_all_tokens_and_logprobs(
     assert not scheduler._unfinished
 
 
-def test_answers_beside_each_other_are_kept_apart(scheduler: WholeAnswers) -> None:
+def test_answers_beside_each_other_are_kept_apart(scheduler: WholeAnswersScheduler) -> None:
     both = {name: outputs_of(name, tokens) for name, tokens in (("long", 30), ("short", 4))}
     ids = {name: [token for one in outputs for token in one.new_token_ids] for name, outputs in both.items()}
     for name in both:
@@ -105,14 +105,16 @@ def test_answers_beside_each_other_are_kept_apart(scheduler: WholeAnswers) -> No
 
 
 @pytest.mark.parametrize("params", [{"stop": ["x"]}, {"output_kind": RequestOutputKind.DELTA}])
-def test_whoever_reads_along_has_each_token_at_once(scheduler: WholeAnswers, params: dict[str, Any]) -> None:
+def test_whoever_reads_along_has_each_token_at_once(
+    scheduler: WholeAnswersScheduler, params: dict[str, Any]
+) -> None:
     asks(scheduler, "one", **params)
     outputs = outputs_of("one", 5)
     assert [step(scheduler, output) for output in outputs] == [[output] for output in outputs]
 
 
 def test_nothing_is_kept_of_a_request_that_was_given_up(
-    scheduler: WholeAnswers, monkeypatch: pytest.MonkeyPatch
+    scheduler: WholeAnswersScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks(scheduler, "one")
     first, *_ = outputs_of("one", 40)
@@ -132,10 +134,12 @@ def test_a_server_plans_ahead_beside_a_gpu_alone() -> None:
         command = launch.command(Path("/weights"), 1)
         return command[command.index("--scheduler-cls") + 1].rpartition(".")[2]
 
-    assert [chosen("cpu"), chosen("cuda", async_scheduling=False)] == [WholeAnswers.__name__] * 2
+    assert [chosen("cpu"), chosen("cuda", async_scheduling=False)] == [WholeAnswersScheduler.__name__] * 2
     assert chosen("cuda") == AsyncWholeAnswers.__name__
     assert issubclass(AsyncWholeAnswers, AsyncScheduler)
-    assert AsyncWholeAnswers.__mro__.index(WholeAnswers) < AsyncWholeAnswers.__mro__.index(AsyncScheduler)
+    assert AsyncWholeAnswers.__mro__.index(WholeAnswersScheduler) < AsyncWholeAnswers.__mro__.index(
+        AsyncScheduler
+    )
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from treetune.lab.analyzers.command import compare_analyses, run_analyzers
 from treetune.lab.analyzers.credit_microscope import OWN, TRUTH, CreditMicroscope, choose
 from treetune.lab.analyzers.gradients import Loss
 from treetune.lab.analyzers.step_credit import Shown, StepCredit
-from treetune.lab.arena.worth import measured_ratio, words_of
+from treetune.lab.arena.worth import describe_worth, measured_ratio
 from treetune.lab.values.sampled import Bisect
 from treetune.main import main
 from treetune.rollouts.credit import Gae, Group
@@ -140,7 +140,7 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     of_bench = result(base, name, "credit_bench")["numbers"]["by_checkpoint"]["2"]["methods"]
     assert set(of_bench) == {"true advantages", "GRPO", "VinePPO"}
     assert of_bench["GRPO"]["cost"] == 1.0 < of_bench["VinePPO"]["cost"]
-    said = words_of(ExperimentDirectory(base / name))
+    said = describe_worth(ExperimentDirectory(base / name))
     assert said[0].startswith("after 2 iterations (") and said[1].startswith("| method | gain per answer")
     assert said[-1] == "no method has a gain here: all answers to each problem earned the same"
     kl = result(base, name, "kl_to_reference")["numbers"]["by_checkpoint"]
@@ -184,12 +184,12 @@ def test_what_training_costs_is_the_median_over_iterations_that_sampled_and_trai
     of_point = {"numbers": {"by_checkpoint": {"7": {"solved": 0.5, "methods": scores}}}}
     monkeypatch.setattr("treetune.lab.arena.worth.read_result", lambda path: of_point)
     directory: Any = SimpleNamespace(read_metrics=lambda: rows, analysis=lambda name: name)
-    assert words_of(directory)[-2:] == [
+    assert describe_worth(directory)[-2:] == [
         "In this run a trained token cost as much as 4 sampled ones (ρ).",
         "So VinePPO learns most for the money: at least 1.25 times what RLOO does.",
     ]
     scores["VinePPO"]["gain"]["low"] = 2.0
-    assert words_of(directory)[-1].startswith("No method surely learns more for the money than RLOO")
+    assert describe_worth(directory)[-1].startswith("No method surely learns more for the money than RLOO")
 
 
 @pytest.mark.parametrize("name", ["group", "gae"])

@@ -18,10 +18,10 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.rollouts.expectations import Choices
 from treetune.engine.base import Engine, Later, OnResult, Request
 from treetune.lab.arena import languages
-from treetune.lab.arena.gain import BATCH, CEILING, at_ratio, best_at, gain, half_width
+from treetune.lab.arena.gain import BATCH, TRUE_ADVANTAGES, at_ratio, best_at, gain, half_width
 from treetune.lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of
 from treetune.lab.arena.scores import (
-    Method,
+    ScoredMethod,
     fitted_critic,
     gradients_of,
     rank_correlation,
@@ -79,8 +79,8 @@ UNBIASED = {
 GROWN = TreeRollout(samples=2, max_tokens=8, branching=AtStates(states=EveryNTokens(tokens=1), ways=(2,)))
 """Trees of two answers, each of which goes on in two ways from its first token: four to divide by."""
 OF_TREES = {
-    "tree": Method(TreeCredit(), GROWN),
-    "siblings in a tree": Method(MonteCarlo(values=Siblings()), GROWN),
+    "tree": ScoredMethod(TreeCredit(), GROWN),
+    "siblings in a tree": ScoredMethod(MonteCarlo(values=Siblings()), GROWN),
 }
 
 
@@ -184,7 +184,7 @@ def exact_variance(language: Language, credit: Credit, size: int) -> tuple[float
     def gradients(right: Mapping[tuple[int, ...], float]) -> tuple[np.ndarray[Any, Any], Decided]:
         engine = Decided(language, right)
         lent = replace(context, engine=engine)
-        return gradients_of(language, lent, Method(credit), trees_of(answers))[0].astype(float), engine
+        return gradients_of(language, lent, ScoredMethod(credit), trees_of(answers))[0].astype(float), engine
 
     wrong_ND, engine = gradients({})
     mean_ND, sum_ND, noise_N = wrong_ND.copy(), wrong_ND.copy(), np.zeros(len(wrong_ND))
@@ -198,7 +198,7 @@ def exact_variance(language: Language, credit: Credit, size: int) -> tuple[float
     return float(chances @ (np.square(mean_ND - mean_D).sum(1) + noise_N)), mean_D
 
 
-def exact_variance_of_trees(language: Language, method: Method) -> tuple[float, np.ndarray[Any, Any]]:
+def exact_variance_of_trees(language: Language, method: ScoredMethod) -> tuple[float, np.ndarray[Any, Any]]:
     """V of a credit over all trees that its rollout could grow, and its mean gradient."""
     assert method.rollout is not None
     possible, choices = all_answers(language), Choices()
@@ -221,7 +221,7 @@ def exact_variance_of_trees(language: Language, method: Method) -> tuple[float, 
     for _ in choices.ways():
         trees += method.rollout.run(context, [next(problems)])[0]
         chances.append(choices.probability)
-    rows_ND = gradients_of(language, context, Method(method.credit), trees)[0].astype(float)
+    rows_ND = gradients_of(language, context, ScoredMethod(method.credit), trees)[0].astype(float)
     mean_D = chances @ rows_ND
     return float(chances @ np.square(rows_ND - mean_D).sum(1)), mean_D
 
@@ -315,7 +315,7 @@ def test_a_class_that_is_built_on_an_unbiased_credit_is_not_believed() -> None:
 def test_a_credit_whose_states_are_cut_off_is_told_no_gain_where_late_steps_decide() -> None:
     """With the estimator believed, it was told the gain of a quiet gradient that goes nowhere."""
     language, credit = SMALL["last"], MonteCarlo(samples=9, max_states=1)
-    found = scores(language, {"cut": Method(credit)}, most=2000)["cut"]
+    found = scores(language, {"cut": ScoredMethod(credit)}, most=2000)["cut"]
     variance, mean_D = exact_variance(language, credit, ANSWERS_OF_EXACT)
     exact_D = exact_gradient(language)
     scale = float(exact_D @ exact_D / (mean_D @ exact_D)) if mean_D @ exact_D > 1e-9 else math.inf
@@ -327,7 +327,7 @@ def test_a_credit_whose_states_are_cut_off_is_told_no_gain_where_late_steps_deci
 
 
 @pytest.mark.parametrize("method", OF_TREES.values(), ids=OF_TREES)
-def test_the_gradient_over_all_trees_is_that_of_as_many_answers_as_begin_them(method: Method) -> None:
+def test_the_gradient_over_all_trees_is_that_of_as_many_answers_as_begin_them(method: ScoredMethod) -> None:
     language = SMALL["majority"]
     half_of_it = exact_variance_of_trees(language, method)[1]
     assert half_of_it == pytest.approx(exact_gradient(language) / 2, abs=1e-6)
@@ -366,8 +366,8 @@ def test_the_gain_is_that_of_exact_enumeration(name: str, credit: Credit) -> Non
     language, size = SMALL[name], 2
     context = languages.context_of(language, 3000, seed=5)
     trees, _ = SingleTurn(samples=size, max_tokens=4).run(context, context.task.problems("train"))
-    own, tokens = gradients_of(language, context, Method(credit), trees)
-    reference, plain = gradients_of(language, context, Method(Rloo()), trees)
+    own, tokens = gradients_of(language, context, ScoredMethod(credit), trees)
+    reference, plain = gradients_of(language, context, ScoredMethod(Rloo()), trees)
     found = gain(reference, reference, own, tokens / plain, credit.is_unbiased(context), seed=1)
     variance = exact_variance(language, credit, size)[0]
     assert plain == len(answers_of(trees)) * 4
@@ -445,7 +445,7 @@ def test_what_a_method_is_worth_depends_on_what_training_costs() -> None:
     assert at_ratio(2.0, 4.0, 2.0) == 1.0
     few = {"gain": {"value": 2.0}, "cost": 1.0}
     many = {"gain": {"value": 9.0}, "cost": 20.0}
-    methods = {"few": few, "many": many, CEILING: {"gain": {"value": 99.0}, "cost": 1.0}}
+    methods = {"few": few, "many": many, TRUE_ADVANTAGES: {"gain": {"value": 99.0}, "cost": 1.0}}
     assert best_at(methods, 0.25)[0] == "few"
     assert best_at(methods, 30.0) == ("many", pytest.approx(9 * 31 / 50))
 
@@ -549,7 +549,7 @@ def test_a_language_lends_the_distributions_of_its_tokens(name: str) -> None:
 
 def test_scores_stop_when_the_gain_is_known() -> None:
     language = SMALL["first"]
-    methods = {"RLOO": Method(Rloo()), "VinePPO": Method(MonteCarlo(samples=2))}
+    methods = {"RLOO": ScoredMethod(Rloo()), "VinePPO": ScoredMethod(MonteCarlo(samples=2))}
     found = scores(language, methods, most=375, precision=0.01)
     assert found["RLOO"]["problems"] == 125 and found["VinePPO"]["problems"] == 375
     assert found["RLOO"]["cost"] == 1.0 and found["VinePPO"]["cost"] > 2

@@ -17,12 +17,12 @@ from tests.trainer.helpers import tiny_model
 from treetune.engine.base import SamplingParams
 from treetune.lab.analyzers.credit_measures import Credited, Truth, measure, reliability
 from treetune.lab.analyzers.true_values import (
+    AnswerState,
+    EstimatedValue,
     PolicySteps,
-    State,
     TrueValues,
-    Value,
-    expanded,
-    found_once,
+    expand_continuations,
+    find_values_once,
     mean_and_noise,
 )
 from treetune.lab.arena.languages import Language, fork
@@ -142,14 +142,14 @@ class Teacher:
         return row
 
 
-def places_of(task: Signposts, context: RolloutContext) -> tuple[list[State], list[float]]:
+def places_of(task: Signposts, context: RolloutContext) -> tuple[list[AnswerState], list[float]]:
     """All prefixes of some demonstrations that end with a line, and what they are worth to the teacher."""
     places, values = [], []
     for problem in task.problems("train")[:4]:
         answer = task.demonstration(problem, 1)
         for end in task.step_boundaries(answer)[:-1]:
             begun = token_array(context.codec.encode(answer[:end]))
-            places.append(State(problem, context.codec.encode_prompt(problem), begun))
+            places.append(AnswerState(problem, context.codec.encode_prompt(problem), begun))
             values.append(task.teacher_value(problem, answer[:end]))
     return places, values
 
@@ -159,7 +159,7 @@ def test_taking_both_ways_where_something_is_decided_gives_the_exact_value(rule:
     task = signposts(rule)
     context = context_of(task)
     places, exact = places_of(task, context)
-    found = expanded(Teacher(task, context), context, places, samples=2)
+    found = expand_continuations(Teacher(task, context), context, places, samples=2)
     assert [known.value for known in found] == pytest.approx(exact, abs=1e-5)
     assert [known.noise for known in found] == pytest.approx([0] * len(exact), abs=1e-9)
 
@@ -176,7 +176,7 @@ def test_values_of_a_task_that_knows_nothing_are_off_by_their_noise(monkeypatch:
     task = signposts("all", chatter=0)
     context = context_of(task)
     places, exact = places_of(task, context)
-    found = expanded(Teacher(task, context), context, places, samples=300)
+    found = expand_continuations(Teacher(task, context), context, places, samples=300)
     off = [(k.value - v) / k.noise**0.5 for k, v in zip(found, exact, strict=True) if k.noise]
     assert len(off) > 5
     assert max(map(abs, off)) < 4
@@ -186,8 +186,8 @@ def test_a_value_does_not_depend_on_what_else_is_asked() -> None:
     task = signposts("last")
     context = context_of(task)
     places, _ = places_of(task, context)
-    alone = [expanded(Teacher(task, context), context, [place], samples=3) for place in places]
-    together = expanded(Teacher(task, context), context, places, samples=3)
+    alone = [expand_continuations(Teacher(task, context), context, [place], samples=3) for place in places]
+    together = expand_continuations(Teacher(task, context), context, places, samples=3)
     assert [one for [one] in alone] == together
 
 
@@ -208,9 +208,11 @@ class Counting(TrueValues):
 
     asked: list[int] = field(default_factory=list)
 
-    def find(self, context: Any, session: Any, point: int, places: Sequence[State]) -> list[Value]:
+    def find(
+        self, context: Any, session: Any, point: int, places: Sequence[AnswerState]
+    ) -> list[EstimatedValue]:
         self.asked.append(len(places))
-        return [Value(float(len(place.begun_ids)), 0.25) for place in places]
+        return [EstimatedValue(float(len(place.begun_ids)), 0.25) for place in places]
 
     def described(self) -> str:
         return "counting"
@@ -232,21 +234,21 @@ def test_what_was_found_once_is_not_asked_again_but_for_a_line_that_was_cut_shor
     context = context_of(task)
     places, _ = places_of(task, context)
     distinct = len({(one.problem.id, tuple(one.begun_ids)) for one in places})
-    whole = found_once(truth, context, session, 0, [*places, *places])[: len(places)]
-    assert found_once(truth, context, session, 0, places) == whole
+    whole = find_values_once(truth, context, session, 0, [*places, *places])[: len(places)]
+    assert find_values_once(truth, context, session, 0, places) == whole
     assert truth.asked == [distinct]
     [file] = (tmp_path / "truths").iterdir()
     file.write_bytes(file.read_bytes()[:-9])
     for _ in range(2):
-        assert found_once(truth, context, session, 0, places) == whole
+        assert find_values_once(truth, context, session, 0, places) == whole
         assert truth.asked == [distinct, 1]
-    found_once(truth, context, session, 1, places)
+    find_values_once(truth, context, session, 1, places)
     assert truth.asked == [distinct, 1, distinct], "other weights, other values"
 
 
 def test_the_noise_of_a_mean_is_its_variance() -> None:
     known = mean_and_noise([0.0, 1.0, 1.0, 0.0])
-    assert known == Value(0.5, pytest.approx(1 / 12))
+    assert known == EstimatedValue(0.5, pytest.approx(1 / 12))
 
 
 def test_truth_that_is_half_noise_is_reliable_by_half() -> None:

@@ -20,10 +20,10 @@ from treetune.lab.analyzers.advantage_distribution import AdvantageDistribution,
 from treetune.lab.analyzers.distance import KlToReference, answer_kl, distances, group_of
 from treetune.lab.analyzers.diversity import distinct_ngrams, overlap
 from treetune.lab.analyzers.figures import Bootstrap, correlation, mean_of, right_side
-from treetune.lab.analyzers.points import choose, evenly
+from treetune.lab.analyzers.points import choose_points, evenly
 from treetune.lab.analyzers.step_credit import QUANTILE, Shown, step_credit
 from treetune.lab.analyzers.stored import state_values
-from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, choose_states, continued
+from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, choose_states, continue_prefixes
 from treetune.lab.analyzers.value_accuracy import ValueAccuracy
 from treetune.models.logprobs import CriticModule, ModelInputs
 from treetune.rollouts.credit import NoCredit
@@ -164,9 +164,9 @@ def test_points_are_chosen_evenly_with_both_ends() -> None:
     assert evenly(range(101), 5) == [0, 25, 50, 75, 100]
     assert evenly([3, 7], 10) == [3, 7]
     assert evenly([3, 7, 9], 1) == [9]
-    assert choose((4, 0, 4), [0, 2, 4], 10, "a checkpoint", "") == [0, 4]
+    assert choose_points((4, 0, 4), [0, 2, 4], 10, "a checkpoint", "") == [0, 4]
     with pytest.raises(ValueError, match="3 is not the number of a checkpoint: there are 0, 2"):
-        choose((3,), [0, 2], 10, "a checkpoint", "there are 0, 2")
+        choose_points((3,), [0, 2], 10, "a checkpoint", "there are 0, 2")
 
 
 def test_intervals_know_that_states_of_one_problem_are_not_independent() -> None:
@@ -254,8 +254,8 @@ def test_truth_shares_no_rollout_with_what_it_judges_nor_with_the_runs_own_credi
     nodes = [(state.trajectory, state.prefix_ids) for state in states]
     drawn = []
     for sample in (
-        lambda: continued(context, nodes, 256, TRUTH),
-        lambda: continued(context, nodes, 256, ESTIMATE),
+        lambda: continue_prefixes(context, nodes, 256, TRUTH),
+        lambda: continue_prefixes(context, nodes, 256, ESTIMATE),
         lambda: MonteCarlo(samples=256).assign(context, trees_of(mdp.all_trajectories())),
     ):
         engine.requests.clear()

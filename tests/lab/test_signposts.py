@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from treetune.lab.signposts import SIGNS, Decided, Rule, Signposts, SignpostsGrader
-from treetune.rollouts.valuation import Position
+from treetune.rollouts.valuation import AnswerState, ValuedAnswer
 from treetune.tasks.steps import ends_of_lines
+from treetune.tree import State
 from treetune.vocabulary import Problem
 
 RULES: tuple[Rule, ...] = ("all", "first", "last", "once")
@@ -168,10 +169,13 @@ def test_values_of_what_is_decided_are_the_reward_and_before_that_the_mean_of_th
     texts = [way(task, problem, [good] * 6) for good in (True, False, False)]
     ids = [np.frombuffer(text.encode(), np.uint8) for text in texts]
     leaves = [SimpleNamespace(response_ids=one, reward=float(n == 0)) for n, one in enumerate(ids)]
-    states = [[(None, Position(leaf, 6 * line)) for line in range(7)] for leaf in range(3)]
     codec = SimpleNamespace(decode=lambda some: bytes(some).decode())
     context = SimpleNamespace(task=SimpleNamespace(of=lambda one: task), codec=codec)
     tree = SimpleNamespace(problem=problem, leaves=leaves)
-    of_leaves = Decided().values(SimpleNamespace(context=context, trees=[tree], states=[states]))[0]  # type: ignore[arg-type]
+    answers = []
+    for leaf in range(3):
+        states = [AnswerState(0, leaf, 6 * line, State("0", 0, 6 * line)) for line in range(7)]
+        answers.append(ValuedAnswer(tree, leaf, states))  # type: ignore[arg-type]
+    of_leaves = Decided().values(SimpleNamespace(context=context, answers=answers))  # type: ignore[arg-type]
     for of_leaf, reward, others in zip(of_leaves, (1.0, 0.0, 0.0), (0.0, 0.5, 0.5), strict=True):
         assert [one.value for one in of_leaf if one] == [others] * decided + [reward] * (7 - decided)

@@ -157,7 +157,7 @@ def test_a_model_that_hands_nothing_on_and_sliding_windows_are_refused_with_the_
 def test_packing_on_a_gpu_takes_it_unasked(device: str, layout: Any, wanted: str) -> None:
     settings = Trainer(objective=ClippedPolicyGradient(), learning_rate=1e-3, layout=layout)
     ranks = replace(one_rank(), device=torch.device(device))
-    model = ModelFactory(settings, tiny_model, ranks, 0).attached(tiny_model())
+    model = ModelFactory(settings, tiny_model, ranks, 0).attach_attention(tiny_model())
     assert model.config._attn_implementation == wanted
 
 

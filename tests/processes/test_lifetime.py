@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from treetune.processes.lifetime import Process, launcher_processes
+from treetune.processes.lifetime import ProcessIdentity, launcher_processes
 
 RANK = """
 import sys, time
@@ -79,10 +79,10 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def process_in(path: Path) -> Process:
+def process_in(path: Path) -> ProcessIdentity:
     """The one whose id will come to stand there."""
     wait_for(lambda: pid_in(path) > 0)
-    found = Process.of(pid_in(path))
+    found = ProcessIdentity.of(pid_in(path))
     assert found is not None and found.alive()
     return found
 
@@ -109,12 +109,12 @@ def test_a_rank_whose_launcher_was_gone_before_it_looked_begins_nothing(killed: 
 
 
 def test_a_process_id_that_was_used_again_is_another_process() -> None:
-    me = Process.of(os.getpid())
+    me = ProcessIdentity.of(os.getpid())
     assert me is not None
     assert me.alive()
-    assert not Process(me.pid, str(int(me.started) - 1)).alive()
+    assert not ProcessIdentity(me.pid, str(int(me.started) - 1)).alive()
     child = subprocess.Popen([sys.executable, "-c", ""])
-    gone = Process.of(child.pid)
+    gone = ProcessIdentity.of(child.pid)
     child.wait()
     assert gone is None or not gone.alive()
 

@@ -113,7 +113,7 @@ class Recorded(ValueEstimator):
     """Keeps what another estimator has said last."""
 
     over: ValueEstimator
-    said: list[tuple[Valuation, list[list[StepValues]]]] = field(default_factory=list)
+    said: list[tuple[Valuation, list[StepValues]]] = field(default_factory=list)
 
     def budget(self, samples: int) -> Budget:
         return self.over.budget(samples)
@@ -121,7 +121,7 @@ class Recorded(ValueEstimator):
     def first_states(self, states: int) -> Sequence[int]:
         return self.over.first_states(states)
 
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
+    def values(self, valuation: Valuation) -> list[StepValues]:
         found = self.over.values(valuation)
         self.said[:] = [(valuation, found)]
         return found
@@ -208,13 +208,13 @@ def expectation(
 def _add_values(
     total: dict[mdp.Ids, list[float]],
     valuation: Valuation,
-    found: Sequence[Sequence[StepValues]],
+    found: Sequence[StepValues],
     weight: float,
 ) -> None:
     """Of the first problem's answers."""
-    for way, along, leaf in zip(valuation.states[0], found[0], valuation.trees[0].leaves, strict=True):
-        for (_, place), value in zip(way, along, strict=True):
-            if value is not None:
-                sums = total.setdefault(plain(leaf.response_ids)[: place.length], [0.0, 0.0])
+    for answer, along in zip(valuation.answers, found, strict=True):
+        for at, value in zip(answer.states, along, strict=True):
+            if value is not None and at.tree == 0:
+                sums = total.setdefault(plain(answer.trajectory.response_ids)[: at.length], [0.0, 0.0])
                 sums[0] += weight * value.value
                 sums[1] += weight

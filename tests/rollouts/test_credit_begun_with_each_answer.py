@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,17 +15,9 @@ import pytest
 from tests.columns import plain
 from tests.fake_engine import FakeEngine
 from tests.rollouts import tabular_mdp as mdp
-from treetune.engine.base import (
-    ANSWERS,
-    CONTINUATIONS,
-    Completion,
-    Engine,
-    EngineError,
-    Later,
-    OnResult,
-    Request,
-)
+from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Engine, Later, OnResult, Request
 from treetune.engine.journal import JournaledEngine
+from treetune.exceptions import EngineError
 from treetune.lab.values.over_another import Filtered, Smoothed
 from treetune.lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
 from treetune.rollouts.context import FurtherProblems, RolloutContext
@@ -272,20 +265,49 @@ def test_services_are_asked_about_continuations_when_credit_is_given() -> None:
     assert (episodes, metrics) == expected[1:]
 
 
-def test_whoever_waits_for_grades_keeps_no_answer_waiting() -> None:
-    class Slow(mdp.InlinePool):
-        def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
-            return Future()
+class HoldsOneBack(mdp.InlinePool):
+    """Gives the grade of the first continuation only when it is told to."""
 
-    inner = AsItComes()
-    (problem,) = mdp.problems(1)
-    state = MonteCarlo().states.open(
-        context(inner, grader=Slow()),
-        AnswerPrefix(problem, token_array(mdp.encode(problem.prompt)), ()),
-        ContinuationPlan(UntilSure(first=2, error=0.1, most=9), ROLLOUT.sampling),
-    )
-    (request,) = state.ask()
-    assert isinstance(request, Request)
-    (following,) = state.answered(0, inner.generate([request])[0])
-    assert isinstance(following, Later)
-    assert not following.ready.done()
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: Future[Grade] = Future()
+        self.grade: Grade | None = None
+
+    def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
+        graded = super().submit(response, problem)
+        if self.grade is not None:
+            return graded
+        self.grade = graded.result()
+        return self.held
+
+    def release(self) -> None:
+        if not self.held.done():
+            self.held.set_result(self.grade)
+
+
+def test_whoever_waits_for_grades_keeps_no_other_state_waiting() -> None:
+    prefixes = [
+        AnswerPrefix(problem, token_array(mdp.encode(problem.prompt)), ()) for problem in mdp.problems(3)
+    ]
+    plan = ContinuationPlan(UntilSure(first=2, error=0.1, most=4), ROLLOUT.sampling)
+    grader = HoldsOneBack()
+    # All three states ask once, and the two others once more while the first one's grade is held back.
+    enough = len(prefixes) + 2
+    asked_at_release: list[int] = []
+
+    class Inner(AsItComes):
+        def _sample(self, *request: object) -> Completion:
+            if len(self.asked) == enough and not asked_at_release:
+                asked_at_release.append(len(self.asked))
+                grader.release()
+            return super()._sample(*request)  # type: ignore[arg-type]
+
+    # Where a state did keep the others waiting, the test fails and doesn't hang.
+    last_resort = threading.Timer(30.0, grader.release)
+    last_resort.start()
+    try:
+        estimates = MonteCarlo().states.estimate(context(Inner(), grader=grader), prefixes, plan)
+    finally:
+        last_resort.cancel()
+    assert asked_at_release == [enough]
+    assert estimates == MonteCarlo().states.estimate(context(AsItComes()), prefixes, plan)

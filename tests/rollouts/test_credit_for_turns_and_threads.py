@@ -33,8 +33,9 @@ from tests.threads.threads import context, decode
 from treetune.domains.environments.base import Environment, Turn
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.multi_turn import TurnStates
-from treetune.engine.base import Completion, EngineError, Request, SamplingParams
+from treetune.engine.base import Completion, Request, SamplingParams
 from treetune.engine.journal import JournaledEngine
+from treetune.exceptions import EngineError, Unavailable
 from treetune.lab.values.sampled import Sequential
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
@@ -42,7 +43,6 @@ from treetune.rollouts.credit import Group, Rloo, gae
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
 from treetune.rollouts.values import AnswerPrefix, ContinuationPlan, FixedBudget
-from treetune.tasks.graders.base import Unavailable
 from treetune.threads.parallel_threads import ParallelThreads, ThreadStates
 from treetune.trainer.preparation import token_rewards
 from treetune.trainer.tokens import Sequences

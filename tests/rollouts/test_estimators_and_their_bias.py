@@ -18,7 +18,7 @@ from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
 from treetune.domains.multi_turn import TurnStates
 from treetune.lab.signposts import Decided
-from treetune.lab.values.critic import ControlVariate, CriticValues
+from treetune.lab.values.critic import ControlVariate, CriticEstimator
 from treetune.lab.values.over_another import Filtered, Smoothed
 from treetune.lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp
 from treetune.lab.values.states import EveryNTokens, LowProbability
@@ -84,7 +84,7 @@ BIASED: list[tuple[MonteCarlo, int, float, float, float]] = [
     (credit(Smoothed()), 1, 0.5190, 0.9863, 0.0508),
     (credit(Smoothed(), samples=2), 1, 0.5275, 0.9768, 0.0591),
     (credit(Smoothed(over=Siblings())), 2, 0.4966, 0.9998, 1.9e-5),
-    (credit(CriticValues()), 1, 0.8369, 0.5511, 0.2588),
+    (credit(CriticEstimator()), 1, 0.8369, 0.5511, 0.2588),
     (credit(ControlVariate(over=Filtered())), 1, 0.0058, 1.0, 0.0),
 ]
 

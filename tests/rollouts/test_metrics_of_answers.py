@@ -26,7 +26,7 @@ from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.numbers import Number, NumberGroup, measured
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
-from treetune.tables.columns import Column, Panel, number_in
+from treetune.tables.columns import MeasuredColumn, Panel, number_in
 from treetune.threads.fork_join import EVENTS
 from treetune.threads.numbers import (
     NUMBERS,
@@ -236,13 +236,13 @@ def test_evaluations_and_the_line_of_an_iteration_have_what_is_declared_for_them
 @pytest.mark.usefixtures("_turns")
 def test_tables_show_a_declared_number_by_its_short_or_full_name() -> None:
     for name in ("count", "turns/count"):
-        column = Column(name="turns", evaluation="test", value=name)
+        column = MeasuredColumn(name="turns", evaluation="test", value=name)
         assert column.improves == "lower" and not column.in_percent
         assert number_in({"turns": {"count": 3.0}}, name, "summary.json") == 3.0
     Panel(name="of correct ones", evaluation="test", value="count_right")
-    Column(name="fewer", evaluation="test", value="fewer_turns", over="another row")
+    MeasuredColumn(name="fewer", evaluation="test", value="fewer_turns", over="another row")
     with pytest.raises(ValueError, match="did you mean 'letters'"):
-        Column(name="x", evaluation="test", value="leters")
+        MeasuredColumn(name="x", evaluation="test", value="leters")
 
 
 FORKED = (

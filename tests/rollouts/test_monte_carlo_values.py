@@ -11,8 +11,8 @@ import pytest
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from treetune.config.build import build
-from treetune.config.errors import ConfigError
 from treetune.engine.base import SamplingParams
+from treetune.exceptions import ConfigError
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.monte_carlo import MonteCarlo, step_advantages

@@ -118,7 +118,7 @@ def test_metrics_say_what_the_answers_were_like_and_progress_reaches_their_numbe
         "steps": sum(len(t.step_ends) for t in trajectories) / 32,
     }
     assert {name: metrics[f"episodes/{name}"] for name in expected} == pytest.approx(expected)
-    assert seen == [(done, 32) for done in range(4, 33, 4)]
+    assert seen == [(done, 32) for done in range(1, 33)]
 
 
 def test_a_prompt_that_leaves_no_room_is_named_on_every_rank_before_anything_is_sampled() -> None:

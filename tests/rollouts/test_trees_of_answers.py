@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.fake_engine import FakeEngine
 from tests.rollouts import tabular_mdp as mdp
-from treetune.engine.base import EngineError
 from treetune.engine.journal import JournaledEngine
+from treetune.exceptions import EngineError
 from treetune.lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
 from treetune.lab.trees.credit import TreeCredit
 from treetune.lab.trees.rollout import TreeRollout

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
-from treetune.lab.values.critic import ControlVariate, CriticValues, critic_values
-from treetune.lab.values.over_another import Filtered, Smoothed, filtered, smoothed
+from treetune.lab.values.critic import ControlVariate, CriticEstimator, critic_values
+from treetune.lab.values.over_another import Filtered, Smoothed, filter_values, smooth_walk
 from treetune.lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
 from treetune.lab.values.states import EveryNTokens, LowProbability
 from treetune.rollouts.answers import contiguous_share
@@ -164,7 +164,7 @@ def test_bisecting_stops_at_its_bound_of_tokens() -> None:
         Sequential(),
         Siblings(),
         ToppedUp(),
-        CriticValues(),
+        CriticEstimator(),
         ControlVariate(),
         Filtered(),
     ],
@@ -185,9 +185,9 @@ def test_the_critic_is_asked_for_the_state_before_the_next_sampled_token() -> No
     group = answers("a;a;b")
     context = mdp.context(services=[critic])
     valuation = Valuation(context, trees_of(group), EveryNTokens(tokens=1), mdp.SamplingParams(6), 1)
-    assert critic_values(valuation) == [[[0.9, 0.4, 0.4, 0.3, 0.2, None]]]
+    assert critic_values(valuation) == [[0.9, 0.4, 0.4, 0.3, 0.2, None]]
     engine = mdp.TabularEngine()
-    credit = MonteCarlo(values=CriticValues())
+    credit = MonteCarlo(values=CriticEstimator())
     (episode,), metrics = mdp.credited(credit, group, services=[critic], engine=engine)
     assert not engine.requests and "credit/value_tokens" not in metrics
     assert episode.step_values == (0.9, 0.4, 0.2)
@@ -265,14 +265,14 @@ looks = st.lists(
 @given(looks, st.floats(0, 1), st.floats(0.001, 0.5))
 def test_smoothing_is_the_least_squares_answer(path: list[Value | None], reward: float, step: float) -> None:
     path = [Value(0.5, 0.1), *path, Value(reward, 0.2)]
-    found = smoothed(path, step)
+    found = smooth_walk(path, step)
     assert [one is None for one in found] == [one is None for one in path]
     assert [one.value for one in found if one is not None] == pytest.approx(solved(path, step), abs=1e-6)
 
 
 def test_filtering_sees_values_from_behind_and_baselines_from_before() -> None:
     along: list[Value | None] = [Value(0.4, 0.1), None, Value(0.8, 0.1)]
-    first, between, last = filtered(along, 1.0, behind=0.5, before=0.25)
+    first, between, last = filter_values(along, 1.0, behind=0.5, before=0.25)
     assert between is None
     assert (last.value, first.value) == pytest.approx((0.9, (0.4 + 0.9) / 2))
     assert (first.baseline_or_value, last.baseline_or_value) == pytest.approx((0.4, 0.75 * 0.8 + 0.25 * 0.4))
@@ -298,7 +298,7 @@ def test_smoothing_lowers_the_error_of_few_continuations_where_values_walk() -> 
         looks: list[Value | None] = [mean_of([float(rng.random() < v) for _ in range(3)]) for v in truth]
         path = [*looks, Value(float(rng.random() < truth[-1]), 0.2)]
         raw += [(one.value - v) ** 2 for one, v in zip(looks, truth, strict=True) if one]
-        smooth += [(one.value - v) ** 2 for one, v in zip(smoothed(path, 0.01), truth) if one]
+        smooth += [(one.value - v) ** 2 for one, v in zip(smooth_walk(path, 0.01), truth) if one]
     assert fmean(smooth) < 0.5 * fmean(raw)
 
 
@@ -320,17 +320,20 @@ def test_steps_can_be_so_many_tokens_or_end_with_an_unsure_one() -> None:
     [
         None,
         [0.5],
-        [[None]],
-        [[[0.5]]],
-        [[[Value(0.5, 0.0)]]],
-        [[[Value(0.5, 0.0), Value(0.5, 0.0), None, None]]],
+        [None],
+        [[0.5]],
+        [[0.5, 0.5, 0.5]],
+        [[Value(0.5, 0.0)]],
+        [[Value(0.5, 0.0), Value(0.5, 0.0), None, None]],
+        [[[Value(0.5, 0.0), Value(0.5, 0.0), None]]],
+        [[Value(0.5, 0.0), None, None]] * 2,
     ],
     ids=str,
 )
 def test_values_that_do_not_fit_the_states_are_refused(found: Any) -> None:
     class Given(FreshContinuations):
         def values(self, valuation: Valuation) -> Any:
-            assert [len(states) for states in valuation.states[0]] == [3]
+            assert [len(answer.states) for answer in valuation.answers] == [3]
             return found
 
     with pytest.raises(ValueError, match="Given: give each state of each answer a Value or None"):

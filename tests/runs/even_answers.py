@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.tasks.graders.base import Grader, Unavailable
+from treetune.exceptions import Unavailable
+from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem
 
 

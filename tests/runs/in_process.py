@@ -12,7 +12,6 @@ from typing import Any
 from tests.columns import plain
 from tests.fake_engine import FakeEngine
 from treetune.engine.base import Engine, EngineLaunch, Tolerance
-from treetune.engine.engine import start_engine
 from treetune.engine.settings import Engines, EngineSettings
 from treetune.models.sources import TinyModel
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
@@ -57,11 +56,6 @@ class FakeSettings(EngineSettings):
         engine = FakeEngine(lambda ids, version: chances, tokenizer.eos_token_id, fail_after=self.fail_after)
         self.engines.append(engine)
         return engine
-
-
-@start_engine.register
-def start_fake(settings: FakeSettings, launch: EngineLaunch) -> Engine:
-    return settings.start(launch)
 
 
 def small(base: Path, engine: EngineSettings | None = None, **changes: Any) -> PolicyIteration:

@@ -70,11 +70,6 @@ class SharedServer(EngineSettings):
         return train_with(replace(self, settings=experiment.engines.policy), experiment, config, directory)
 
 
-@start_engine.register
-def start_shared(settings: SharedServer, launch: EngineLaunch) -> Engine:
-    return settings.start(launch)
-
-
 @contextmanager
 def shared_server() -> Iterator[SharedServer]:
     """The server, and an environment in which runs share this process."""

@@ -16,7 +16,7 @@ from treetune.lab.analyzers.stored import critic_at, distributions_at, policy_at
 from treetune.lab.analyzers.true_values import ByEngine
 from treetune.lab.literature.forking_tokens import ForkingTokens
 from treetune.lab.literature.optimal_token_baseline import OptimalTokenBaseline
-from treetune.lab.values.critic import ControlVariate, CriticValues
+from treetune.lab.values.critic import ControlVariate, CriticEstimator
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.runtime.analysis import read_result
 from treetune.runtime.commands import only_generate_episodes
@@ -24,7 +24,7 @@ from treetune.runtime.session import Session
 from treetune.vocabulary import joined
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
-ALONE = MonteCarlo(values=CriticValues())
+ALONE = MonteCarlo(values=CriticEstimator())
 BESIDE = MonteCarlo(samples=2, values=ControlVariate())
 
 

@@ -25,6 +25,7 @@ from tests.runs.in_process import (
 )
 from tests.support.faults import CONFIG
 from treetune import main as command_line
+from treetune.exceptions import Collapsed
 from treetune.processes import lifetime
 from treetune.runtime import commands, loop
 from treetune.runtime.base import Checkpoints, PolicyIteration
@@ -39,7 +40,7 @@ from treetune.runtime.diagnostics import (
     verdict,
 )
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.record import Collapsed, Record, Watch
+from treetune.runtime.record import CollapseWatch, Record
 from treetune.store.files import write_json
 
 SAMPLED = Watched(sampled=True, max_tokens=64)
@@ -328,9 +329,9 @@ def test_a_run_killed_on_its_way_to_the_stop_ends_as_if_nothing_had_happened(
     with monkeypatch.context() as patch:
         owner: Any
         owner, name, calls = {
-            "before the stop": (Watch, "stop_if_collapsed", 4),
+            "before the stop": (CollapseWatch, "stop_if_collapsed", 4),
             "before the checkpoint": (Record, "_checkpoint", 4),
-            "before the line": (Record, "_keep_line", 8),
+            "before the line": (Record, "_write_metrics", 8),
         }[struck]
         patch.setattr(owner, name, raises_after(getattr(owner, name), calls, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):

@@ -23,8 +23,9 @@ from tests.runs.in_process import (
     weights_of,
 )
 from tests.runs.standing_program import SETS
-from treetune.engine.base import Completion, EngineError, Tolerance
+from treetune.engine.base import Completion, Tolerance
 from treetune.engine.settings import InProcessSettings
+from treetune.exceptions import EngineError
 from treetune.models.policy_files import read_policy
 from treetune.processes import lifetime
 from treetune.rollouts.monte_carlo import MonteCarlo
@@ -77,7 +78,7 @@ def test_a_finished_run_is_known_and_not_held_against_a_smaller_machine(
     def refuse(config: object) -> None:
         raise ValueError("it doesn't fit")
 
-    monkeypatch.setattr(commands, "BEFORE_A_RUN", [refuse])
+    monkeypatch.setattr(commands, "refuse_what_does_not_fit", refuse)
     for name in ("exit_on_signals", "end_with_launcher"):  # the test's process keeps its own
         monkeypatch.setattr(lifetime, name, lambda: None)
     again = small(tmp_path)

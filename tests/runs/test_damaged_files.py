@@ -21,13 +21,14 @@ import torch
 from starlette.testclient import TestClient
 
 from tests.runs.in_process import sampled_requests, small, train, weights_of
+from treetune.exceptions import Damaged
 from treetune.models.policy_files import read_policy
 from treetune.rollouts.storage import TOKENS, read_episodes, read_tokens, read_trajectories
 from treetune.runtime.analysis import read_result, write_result
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory, verify_answers
 from treetune.runtime.manifest import read_config
-from treetune.store.checksums import SUMS, Damaged, read_record, write_record
+from treetune.store.checksums import SUMS, read_record, write_record
 from treetune.store.journal import row_of
 from treetune.view.app import application
 from treetune.view.experiment import read_experiment

@@ -33,19 +33,19 @@ from tests.runs.in_process import (
 )
 from tests.support.stand_in_judge import StandIn, stand_in_judge
 from treetune.config import folders
-from treetune.domains import judge_server
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.domains.graders.function import FunctionGrader
 from treetune.domains.graders.judge import JudgeGrader, JudgeModel
-from treetune.engine.base import EngineError, EngineLaunch
+from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address
 from treetune.engine.server import start_servers
-from treetune.engine.settings import VllmSettings
+from treetune.engine.settings import EngineSettings, VllmSettings
+from treetune.exceptions import EngineError, NothingGraded
 from treetune.main import main
 from treetune.rollouts.credit import Rloo
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
-from treetune.rollouts.unavailable import NothingGraded
+from treetune.runtime import judge_server
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration, without_sandbox
 from treetune.tasks.graders.final_answer import FinalAnswer
 
@@ -265,8 +265,14 @@ class Serving(FakeSettings):
     closed: list[bool] = field(default_factory=list)
 
 
-@start_servers.register
-def serve_stand_in(settings: Serving, run: EngineLaunch, log: Path) -> Any:
+@pytest.fixture(autouse=True)
+def _serve_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_server, "start_servers", serve_stand_in)
+
+
+def serve_stand_in(settings: EngineSettings, run: EngineLaunch, log: Path) -> Any:
+    if not isinstance(settings, Serving):
+        return start_servers(settings, run, log)
     address = Address(settings.judge.base_url.removesuffix("/v1"), 1, "its key")
     server = SimpleNamespace(
         now=lambda: address,

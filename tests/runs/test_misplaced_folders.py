@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.runs.in_process import small, train, weights_of
+from treetune.exceptions import Damaged
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.store.checksums import Damaged, read_record, write_record
+from treetune.store.checksums import read_record, write_record
 
 
 def run_of(base: Path, iterations: int) -> PolicyIteration:

@@ -13,7 +13,7 @@ from tests.runs.in_process import directory_of, small, trained
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.runtime.directory import PREDICTION
 from treetune.store.checksums import read_record, write_record
-from treetune.view.curves import plan_beside
+from treetune.view.curves import compare_with_plan
 from treetune.view.experiment import read_experiment
 from treetune.view.report import write_report
 from treetune.view.store import Store
@@ -26,7 +26,7 @@ def test_continuations_that_go_beside_answers_share_a_row_with_them(tmp_path: Pa
     experiment = read_experiment(path)
     curves = [experiment.curve(f"seconds/{phase}") for phase in ("generation", "credit")]
     measured = sum(y for curve in curves for _, y in curve) / len(experiment.metrics)
-    ((metric, planned, took, _),) = plan_beside(experiment)
+    ((metric, planned, took, _),) = compare_with_plan(experiment)
     assert (metric, planned) == ("seconds/generation + seconds/credit", "4 s")
     assert float(took.removesuffix(" s")) == pytest.approx(measured, rel=0.01)
 
@@ -36,12 +36,12 @@ def test_a_run_keeps_its_plan_and_report_and_watch_show_by_how_much_it_was_off(t
     said = read_record(path / PREDICTION, "")
     assert said["seconds/total"] > 0 and said["memory/training"] > 2**30
     experiment = read_experiment(path)
-    assert {metric for metric, *_ in plan_beside(experiment)} == {name for name in said if "/" in name}
+    assert {metric for metric, *_ in compare_with_plan(experiment)} == {name for name in said if "/" in name}
 
     mean = sum(y for _, y in experiment.curve("rollout/sampled_tokens")) / len(experiment.metrics)
     predicted = {"rollout/sampled_tokens": mean / 1.25, "train/never": 1.0, "seconds/sync": 0}
     write_record(path / PREDICTION, predicted)
-    ((metric, _, _, difference),) = plan_beside(read_experiment(path))
+    ((metric, _, _, difference),) = compare_with_plan(read_experiment(path))
     assert (metric, difference) == ("rollout/sampled_tokens", "+25%")
     page = write_report([path], tmp_path / "report.html").read_text()
     assert re.search(r"rollout/<wbr>sampled_tokens<.*>\+25%<", page)

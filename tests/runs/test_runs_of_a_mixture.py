@@ -24,7 +24,7 @@ from treetune.domains.mixture import Curriculum, Domain, Mixture
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.record import summary_line
-from treetune.tasks.sampling import Drawing
+from treetune.tasks.drawing import Drawing
 
 MIXED = Mixture(
     # What is cut off earns the reward, so the two differ: next to all answers of ten tokens are.

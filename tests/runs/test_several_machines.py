@@ -22,10 +22,11 @@ from typing import Any
 import pytest
 
 from tests.runs.in_process import small
-from treetune.cluster import several_machines
-from treetune.cluster.several_machines import Facts, MachinesDiffer, View, agree, differences
 from treetune.engine.settings import VllmSettings
+from treetune.exceptions import MachinesDiffer
+from treetune.runtime import several_machines
 from treetune.runtime.policy_server import refuse_unreachable_server
+from treetune.runtime.several_machines import Facts, MachineView, differences, refuse_machines_that_differ
 from treetune.runtime.weights_folder import weights_folder
 from treetune.trainer.ranks import Meeting
 
@@ -106,9 +107,9 @@ SECOND = replace(FIRST, machine=1, name="node2", address="10.0.0.2", clock=1002.
 PLACE = Path("/scratch/experiments/small")
 
 
-def found(second: Facts = SECOND, *views: View) -> list[str]:
+def found(second: Facts = SECOND, *views: MachineView) -> list[str]:
     """With two ranks on the second machine."""
-    return differences([FIRST, second, second], views or (View(), View(), View()), PLACE)
+    return differences([FIRST, second, second], views or (MachineView(), MachineView(), MachineView()), PLACE)
 
 
 def test_machines_that_are_alike_and_see_each_other_are_let_through() -> None:
@@ -144,9 +145,9 @@ def test_what_a_machine_has_otherwise_is_told_once_with_its_name(change: dict[st
 
 
 def test_what_a_machine_does_not_see_or_reach_is_told_with_both_names() -> None:
-    blind = View(unseen=(0,))
-    deaf = View(unreached=((0, "timed out"),))
-    assert found(SECOND, View(), blind, deaf) == [
+    blind = MachineView(unseen=(0,))
+    deaf = MachineView(unreached=((0, "timed out"),))
+    assert found(SECOND, MachineView(), blind, deaf) == [
         f"node2 doesn't see what node1 writes into {PLACE}: it must be a folder of one file system that all"
         " machines have there (APP_DIRECTORY)",
         "node2 can't reach node1 at 10.0.0.1 (eth0): timed out; name the interface that reaches the others"
@@ -188,7 +189,8 @@ def test_all_ranks_look_and_say_the_same(
         environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         meetings[rank] = Meeting.join(environment | {"CROSS_SIZE": "2", "CROSS_RANK": str(rank)}, 30)
         try:
-            agree(meetings[rank], tmp_path / ("both" if shared else str(rank)), {"seed": 1})
+            directory = tmp_path / ("both" if shared else str(rank))
+            refuse_machines_that_differ(meetings[rank], directory, {"seed": 1})
         except MachinesDiffer as error:
             said[rank] = str(error)
 

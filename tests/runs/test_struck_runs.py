@@ -30,13 +30,13 @@ from tests.support.unruly_environment import Unruly
 from treetune.domains.environments.base import EnvironmentTask
 from treetune.domains.mixture import Curriculum, Domain, Mixture
 from treetune.domains.multi_turn import MultiTurn, TurnStates
-from treetune.engine.base import EngineError
 from treetune.engine.settings import Engines
+from treetune.exceptions import EngineError
 from treetune.lab.partial import PartialAnswers
 from treetune.lab.trees.branching import AtStates
 from treetune.lab.trees.credit import TreeCredit
 from treetune.lab.trees.rollout import TreeRollout
-from treetune.lab.values.critic import ControlVariate, CriticValues
+from treetune.lab.values.critic import ControlVariate, CriticEstimator
 from treetune.lab.values.states import EveryNTokens
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
@@ -160,7 +160,7 @@ KINDS: dict[str, dict[str, Any]] = {
         ),
         "iterations": 3,
     },
-    "a critic alone": {"credit": MonteCarlo(values=CriticValues()), "iterations": 3, "checkpoints": ONCE},
+    "a critic alone": {"credit": MonteCarlo(values=CriticEstimator()), "iterations": 3, "checkpoints": ONCE},
     "a critic beside continuations": {
         "credit": MonteCarlo(samples=2, values=ControlVariate()),
         "iterations": 3,

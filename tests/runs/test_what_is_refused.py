@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from tests.runs.in_process import TASK, TRAINER, directory_of, small, train
-from treetune.cluster.runs import refuse_an_engine_without_a_gpu
 from treetune.config.build import checked
-from treetune.config.errors import ConfigError, SameOnAllRanks
 from treetune.domains.graders.judge import JudgeModel
 from treetune.domains.mixture import Curriculum, Domain, Mixture
 from treetune.engine.base import CONTINUATIONS, Request, SamplingParams
 from treetune.engine.settings import Engines, InProcessSettings, VllmSettings
-from treetune.lab.values.critic import ControlVariate, CriticValues
+from treetune.exceptions import ConfigError, SameOnAllRanks
+from treetune.lab.values.critic import ControlVariate, CriticEstimator
 from treetune.lab.values.over_another import Smoothed
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.preference import DpoPositive
@@ -35,6 +34,7 @@ from treetune.rollouts.single_turn import SingleTurn, for_fixed_problems, sample
 from treetune.rollouts.storage import read_trajectories
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet
+from treetune.runtime.fitting import refuse_an_engine_without_a_gpu
 from treetune.threads.parallel_threads import ParallelThreads, ThreadStates
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Metrics, Problem
@@ -45,7 +45,7 @@ MLE, DPO = (replace(TRAINER, objective=objective) for objective in (MaximumLikel
 GUARDED = replace(TRAINER, skip_without_advantage=True)
 PATHS = replace(TRAINER, objective=CorrectPaths(normalise_by="batch"))
 SHAPING = (OverlongPenalty(cache=6, scale=0.5), LengthPenalty(weight=0.25))
-CRITICS = (CriticValues(), ControlVariate(), Smoothed(over=CriticValues()))
+CRITICS = (CriticEstimator(), ControlVariate(), Smoothed(over=CriticEstimator()))
 UNTIL_MIXED: dict[str, Any] = {
     "rollout": UntilMixed(rollout=ANSWERS, groups=5),
     "selection": MixedGroups(at_most=5),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.store.checksums import Damaged
+from treetune.exceptions import Damaged
 from treetune.store.journal import Journal, read_rows, row_of, sealed_line
 
 keys = st.text("0123456789abcdef", min_size=1, max_size=4)

@@ -331,8 +331,9 @@ def check_checkpoint(case: Case) -> Cell:
 
 def check_reload(case: Case) -> Cell:
     """Weights that are dealt out while they are read, as under ZeRO-3."""
+    from treetune.exceptions import NotInParts
     from treetune.models.pretrained import PretrainedModel
-    from treetune.models.shards import NotInParts, read_whole
+    from treetune.models.shards import read_whole
 
     with tempfile.TemporaryDirectory() as folder:
         case.model.save_pretrained(Path(folder, "model"))

@@ -31,7 +31,7 @@ list.dispatchEvent(new Event('input', { bubbles: true }));
 list.dispatchEvent(new Event('change', { bubbles: true }));
 return true;
 """
-PROBLEMS = ("This can't be shown", "The viewer failed", "Gone")
+PROBLEMS = ("This can't be shown", "The viewer failed", "Deleted")
 
 
 def unanswered(page: Browser) -> list[str]:

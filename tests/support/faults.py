@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from treetune.engine.guard import descendants
-from treetune.processes.lifetime import Process, process_fields
+from treetune.processes.lifetime import ProcessIdentity, process_fields
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.weights_folder import remembered_folder
 from treetune.store.journal import read_rows
@@ -157,7 +157,7 @@ class Running:
     output: Path
     begins: int
     """Bytes of the output that earlier commands had written."""
-    seen: dict[Process, str] = field(default_factory=dict)
+    seen: dict[ProcessIdentity, str] = field(default_factory=dict)
     _looked: float = 0.0
 
     def look(self) -> None:
@@ -165,7 +165,7 @@ class Running:
         if time.monotonic() - self._looked < LOOK_S:
             return
         for pid in (self.launcher.pid, *descendants(self.launcher.pid)):
-            process = Process.of(pid)
+            process = ProcessIdentity.of(pid)
             if process is not None:
                 self.seen[process] = _title(pid)
         self._looked = time.monotonic()
@@ -206,14 +206,14 @@ class Running:
             os.kill(process.pid, signal.SIGKILL)
         self.signal_ranks(signal.SIGCONT)
 
-    def victims(self, victim: Victim) -> list[Process]:
+    def victims(self, victim: Victim) -> list[ProcessIdentity]:
         if victim == "launcher":
             return [process for process in self.seen if process.pid == self.launcher.pid]
         found = self.ranks() if victim == "rank" else self._titled("VLLM::EngineCore")
         assert found, f"there is no {victim} among {sorted(self.seen.values())}"
         return found[:1] if victim == "rank" else found
 
-    def ranks(self) -> list[Process]:
+    def ranks(self) -> list[ProcessIdentity]:
         return [
             process
             for process in self._titled("main.py")
@@ -222,7 +222,7 @@ class Running:
             and "guard.py" not in self.seen[process]
         ]
 
-    def _titled(self, part: str) -> list[Process]:
+    def _titled(self, part: str) -> list[ProcessIdentity]:
         return [process for process, title in self.seen.items() if part in title and process.alive()]
 
     def signal_ranks(self, number: int) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from treetune.cluster.planning.memory import TrainerMemory, Work
 from treetune.models.shapes import Shape
 from treetune.runtime.machine import Machine
+from treetune.runtime.planning.memory import IterationWork, TrainerMemory
 from treetune.trainer.base import Trainer
 from treetune.vocabulary import Episode, token_array
 
@@ -61,7 +61,7 @@ class Case:
             credit=SimpleNamespace(needs_critic=self.critic, reference=None),
             rollout=SimpleNamespace(sampling=SimpleNamespace(temperature=1.0, top_p=self.top_p, top_k=-1)),
         )
-        work = Work(
+        work = IterationWork(
             problems=1,
             is_known=True,
             answers=self.answers,

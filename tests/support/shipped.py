@@ -10,9 +10,10 @@ import pytest
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
 from treetune.config.catalogue import entries
-from treetune.config.errors import ConfigError, ConfigIssue
+from treetune.config.errors import ConfigIssue
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import Config, load
+from treetune.exceptions import ConfigError
 from treetune.runtime.base import PolicyIteration, Runtime
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from treetune.domains.environments.base import Game, Turn
-from treetune.tasks.graders.base import Unavailable
+from treetune.exceptions import Unavailable
 from treetune.vocabulary import Problem
 
 MOODS = ("calm", "calm", "hangs", "calm", "dies", "calm", "says a megabyte", "calm", "is closed", "calm")

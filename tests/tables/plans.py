@@ -9,9 +9,9 @@ from typing import Any
 import treetune.parts  # noqa: F401  (registers numbers of answers)
 from tests.view.report import fabricated
 from treetune.config.build import checked
-from treetune.tables.columns import Column
-from treetune.tables.runs import Plan, PlannedRun, refreshed
-from treetune.tables.settings import Cell, MethodRow, Reproduction, TableExperiment
+from treetune.tables.columns import MeasuredColumn
+from treetune.tables.runs import PlannedRun, TableRuns, refreshed
+from treetune.tables.settings import CellSource, MethodRow, Reproduction, TableExperiment
 
 BY_NAME = {"SFT": "sft", "PPO": "ppo", "Vine_PPO": "vine"}
 ROWS = tuple(MethodRow(name=name, experiment=of) for name, of in BY_NAME.items())
@@ -33,7 +33,7 @@ def config(base: Path, seed: int, name: str) -> dict[str, Any]:
     }
 
 
-def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **more: Any) -> Plan:
+def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **more: Any) -> TableRuns:
     """A plan whose configurations are made here: nothing is evaluated."""
     settings: dict[str, Any] = {
         "name": "some",
@@ -48,10 +48,12 @@ def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **more: Any) -> Plan
             MethodRow(name="SFT", experiment="sft"),
             MethodRow(name="PPO", experiment="ppo"),
             MethodRow(
-                name="Vine_PPO", experiment="vine", cells={"test": Cell(published=0.53, source="Table 1")}
+                name="Vine_PPO",
+                experiment="vine",
+                cells={"test": CellSource(published=0.53, source="Table 1")},
             ),
         ),
-        "columns": (Column(name="test", evaluation="test", curve="validation"),),
+        "columns": (MeasuredColumn(name="test", evaluation="test", curve="validation"),),
         "baseline": "PPO",
     }
     table = checked(Reproduction(**(settings | more)))
@@ -60,10 +62,10 @@ def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **more: Any) -> Plan
         for seed in seeds
         for name in table.order()
     ]
-    return refreshed(Plan(table, runs))
+    return refreshed(TableRuns(table, runs))
 
 
-def finish(plan: Plan, shares: Mapping[str, float]) -> Plan:
+def finish(plan: TableRuns, shares: Mapping[str, float]) -> TableRuns:
     for run in plan.runs:
         assert run.config is not None
         if run.name in shares:

@@ -12,9 +12,9 @@ from typing import Any
 import treetune.parts  # noqa: F401  (registers them)
 from tests.view.report import fabricated
 from treetune.config.jsonnet import Config, Layer, load
-from treetune.tables.columns import Column
+from treetune.tables.columns import MeasuredColumn
 from treetune.tables.launch import Launcher
-from treetune.tables.runs import Plan
+from treetune.tables.runs import TableRuns
 from treetune.tables.settings import MethodRow, Reproduction, TableExperiment
 from treetune.tables.write import write_runs_table
 
@@ -23,7 +23,7 @@ SHORT = "{ iterations: 2, trainer+: { schedule+: { may_outlast_training: true } 
 FAKE = Launcher(ranks=1, threads=1, program=(sys.executable, str(Path(fabricated.__file__))))
 
 
-def show(plan: Plan) -> None:
+def show(plan: TableRuns) -> None:
     write_runs_table(plan, "the command")
 
 
@@ -52,7 +52,7 @@ def table(directory: Path, *, seeds: Sequence[int] = (1, 2), **more: Any) -> Rep
             "grpo": experiment("grpo", needs=("sft",)),
         },
         "rows": tuple(MethodRow(name=name.upper(), experiment=name) for name in ("sft", "ppo", "grpo")),
-        "columns": (Column(name="test", evaluation="test", curve="validation"),),
+        "columns": (MeasuredColumn(name="test", evaluation="test", curve="validation"),),
         "baseline": "SFT",
     }
     return Reproduction(**(settings | more))

@@ -14,13 +14,13 @@ import pytest
 from tests.tables.plans import ACCOUNT, ROWS, config, finish, plan_of
 from tests.view.report import fabricated
 from tests.view.report.page import Page
-from treetune.tables.columns import Column, Panel, Speedup
+from treetune.tables.columns import MeasuredColumn, Panel, Speedup
 from treetune.tables.curves import curves, curves_json, panel_curves, panel_notes
 from treetune.tables.figures import draw_curves, draw_panels, draw_table
 from treetune.tables.launch import Launcher, launch_lines, slurm_script
 from treetune.tables.measure import measure
-from treetune.tables.runs import Plan, _read_by, refreshed
-from treetune.tables.settings import Cell, MethodRow, TableExperiment
+from treetune.tables.runs import TableRuns, _measurements_of, refreshed
+from treetune.tables.settings import CellSource, MethodRow, TableExperiment
 from treetune.tables.text import as_latex, as_markdown
 from treetune.tables.write import as_html, as_json
 
@@ -39,7 +39,7 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
 
     markdown, page = as_markdown(results, ACCOUNT), as_html(results, [], ACCOUNT)
     assert "▲" in markdown and "▲" in page and "| Vine_PPO | 83.8 [" in markdown
-    assert "| SFT | test | 2 | −1.2 |" in markdown and "| not told apart |" in markdown
+    assert "| SFT | test | 2 | −1.2 |" in markdown and "| not significant |" in markdown
     line = next(line for line in as_latex(results).splitlines() if line.startswith(r"Vine\_PPO"))
     assert r"$\blacktriangle$" in line and r"& 53.0 & 0, 0 of 2 \\" in line
     cells = {cell["row"]: cell for cell in as_json(results, ACCOUNT)["cells"]}
@@ -53,7 +53,7 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
 
 
 def test_where_less_is_better_less_is_called_better(tmp_path: Path) -> None:
-    columns = (Column(name="test", evaluation="test", better="lower"),)
+    columns = (MeasuredColumn(name="test", evaluation="test", better="lower"),)
     results = measure(finish(plan_of(tmp_path, columns=columns), {"ppo": 0.5, "vine": 0.8}))
     assert results.cells["Vine_PPO", "test"].called == "worse"
 
@@ -78,7 +78,7 @@ def test_what_was_sampled_is_counted(tmp_path: Path) -> None:
     assert results.costs["sft"][0].answers == 0
 
 
-def along(plan: Plan, name: str, shares: Mapping[int, float]) -> None:
+def along(plan: TableRuns, name: str, shares: Mapping[int, float]) -> None:
     for run in plan.runs:
         if run.name == name:
             for done, share in shares.items():
@@ -100,7 +100,7 @@ def test_curves_begin_at_the_start_weights_and_hold_mean_and_range(tmp_path: Pat
 
 def test_a_speedup_is_read_where_the_other_rows_best_is_reached(tmp_path: Path) -> None:
     speedup = Speedup(of="PPO", over="steps")
-    columns = (Column(name="less", speedup=speedup, curve="validation", percent=False, unit="×"),)
+    columns = (MeasuredColumn(name="less", speedup=speedup, curve="validation", percent=False, unit="×"),)
     plan = finish(plan_of(tmp_path, rows=ROWS, columns=columns), {"sft": 0.2, "ppo": 0.6, "vine": 0.8})
     along(plan, "vine", {1: 0.65, 2: 0.7})
     along(plan, "ppo", {2: 0.5})
@@ -111,7 +111,9 @@ def test_a_speedup_is_read_where_the_other_rows_best_is_reached(tmp_path: Path) 
 
 
 def test_a_number_of_an_analysis_is_read_with_its_interval(tmp_path: Path) -> None:
-    columns = (Column(name="error", analysis="values", value="numbers.error", percent=False, better="lower"),)
+    columns = (
+        MeasuredColumn(name="error", analysis="values", value="numbers.error", percent=False, better="lower"),
+    )
     plan = finish(plan_of(tmp_path, seeds=(1,), rows=ROWS, columns=columns), {"ppo": 0.5, "vine": 0.5})
     place = plan.run("ppo", 1).directory.path / "analyses" / "values" / "result.json"
     place.parent.mkdir(parents=True)
@@ -140,7 +142,7 @@ def test_the_page_is_whole_names_are_escaped_and_figures_drawn_where_cells_are_m
 
 def test_curves_are_named_after_the_set_that_they_show(tmp_path: Path) -> None:
     """Which is seldom the one that the column reports."""
-    columns = (Column(name="test pass@1", evaluation="test", curve="validation"),)
+    columns = (MeasuredColumn(name="test pass@1", evaluation="test", curve="validation"),)
     plan = finish(plan_of(tmp_path, columns=columns, rows=ROWS[1:2]), {"sft": 0.4, "ppo": 0.5})
     page = Page(as_html(measure(plan), curves(plan), ACCOUNT))
     assert page.words.count("pass@1 on validation (%)") == 4 and "pass@1 on test" not in page.words
@@ -204,14 +206,14 @@ def test_a_panel_of_a_metric_that_nobody_recorded_says_so(tmp_path: Path) -> Non
 
 def test_a_panels_evaluation_is_measured_wherever_a_row_has_a_checkpoint(tmp_path: Path) -> None:
     table = plan_of(tmp_path, panels=PANELS).table
-    assert _read_by(table, "ppo") == (("test",), ("validation",), ())
-    assert _read_by(plan_of(tmp_path).table, "ppo") == (("test",), (), ())
+    assert _measurements_of(table, "ppo") == (("test",), ("validation",), ())
+    assert _measurements_of(plan_of(tmp_path).table, "ppo") == (("test",), (), ())
 
 
 def test_launch_lines_say_what_goes_first_and_what_is_set(tmp_path: Path) -> None:
     plan = finish(plan_of(tmp_path), {})
     lines = launch_lines(plan, LAUNCHER)
-    assert lines[0].startswith("# at once") and lines[3].startswith("# when those above")
+    assert lines[0].startswith("# now") and lines[3].startswith("# when those above")
     assert len(lines) == 2 + 6
     assert f"APP_SEED=1 APP_DIRECTORY={tmp_path}/seed-1 OMP_NUM_THREADS=3 python -u" in lines[1]
     assert " run --num_gpus=2 " in lines[1] and lines[1].endswith("--configs sft run_iteration_loop")
@@ -265,7 +267,7 @@ CIRCLE = {
             {"rows": (MethodRow(name="a", experiment="pppo"),), "baseline": None},
             "'pppo' is none of the table's",
         ),
-        ({"rows": (MethodRow(name="a", cells={"tset": Cell()}),), "baseline": None}, "column 'tset'"),
+        ({"rows": (MethodRow(name="a", cells={"tset": CellSource()}),), "baseline": None}, "column 'tset'"),
         ({"seeds": (1, 1)}, "two seeds"),
         ({"panels": (PANELS[0], PANELS[0])}, "two panels"),
         ({"name": "a/b"}, "plain file name"),
@@ -280,19 +282,23 @@ def test_mistakes_in_a_table_are_told(settings: dict[str, Any], words: str) -> N
 @pytest.mark.parametrize(
     ("part", "settings", "words"),
     [
-        (Column, {}, "needs one of evaluation"),
-        (Column, {"speedup": Speedup(of="a", over="steps")}, "name one"),
+        (MeasuredColumn, {}, "needs one of evaluation"),
+        (MeasuredColumn, {"speedup": Speedup(of="a", over="steps")}, "set curve to the name"),
         (Panel, {"metric": "train/loss", "evaluation": "test"}, "needs one of metric"),
         (Panel, {"evaluation": "test", "value": "with_paralel"}, "did you mean 'with_parallel'"),
         (Panel, {"metric": "train/loss", "value": LONGEST}, "there is none"),
         (
-            Column,
+            MeasuredColumn,
             {"evaluation": "test", "value": "num_tokens_in_longest_thread"},
             f"did you mean '{LONGEST}'",
         ),
-        (Column, {"evaluation": "test", "value": "speed_up"}, "over names"),
-        (Column, {"evaluation": "test", "over": "sequential"}, "over names"),
-        (Column, {"evaluation": "test", "value": "unfinished", "curve": "test"}, "panels draw unfinished"),
+        (MeasuredColumn, {"evaluation": "test", "value": "speed_up"}, "needs the row that it compares with"),
+        (MeasuredColumn, {"evaluation": "test", "over": "sequential"}, "needs the row that it compares with"),
+        (
+            MeasuredColumn,
+            {"evaluation": "test", "value": "unfinished", "curve": "test"},
+            "draw unfinished in a",
+        ),
     ],
 )
 def test_mistakes_in_a_column_or_panel_are_told(part: Any, settings: dict[str, Any], words: str) -> None:

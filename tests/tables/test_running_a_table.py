@@ -168,7 +168,7 @@ def test_a_plan_with_nothing_there_names_every_run_and_its_cost_and_writes_nothi
     assert lines == [[name, seed, "missing", "0/2"] for seed in "12" for name in ("sft", "ppo", "grpo")]
     assert "60 s (30 s an iteration stated), after sft" in text
     assert "unknown (nothing measured or stated), after sft" in text
-    assert "6 runs: 6 missing; still about 2 min of runs; 4 runs whose cost nobody knows" in text
+    assert "6 runs: 6 missing; still about 2 min of runs; 4 runs of unknown cost" in text
     assert not (tmp_path / "new").exists()
 
 

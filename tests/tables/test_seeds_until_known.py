@@ -13,15 +13,15 @@ import pytest
 from tests.tables.small_table import FAKE, calls, cells, experiment, show, table
 from tests.view.report import fabricated
 from treetune.config.build import checked
-from treetune.config.errors import ConfigError
-from treetune.tables.columns import Area, Column
+from treetune.exceptions import ConfigError
+from treetune.tables.columns import Area, MeasuredColumn
 from treetune.tables.launch import launch_lines, reproduce
 from treetune.tables.measure import measure
-from treetune.tables.runs import Plan, make_plan
+from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import Pair, Reproduction, Seeds, TableExperiment, Until
 from treetune.tables.statistics import WEIGHT, confidence_sequence, normal_sequence, over_seeds
 from treetune.tables.text import main_grid, until_lines
-from treetune.tables.until import Verdict, grown, verdicts
+from treetune.tables.until import DifferenceVerdict, grown, verdicts
 
 NOISE = (0.0, 0.2, 0.05, 0.15, 0.1, 0.12, 0.08, 0.11)
 """By which PPO's share differs from GRPO's, seed by seed."""
@@ -33,7 +33,7 @@ def growing(directory: Path, difference: float, at_most: int | None = None, **mo
     return checked(table(directory, **(settings | more)))
 
 
-def fill(plan: Plan) -> Plan:
+def fill(plan: TableRuns) -> TableRuns:
     """Finishes every run that the plan has."""
     for run in plan.runs:
         if plan.statuses[run.key].state == "missing":
@@ -43,14 +43,14 @@ def fill(plan: Plan) -> Plan:
     return grown(make_plan(plan.table))
 
 
-def filled(of: Reproduction) -> Plan:
+def filled(of: Reproduction) -> TableRuns:
     plan = grown(make_plan(of))
     while len((more := fill(plan)).runs) > len(plan.runs):
         plan = more
     return more
 
 
-def seeds(plan: Plan) -> Mapping[str, list[int]]:
+def seeds(plan: TableRuns) -> Mapping[str, list[int]]:
     return {name: [run.seed for run in plan.of(name)] for name in ("sft", "ppo", "grpo")}
 
 
@@ -61,7 +61,7 @@ def test_seeds_are_added_for_the_rows_concerned_until_the_interval_is_that_narro
     assert 3 < verdict.seeds < 8
     assert verdict.known is not None and (verdict.known.half_width or 1) <= 0.15
     # One seed fewer would not have done.
-    before = Plan(plan.table, [run for run in plan.runs if run.seed < verdict.seeds], plan.statuses)
+    before = TableRuns(plan.table, [run for run in plan.runs if run.seed < verdict.seeds], plan.statuses)
     (earlier,) = verdicts(before)
     assert earlier.next_seed == verdict.seeds
     assert earlier.known is not None and (earlier.known.half_width or 0) > 0.15
@@ -97,7 +97,7 @@ def test_a_run_without_result_ends_it_and_says_so(tmp_path: Path) -> None:
     (stored,) = tmp_path.glob("seed-2/quickstart/ppo/config.json")
     stored.write_text(json.dumps(json.loads(stored.read_text()) | {"iterations": 7, "context_length": 1}))
     (verdict,) = verdicts(grown(make_plan(of)))
-    assert verdict == Verdict("PPO", "GRPO", 2, "lacking", verdict.known)
+    assert verdict == DifferenceVerdict("PPO", "GRPO", 2, "lacking", verdict.known)
 
 
 def test_one_command_runs_them_all_and_a_second_one_none(
@@ -262,13 +262,13 @@ def test_while_seeds_run_it_says_what_is_known_and_what_more_would_cost(tmp_path
     (verdict,) = verdicts(plan)
     assert verdict.reason == "more" and verdict.further is not None
     line = until_lines(plan)[-1]
-    assert line.startswith("PPO less GRPO: difference +10.0 ± ") and "after 4 seeds" in line
+    assert line.startswith("PPO − GRPO: difference +10.0 ± ") and "after 4 seeds" in line
     hours = verdict.further * 4200 / 3600
-    assert f"{verdict.further} more seeds, about {hours:.1f} h" in line and "of runs, to ± 15.0." in line
+    assert f"{verdict.further} more seeds, about {hours:.1f} h" in line and "of runs, until ± 15.0." in line
 
 
 def test_a_loser_gets_no_further_seeds(tmp_path: Path) -> None:
-    def verdict(losers: bool) -> Verdict:
+    def verdict(losers: bool) -> DifferenceVerdict:
         pairs = (Pair(row="GRPO", to="PPO"),)
         seeds = (4, 5, 6, 7, 8, 3, 1, 2)
         of = declaring(tmp_path / str(losers), 0.01, losers=losers, comparisons=pairs, seeds=seeds)
@@ -281,8 +281,8 @@ def test_a_loser_gets_no_further_seeds(tmp_path: Path) -> None:
 
 def test_the_area_under_the_curve_can_be_what_is_compared(tmp_path: Path) -> None:
     columns = (
-        Column(name="test", evaluation="test"),
-        Column(name="area", area=Area(over="steps", upto=6), curve="validation"),
+        MeasuredColumn(name="test", evaluation="test"),
+        MeasuredColumn(name="area", area=Area(over="steps", upto=6), curve="validation"),
     )
     until = Until(difference=1, assume="normal", seeds=Seeds(at_least=3, at_most=8), column="area")
     of = declaring(tmp_path, 0.1, columns=columns, until=until)

@@ -13,11 +13,12 @@ from scipy import stats
 
 from tests.tables.plans import ACCOUNT, ROWS, config, plan_of
 from tests.view.report import fabricated
+from treetune.exceptions import NotReached
 from treetune.lab.paired import paired
-from treetune.tables.columns import Area, Column, Reach
-from treetune.tables.curves import NotReached, area_under, cost_to_reach
+from treetune.tables.columns import Area, MeasuredColumn, Reach
+from treetune.tables.curves import area_under, cost_to_reach
 from treetune.tables.measure import measure
-from treetune.tables.runs import Plan, refreshed
+from treetune.tables.runs import TableRuns, refreshed
 from treetune.tables.settings import MethodRow, Pair, TableExperiment
 from treetune.tables.statistics import (
     holm,
@@ -166,7 +167,7 @@ def test_nothing_that_varies_is_no_difference_or_certain() -> None:
     assert made == [1.0, 0.0, None]
 
 
-def many(base: Path, rows: int) -> Plan:
+def many(base: Path, rows: int) -> TableRuns:
     """PPO, and so many methods that are as much better as the one before, on five seeds that vary."""
     names = [f"m{number}" for number in range(rows)]
     plan = plan_of(
@@ -235,9 +236,9 @@ def test_an_accuracy_costs_what_was_spent_when_the_curve_first_came_to_it(
 def test_curves_become_cells(tmp_path: Path) -> None:
     """Four iterations of 20,480 tokens, from 0.4 to 0.6 and a little by seed."""
     columns = (
-        Column(name="area", area=Area(over="tokens", upto=81_920), curve="validation"),
-        Column(name="to 50 %", reach=Reach(accuracy=0.5, over="tokens"), curve="validation"),
-        Column(name="to 62 %", reach=Reach(accuracy=0.64, over="tokens"), curve="validation"),
+        MeasuredColumn(name="area", area=Area(over="tokens", upto=81_920), curve="validation"),
+        MeasuredColumn(name="to 50 %", reach=Reach(accuracy=0.5, over="tokens"), curve="validation"),
+        MeasuredColumn(name="to 62 %", reach=Reach(accuracy=0.64, over="tokens"), curve="validation"),
     )
     plan = plan_of(tmp_path, columns=columns, rows=ROWS)
     for run in plan.runs:

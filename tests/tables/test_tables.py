@@ -9,18 +9,18 @@ import pytest
 from tests.view.report.synthetic import summary, write_experiment, write_summary
 from treetune.config.build import checked
 from treetune.tables.experiments_table import as_markdown, fill
-from treetune.tables.settings import ExperimentsTable, Row
+from treetune.tables.settings import ExperimentsTable, TableRow
 from treetune.tables.write import make_table
 
 
-def table(directory: Path, *rows: Row, **more: Any) -> ExperimentsTable:
+def table(directory: Path, *rows: TableRow, **more: Any) -> ExperimentsTable:
     return ExperimentsTable(directory=str(directory), rows=rows, **more)
 
 
 def test_a_table_holds_each_experiments_last_measured_checkpoint(tmp_path: Path, capsys) -> None:
     write_experiment(tmp_path / "quickstart/sft", passes={13: 0.57})
     write_experiment(tmp_path / "quickstart/vineppo", passes={5: 0.95, 25: 0.91})
-    rows = [Row(name=name, experiment=f"quickstart/{name}") for name in ("sft", "vineppo")]
+    rows = [TableRow(name=name, experiment=f"quickstart/{name}") for name in ("sft", "vineppo")]
     assert make_table(table(tmp_path, *rows, output="quickstart/table.json"), "the command") == 0
     written = json.loads((tmp_path / "quickstart/table.json").read_text())
     assert {name: (row["pass_at_1"], row["iteration"]) for name, row in written.items()} == {
@@ -41,21 +41,21 @@ def test_the_best_checkpoint_is_chosen_on_the_other_set(tmp_path: Path) -> None:
     for iteration, value in {5: 0.4, 10: 0.8, 15: 0.5}.items():
         write_summary(path, iteration, "validation", summary(value))
 
-    (result,) = fill(table(tmp_path, Row(name="run", experiment="run"), checkpoint="best"))
+    (result,) = fill(table(tmp_path, TableRow(name="run", experiment="run"), checkpoint="best"))
 
     assert (result.values["iteration"], result.values["pass_at_1"]) == (10, 0.7)
 
 
 def test_choosing_on_the_reported_set_and_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="best_on"):
-        checked(table(tmp_path, Row(name="a", experiment="a"), checkpoint="best", best_on="test"))
+        checked(table(tmp_path, TableRow(name="a", experiment="a"), checkpoint="best", best_on="test"))
     with pytest.raises(ValueError, match="two rows are called a"):
-        checked(table(tmp_path, Row(name="a", experiment="x"), Row(name="a", experiment="y")))
+        checked(table(tmp_path, TableRow(name="a", experiment="x"), TableRow(name="a", experiment="y")))
 
 
 def test_an_optional_row_is_left_out_until_it_is_measured(tmp_path: Path) -> None:
     write_experiment(tmp_path / "sft")
-    rows = (Row(name="sft", experiment="sft"), Row(name="ppo", experiment="ppo", optional=True))
+    rows = (TableRow(name="sft", experiment="sft"), TableRow(name="ppo", experiment="ppo", optional=True))
     assert [result.row.name for result in fill(table(tmp_path, *rows))] == ["sft"]
     write_experiment(tmp_path / "ppo")
     assert [result.row.name for result in fill(table(tmp_path, *rows))] == ["sft", "ppo"]
@@ -64,7 +64,7 @@ def test_an_optional_row_is_left_out_until_it_is_measured(tmp_path: Path) -> Non
 def test_all_missing_rows_are_named_at_once_and_nothing_is_written(tmp_path: Path) -> None:
     write_experiment(tmp_path / "sft")
     write_experiment(tmp_path / "unmeasured", passes={})
-    rows = [Row(name=name, experiment=name) for name in ("sft", "absent", "unmeasured")]
+    rows = [TableRow(name=name, experiment=name) for name in ("sft", "absent", "unmeasured")]
     with pytest.raises(ValueError) as caught:
         make_table(table(tmp_path, *rows), "the command")
     told = str(caught.value)
@@ -76,12 +76,12 @@ def test_a_broken_summary_is_named(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "run", passes={})
     write_summary(path, 3, "test", {"split": "test"})
     with pytest.raises(ValueError, match=r"0003/test/summary\.json"):
-        fill(table(tmp_path, Row(name="run", experiment="run")))
+        fill(table(tmp_path, TableRow(name="run", experiment="run")))
 
 
 def test_published_numbers_stand_beside_the_measured_ones(tmp_path: Path) -> None:
     write_experiment(tmp_path / "run", passes={25: 0.9})
-    chosen = table(tmp_path, Row(name="a|b", experiment="run", published=0.465, source="Table 1"))
+    chosen = table(tmp_path, TableRow(name="a|b", experiment="run", published=0.465, source="Table 1"))
     results = fill(chosen)
     assert results[0].as_json()["published"] == 0.465
     assert "| a\\|b | 90.0 |" in as_markdown(chosen, results)

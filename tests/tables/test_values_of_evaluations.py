@@ -12,33 +12,37 @@ import pytest
 
 from tests.tables.plans import ACCOUNT, finish, plan_of
 from tests.view.report import fabricated
-from treetune.tables.columns import Column, Panel
+from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import curves_json, panel_curves, panel_notes
 from treetune.tables.figures import draw_panels, draw_table
 from treetune.tables.measure import measure
-from treetune.tables.runs import Plan, _read_by, refreshed
-from treetune.tables.settings import Cell, MethodRow
+from treetune.tables.runs import TableRuns, _measurements_of, refreshed
+from treetune.tables.settings import CellSource, MethodRow
 from treetune.tables.text import as_latex, as_markdown
 from treetune.tables.write import as_html, as_json
 
 LONGEST = "num_tokens_in_the_longest_thread"
 COLUMNS = (
-    Column(name="accuracy", evaluation="test"),
-    Column(name="longest thread", evaluation="test", value=LONGEST),
-    Column(name="with threads", evaluation="test", value="with_parallel"),
-    Column(name="length", evaluation="test", value="mean_tokens", digits=2),
-    Column(name="speed-up", evaluation="test", value="speed_up", over="sequential", unit="×", digits=2),
+    MeasuredColumn(name="accuracy", evaluation="test"),
+    MeasuredColumn(name="longest thread", evaluation="test", value=LONGEST),
+    MeasuredColumn(name="with threads", evaluation="test", value="with_parallel"),
+    MeasuredColumn(name="length", evaluation="test", value="mean_tokens", digits=2),
+    MeasuredColumn(
+        name="speed-up", evaluation="test", value="speed_up", over="sequential", unit="×", digits=2
+    ),
 )
 ROWS = (
     MethodRow(name="sequential", experiment="sft"),
     MethodRow(
-        name="parallel", experiment="ppo", cells={"longest thread": Cell(published=2632, source="a paper")}
+        name="parallel",
+        experiment="ppo",
+        cells={"longest thread": CellSource(published=2632, source="a paper")},
     ),
 )
 BOTH = {"sft": 0.5, "ppo": 0.5}
 
 
-def threaded_plan(tmp_path: Path, **more: Any) -> Plan:
+def threaded_plan(tmp_path: Path, **more: Any) -> TableRuns:
     settings: dict[str, Any] = {"rows": ROWS, "columns": COLUMNS, "baseline": "sequential"}
     return finish(plan_of(tmp_path, **(settings | more)), BOTH)
 
@@ -62,7 +66,9 @@ def count_threads(folder: Path, total: float, longest: float, *, spread: float =
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
-def counted(plan: Plan, tokens: Mapping[tuple[str, int], tuple[float, float]], spread: float = 0.0) -> Plan:
+def counted(
+    plan: TableRuns, tokens: Mapping[tuple[str, int], tuple[float, float]], spread: float = 0.0
+) -> TableRuns:
     for (name, seed), (total, longest) in tokens.items():
         run = plan.run(name, seed)
         count_threads(run.directory.evaluation(run.iterations, "test"), total, longest, spread=spread)
@@ -91,7 +97,8 @@ def test_every_form_shows_the_numbers_with_their_digits_units_and_marks(tmp_path
     line = next(line for line in markdown.splitlines() if line.startswith("| parallel |"))
     assert "| 2,250 [" in line and "| 2,632 |" in line and "| 3,200.00 [" in line and "| 1.40× [" in line
     assert "| 100.0 [91.2, 100.0] △ |" in line, "with threads: more, which is neither better nor worse"
-    assert "△ and ▽" in markdown and "speed-up: tokens of an answer of sequential over" in markdown
+    assert "△ higher and ▽ lower" in markdown
+    assert "speed-up: tokens of an answer of sequential divided by" in markdown
     latex = next(line for line in as_latex(results).splitlines() if line.startswith("parallel"))
     assert r"1.40$\times$" in latex and r"\,$\triangle$" in latex and "& 2,632 &" in latex
     page = as_html(results, [], ACCOUNT)
@@ -141,7 +148,7 @@ def test_a_summary_without_threads_says_what_lacks(tmp_path: Path) -> None:
 
 
 def test_pass_at_k_is_read_where_there_were_as_many_samples(tmp_path: Path) -> None:
-    columns = tuple(Column(name=f"pass@{k}", evaluation="test", value=f"pass_at_{k}") for k in (4, 8))
+    columns = tuple(MeasuredColumn(name=f"pass@{k}", evaluation="test", value=f"pass_at_{k}") for k in (4, 8))
     rows = tuple(MethodRow(name=row.name, experiment=row.experiment) for row in ROWS)
     plan = threaded_plan(tmp_path, columns=columns, rows=rows)
     for run in plan.runs:
@@ -158,7 +165,7 @@ def test_a_panel_draws_any_number_of_an_evaluation_along_training(tmp_path: Path
         Panel(name="ratio", evaluation="test", value="acceleration_ratio"),
     )
     plan = counted(threaded_plan(tmp_path, panels=panels), TOKENS)
-    assert _read_by(plan.table, "ppo") == (("test",), ("test",), ())
+    assert _measurements_of(plan.table, "ppo") == (("test",), ("test",), ())
     found = panel_curves(plan)
     (_, own) = found
     assert own.row.name == "parallel" and [point.mean for point in own.points] == [3100, 2250], (
@@ -172,10 +179,10 @@ def test_a_panel_draws_any_number_of_an_evaluation_along_training(tmp_path: Path
 
 
 def test_mistakes_about_values_are_told(tmp_path: Path) -> None:
-    of_nobody = Column(name="x", evaluation="test", value="speed_up", over="sequentiel")
-    column = Column(name="x", evaluation="test", value="speed_up", over="sequential")
-    published = MethodRow(name="sequential", cells={"x": Cell(published=1.0)})
-    wrong = MethodRow(name="sequential", experiment="sft", cells={"accuracy": Cell(value="x")})
+    of_nobody = MeasuredColumn(name="x", evaluation="test", value="speed_up", over="sequentiel")
+    column = MeasuredColumn(name="x", evaluation="test", value="speed_up", over="sequential")
+    published = MethodRow(name="sequential", cells={"x": CellSource(published=1.0)})
+    wrong = MethodRow(name="sequential", experiment="sft", cells={"accuracy": CellSource(value="x")})
     for settings, words in (
         ({"columns": (of_nobody,)}, "did you mean 'sequential'"),
         ({"rows": (published, replace(ROWS[1], cells={})), "columns": (column,)}, "no experiment there"),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.tables.small_table import ROOT, experiment, table
-from treetune.config.errors import ConfigError
+from treetune.exceptions import ConfigError
 from treetune.tables.check import METRICS
-from treetune.tables.columns import Column, Panel
+from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.launch import reproduce
 from treetune.tables.settings import MethodRow
 
@@ -37,9 +37,9 @@ def test_what_some_row_will_write_is_fine() -> None:
 def test_all_that_no_row_will_write_is_told_at_once() -> None:
     found = mistakes(
         columns=(
-            Column(name="test", evaluation="test"),
-            Column(name="pass@64", evaluation="test", value="pass_at_64"),
-            Column(name="curve", evaluation="test", curve="validtion"),
+            MeasuredColumn(name="test", evaluation="test"),
+            MeasuredColumn(name="pass@64", evaluation="test", value="pass_at_64"),
+            MeasuredColumn(name="curve", evaluation="test", curve="validtion"),
         ),
         panels=(
             Panel(name="misspelled", metric="train/entrpy"),

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.cases import cases
+from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.conformance import hostile_answers
 from treetune.tasks.graders.extraction import (
     DEEPEST_VALUE,
     LONGEST_VALUE,
-    NoValue,
     fenced_blocks,
+    find_values,
     last_between,
     last_box,
     read_value,
-    values,
 )
 from treetune.tasks.thoughts import after_thought
 
@@ -68,7 +68,7 @@ def test_a_box_is_the_last_whose_brace_is_closed(text: str, found: str | None) -
         (json.dumps({"output": "(" * 200}), {"output": "(" * 200}),  # brackets in strings are no nesting
     ],
 )
-def test_json_and_literals_are_values(text: str, value: Any) -> None:
+def test_json_and_literals_are_find_values(text: str, value: Any) -> None:
     assert read_value(text) == value
 
 
@@ -82,17 +82,17 @@ def test_json_and_literals_are_values(text: str, value: Any) -> None:
     ],
 )  # fmt: skip
 def test_everything_else_is_refused_and_never_evaluated(text: str) -> None:
-    with pytest.raises(NoValue):
+    with pytest.raises(UnreadableValue):
         read_value(text)
 
 
 @pytest.mark.parametrize(("text", "last"), cases(CASES, "last value"))
 def test_the_last_whole_value_is_found_among_prose(text: str, last: str) -> None:
-    assert next(values(text))[0] == last
+    assert next(find_values(text))[0] == last
 
 
 def test_values_of_one_kind_of_bracket_may_stand_in_another() -> None:
-    assert [value for _, value in values("{grid: [1, 2]} [3]", "[")] == [[3], [1, 2]]
+    assert [value for _, value in find_values("{grid: [1, 2]} [3]", "[")] == [[3], [1, 2]]
 
 
 _json = st.recursive(
@@ -110,12 +110,12 @@ _json = st.recursive(
 @settings(max_examples=100)
 def test_a_value_is_found_behind_any_prose_and_read_back(value: Any, prose: str, literal: bool) -> None:
     text = repr(value) if literal else json.dumps(value)
-    assert next(values(f"{prose} {text} {prose}"))[1] == value
+    assert next(find_values(f"{prose} {text} {prose}"))[1] == value
 
 
 _functions = (
-    after_thought, last_between, fenced_blocks, last_box, lambda text: list(values(text)),
-    lambda text: list(values(text, "[{(")),
+    after_thought, last_between, fenced_blocks, last_box, lambda text: list(find_values(text)),
+    lambda text: list(find_values(text, "[{(")),
 )  # fmt: skip
 
 
@@ -142,5 +142,5 @@ def test_hostile_answers_are_searched_without_an_error() -> None:
 def test_a_long_text_is_searched_in_one_pass(piece: str) -> None:
     """A quadratic search of a million characters would take hours, so that this test would never end."""
     text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
-    for function in (*_functions[:-2], lambda text: next(values(text), None)):
+    for function in (*_functions[:-2], lambda text: next(find_values(text), None)):
         function(text)

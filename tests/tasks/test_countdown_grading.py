@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.cases import cases
+from treetune.exceptions import NotAnExpression
 from treetune.tasks.graders.conformance import hostile_answers
 from treetune.tasks.graders.countdown import (
     DEEPEST,
@@ -19,7 +20,6 @@ from treetune.tasks.graders.countdown import (
     MOST_TOKENS,
     CountdownGrader,
     CountdownScores,
-    NotAnExpression,
     gold_of,
     read_expression,
 )

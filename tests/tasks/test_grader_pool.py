@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from tests.tasks.hostile_graders import Counting, Obedient, Unloadable
-from treetune.processes.pool import WorkerStartError
-from treetune.tasks.graders.base import Grader, Isolation, Unavailable
+from treetune.exceptions import Unavailable, WorkerStartError
+from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem

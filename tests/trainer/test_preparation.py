@@ -18,7 +18,7 @@ from treetune.objectives.preference import DirectPreference
 from treetune.rollouts.credit import Gae
 from treetune.trainer.base import Trainer
 from treetune.trainer.preparation import IterationTensors, prepare, scores_old_logprobs
-from treetune.trainer.scoring import Scored
+from treetune.trainer.scoring import PolicyScores
 from treetune.trainer.tokens import Sequences
 from treetune.vocabulary import Episode
 
@@ -37,10 +37,10 @@ class Models:
     def __init__(self) -> None:
         self.ran: list[str] = []
 
-    def old_logprobs(self, sequences: Sequences) -> Scored:
+    def old_logprobs(self, sequences: Sequences) -> PolicyScores:
         self.ran.append("policy")
         size = sequences.n_tokens
-        return Scored(torch.full((size,), -1.0), torch.zeros(size), None)
+        return PolicyScores(torch.full((size,), -1.0), torch.zeros(size), None)
 
     def ref_logprobs(self, sequences: Sequences) -> torch.Tensor:
         self.ran.append("reference")

@@ -25,10 +25,10 @@ from tests.trainer.helpers import (
     trained,
     weights_of,
 )
+from treetune.exceptions import Damaged
 from treetune.models.logprobs import Nucleus
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.rollouts.storage import TokenSignals, read_token_signals, write_token_signals
-from treetune.store.checksums import Damaged
 from treetune.vocabulary import Episode
 
 ROWS = episodes(8)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.runs.in_process import small
+from treetune.exceptions import NotInParts
 from treetune.models.pretrained import PretrainedModel
-from treetune.models.shards import InTurn, NotInParts, in_parts, is_in_file, read_whole, weight_files
+from treetune.models.shards import InTurn, in_parts, is_in_file, read_whole, weight_files
 from treetune.models.sources import TinyModel
 from treetune.runtime import session as start_model
 from treetune.runtime.session import StartModel

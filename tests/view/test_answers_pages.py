@@ -23,7 +23,7 @@ from treetune.engine.journal import journal_row, request_key
 from treetune.objectives.base import TokenBatch
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.context import AnswerSettings
-from treetune.rollouts.states import OneLineState
+from treetune.rollouts.states import continuation_request
 from treetune.rollouts.storage import (
     SIGNALS,
     read_token_signals,
@@ -31,7 +31,7 @@ from treetune.rollouts.storage import (
     write_token_signals,
     write_trajectories,
 )
-from treetune.rollouts.values import AnswerPrefix, ContinuationPlan, FixedBudget
+from treetune.rollouts.values import AnswerPrefix
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
@@ -39,8 +39,8 @@ from treetune.view.app import SEEN
 from treetune.view.charts import number
 from treetune.view.report import write_report
 from treetune.view.store import Run
-from treetune.view.store.queries import Filter, parsed
-from treetune.view.store.tokens import Step, tokens_of, trained_steps
+from treetune.view.store.queries import ColumnFilter, parse_conditions
+from treetune.view.store.tokens import CreditedStep, tokens_of, trained_steps
 from treetune.view.terminal import newest_answers
 from treetune.vocabulary import Segment, Stretch
 
@@ -48,18 +48,18 @@ COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "
 
 
 def test_conditions_are_read() -> None:
-    assert parsed("tokens >= 300; outcome has Time ;unfinished=true", COLUMNS) == [
-        Filter("tokens", ">=", 300.0),
-        Filter("outcome", "has", "Time"),
-        Filter("unfinished", "=", True),
+    assert parse_conditions("tokens >= 300; outcome has Time ;unfinished=true", COLUMNS) == [
+        ColumnFilter("tokens", ">=", 300.0),
+        ColumnFilter("outcome", "has", "Time"),
+        ColumnFilter("unfinished", "=", True),
     ]
-    assert parsed("number.lines/count<2", COLUMNS) == [Filter("number.lines/count", "<", 2.0)]
+    assert parse_conditions("number.lines/count<2", COLUMNS) == [ColumnFilter("number.lines/count", "<", 2.0)]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("tokens", "is no condition"),
+        ("tokens", "is not a condition"),
         ("size > 3", "answers have no 'size'"),
         ("tokens > many", "compared with a number"),
         ("unfinished = 1", "true or false"),
@@ -69,7 +69,7 @@ def test_conditions_are_read() -> None:
 )
 def test_a_wrong_condition_is_explained(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        parsed(text, COLUMNS)
+        parse_conditions(text, COLUMNS)
 
 
 def test_the_list_shows_the_newest_iteration_or_what_is_asked_for(viewer: Viewer) -> None:
@@ -87,7 +87,7 @@ def test_the_list_shows_the_newest_iteration_or_what_is_asked_for(viewer: Viewer
     # An evaluation is sorted and filtered by what only iterations have.
     asked = {"run": "run", "of": "e1-validation", "sort": "advantage_mean", "where": "tokens < 1e300"}
     assert "<b>12</b> answers" in viewer.page("/answers", **asked)
-    assert "No answer is like that" in viewer.page("/answers", **{**asked, "where": "advantage_mean > 0"})
+    assert "No answer matches" in viewer.page("/answers", **{**asked, "where": "advantage_mean > 0"})
     record_iteration(begin_run(viewer.folder / "unmeasured"), 0)
     for status, query, words in (
         (400, {"run": "run", "where": "color = red"}, "answers have no"),
@@ -162,15 +162,15 @@ def test_an_answer_is_shown_with_its_own_tokens_and_credit(viewer: Viewer) -> No
 @pytest.mark.parametrize(
     ("trainer", "colour", "steps"),
     [
-        ({}, "less; as it trains", False),
-        ({"advantage_normalisation": "whiten"}, "less; as it trains", True),
+        ({}, "less; training advantage", False),
+        ({"advantage_normalisation": "whiten"}, "less; training advantage", True),
         (
             {
                 "advantage_normalisation": "scale",
                 "objective": {"type": "ppo", "kl_coef": 0.1, "kl_placement": "advantage"},
             },
             "less; as credit gave it (in training it is divided by the standard deviation of the"
-            " iteration&#39;s trained tokens and the token&#39;s KL penalty is taken from it)",
+            " iteration&#39;s trained tokens and the token&#39;s KL penalty is subtracted from it)",
             True,
         ),
     ],
@@ -208,7 +208,7 @@ def test_an_answer_of_an_evaluation_says_what_the_grader_took_and_one_that_is_no
 ) -> None:
     viewer.record()
     page = viewer.page("/answer", run="run", source="e1-validation", answer="train/0#0")
-    assert "the grader took" in page and "#3" in page
+    assert "extracted" in page and "#3" in page
     assert "No advantage" not in page and 'name="colour"' not in page
     assert "train/99#0" in viewer.refusal("/answer", 404, run="run", source="i1", answer="train/99#0")
 
@@ -218,7 +218,7 @@ def test_a_problem_is_followed_along_training(viewer: Viewer) -> None:
     page = viewer.page("/problem?run=run&problem=train/3").partition("<tbody>")[2]
     assert page.count('<tr id="a-') == 12
     assert page.index("iteration 1<") < page.index("iteration 3<") < page.index("validation after 1")
-    assert "No answer is like that" in viewer.page("/problem?run=run&problem=none")
+    assert "No answer matches" in viewer.page("/problem?run=run&problem=none")
 
 
 def test_problems_that_flipped_are_found(viewer: Viewer) -> None:
@@ -288,7 +288,7 @@ def test_every_answer_of_a_tree_is_drawn_or_counted_and_can_be_reached(
     drawing = page.split('<svg class="tree"')[1].split("</svg>")[0]
     assert "All 100 answers" in page and " style=" not in page
     words = re.findall("<title>(.*?)</title>", drawing, re.DOTALL)
-    assert any(one.startswith("the prompt · value behind it 0.500 · 100 answers, 100 right") for one in words)
+    assert any(t.startswith("the prompt · value after it 0.500 · 100 answers, 100 correct") for t in words)
     assert {f"leaf {i}!" for i in range(100)} == set(re.findall(r"leaf \d+!", drawing))
     assert drawing.count("here") == 4, "the prompt, what all share, and its own two steps"
     links = re.findall(r'<a href="([^"]+)"', drawing)
@@ -298,7 +298,7 @@ def test_every_answer_of_a_tree_is_drawn_or_counted_and_can_be_reached(
     # Branches too low to be seen are one with others of about their value.
     monkeypatch.setattr("treetune.view.drawings.HIGH", 40)
     folded = viewer.page("/answer", **where)
-    assert "99 branches of about the same value" in folded and "100 answers, 100 right" in folded
+    assert "99 branches of about the same value" in folded and "100 answers, 100 correct" in folded
     nearer = viewer.page("/answer", **where, depth=2)
     assert "<b>1 of the 100 answers</b>" in nearer
     assert "<b>100</b> answers" in viewer.page("/problem?run=run&problem=train/0")
@@ -419,7 +419,7 @@ def test_what_is_called_clipped_is_what_has_no_gradient_in_training(
         episode=SimpleNamespace(advantages=advantages, trained=np.ones(len(tokens), np.bool_)),
         source=SimpleNamespace(episodes="not read"),
     )
-    steps = [Step(i, i, i + 1, None, None, None) for i in range(len(tokens))]
+    steps = [CreditedStep(i, i, i + 1, None, None, None) for i in range(len(tokens))]
     shown: Any = SimpleNamespace(steps=steps, numbers={"advantage": advantages, "log-ratio": log_ratios})
     said = [bool(step.clipped) for step in trained_steps(one, shown, {"trainer": {"objective": objective}})]
     assert said == is_clipped.tolist()
@@ -433,10 +433,9 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     run = begin_run(viewer.folder / "run")
     one = trajectory(0, 0, "a\nb\nc")
     record_iteration(run, 0, [one])
-    context: Any = SimpleNamespace(seed=1, iteration=0, settings=AnswerSettings(64), task=AdditionChain())
     beginning = AnswerPrefix.of(one.problem, one.prompt_ids, one.segments, 2)
-    state = OneLineState(context, beginning, ContinuationPlan(FixedBudget(3), SamplingParams(max_tokens=48)))
-    (request,) = state.ask()
+    sampling = AdditionChain().sampling(SamplingParams(max_tokens=48))
+    request = continuation_request(AnswerSettings(64), 1, 0, beginning, sampling, "value", 0, 3)
     sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
     rows = journal_row("another", sampled[:1]), journal_row(request_key(request, 0), sampled)
     with Journal(run.iteration(0) / "journal" / "credit-0.jsonl") as written:

@@ -101,7 +101,7 @@ def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder:
         (2, "restart"), (2, "resume"), (3, "resume"), (3, "sign"), (4, "evaluation"), (4, "sign")
     ]  # fmt: skip
     assert found[3][2] == "kl begins: it is above 9; lower the learning rate"
-    assert found[5][2] == "kl is over"
+    assert found[5][2] == "kl ends"
     several = events_of_several({"a": one, "b": one})
     assert len(several) == 2 * (len(found) - 1) and "evaluation" not in {event.kind for event in several}
     assert several[0].words == "a: the engine was started again"

@@ -62,7 +62,7 @@ def test_one_bad_line_is_an_empty_row_of_a_data_set_and_told(viewer: Viewer, bad
     assert all_open(viewer, "/data", "/histograms?data=rows.jsonl&histogram=n")
     assert bad in READ_ALL_THE_SAME or "unreadable line" in rows[place]
     page = viewer.page("/rows?data=rows.jsonl&sort=n")
-    assert f"stand here as empty rows: {place}." in page
+    assert f"are shown as empty rows: {place}." in page
     assert all(f"text {i}" in page for i in range(6))
     assert "text 4" in viewer.page("/rows?data=rows.jsonl&where=n%20%3E%203")
 

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 
 from tests.view.prepared import HOSTILE, ROWS, SAMPLES, estimate, prepared, rows, save
 from tests.view.recorded import begin_run
-from treetune.view.store import NotThere, Store
-from treetune.view.store.queries import Filter, Question
+from treetune.exceptions import NotThere
+from treetune.view.store import Store
+from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.store.readers import DataSet, answers_to
-from treetune.view.store.tables import ROW, Histogram, Table, bin_step
+from treetune.view.store.tables import ROW, DataSetTable, Histogram, bin_step
 
 
-def table_of(path: Path, kind: Any) -> Table:
-    return Table(DataSet(path.name, path, kind, "for a test"))
+def table_of(path: Path, kind: Any) -> DataSetTable:
+    return DataSetTable(DataSet(path.name, path, kind, "for a test"))
 
 
 def test_what_was_named_or_lies_below_is_known_and_nothing_else(tmp_path: Path) -> None:
@@ -55,14 +56,15 @@ def test_what_was_named_or_lies_below_is_known_and_nothing_else(tmp_path: Path) 
     }
     for name in (str(elsewhere / "sums2.parquet"), "data/../data/sums.parquet", "/etc/passwd", ""):
         with pytest.raises(NotThere, match="there is no data set"):
-            store.data.one(name)
+            store.data.named(name)
     begin_run(folder / "later")
     (elsewhere / "trips.jsonl").unlink()
     assert str(elsewhere / "trips.jsonl") not in {one.name for one in store.data.all()}
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("notes.txt", "is no data set: give Parquet"), ("gone.parquet", "there is no file")]
+    ("name", "words"),
+    [("notes.txt", "is not a data set: give"), ("gone.parquet", "there is no file")],
 )
 def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")
@@ -88,13 +90,13 @@ def test_rows_of_every_kind_have_columns_and_are_shown_whole(tmp_path: Path) -> 
     sums = table_of(tmp_path / "sums.parquet", "parquet")
     assert sums.total == ROWS
     assert sums.kinds["prompt"] == "VARCHAR" and sums.kinds["extra_info.words"] == "BIGINT"
-    [first] = sums.ask(Question(size=1), ["prompt", "prompt.characters"]).rows
+    [first] = sums.ask(RowQuery(size=1), ["prompt", "prompt.characters"]).rows
     assert first["prompt.characters"] == len(HOSTILE) and HOSTILE.startswith(first["prompt"][:100])
     assert sums.row(5) == rows()[5] and sums.row(0)["extra_info"]["note"] == HOSTILE
 
     trips = table_of(tmp_path / "trips.jsonl", "lines")
-    assert trips.total == 8 and trips.note.startswith("2 of its lines hold no object")
-    assert [row["odd"] for row in trips.ask(Question(size=3), ["odd"]).rows] == ["even", "1", "even"]
+    assert trips.total == 8 and trips.note.startswith("2 of its lines are not JSON objects")
+    assert [row["odd"] for row in trips.ask(RowQuery(size=3), ["odd"]).rows] == ["even", "1", "even"]
     assert trips.row(5) == {"question": "trip 5", "answer": 15, "odd": 5}
     assert trips.row(6) == {"question": "half \ud800"}
     assert trips.row(7) == {"unreadable line": '{"question": "torn'}
@@ -127,7 +129,7 @@ def test_columns_that_hide_each_other_and_odd_types_are_told_apart(tmp_path: Pat
     table = table_of(folder / "x.parquet", "parquet")
 
     assert table.names() == ["a.b", "a", "blob", 'q"uote', "nothing"]
-    [row] = table.ask(Question(filters=(Filter('q"uote', ">", 1.0),)), ["a.b", "a.c.d", 'q"uote']).rows
+    [row] = table.ask(RowQuery(filters=(ColumnFilter('q"uote', ">", 1.0),)), ["a.b", "a.c.d", 'q"uote']).rows
     assert row == {ROW: 0, "a.b": "own", "a.c.d": True, 'q"uote': 1.5}
 
 
@@ -143,7 +145,7 @@ TEXTS = st.text("aAbé%_'", max_size=2)
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Table:
+def records(tmp_path_factory: pytest.TempPathFactory) -> DataSetTable:
     path = tmp_path_factory.mktemp("records") / "x.parquet"
     parquet.write_table(pa.Table.from_pylist(RECORDS), path)
     return table_of(path, "parquet")
@@ -158,12 +160,12 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Table:
     size=st.integers(5, 30),
 )
 def test_pages_are_what_filtering_sorting_and_cutting_give(
-    records: Table, least: float | None, search: str, sort: str, descending: bool, size: int
+    records: DataSetTable, least: float | None, search: str, sort: str, descending: bool, size: int
 ) -> None:
-    filters = () if least is None else (Filter("x", ">=", least),)
+    filters = () if least is None else (ColumnFilter("x", ">=", least),)
     found: list[int] = []
     for page in range(1, len(RECORDS)):
-        own = records.ask(Question((), filters, search, sort, descending, page, size), ["x"])
+        own = records.ask(RowQuery((), filters, search, sort, descending, page, size), ["x"])
         found += [row[ROW] for row in own.rows]
         if len(own.rows) < size:
             break
@@ -185,7 +187,7 @@ def test_pages_are_what_filtering_sorting_and_cutting_give(
     assert own.total == len(kept)
 
 
-def histogram(table: Table, column: str, *filters: Filter) -> Histogram | None:
+def histogram(table: DataSetTable, column: str, *filters: ColumnFilter) -> Histogram | None:
     return next(iter(table.histograms([column], filters, "")), None)
 
 
@@ -197,10 +199,10 @@ def test_bars_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> N
     counts = {bar.low: bar.count for bar in rates.bars if bar.count}
     assert counts == {0.0: 5, 0.25: 5, 0.5: 5, 0.75: 5, 1.0: 4}
     assert rates.bars[3].low == 0.15  # and not 0.15000000000000002
-    few = histogram(sums, "pass_rate", Filter("pass_rate", ">", 0.5))
+    few = histogram(sums, "pass_rate", ColumnFilter("pass_rate", ">", 0.5))
     assert few.counted == 9
-    assert histogram(sums, "pass_rate", Filter("pass_rate", ">", 2.0)) is None
-    with pytest.raises(ValueError, match="is no column of numbers: there are"):
+    assert histogram(sums, "pass_rate", ColumnFilter("pass_rate", ">", 2.0)) is None
+    with pytest.raises(ValueError, match="is not a column of numbers: there are"):
         histogram(sums, "prompt")
 
     odd = pa.table({"x": [-1e308, 1e308, math.inf, math.nan, None], "same": [1e-12] * 5})
@@ -222,7 +224,7 @@ def test_an_estimate_is_the_same_before_and_after_its_shards_are_put_together(tm
 
     shown = ["correct", "answers", "pass_rate"]
     assert half.note and not done.note
-    assert half.ask(Question(size=50), shown).rows == done.ask(Question(size=50), shown).rows
+    assert half.ask(RowQuery(size=50), shown).rows == done.ask(RowQuery(size=50), shown).rows
     assert done.row(7)["prompt"] == rows()[7]["prompt"]
     given = answers_to(tmp_path / "done", ROWS - 1)
     assert [(one["sample"], one["correct"]) for one in given] == [

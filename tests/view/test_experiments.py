@@ -12,11 +12,11 @@ from tests.view.recorded import begin_run, record_evaluation, record_iteration, 
 from tests.view.report.page import Page
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.view.experiment import Status
+from treetune.view.experiment import RunProgress
 from treetune.view.store import Store
 
 
-def status(viewer: Viewer, name: str = "run") -> Status:
+def status(viewer: Viewer, name: str = "run") -> RunProgress:
     return viewer.store.status(viewer.store.run(name))
 
 
@@ -128,7 +128,7 @@ def test_the_list_can_be_searched_filtered_and_sorted(
 
 def test_a_folder_that_cannot_be_read_is_a_row_that_says_so(viewer: Viewer) -> None:
     (begin_run(viewer.folder / "run").path / "config.json").write_text("{torn")
-    assert "is no experiment" in viewer.page("/")
+    assert "is not an experiment" in viewer.page("/")
 
 
 def test_chosen_experiments_are_compared_in_one_table(viewer: Viewer) -> None:

@@ -19,7 +19,7 @@ from treetune.view.exports.inspect_log import write_inspect_log
 from treetune.view.store import Store
 from treetune.view.store.foreign import FileReport, answers_in, holds_answers
 from treetune.view.store.foreign.layout import step_of
-from treetune.view.store.queries import Question
+from treetune.view.store.queries import RowQuery
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6*7?"}]
 CALL = {"id": "c", "type": "function", "function": {"name": "times", "arguments": '{"a": 6, "b": 7}'}}
@@ -435,17 +435,17 @@ def test_a_file_that_grows_is_shown_while_it_grows(tmp_path: Path, monkeypatch: 
     [run] = store.runs()
     answers = store.answers(run)
     answers.read_now(answers.sources()[0])
-    answers._look_again_s, answers._seen = 0.0, (-math.inf, [])
-    monkeypatch.setattr(answers, "_make", lambda missing, working=None: working and working.release())
+    answers._look_again_s, answers._listed = 0.0, (-math.inf, [])
+    monkeypatch.setattr(answers, "_make_indexes", lambda missing, working=None: working and working.release())
     for count in (3, 4):
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        assert answers.ask(Question()).total == 2, f"as it was before, while {count} are read"
+        assert answers.ask(RowQuery()).total == 2, f"as it was before, while {count} are read"
     with path.open("a") as file:
         file.write(json.dumps(row)[:10])
     answers.read_now(answers.sources()[0])
-    answers._look_again_s, answers._seen = 0.0, (-math.inf, [])
-    assert answers.ask(Question()).total == 4
+    answers._look_again_s, answers._listed = 0.0, (-math.inf, [])
+    assert answers.ask(RowQuery()).total == 4
     assert "its last line isn't whole (yet)" in "".join(answers.problems())
     os.truncate(path, 0)
-    assert answers.ask(Question()).total == 0, "a file that shrank is another one"
+    assert answers.ask(RowQuery()).total == 0, "a file that shrank is another one"

@@ -17,19 +17,11 @@ from starlette.testclient import TestClient
 
 from tests.view.conftest import FIRST, TOKEN, Viewer, mark_of
 from tests.view.recorded import answers, begin_run, record_iteration
+from treetune.exceptions import Damaged, NoteChanged
 from treetune.main import main
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.store.checksums import Damaged
 from treetune.view.app import MOST_SENT_BYTES, SEEN, application
-from treetune.view.notes import (
-    Changed,
-    NotedAnswer,
-    checked_labels,
-    new_note,
-    read_notes,
-    save_note,
-    system_user,
-)
+from treetune.view.notes import NotedAnswer, checked_labels, new_note, read_notes, save_note, system_user
 from treetune.view.store import Store
 
 ORIGIN = {"origin": "http://127.0.0.1"}
@@ -79,13 +71,13 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     assert (note.about.source, note.about.problem, note.about.sample) == ("i1", "train/0", 0)
     listed = desk.page("/answers?run=run&label=lucky")
     assert "<b>1</b> answer<" in listed and "✎ note" in listed and 'class="label">lucky' in listed
-    assert "No answer is like that" in desk.page("/answers?run=run&label=x")
+    assert "No answer matches" in desk.page("/answers?run=run&label=x")
     both = {"run": "run", "label": ",", "of": "everything", "search": "0+1=1\n1+2=3"}
     assert "<b>1</b> answer<" in desk.page("/answers", **both)
     for asked in ({}, {"run": "run"}, {"label": "lucky", "search": "SECOND line"}):
         page = desk.page("/notes", **asked)
         assert "<b>1</b> note " in page and 'href="/answer?run=run' in page
-    assert "No note is like that" in desk.page("/notes?label=none")
+    assert "No note matches" in desk.page("/notes?label=none")
 
     [row] = parquet.read_table(io.BytesIO(desk.get("/notes/data?format=parquet").content)).to_pylist()
     assert row["labels"] == ["wrong step", "lucky"] and row["note"] == HOSTILE
@@ -99,7 +91,7 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     assert "1 note: " in capsys.readouterr().out
 
     desk.write()
-    assert read_notes(run.notes) == [] and "Nobody has written" in desk.page("/notes")
+    assert read_notes(run.notes) == [] and "There are no notes yet" in desk.page("/notes")
 
 
 def test_a_note_stays_with_its_text_when_the_iteration_is_made_anew(desk: Desk) -> None:
@@ -110,7 +102,7 @@ def test_a_note_stays_with_its_text_when_the_iteration_is_made_anew(desk: Desk) 
     record_iteration(run, 0, [replace(answers(0)[0], text="another"), *answers(0)[1:]])
     assert "about the first" not in desk.page("/answer", **WHERE)
     assert "✎" not in desk.page("/answers?run=run")
-    assert "is no more, or is still being read" in desk.page("/notes")
+    assert "was deleted, or is still being read" in desk.page("/notes")
     refused = desk.post(late)
     assert refused.status_code == 409 and "the answer is another by now" in refused.text
     assert len(read_notes(run.notes)) == 1
@@ -139,7 +131,7 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
         save_note(run, replace(new_note(about, ["x"], f"{number}"), author=f"DOMAIN\\../{number}"), "")
         try:
             save_note(run, new_note(about, [], f"{number}"), "")
-        except Changed:
+        except NoteChanged:
             return False
         return True
 

@@ -20,18 +20,18 @@ from rich.console import Console
 from tests.view.recorded import begin_run, record_iteration, recorded_run, trajectory
 from treetune.rollouts.storage import write_trajectories
 from treetune.view.store import Store
-from treetune.view.terminal import Watch, bar, keys_in, plot, watch
+from treetune.view.terminal import TerminalView, bar, keys_in, plot, watch
 
 MAIN = Path(__file__).resolve().parents[2] / "src" / "treetune" / "main.py"
 
 
-def _watch(folder: Path, width: int = 80, *metrics: str) -> Watch:
+def _watch(folder: Path, width: int = 80, *metrics: str) -> TerminalView:
     plain: dict[str, Any] = {"markup": False, "highlight": False, "color_system": None}
     console = Console(file=StringIO(), width=width, height=24, **plain)
-    return Watch(Store([folder], folder / "no cache", look_again_s=0.0), console, metrics)
+    return TerminalView(Store([folder], folder / "no cache", look_again_s=0.0), console, metrics)
 
 
-def _text(shown: Watch, *, frame: bool = False) -> str:
+def _text(shown: TerminalView, *, frame: bool = False) -> str:
     with shown.console.capture() as captured:
         shown.console.print(shown.frame() if frame else shown.page())
     return captured.get()
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_a_line_that_says_so(tmp_path: Path) -> None:
     shown = _watch(tmp_path, 120)
     assert "good" in _text(shown)
     shown.press("next")
-    assert "they can't be read" in _text(shown)
+    assert "can't be read" in _text(shown)
 
 
 def test_a_metric_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_keys_that_come_together_all_count() -> None:
 
 def test_without_a_terminal_one_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded_run(tmp_path / "run")
-    with pytest.raises(ValueError, match="--once prints one"):
+    with pytest.raises(ValueError, match="--once prints"):
         watch([tmp_path], name=None, metrics=(), once=False)
     with pytest.raises(ValueError, match=r"no experiment 'runn'.*; there are run"):
         watch([tmp_path], name="runn", metrics=(), once=True)

@@ -123,7 +123,7 @@ def test_the_page_shows_the_time_that_the_address_says(viewer: Viewer) -> None:
     assert "process 12 on here, resume 1" in whole
     assert '<rect class="generation "' in whole and '<rect class="work' not in whole, "work has its phase's"
     assert "&lt;b&gt;sampling&lt;/b&gt;" in whole and "<b>sampling" not in whole
-    assert "cut off with its process, nobody wrote when" in whole
+    assert "cut off when its process died; the end was not recorded" in whole
     part = viewer.page("/timeline?run=run&from=100.5&to=105")
     assert part.count('<tr id="span-') < whole.count('<tr id="span-') and "1:40.5" in part
     lane = viewer.page("/timeline", run="run", lane="engine: server")

@@ -9,9 +9,7 @@ from typing import Annotated
 
 from annotated_types import Gt, Le
 
-from treetune.contracts import Answers, Need
-from treetune.rollouts.base import Credit, TokenCredit
-from treetune.vocabulary import Trajectory
+from treetune import Answers, Credit, Need, TokenCredit, Trajectory
 
 
 @Credit.register("fading")

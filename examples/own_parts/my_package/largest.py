@@ -8,11 +8,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt
 
-from treetune.seeds import derived_random
-from treetune.tasks.base import Split, Task
-from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.vocabulary import Problem
+from treetune import FinalAnswer, Grader, Problem, Split, Task, derived_random
 
 FINAL_ANSWER = FinalAnswer()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treetune.rollouts.valuation import StepValues, Valuation, ValueEstimator
+from treetune import StepValues, Valuation, ValueEstimator
 
 
 @ValueEstimator.register("prompt_value")
@@ -20,7 +20,7 @@ class PromptValue(ValueEstimator):
         """Returns which of an answer's states are continued; 0 is the prompt."""
         return (0,)
 
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        """Returns the values by tree and answer; a state without one is None, and no boundary."""
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns the values of each answer; a state without one is None, and no boundary."""
         valuation.sample_first(self)
         return valuation.values()

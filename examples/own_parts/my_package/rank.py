@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treetune.contracts import Answers, Need
-from treetune.rollouts.base import Credit, GroupCredit
+from treetune import Answers, Credit, GroupCredit, Need
 
 
 @Credit.register("rank")

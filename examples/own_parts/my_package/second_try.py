@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.metrics import trajectory_metrics
-from treetune.rollouts.single_turn import SingleTurn, sample_answers
-from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Metrics, Problem
+from treetune import (
+    Metrics,
+    Problem,
+    Rollout,
+    RolloutContext,
+    SingleTurn,
+    Tree,
+    answers_of,
+    sample_answers,
+    trajectory_metrics,
+)
 
 
 @Rollout.register("second_try")

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from treetune.rollouts.base import Credit
-from treetune.rollouts.credit import Gae, gae
+from treetune import Credit, Gae, gae
 
 
 @Credit.register("two_lambdas")

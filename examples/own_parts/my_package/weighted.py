@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
-from treetune.objectives.base import Objective, TokenBatch
-from treetune.objectives.policy_gradient import ClippedPolicyGradient
+from treetune import ClippedPolicyGradient, Objective, TokenBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -59,7 +59,7 @@ def show_help(options: argparse.Namespace) -> int:
     if topic is None:
         say(overview())
     elif topic == "all":
-        options_of_all = _Parser(usage=argparse.SUPPRESS, epilog=EPILOG, formatter_class=_layout)
+        options_of_all = _CommandParser(usage=argparse.SUPPRESS, epilog=EPILOG, formatter_class=_layout)
         _add_shared(options_of_all)
         say("\n\n".join([*map(_listed, groups), options_of_all.format_help()]))
     elif topic in groups:
@@ -120,7 +120,7 @@ _SHARED: dict[str, dict[str, Any]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """Says what is wrong, and what was probably meant, in two lines."""
 
     @override
@@ -151,7 +151,7 @@ class _Version(argparse.Action):
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options of one command. Options of all commands may stand before or after the command."""
     argument_list = list(sys.argv[1:] if arguments is None else arguments)
-    shared = _Parser(prog="treetune", add_help=False, allow_abbrev=False)
+    shared = _CommandParser(prog="treetune", add_help=False, allow_abbrev=False)
     _add_shared(shared)
     options, rest = shared.parse_known_args(argument_list)
     _refuse_unknown(shared, rest)
@@ -218,7 +218,7 @@ def _examples(*commands: Command) -> str:
 def grammar(name: str = "") -> argparse.ArgumentParser:
     """Returns the options of the command called `name`, or where there is none those of all commands, for
     help and for shells that complete them."""
-    parser = _Parser(prog="treetune", allow_abbrev=False)
+    parser = _CommandParser(prog="treetune", allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="version, commit, Python")
     _add_shared(parser, default=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -306,8 +306,9 @@ def configs(prefix: str, **_: object) -> list[str]:
 def keys(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
     """Returns key paths of the configuration that stands on the line already."""
     from treetune.cli.command import evaluated
-    from treetune.config.errors import ConfigError, dotted
+    from treetune.config.errors import dotted
     from treetune.config.explain import key_paths
+    from treetune.exceptions import ConfigError
 
     try:
         data = evaluated(parsed_args).data

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.exceptions import ClosedPipe
+
 if TYPE_CHECKING:
     from treetune.config.jsonnet import Config
     from treetune.config.registrable import Registrable
@@ -37,10 +39,6 @@ class Command:
     arguments: tuple[Argument, ...] = ()
     in_ranks: bool = False
     """Whether `treetune run` may start it, in as many processes as there are GPUs."""
-
-
-class ClosedPipe(Exception):
-    """Nobody reads our standard output any more, as after ``| head``."""
 
 
 def say(text: str) -> None:
@@ -88,9 +86,10 @@ def built(config: Config, command: str, wanted: str | None, beside: Sequence[str
     """Returns the checked object graph of a configuration, which must be `wanted` ("a table"), if anything
     is. The user's parts are looked for in the folders `beside`, too."""
     from treetune.config.build import build_with_warnings
-    from treetune.config.errors import ConfigError, ConfigIssue, wrapped
+    from treetune.config.errors import ConfigIssue, wrapped
     from treetune.config.explain import Explanation, overridden
     from treetune.config.imports import import_parts
+    from treetune.exceptions import ConfigError
 
     explanation = Explanation(config, beside)
     import_parts(config.data, explanation)

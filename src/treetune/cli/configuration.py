@@ -30,9 +30,10 @@ def print_config(options: argparse.Namespace) -> int:
 def check_config(options: argparse.Namespace) -> int:
     config = evaluated(options)
     root = built(config, options.command, None)
-    from treetune.config.errors import ConfigError, wrapped
+    from treetune.config.errors import wrapped
     from treetune.config.explain import Explanation
     from treetune.contracts import Root
+    from treetune.exceptions import ConfigError
 
     try:
         for note in root.examine(config.data) if isinstance(root, Root) else ():
@@ -143,8 +144,9 @@ def _places(explanation: Explanation, settings: Sequence[Setting]) -> list[str]:
 
 def _no_such_key(config: Config, name: str) -> ValueError:
     from treetune.config.build import keys_at
-    from treetune.config.errors import ConfigError, ConfigIssue, dotted, nearest
+    from treetune.config.errors import ConfigIssue, dotted, nearest
     from treetune.config.explain import key_paths
+    from treetune.exceptions import ConfigError
 
     path = tuple(name.split("."))
     siblings = keys_at(root_family(config), config.data, path[:-1])

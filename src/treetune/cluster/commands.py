@@ -29,7 +29,7 @@ def serve_engine(options: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignored
         signal.signal(number, signal.default_int_handler)
     root = cast("PolicyIteration", built(evaluated(options), options.command, "an experiment"))
-    from treetune.cluster.given import read_key
+    from treetune.engine.given import read_key
 
     try:
         with tempfile.TemporaryDirectory(prefix="treetune-start-weights-") as folder:
@@ -91,11 +91,12 @@ def _write_start(root: PolicyIteration, folder: Path) -> None:
 def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
     """Serves until the server ends, and returns its exit code. KeyboardInterrupt ends it, and is raised
     again."""
-    from treetune.cluster.given import described
-    from treetune.engine.client import SAMPLES, Client, ServerFailure
+    from treetune.engine.client import SAMPLES, Client
+    from treetune.engine.given import described
     from treetune.engine.key import DESCRIPTION
     from treetune.engine.launch import ServerProcess, diagnosis, last_lines, listens
     from treetune.engine.server import warm_up
+    from treetune.exceptions import ServerFailure
 
     log = log or Path(f"serve_engine-{port}.log")
     weights = launch.run.weights
@@ -133,8 +134,8 @@ def plan(options: argparse.Namespace) -> int:
     """0 where it fits, 1 where it doesn't."""
     config = evaluated(options)
     root = cast("PolicyIteration", built(config, options.command, "an experiment"))
-    from treetune.cluster.planning.plan import Plan
-    from treetune.cluster.planning.report import as_data, as_text
+    from treetune.runtime.planning.plan import Plan
+    from treetune.runtime.planning.report import as_data, as_text
 
     found = Plan.of(root, _machine(options), options.answer_tokens, start_shape(root))
     say(json.dumps(as_data(found), indent=2, ensure_ascii=False) if options.json else as_text(found))

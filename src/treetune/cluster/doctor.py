@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.cluster.runs import refuse_gpus_of_one_process
 from treetune.engine.settings import VERSIONS, host_memory
+from treetune.runtime.fitting import refuse_gpus_of_one_process
 from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
 
 MEMORY_GIB = 8
@@ -24,7 +24,7 @@ OPEN_FILES = 4096
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """The answer to one question; `remedy` is given where it is not fine."""
 
     what: str
@@ -46,7 +46,7 @@ def run() -> int:
     return 1 if bad else 0
 
 
-def _findings() -> Iterator[Finding]:
+def _findings() -> Iterator[Diagnosis]:
     from treetune.domains.sandbox.bubblewrap import Bubblewrap
 
     for package, tested in sorted(tested_versions().items()):
@@ -55,34 +55,34 @@ def _findings() -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             installed = "not installed"
         remedy = f"tested with {tested}: run scripts/setup.sh to install it"
-        yield Finding(package, installed == tested, installed, remedy)
+        yield Diagnosis(package, installed == tested, installed, remedy)
     cores, memory = len(os.sched_getaffinity(0)), host_memory() / GIB
-    yield Finding("cores", cores >= 2, str(cores), "two or more keep sampling and training apart")
-    yield Finding(
+    yield Diagnosis("cores", cores >= 2, str(cores), "two or more keep sampling and training apart")
+    yield Diagnosis(
         "memory", memory >= MEMORY_GIB, f"{memory:.0f} GiB", f"{MEMORY_GIB} GiB or more for the quickstart"
     )
     try:
         free = shutil.disk_usage("/dev/shm").free / GIB
     except OSError:
-        yield Finding("/dev/shm", False, "none", "mount a tmpfs there (docker run --ipc=host)")
+        yield Diagnosis("/dev/shm", False, "none", "mount a tmpfs there (docker run --ipc=host)")
     else:
         largest = free * GIB / VERSIONS / 2e9  # two bytes of bfloat16 for each weight
         room = f"{free:.1f} GiB free: {VERSIONS} versions of {largest:.1f} billion weights"
-        yield Finding("/dev/shm", free >= SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY}, or clear it")
+        yield Diagnosis("/dev/shm", free >= SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY}, or clear it")
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = files == resource.RLIM_INFINITY or files >= OPEN_FILES
-    yield Finding("open files", enough, str(files), f"ulimit -n {OPEN_FILES}")
+    yield Diagnosis("open files", enough, str(files), f"ulimit -n {OPEN_FILES}")
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            yield Finding("port on 127.0.0.1", True, str(server.getsockname()[1]))
+            yield Diagnosis("port on 127.0.0.1", True, str(server.getsockname()[1]))
     except OSError as error:
-        yield Finding("port on 127.0.0.1", False, str(error), "allow this user to listen on the loopback")
+        yield Diagnosis("port on 127.0.0.1", False, str(error), "allow this user to listen on the loopback")
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    yield Finding("C++ compiler", compiler is not None, compiler or "none", "apt-get install g++")
+    yield Diagnosis("C++ compiler", compiler is not None, compiler or "none", "apt-get install g++")
     absent = "; ".join(Bubblewrap().missing())
     # Most experiments need none.
     sandbox = f"none, so that answers that are programs can't be graded: {absent}" if absent else "bubblewrap"
-    yield Finding("sandbox", True, sandbox)
+    yield Diagnosis("sandbox", True, sandbox)
     yield _accelerator()
     yield _sampled_token()
 
@@ -99,7 +99,7 @@ def tested_versions() -> dict[str, str]:
     return {package: version for package, version in pins if package in chosen}
 
 
-def _accelerator() -> Finding:
+def _accelerator() -> Diagnosis:
     import torch
 
     from treetune.trainer.ranks import refuse_unusable_gpu
@@ -112,19 +112,22 @@ def _accelerator() -> Finding:
             refuse_gpus_of_one_process("a trainer and its engine's server")
         elif torch.version.cuda:
             found = "none, and PyTorch and vLLM are built for CUDA: nothing is sampled without a GPU"
-            return Finding("accelerator", False, found, "install those for CPUs: pip install 'treetune[cpu]'")
+            return Diagnosis(
+                "accelerator", False, found, "install those for CPUs: pip install 'treetune[cpu]'"
+            )
     except ValueError as error:
-        return Finding("accelerator", False, found, str(error))
-    return Finding("accelerator", True, found)
+        return Diagnosis("accelerator", False, found, str(error))
+    return Diagnosis("accelerator", True, found)
 
 
-def _sampled_token() -> Finding:
+def _sampled_token() -> Diagnosis:
     """Starts the managed server on a tiny model and samples one token."""
     import torch
 
-    from treetune.engine.base import EngineError, EngineLaunch, Request, SamplingParams
+    from treetune.engine.base import EngineLaunch, Request, SamplingParams
     from treetune.engine.engine import start_engine
     from treetune.engine.settings import VllmSettings
+    from treetune.exceptions import EngineError
     from treetune.models.policy_files import write_for_engine
     from treetune.models.saved_weights import saved_weights
     from treetune.models.sources import TinyModel
@@ -151,11 +154,11 @@ def _sampled_token() -> Finding:
             )
             [[completion]] = engine.generate([request])
         except EngineError as error:
-            return Finding(what, False, "failed", str(error))
+            return Diagnosis(what, False, "failed", str(error))
         finally:
             engine.close()
     seconds = time.monotonic() - start
-    return Finding(
+    return Diagnosis(
         what, len(completion.token_ids) == 1, f"{completion.token_ids.tolist()} after {seconds:.0f} s"
     )
 

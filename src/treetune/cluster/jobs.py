@@ -19,7 +19,7 @@ from typing import Annotated, Generic, Protocol, TypeVar
 from annotated_types import Ge, Gt
 from typing_extensions import override
 
-from treetune.cluster.submission import Busy, Refused, cluster_options, job_number, output_of
+from treetune.cluster.submission import SlurmBusy, SlurmRefused, cluster_options, job_number, output_of
 from treetune.config.registrable import Registrable
 from treetune.processes.lifetime import end, started
 from treetune.store.files import write_text
@@ -94,7 +94,7 @@ def slurm_header(name: str, log: str, options: Sequence[str], comment: str, fold
     ]
 
 
-class Running(Protocol):
+class RunningJobs(Protocol):
     """Jobs under way, one for each shard at most."""
 
     def start(self, shards: Sequence[int]) -> None:
@@ -133,7 +133,7 @@ class Jobs(Registrable):
     settle: float = 0.0
     """Seconds for which a job may be gone before what it wrote last has to be seen."""
 
-    def begin(self, command: Sequence[str], output: Path) -> Running:
+    def begin(self, command: Sequence[str], output: Path) -> RunningJobs:
         """Returns runners of `command` with a shard's number behind it; `output` is the folder of all."""
         raise NotImplementedError
 
@@ -155,7 +155,7 @@ class LocalJobs(Jobs):
     """Seconds between two looks."""
 
     @override
-    def begin(self, command: Sequence[str], output: Path) -> Running:
+    def begin(self, command: Sequence[str], output: Path) -> RunningJobs:
         return _Local(self, command, output)
 
 
@@ -258,7 +258,7 @@ class SlurmJobs(Jobs):
                 )
 
     @override
-    def begin(self, command: Sequence[str], output: Path) -> Running:
+    def begin(self, command: Sequence[str], output: Path) -> RunningJobs:
         return _Slurm(self, command, output)
 
 
@@ -313,7 +313,7 @@ class _Slurm:
         command = ["sbatch", "--parsable", f"--array={array}", str(self._script)]
         try:
             answer = output_of(command)
-        except Busy as busy:
+        except SlurmBusy as busy:
             waited = time.time() - self._began_to_send
             if waited > SUBMIT_PATIENCE_S:
                 raise RuntimeError(f"{busy}, for {waited / 60:.0f} minutes") from busy
@@ -332,7 +332,7 @@ class _Slurm:
         command = ["squeue", "--noheader", "--array", f"--name={self._name}", form, *self._cluster]
         try:
             answer = output_of(command)
-        except Refused as error:
+        except SlurmRefused as error:
             raise OSError(str(error)) from error
         except ValueError as error:
             raise _no_slurm(error) from error
@@ -356,7 +356,7 @@ class _Slurm:
         command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={self._name}"]
         try:
             answer = output_of([*command, f"--starttime={began}", "--format=JobID,State", *self._cluster])
-        except (Refused, ValueError):  # without accounting there is the queue alone
+        except (SlurmRefused, ValueError):  # without accounting there is the queue alone
             return set()
         ended = set[int]()
         for number, shard, _, _ in _tasks_in(answer):
@@ -394,7 +394,7 @@ class _Slurm:
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode"]
         try:
             answer = output_of([*command, f"--jobs={task}", *self._cluster])
-        except (Refused, ValueError) as error:
+        except (SlurmRefused, ValueError) as error:
             return f"job {task} is gone ({error})"
         for line in answer.splitlines():
             name, _, rest = line.strip().partition("|")
@@ -409,7 +409,7 @@ class _Slurm:
 
     def stop(self, shard: int) -> None:
         if shard in self._last:
-            with contextlib.suppress(Refused, ValueError):  # it may have ended meanwhile
+            with contextlib.suppress(SlurmRefused, ValueError):  # it may have ended meanwhile
                 output_of(["scancel", f"{self._last[shard]}_{shard}", *self._cluster])
 
     def leave(self) -> str:

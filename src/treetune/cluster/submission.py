@@ -31,27 +31,27 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NAME = re.compile(r"^#SBATCH\s+(?:--job-name=|--job-name\s+|-J\s*)(\S+)", re.MULTILINE)
 
 
-class Refused(RuntimeError):
+class SlurmRefused(RuntimeError):
     """What a command of SLURM complained of."""
 
 
-class Busy(Refused):
+class SlurmBusy(SlurmRefused):
     """A complaint that passes: the controller may have carried the command out all the same."""
 
 
 def output_of(command: Sequence[str]) -> str:
-    """Returns the output of a command of SLURM. Raises Busy or Refused with its complaint, and ValueError
-    where there is no such command."""
+    """Returns the output of a command of SLURM. Raises SlurmBusy or SlurmRefused with its complaint, and
+    ValueError where there is no such command."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
     except FileNotFoundError as error:
         raise ValueError(f"there is no {command[0]} here: run this on a machine of the cluster") from error
     except subprocess.TimeoutExpired as error:
-        raise Busy(f"{command[0]} said nothing for {ANSWER_S:.0f} s") from error
+        raise SlurmBusy(f"{command[0]} said nothing for {ANSWER_S:.0f} s") from error
     if not done.returncode:
         return _COLOURS.sub("", done.stdout)
     complaint = re.sub(r"\s+", " ", done.stderr or done.stdout).strip()
-    kind = Busy if _BUSY.search(complaint) else Refused
+    kind = SlurmBusy if _BUSY.search(complaint) else SlurmRefused
     raise kind(f"{command[0]}: {complaint[:300] or f'exit code {done.returncode}'}")
 
 
@@ -77,7 +77,8 @@ def cluster_options(options: Sequence[str]) -> list[str]:
 
 def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: float = PAUSE_S) -> str:
     """Gives a job to sbatch and returns its number. Where the controller is busy, the job is looked for by
-    its name before it is given again. Raises Refused where it is not taken, or nobody can tell in time."""
+    its name before it is given again. Raises SlurmRefused where it is not taken, or nobody can tell in
+    time."""
     end = time.monotonic() + patience_s
     before = _queued(arguments, end, pause_s)
     was_taken = False
@@ -86,7 +87,7 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
         if not was_taken:
             try:
                 answer = output_of(["sbatch", *arguments])
-            except Busy as busy:
+            except SlurmBusy as busy:
                 complaint = str(busy)
             else:
                 if number := job_number(answer):
@@ -96,13 +97,13 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
         if complaint:
             print(f"{complaint}; its job is looked for", file=sys.stderr)
         if time.monotonic() + pause_s > end:
-            raise Refused(
+            raise SlurmRefused(
                 f"{complaint or 'its job is not in the queue'}: look with squeue before you try again"
             )
         time.sleep(pause_s)
         now = _queued(arguments, end, pause_s)
         if before is None or now is None:
-            raise Refused(f"{complaint}, and squeue isn't here to tell whether it was taken")
+            raise SlurmRefused(f"{complaint}, and squeue isn't here to tell whether it was taken")
         if new := now - before:
             return max(new, key=int)
 
@@ -117,7 +118,7 @@ def _queued(arguments: Sequence[str], end: float, pause_s: float) -> set[str] | 
             answer = output_of([*command, *cluster_options(arguments)])
         except ValueError:
             return None
-        except Busy:
+        except SlurmBusy:
             if time.monotonic() + pause_s > end:
                 raise
             time.sleep(pause_s)

@@ -34,20 +34,6 @@ class ConfigIssue:
         return "\n".join(lines)
 
 
-class SameOnAllRanks(ValueError):
-    """A mistake that every rank of a run finds alike: the first one's message is enough."""
-
-
-class ConfigError(SameOnAllRanks):
-    """Everything that is wrong with a configuration, collected; `str()` is the message for users."""
-
-    def __init__(self, issues: Iterable[ConfigIssue]) -> None:
-        self.issues = tuple(issues)
-        count = len(self.issues)
-        title = "wrong configuration" if count == 1 else f"wrong configuration, {count} mistakes"
-        super().__init__("\n\n".join([f"{title}:", *(issue.render() for issue in self.issues)]))
-
-
 def nearest(name: str, candidates: Iterable[str], count: int = 1) -> list[str]:
     """The candidates that a misspelled `name` may have meant, best first, perhaps none."""
     by_fold = {candidate.casefold(): candidate for candidate in candidates}

@@ -19,10 +19,11 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.config import lexer
-from treetune.config.errors import ConfigError, KeyPath, dotted
+from treetune.config.errors import KeyPath, dotted
 from treetune.config.jsonnet import Config, Layer, evaluate, find_file, read_layer, sum_of, text_of
 from treetune.config.jsonnet_errors import frames
 from treetune.config.registrable import Registrable
+from treetune.exceptions import ConfigError
 
 _MARK = "<import> "
 _ALONE = "<alone>"

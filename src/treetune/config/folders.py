@@ -62,6 +62,12 @@ def searched() -> tuple[list[str], list[str]]:
     return list(_OWN.folders), sorted(_OWN.names)
 
 
+def import_folders() -> list[str]:
+    """Returns the folders in which modules of users are looked for, the first one first: the working
+    directory and those of the configuration files. A part that starts another Python hands them on to it."""
+    return list(_OWN.folders)
+
+
 def own_modules() -> dict[str, str]:
     """The user's modules that this process has imported, each with a hash of its file.
 

@@ -23,11 +23,12 @@ from types import ModuleType
 from typing import Any
 
 from treetune.config import folders, schema
-from treetune.config.errors import ConfigError, ConfigIssue, KeyPath, nearest
+from treetune.config.errors import ConfigIssue, KeyPath, nearest
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import relative
 from treetune.config.registrable import Registrable
 from treetune.config.schema import GROUP, IMPORTS, OWN_PACKAGE
+from treetune.exceptions import ConfigError
 
 MOVED = {
     "treetune.episode_generators": "treetune.rollouts",
@@ -36,7 +37,7 @@ MOVED = {
     "treetune.endpoints": "treetune.domains.endpoints",
     "treetune.exports": "treetune.view.exports",
     "treetune.files": "treetune.store.files",
-    "treetune.planning": "treetune.cluster.planning",
+    "treetune.planning": "treetune.runtime.planning",
     "treetune.reports": "treetune.view.report",
     "treetune.sandbox": "treetune.domains.sandbox",
     "treetune.sweeps": "treetune.tables",

@@ -13,10 +13,11 @@ from typing import Any
 
 import _jsonnet
 
-from treetune.config.errors import ConfigError, ConfigIssue, nearest
+from treetune.config.errors import ConfigIssue, nearest
 from treetune.config.jsonnet_errors import TOTAL, frames, issue, location_of
 from treetune.config.lexer import flattened
 from treetune.config.yaml_files import LARGEST_WHOLE, jsonnet_of_yaml
+from treetune.exceptions import ConfigError, Endless
 
 _IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[above] / "configs" for above in (1, 3))
 CONFIGS = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
@@ -36,10 +37,6 @@ Importer = Callable[[str, str], tuple[str, bytes]]
 """From the importing file's folder and the import's text to a name and the content."""
 
 _MISSING_VARIABLE = re.compile(r"undefined external variable: (\S+)")
-
-
-class Endless(Exception):
-    """A Jsonnet program that came to no end in time."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
-from treetune.config.errors import ConfigError, ConfigIssue
+from treetune.config.errors import ConfigIssue
+from treetune.exceptions import ConfigError
 
 if TYPE_CHECKING:
     import yaml
@@ -54,14 +55,14 @@ def jsonnet_of_yaml(text: str, name: str) -> str:
     Raises ConfigError, with line and column in the file that is called `name`, for what is no YAML, for two
     equal keys, and for what a configuration can't hold.
     """
-    reader = _Reader(name)
+    reader = _YamlReader(name)
     top = _composed(text, reader)
     writer = _Writer(reader)
     writer.write_value(top, depth=1)
     return "".join(writer.pieces)
 
 
-def _composed(text: str, reader: _Reader) -> yaml.Node:
+def _composed(text: str, reader: _YamlReader) -> yaml.Node:
     """Returns the only document of a file. Raises ConfigError where there is none, or another one."""
     import yaml
 
@@ -110,7 +111,7 @@ def _is_version(token: yaml.Token) -> bool:
 
 
 @dataclass
-class _Reader:
+class _YamlReader:
     """Says what the parts of a file mean, and where they stand in it."""
 
     name: str
@@ -260,7 +261,7 @@ class _Field(NamedTuple):
 class _Writer:
     """Writes a file's values as Jsonnet."""
 
-    reader: _Reader
+    reader: _YamlReader
     pieces: list[str] = field(default_factory=list)
     lines: int = 1
     values: int = 0

@@ -13,18 +13,15 @@ from typing_extensions import override
 
 from treetune.data.prompts import AGAIN
 from treetune.domains.endpoints import asking
-from treetune.domains.endpoints.asking import Answer, AnswerJournal
-from treetune.domains.endpoints.client import Client, EndpointError, Refused, Unanswered
+from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal
+from treetune.domains.endpoints.client import EndpointClient
 from treetune.domains.endpoints.settings import EndpointSettings, Message, Prices
+from treetune.exceptions import EndpointError, OutOfBudget, RequestRefused, Unanswered, Unreadable
 from treetune.tasks.thoughts import read_thoughts
 
 
-class OutOfBudget(Exception):
-    """The next request could cost more than is left."""
-
-
 @dataclass
-class Usage:
+class TokenUsage:
     """Sums over answers. `estimated` are those whose endpoint said nothing of their tokens: they are taken
     for as many as their bytes, which no tokenizer exceeds."""
 
@@ -54,15 +51,15 @@ class Ledger:
     def __init__(self, prices: Prices | None, budget: float | None) -> None:
         assert budget is None or prices is not None
         self.prices = prices
-        self.steps: dict[str, Usage] = defaultdict(Usage)
+        self.steps: dict[str, TokenUsage] = defaultdict(TokenUsage)
         self.exhausted = False
         self._budget = budget
         self._reserved: list[float] = []
         self._changed = asyncio.Condition()
 
     @property
-    def total(self) -> Usage:
-        total = Usage()
+    def total(self) -> TokenUsage:
+        total = TokenUsage()
         for usage in self.steps.values():
             for name, value in vars(usage).items():
                 setattr(total, name, getattr(total, name) + value)
@@ -106,16 +103,12 @@ TEMPLATE_TOKENS = 1000
 """The tokens that a chat template may add to the bytes of a request: room for the budget's bound."""
 
 
-class Unreadable(ValueError):
-    """An answer is not what was asked for; says what is wrong with it."""
-
-
-class Asker(asking.Asker):
+class SolutionAsker(asking.Asker):
     """Asks for all solutions. After a failure that concerns all, everything asked raises it."""
 
     def __init__(
         self,
-        client: Client,
+        client: EndpointClient,
         endpoint: EndpointSettings,
         journal: AnswerJournal,
         ledger: Ledger,
@@ -132,14 +125,14 @@ class Asker(asking.Asker):
     def stopping(self) -> bool:
         return self.failure is not None or self._ledger.exhausted
 
-    async def reply(self, step: str, messages: Sequence[Message]) -> Answer:
+    async def reply(self, step: str, messages: Sequence[Message]) -> AnsweredRequest:
         """Raises Unanswered, OutOfBudget or EndpointError."""
         return await self.answer(step, self._endpoint.body(messages, self._extra_for.get(step, {})))
 
     @override
     async def _ask(
-        self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[Answer], bool]
-    ) -> Answer:
+        self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[AnsweredRequest], bool]
+    ) -> AnsweredRequest:
         size, most = self.estimated_tokens(body), self._endpoint.max_tokens
         async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, most):
             if self.failure is not None:
@@ -147,7 +140,7 @@ class Asker(asking.Asker):
             try:
                 answer = await super()._ask(key, step, body, keep)
             except Unanswered as error:
-                if isinstance(error, Refused) and self._is_answering:
+                if isinstance(error, RequestRefused) and self._is_answering:
                     raise  # it concerns this request alone
                 self._unanswered_in_a_row += 1
                 if self._unanswered_in_a_row >= self._endpoint.give_up_after:
@@ -167,9 +160,9 @@ class Asker(asking.Asker):
 class Questions:
     """The questions of one solution. It remembers its answers and their cost."""
 
-    def __init__(self, asker: Asker, repairs: int) -> None:
+    def __init__(self, asker: SolutionAsker, repairs: int) -> None:
         self._asker, self._repairs = asker, repairs
-        self._got: dict[str, Answer] = {}
+        self._got: dict[str, AnsweredRequest] = {}
 
     @property
     def keys(self) -> list[str]:
@@ -177,8 +170,8 @@ class Questions:
         return sorted(self._got)
 
     @property
-    def usage(self) -> Usage:
-        usage = Usage()
+    def usage(self) -> TokenUsage:
+        usage = TokenUsage()
         for answer in self._got.values():
             usage.add(answer.input_tokens, answer.output_tokens, answer.estimated)
         return usage

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def _task_of(options: argparse.Namespace) -> Task:
-    """A task alone, so that ``{task: …}`` is enough of a configuration."""
+    """Returns the configuration's task. The rest of the configuration isn't built: ``{task: …}`` is
+    enough."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.build import build
     from treetune.config.explain import Explanation
@@ -31,10 +32,10 @@ def _task_of(options: argparse.Namespace) -> Task:
 
 
 def new(options: argparse.Namespace) -> int:
-    for name, (about, usual) in QUESTIONS.items():
+    for name, (about, default) in QUESTIONS.items():
         if getattr(options, name) is None:
             try:
-                setattr(options, name, input(f"{name}: {about} [{usual}] ").strip() or usual)
+                setattr(options, name, input(f"{name}: {about} [{default}] ").strip() or default)
             except EOFError:
                 raise ValueError(f"nobody answers here: give --{name}, {about}") from None
     from treetune.data.new_experiment import make
@@ -68,22 +69,24 @@ def export_rows(options: argparse.Namespace) -> int:
 
 
 def carry_out(options: argparse.Namespace) -> int:
-    """Carries out a pipeline of the command's own type."""
+    """Carries out `prepare_data`, `filter_data` or `make_threads`, and returns the exit code."""
     config, root = _pipeline(options)
     from treetune.data import making_threads, preparing
 
-    work: dict[str, Callable[..., int]] = {
+    functions: dict[str, Callable[..., int]] = {
         "prepare_data": preparing.prepare,
-        "filter_data": preparing.filtered,
+        "filter_data": preparing.filter_rows,
         "make_threads": making_threads.work,
     }
-    return work[options.command](root, options.input, options.output, config.data)
+    return functions[options.command](root, options.input, options.output, config.data)
 
 
 def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
-    """The configuration of the command's own pipeline, and the pipeline."""
-    from treetune.config.errors import ConfigError, ConfigIssue
+    """Returns the configuration, and the pipeline that it describes. Raises ConfigError where the pipeline is
+    that of another command."""
+    from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation
+    from treetune.exceptions import ConfigError
     from treetune.processes import lifetime
     from treetune.tasks.sources import files_matching
 
@@ -113,10 +116,14 @@ def estimate_difficulty(options: argparse.Namespace) -> int:
 
     if options.shard is None:
         config, root = _pipeline(options)
-        shared = [word for text in options.configs or () for word in ("--configs", text)]
-        shared += [word for text in options.override or () for word in ("--override", text)]
-        places = ["--input", str(options.input), "--output", str(options.output)]
-        job = [sys.executable, str(MAIN), *shared, options.command, *places, "--shard"]
+        configuration = []
+        for text in options.configs or ():
+            configuration += ["--configs", text]
+        for text in options.override or ():
+            configuration += ["--override", text]
+        paths = ["--input", str(options.input), "--output", str(options.output)]
+        # The number of a job's shard is put at its end.
+        job = [sys.executable, str(MAIN), *configuration, options.command, *paths, "--shard"]
         return estimate(root, options.input, options.output, config.data, job)
     folder = shard_folder(options.output, options.shard)
     try:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.data.asking import Asker, Ledger, OutOfBudget, Questions
+from treetune.data.asking import Ledger, Questions, SolutionAsker
 from treetune.data.parallel_solutions import make_parallel
 from treetune.data.pipelines import MakeThreads
-from treetune.data.thread_blocks import Rule
+from treetune.data.thread_blocks import BlockRule
 from treetune.domains.endpoints.asking import AnswerJournal
-from treetune.domains.endpoints.client import SECRET_CHARACTERS, Client, EndpointError, Unanswered
+from treetune.domains.endpoints.client import SECRET_CHARACTERS, EndpointClient
+from treetune.exceptions import EndpointError, OutOfBudget, Unanswered
 from treetune.runtime.console import Console
 from treetune.store.files import whole_file, write_json
 from treetune.tasks.row_values import text_of_value
@@ -160,9 +161,9 @@ class _Making:
         """Returns the failure that ended the work before its time, and how many attempts came to nothing."""
         pipeline, done = self.pipeline, finished
         waiting = (one for one in self.solutions() if not self.is_done(self.record(one)))
-        asker: Asker
-        async with Client.of(pipeline.endpoint, lambda: asker.stopping) as client:
-            asker = Asker(client, pipeline.endpoint, journal, self.ledger, pipeline.extra_for)
+        asker: SolutionAsker
+        async with EndpointClient.of(pipeline.endpoint, lambda: asker.stopping) as client:
+            asker = SolutionAsker(client, pipeline.endpoint, journal, self.ledger, pipeline.extra_for)
 
             async def worker() -> None:
                 nonlocal done
@@ -194,7 +195,7 @@ class _Making:
         if solution.wrong is not None:
             reason = "the row has no problem and solution"
             return {"outcome": "rejected", "reason": reason, "detail": solution.wrong}
-        rule = Rule(self.pipeline.min_saved_characters, self.pipeline.max_threads)
+        rule = BlockRule(self.pipeline.min_saved_characters, self.pipeline.max_threads)
         check = self.pipeline.self_check
         try:
             return await make_parallel(

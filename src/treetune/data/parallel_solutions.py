@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from treetune.data import prompts
-from treetune.data.asking import Questions, Unreadable, all_of
+from treetune.data.asking import Questions, all_of
 from treetune.data.thread_blocks import (
     CONTROL,
-    Block,
+    BlockRule,
     Dropped,
-    Rule,
+    SolutionBlock,
     cut,
     failed_threads,
     independent_parts,
@@ -21,6 +21,7 @@ from treetune.data.thread_blocks import (
     saved_characters,
 )
 from treetune.domains.math_tasks import formulas, sentence_ends
+from treetune.exceptions import Rejected, Unreadable
 from treetune.threads.format import TAGS, faults, text_segments
 
 MOST_SENTENCES = 2
@@ -52,16 +53,8 @@ class Threaded:
     edits: tuple[dict[str, Any], ...] = ()
 
 
-class Rejected(Exception):
-    """The solution can't be made parallel. `reason` is counted; `detail` says more."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.detail = reason, detail
-
-
 async def make_parallel(
-    questions: Questions, problem: str, solution: str, *, rule: Rule, self_check: bool
+    questions: Questions, problem: str, solution: str, *, rule: BlockRule, self_check: bool
 ) -> dict[str, Any]:
     """Returns the end of a solution: its parallel text, or why there is none, and each block's end.
 
@@ -112,7 +105,7 @@ async def _convert(
     questions: Questions,
     problem: str,
     solution: str,
-    rule: Rule,
+    rule: BlockRule,
     self_check: bool,
     dropped: list[Dropped],
 ) -> tuple[list[Threaded], str]:
@@ -153,7 +146,7 @@ async def _convert(
 
 
 async def _finish(
-    questions: Questions, problem: str, lines: Sequence[str], block: Block, rule: Rule
+    questions: Questions, problem: str, lines: Sequence[str], block: SolutionBlock, rule: BlockRule
 ) -> Threaded | Dropped:
     """Takes references out of a block's threads and gives them outlines."""
     known = "\n".join(lines[: block.first - 1])
@@ -170,7 +163,7 @@ async def _finish(
     return Threaded(block.first, block.last, tuple(outlines), threads, tuple(edits))
 
 
-def _drop(block: Block, reason: str, detail: str) -> Dropped:
+def _drop(block: SolutionBlock, reason: str, detail: str) -> Dropped:
     return Dropped(((block.first, block.last),), reason, detail)
 
 

@@ -20,10 +20,11 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
 from treetune.data.difficulty.answering import Policy
 from treetune.data.rules.base import Rule
-from treetune.data.templates import NoValue, check_text, check_value, text_of, value_of
+from treetune.data.templates import check_text, check_value, text_of, value_of
 from treetune.domains.domain_rows import Row, domain_of, domain_row, normalised
 from treetune.domains.endpoints.settings import EndpointSettings, Prices, check_extra
 from treetune.engine.base import SamplingParams
+from treetune.exceptions import MissingField
 from treetune.findings import UNKNOWN
 from treetune.rollouts.answers import check_sampling
 from treetune.seeds import derive_seed
@@ -123,7 +124,7 @@ class MakeThreads(DataPipeline):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
+class DifficultySampling:
     """The sampling of answers: `samples` of at most `max_tokens` to each row. As Guru's estimates are, unless
     said otherwise."""
 
@@ -168,7 +169,7 @@ class EstimateDifficulty(DataPipeline):
 
     task: Task
     policy: Policy
-    answers: Answers = field(default_factory=Answers)
+    answers: DifficultySampling = field(default_factory=DifficultySampling)
     shards: Annotated[int, Gt(0)] = 1
     jobs: Jobs = field(default_factory=LocalJobs)
     column: Annotated[str, MinLen(1)] = "pass_rate"
@@ -210,7 +211,7 @@ VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class MessageTemplate:
     """A message of a prompt; `content` is a template."""
 
     content: Annotated[str, MinLen(1)]
@@ -219,7 +220,7 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filter:
+class RowFilter:
     """Rows of the source stay where the expression `where` about their fields is true. `name` is what the
     summary calls it."""
 
@@ -250,8 +251,8 @@ class PrepareData(DataPipeline):
     splits: tuple[Split, ...] = ("train",)
     copy: bool = False
     expand: str | None = None
-    filters: tuple[Filter, ...] = ()
-    prompt: str | tuple[Turn, ...] = ""
+    filters: tuple[RowFilter, ...] = ()
+    prompt: str | tuple[MessageTemplate, ...] = ""
     instruction: str = ""
     raw_prompt: str | None = None
     """The whole text that a model continues, where `apply_chat_template` is false; ``{{ prompt }}`` in it is
@@ -307,9 +308,10 @@ class PrepareData(DataPipeline):
         yield from (("prompt", text) for text in turns)
 
     def rows_of(self, fields: Mapping[str, Any]) -> list[Row | str]:
-        """The rows that a source's row becomes; in place of one that a filter drops, the filter's name.
+        """Returns the rows that a row of the source becomes: several where `expand` makes several of it. In
+        place of a row that a filter drops stands the filter's name.
 
-        Raises NoValue or ValueError for a row that lacks something.
+        Raises NoValue or ValueError where a field is missing.
         """
         expanded: Any = fields
         if self.expand is not None:
@@ -317,8 +319,8 @@ class PrepareData(DataPipeline):
             expanded = _function(self.expand)(dict(fields), derive_seed(self.seed, content, "expand"))
         if not expanded:
             return ["expand"]
-        several = expanded if isinstance(expanded, list) else [expanded]
-        return [self._row(one) for one in several]
+        fields_of_rows = expanded if isinstance(expanded, list) else [expanded]
+        return [self._row(fields_of_row) for fields_of_row in fields_of_rows]
 
     def _row(self, fields: Mapping[str, Any]) -> Row | str:
         for one in self.filters:
@@ -327,12 +329,12 @@ class PrepareData(DataPipeline):
         if self.copy:
             row = normalised(fields)
             return {**row, "data_source": self.data_source, "ability": self.ability or row["ability"]}
-        turns = (Turn(content=self.prompt),) if isinstance(self.prompt, str) else self.prompt
+        turns = (MessageTemplate(content=self.prompt),) if isinstance(self.prompt, str) else self.prompt
         messages = [{"role": turn.role, "content": text_of(turn.content, fields)} for turn in turns]
         messages[-1]["content"] += self.instruction
         for message in messages:
             if not message["content"].strip():
-                raise NoValue(f"the {message['role']}'s message is empty")
+                raise MissingField(f"the {message['role']}'s message is empty")
         prompt = messages[-1]["content"]
         raw = text_of(self.raw_prompt, {**fields, "prompt": prompt}) if self.raw_prompt else ""
         return domain_row(

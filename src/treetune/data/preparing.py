@@ -1,7 +1,15 @@
-"""Carries `prepare_data` and `filter_data` out: rows in, rule after rule, Parquet and a summary out.
+"""Carries out `prepare_data` and `filter_data`: reads rows, applies rule after rule, writes Parquet and a
+summary.
 
-Each stage is a file that says what it was made of, and appears when the stage is done. A command that is
-killed goes on behind the last one; a changed rule begins anew from its own place on.
+Each stage writes a file when it is done, with a hash of all that it depends on. A command that was killed
+resumes after the last finished stage; after a change of a rule, this rule and those after it are applied
+anew. The files of the output folder:
+
+    work/rows.jsonl                     the rows that were read, a line each; a row's number is its line's
+    work/read.json                      how many they are, and what couldn't be made into a row, with why
+    work/rule-00.json, rule-01.json …   of each rule the dropped rows, with why, and the columns that it adds
+    train.parquet … or rows.parquet     the rows that are left
+    dropped.jsonl, summary.json         every row that isn't left, with why; counts
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from typing_extensions import override
 
@@ -21,7 +29,6 @@ from treetune.cluster.jobs import one_at_work
 from treetune.data.making_threads import content_hash
 from treetune.data.pipelines import VERSION, FilterData, PrepareData
 from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext
-from treetune.data.templates import NoValue
 from treetune.domains.domain_rows import (
     DATA_SOURCE,
     EXTRA_INFO,
@@ -31,6 +38,7 @@ from treetune.domains.domain_rows import (
     row_key,
     write_parquet,
 )
+from treetune.exceptions import MissingField
 from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
 from treetune.store.files import whole_file, write_json
@@ -40,53 +48,66 @@ from treetune.tasks.sources import InFiles, Source, files_matching
 ROWS = "rows.jsonl"
 BAD_ROWS, EXPAND = "bad rows", "expand"
 ALL = "rows"
-"""The file of rows that are not cut into splits."""
+"""The name of the one file of rows that are not divided into splits."""
 DECIDED_LATER = ("rules", "hold_out", "sample", "source", "splits")
-"""Settings that no row depends on when it is read."""
+"""Settings that reading doesn't depend on (`source` and `splits` are part of the identity themselves)."""
 
-Read = tuple[str, str, Row | tuple[str, str]]
-"""Place and split of a row that was read, and the row, or in its place a reason for none, with details."""
+
+class LeftOut(NamedTuple):
+    """Data that couldn't be made into a row: `BAD_ROWS`, `EXPAND` or the name of a filter, and why."""
+
+    rule: str
+    why: str
+
+
+class RowRead(NamedTuple):
+    """The result of reading a row: the file and line that it came from, its split, and the row."""
+
+    place: str
+    split: str
+    row: Row | LeftOut
 
 
 def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: dict[str, Any]) -> int:
-    """Makes rows of a data set and lets rules go over them; `config` is the evaluated configuration, for the
-    record. A `source` that is given takes the place of the configuration's. Returns the exit code. Raises
-    ValueError for a wrong input.
+    """Makes rows of a data set, and applies the rules to them. Returns the exit code.
+
+    A `source` takes the place of the configuration's. `config` is the evaluated configuration, which is kept
+    in the output. Raises ValueError for a wrong input.
     """
-    chosen = pipeline.source if source is None else InFiles(train=str(source))
-    splits = ordered(pipeline.splits if source is None else ("train",))
-    files: list[str] = []
-    if isinstance(chosen, InFiles):
-        files = file_hashes([file for split in splits for file in chosen.files(split)])
-    made_of = {name: value for name, value in vars(pipeline).items() if name not in DECIDED_LATER}
-    identity = content_hash([VERSION, repr(made_of), pipeline.code(), repr(chosen), splits, files])
-    reasons = [BAD_ROWS, *([EXPAND] if pipeline.expand else []), *(one.name for one in pipeline.filters)]
+    data_source = pipeline.source if source is None else InFiles(train=str(source))
+    splits = order_splits(pipeline.splits if source is None else ("train",))
+    hashes: list[str] = []
+    if isinstance(data_source, InFiles):
+        hashes = file_hashes([file for split in splits for file in data_source.files(split)])
+    settings = {name: value for name, value in vars(pipeline).items() if name not in DECIDED_LATER}
+    identity = content_hash([VERSION, repr(settings), pipeline.code(), repr(data_source), splits, hashes])
+    reasons = [BAD_ROWS]
+    if pipeline.expand:
+        reasons.append(EXPAND)
+    reasons += [row_filter.name for row_filter in pipeline.filters]
     return _carry_out(
         pipeline,
         output,
         config,
         identity,
         reasons,
-        lambda: _read(pipeline, chosen, splits),
-        lambda rows: _splits(pipeline, rows),
+        lambda: _read_rows(pipeline, data_source, splits),
+        lambda rows: _choose_splits(pipeline, rows),
     )
 
 
-def filtered(pipeline: FilterData, source: Path, output: Path, config: dict[str, Any]) -> int:
-    """Lets rules go over the rows of `source`, as `prepare` does."""
+def filter_rows(pipeline: FilterData, source: Path, output: Path, config: dict[str, Any]) -> int:
+    """Applies the rules to the rows of `source`, as `prepare` does."""
+
+    def read() -> Iterator[RowRead]:
+        for place, row in read_domain_rows(source):
+            yield RowRead(place, str(row[EXTRA_INFO].get("split", "train")), row)
+
+    def into_one_file(rows: Rows) -> dict[int, str]:
+        return {row.number: ALL for row in rows}
+
     identity = content_hash([VERSION, file_hashes(files_matching(source))])
-    return _carry_out(
-        pipeline,
-        output,
-        config,
-        identity,
-        (),
-        lambda: (
-            (place, str(row[EXTRA_INFO].get("split", "train")), row)
-            for place, row in read_domain_rows(source)
-        ),
-        lambda rows: dict.fromkeys((one.number for one in rows), ALL),
-    )
+    return _carry_out(pipeline, output, config, identity, (), read, into_one_file)
 
 
 def _carry_out(
@@ -95,11 +116,17 @@ def _carry_out(
     config: dict[str, Any],
     identity: str,
     reasons: Sequence[str],
-    read: Callable[[], Iterator[Read]],
+    read: Callable[[], Iterator[RowRead]],
     divide: Callable[[Rows], Mapping[int, str]],
 ) -> int:
-    """Makes a folder of rows: `identity` decides on the rows that are read, `reasons` are those not to take
-    one in, and `divide` says into which file each row goes that the rules leave."""
+    """Makes a folder of rows, and returns the exit code.
+
+    Args:
+        identity: a hash of all that `read` depends on; the same hash, the same rows.
+        reasons: the `LeftOut.rule` that may occur, in the order of the summary.
+        divide: returns for the numbers of rows that the rules leave the names of their files; rows without
+            one are left out.
+    """
     with alone(output, "prepare_data" if isinstance(pipeline, PrepareData) else "filter_data"):
         console = Console(output / "logs" / "run.log", visible=True)
         try:
@@ -116,13 +143,15 @@ def _carry_out(
 
 @dataclass(frozen=True)
 class _Stage:
-    """The result of a rule. `dropped` are the reasons by the row's number, or by its place where it has
-    none; `details` are for the summary."""
+    """The result of a rule, or of a reason for which data was left out when it was read."""
 
     rule: str
     rows: int
+    """Rows before it."""
     dropped: Mapping[str, str]
+    """Why rows were dropped, by the row's number as text, or by its place where it never had a number."""
     details: Mapping[str, Any]
+    """What else the summary says."""
 
 
 class _Stages:
@@ -131,16 +160,20 @@ class _Stages:
     def __init__(self, folder: Path, console: Console, seed: int) -> None:
         self._folder, self._console, self._seed = folder, console, seed
         self._id = ""
-        self._gone: set[int] = set()
+        """A hash of all that the rows so far depend on: each stage's goes into the next one's."""
+        self._dropped: set[int] = set()
+        """Numbers of the rows that rules have dropped."""
         self._columns: dict[str, dict[int, Any]] = {}
+        """Columns that rules have added, by name, and their values by the row's number."""
         self.stages: list[_Stage] = []
         self.total = 0
+        """Rows that were read, those that were left out included."""
 
-    def read(self, read: Callable[[], Iterator[Read]], identity: str, rules: Sequence[str]) -> None:
-        """Takes the rows in, unless they are here already; `rules` names the reasons to have none, in the
-        order of the summary."""
+    def read(self, read: Callable[[], Iterator[RowRead]], identity: str, rules: Sequence[str]) -> None:
+        """Reads the rows, unless an earlier command has read the same ones. `rules` are the reasons for which
+        data may be left out, in the order of the summary."""
         self._id = identity
-        record = self._record("read.json")
+        record = self._read_record("read.json")
         if record is None:
             (self._folder / "read.json").unlink(missing_ok=True)
             kept = 0
@@ -150,26 +183,26 @@ class _Stages:
                 for done, (place, split, row) in enumerate(read()):
                     if done % 256 == 0:
                         progress(done, 0)
-                    if isinstance(row, tuple):
-                        rule, why = row
-                        left_out.append((rule, place, why))
+                    if isinstance(row, LeftOut):
+                        left_out.append((row.rule, place, row.why))
                     else:
                         kept += 1
                         file.write(json.dumps([place, split, row]) + "\n")
             record = {"id": identity, "kept": kept, "left_out": left_out}
             write_json(self._folder / "read.json", record)
         self._kept = record["kept"]
-        self.total = rows = self._kept + len(record["left_out"])
+        self.total = self._kept + len(record["left_out"])
+        rows = self.total
         for rule in rules:
-            found = [(place, why) for name, place, why in record["left_out"] if name == rule]
-            self.stages.append(_Stage(rule, rows, dict(found), {}))
-            rows -= len(found)
+            why_by_place = [(place, why) for name, place, why in record["left_out"] if name == rule]
+            self.stages.append(_Stage(rule, rows, dict(why_by_place), {}))
+            rows -= len(why_by_place)
 
     def judge(self, rule: Rule, number: int) -> None:
-        """Carries a rule out, unless its result is here already."""
+        """Applies a rule, unless an earlier command has applied the same one to the same rows."""
         self._id = content_hash([self._id, rule.label, repr(rule), file_hashes(rule.reads()), self._seed])
         name = f"rule-{number:02d}.json"
-        record = self._record(name)
+        record = self._read_record(name)
         rows = self.rows()
         if record is None:
             with self._console.phase(rule.label, "rows") as progress:
@@ -186,15 +219,16 @@ class _Stages:
             }
             write_json(self._folder / name, record)
         self.stages.append(_Stage(rule.label, len(rows), record["dropped"], record["told"]))
-        self._gone |= {int(row) for row in record["dropped"]}
+        self._dropped |= {int(row) for row in record["dropped"]}
         for column, values in record["columns"].items():
-            self._columns.setdefault(column, {}).update({int(row): one for row, one in values.items()})
+            self._columns.setdefault(column, {}).update({int(row): value for row, value in values.items()})
 
     def rows(self) -> Rows:
-        return _Left(self._folder / ROWS, self._kept, frozenset(self._gone), self._columns)
+        """Returns the rows that no rule has dropped so far."""
+        return _RowsLeft(self._folder / ROWS, self._kept, frozenset(self._dropped), self._columns)
 
-    def _record(self, name: str) -> dict[str, Any] | None:
-        """Returns a stage's file, where it was made of what it would be made of now."""
+    def _read_record(self, name: str) -> dict[str, Any] | None:
+        """Returns a stage's file; None where it isn't there, or was made with other rows or settings."""
         path = self._folder / name
         try:
             record = json.loads(path.read_text())
@@ -207,48 +241,55 @@ class _Stages:
         return dict(record)
 
     def write_dropped(self, path: Path) -> None:
-        """Writes every row that went, with its place, the rule and why."""
-        dropped = [(key, stage.rule, why) for stage in self.stages for key, why in stage.dropped.items()]
-        by_number = {key: (rule, why) for key, rule, why in dropped if key.isdigit()}
-        with whole_file(path) as file, (self._folder / ROWS).open(encoding="utf-8") as lines:
-            for place, rule, why in dropped:
-                if not place.isdigit():
-                    file.write(json.dumps({"place": place, "rule": rule, "why": why}) + "\n")
-            for number, line in enumerate(lines):
-                if str(number) in by_number:
-                    rule, why = by_number[str(number)]
-                    file.write(json.dumps({"place": json.loads(line)[0], "rule": rule, "why": why}) + "\n")
+        """Writes a line for every row that isn't left: its place, the rule and why. First come those that
+        were left out when they were read, then the others in the order in which they were read."""
+        rule_and_why: dict[int, tuple[str, str]] = {}
+        with whole_file(path) as file:
+            for stage in self.stages:
+                for number_or_place, why in stage.dropped.items():
+                    if number_or_place.isdigit():
+                        rule_and_why[int(number_or_place)] = stage.rule, why
+                    else:
+                        line = {"place": number_or_place, "rule": stage.rule, "why": why}
+                        file.write(json.dumps(line) + "\n")
+            with (self._folder / ROWS).open(encoding="utf-8") as rows:
+                for number, row in enumerate(rows):
+                    if number in rule_and_why:
+                        place, *_ = json.loads(row)
+                        rule, why = rule_and_why[number]
+                        file.write(json.dumps({"place": place, "rule": rule, "why": why}) + "\n")
 
     def table(self) -> list[str]:
-        """Returns how many rows each rule took, for a person."""
+        """Returns as lines how many rows each rule dropped."""
         rows = [("rule", "rows", "dropped", "left"), ("read", "", "", f"{self.total:,}")]
         for stage in self.stages:
-            gone = len(stage.dropped)
-            rows.append((stage.rule, f"{stage.rows:,}", f"{gone:,}", f"{stage.rows - gone:,}"))
-        first, *widths = (max(map(len, column)) for column in zip(*rows))
-        return [
-            "  ".join([rule.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, widths))])
-            for rule, *cells in rows
-        ]
+            dropped = len(stage.dropped)
+            rows.append((stage.rule, f"{stage.rows:,}", f"{dropped:,}", f"{stage.rows - dropped:,}"))
+        first_width, *widths = (max(map(len, column)) for column in zip(*rows))
+        lines = []
+        for rule, *numbers in rows:
+            cells = [number.rjust(width) for number, width in zip(numbers, widths)]
+            lines.append("  ".join([rule.ljust(first_width), *cells]))
+        return lines
 
 
-class _Left(Rows):
-    """The rows of a file but for those that are `gone`, with further `columns`."""
+class _RowsLeft(Rows):
+    """The rows of a file without those that are `dropped`, with further `columns`."""
 
     def __init__(
-        self, file: Path, total: int, gone: frozenset[int], columns: Mapping[str, Mapping[int, Any]]
+        self, file: Path, total: int, dropped: frozenset[int], columns: Mapping[str, Mapping[int, Any]]
     ) -> None:
-        self._file, self._total, self._gone, self._columns = file, total, gone, columns
+        self._file, self._total, self._dropped, self._columns = file, total, dropped, columns
 
     @override
     def __len__(self) -> int:
-        return self._total - len(self._gone)
+        return self._total - len(self._dropped)
 
     @override
     def __iter__(self) -> Iterator[Numbered]:
         with self._file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines):
-                if number in self._gone:
+                if number in self._dropped:
                     continue
                 place, split, row = json.loads(line)
                 for column, values in self._columns.items():
@@ -258,23 +299,27 @@ class _Left(Rows):
 
 
 @dataclass(frozen=True)
-class _OneFile:
-    """The rows that go into the file `name`. Rows of a split's file say that they are of that split."""
+class _RowsOfFile:
+    """The rows that go into the file `name`. In a split's file, each row's `extra_info.split` is that
+    split."""
 
     rows: Rows
-    files: Mapping[int, str]
+    file_by_number: Mapping[int, str]
     name: str
 
     def __iter__(self) -> Iterator[Row]:
         split = {} if self.name == ALL else {"split": self.name}
-        for one in self.rows:
-            if self.files.get(one.number) == self.name:
-                yield one.row | {EXTRA_INFO: {**one.row[EXTRA_INFO], **split}}
+        for numbered in self.rows:
+            if self.file_by_number.get(numbered.number) == self.name:
+                row = numbered.row
+                yield row | {EXTRA_INFO: {**row[EXTRA_INFO], **split}}
 
 
-def _write(stages: _Stages, files: Mapping[int, str], output: Path, console: Console) -> None:
+def _write(stages: _Stages, file_by_number: Mapping[int, str], output: Path, console: Console) -> None:
+    """Writes the files of rows, dropped.jsonl and summary.json, and shows the counts. Raises ValueError where
+    no row is left."""
     rows = stages.rows()
-    names = sorted(set(files.values()))
+    names = sorted(set(file_by_number.values()))
     if not names:
         for line in stages.table():
             console.say(line)
@@ -283,12 +328,13 @@ def _write(stages: _Stages, files: Mapping[int, str], output: Path, console: Con
     with console.phase("writing", "files") as progress:
         for done, name in enumerate(names):
             progress(done, len(names))
-            write_parquet(output / f"{name}.parquet", _OneFile(rows, files, name))
-    sources = Counter(one.row[DATA_SOURCE] for one in rows if one.number in files)
+            write_parquet(output / f"{name}.parquet", _RowsOfFile(rows, file_by_number, name))
+    sources = Counter(row.row[DATA_SOURCE] for row in rows if row.number in file_by_number)
     domains = Counter[str]()
     for source, count in sources.items():
         domains[domain_of(source)] += count
-    in_files = {f"{name}.parquet": sum(one == name for one in files.values()) for name in names}
+    rows_by_name = Counter(file_by_number.values())
+    in_files = {f"{name}.parquet": rows_by_name[name] for name in names}
     summary = {
         "read": stages.total,
         "rules": [
@@ -320,58 +366,69 @@ def _write(stages: _Stages, files: Mapping[int, str], output: Path, console: Con
     console.say(f"each row that went, with its reason, is in {output / 'dropped.jsonl'}")
 
 
-def ordered(splits: Sequence[Split]) -> list[Split]:
-    """Returns test before validation before train."""
+def order_splits(splits: Sequence[Split]) -> list[Split]:
+    """Returns the splits in the order test, validation, train. Rules against duplicates keep the first of
+    equal rows, so that one in the test split stays there."""
     return [name for name in reversed(get_args(Split)) if name in splits]
 
 
-def _read(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -> Iterator[Read]:
-    number = 0
+def _read_rows(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -> Iterator[RowRead]:
+    """Yields all rows of these splits, made by the pipeline's templates. `extra_info.index` counts what the
+    source holds; rows that `expand` made of one share theirs."""
+    index = 0
     for split in splits:
         for place, fields in source.rows(split):
             try:
-                made = pipeline.rows_of(fields)
-            except (NoValue, ValueError) as error:
+                rows = pipeline.rows_of(fields)
+            except (MissingField, ValueError) as error:
                 if pipeline.bad_rows == "stop":
                     raise ValueError(f"{place}: {error}; put it right, or set bad_rows to 'drop'") from error
-                yield place, split, (BAD_ROWS, str(error))
-                number += 1
+                yield RowRead(place, split, LeftOut(BAD_ROWS, str(error)))
+                index += 1
                 continue
-            for part, one in enumerate(made):
-                where = place if len(made) == 1 else f"{place}#{part}"
-                if isinstance(one, str):
-                    yield where, split, (one, one)
+            for part, row_or_filter in enumerate(rows):
+                place_of_row = place if len(rows) == 1 else f"{place}#{part}"
+                if isinstance(row_or_filter, str):  # the name of the filter that leaves it out
+                    yield RowRead(place_of_row, split, LeftOut(row_or_filter, row_or_filter))
                 else:
-                    yield where, split, one | {EXTRA_INFO: {"index": number, **one[EXTRA_INFO]}}
-            number += 1
+                    extra_info = {"index": index, **row_or_filter[EXTRA_INFO]}
+                    yield RowRead(place_of_row, split, row_or_filter | {EXTRA_INFO: extra_info})
+            index += 1
 
 
-def _splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
-    """Returns each row's split: its own, or the one that it is held out for; none, if it isn't drawn."""
-    order: dict[str, list[tuple[int, int]]] = {}
-    for one in rows:
-        key = derive_seed(pipeline.seed, row_key(one.row), "split")
-        order.setdefault(one.split, []).append((key, one.number))
-    for drawn in order.values():
-        drawn.sort()
+def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
+    """Returns the split of each row, by its number: the row's own, or the one that it is held out for. Rows
+    that `sample` doesn't draw have none.
+
+    The order in which rows are drawn comes from the seed and each row's content. So it doesn't depend on the
+    other rows, nor on the order in which they are read.
+    """
+    numbers_by_split: dict[str, list[int]] = {}
+    keys_and_numbers: dict[str, list[tuple[int, int]]] = {}
+    for row in rows:
+        key = derive_seed(pipeline.seed, row_key(row.row), "split")
+        keys_and_numbers.setdefault(row.split, []).append((key, row.number))
+    for name, pairs in keys_and_numbers.items():
+        numbers_by_split[name] = [number for _, number in sorted(pairs)]
     for split in ("test", "validation"):
         count = pipeline.hold_out.get(split, 0)
-        train = order.get("train", [])
+        train = numbers_by_split.get("train", [])
         if count >= len(train) > 0 or (count and not train):
             raise ValueError(
                 f"hold_out asks for {count} rows for {split}, and there are {len(train)} to train on: hold"
                 " out fewer"
             )
         if count:
-            order[split] = [*order.get(split, []), *train[:count]]
-            order["train"] = train[count:]
+            numbers_by_split[split] = [*numbers_by_split.get(split, []), *train[:count]]
+            numbers_by_split["train"] = train[count:]
     for split, count in pipeline.sample.items():
-        order[split] = order.get(split, [])[:count]
-    return {number: split for split, drawn in order.items() for _, number in drawn}
+        numbers_by_split[split] = numbers_by_split.get(split, [])[:count]
+    return {number: name for name, numbers in numbers_by_split.items() for number in numbers}
 
 
 def alone(folder: Path, command: str) -> AbstractContextManager[None]:
-    """Holds a folder for one command at a time, on this machine. Raises ValueError for another."""
+    """Locks a folder for one command at a time, on this machine. Raises ValueError where another command has
+    it."""
     message = f"another {command} is at work in {folder}: wait for it, or name another output"
     return one_at_work(folder / ".lock", message)
 

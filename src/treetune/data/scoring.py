@@ -29,7 +29,7 @@ _AHEAD = 256
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRows:
     """The result of `score_responses`: rows in the output, how many of them it found there, and the sums.
     `why` is what the first that failed says."""
 
@@ -64,7 +64,7 @@ def score_responses(
     workers: int | None = None,
     deadline: float = 10.0,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Scored:
+) -> ScoredRows:
     """Grades the rows of `source` with the task's grader and writes them to `output` in their order.
 
     A row has a `problem`, a `gold` as it stands in the data set and a `response`, for a mixture its `domain`
@@ -133,7 +133,7 @@ def score_responses(
             while waiting:
                 write(file)
             os.fsync(file.fileno())
-    return Scored(**counts, why=why)
+    return ScoredRows(**counts, why=why)
 
 
 def _line(row: dict[str, Any]) -> bytes:
@@ -199,7 +199,7 @@ def _graded(waiting: _Waiting, steps: bool) -> dict[str, Any]:
 
 
 def _written(output: Path) -> tuple[list[dict[str, Any]], int]:
-    """The whole rows that stand in the output, and where in the file they end."""
+    """Returns the whole rows of the output so far, and the position in the file at which they end."""
     if not output.exists():
         return [], 0
     done: list[dict[str, Any]] = []
@@ -222,7 +222,7 @@ def _written(output: Path) -> tuple[list[dict[str, Any]], int]:
 def _checked_same(
     output: Path, row: dict[str, Any], source: tuple[str, dict[str, Any]] | None, index: int, steps: bool
 ) -> dict[str, Any]:
-    """The input's row, if that is what was graded."""
+    """Returns the input's row. Raises ValueError where the output's row is the grade of another one."""
     place = f"{output}:{index + 1}"
     if source is None:
         raise ValueError(f"{place}: more rows than the input has: name another output")

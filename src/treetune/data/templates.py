@@ -8,28 +8,26 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from treetune.exceptions import MissingField
+
 if TYPE_CHECKING:
     from jinja2.environment import TemplateExpression
     from jinja2.sandbox import SandboxedEnvironment
 
 
-class NoValue(ValueError):
-    """A row has not what a template asks for; says what."""
-
-
 def text_of(template: str, fields: Mapping[str, Any]) -> str:
-    """``'{{ question }}'`` and the like, filled in. Raises NoValue."""
+    """``'{{ question }}'`` and the like, filled in. Raises MissingField."""
     return str(_rendered(_template(template).render, template, fields))
 
 
 def value_of(expression: str, fields: Mapping[str, Any]) -> Any:
     """``metadata.level``, ``answers[0]``, ``source != 'leetcode'`` and the like, with its type. Raises
-    NoValue."""
+    MissingField."""
     value = _rendered(_expression(expression), expression, fields)
     from jinja2 import Undefined
 
     if isinstance(value, Undefined):
-        raise NoValue(f"{expression!r}: the row has no such field (it has {', '.join(sorted(fields))})")
+        raise MissingField(f"{expression!r}: the row has no such field (it has {', '.join(sorted(fields))})")
     return value
 
 
@@ -60,11 +58,11 @@ def _rendered(render: Any, text: str, fields: Mapping[str, Any]) -> Any:
 
     try:
         return render(**fields)
-    except NoValue:
+    except MissingField:
         raise
     except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
         has = ", ".join(sorted(fields))
-        raise NoValue(f"{text!r} can't be filled in: {error} (the row has {has})") from error
+        raise MissingField(f"{text!r} can't be filled in: {error} (the row has {has})") from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -101,7 +99,7 @@ def _environment() -> SandboxedEnvironment:
 def _not_null(value: Any) -> Any:
     """Returns a field for a text: null is none."""
     if value is None:
-        raise NoValue("a field is null")
+        raise MissingField("a field is null")
     return value
 
 
@@ -109,5 +107,5 @@ def _last_match(text: str, pattern: str) -> str:
     """The first group of the last match, or the whole of it."""
     matches = list(re.finditer(pattern, text))
     if not matches:
-        raise NoValue(f"nothing in {text[:60]!r} matches {pattern!r}")
+        raise MissingField(f"nothing in {text[:60]!r} matches {pattern!r}")
     return matches[-1][1] if matches[-1].groups() else matches[-1][0]

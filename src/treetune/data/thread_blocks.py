@@ -10,8 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 from treetune.data import prompts
-from treetune.data.asking import Questions, Unreadable
+from treetune.data.asking import Questions
 from treetune.domains.endpoints.settings import Message
+from treetune.exceptions import Unreadable
 from treetune.threads.format import MOST_THREADS
 
 Lines = tuple[int, int]
@@ -72,7 +73,7 @@ tab."""
 
 
 def json_list(text: str) -> list[Any]:
-    """The JSON list in an answer, which may stand between other words or in a code block.
+    """Returns the JSON list in an answer, which may be between other text or in a code block.
 
     Raises Unreadable where there is none.
     """
@@ -88,7 +89,7 @@ def json_list(text: str) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Rule:
+class BlockRule:
     """The least that a block has to be worth: `min_saved` characters that need not be waited for, and at most
     `max_threads` threads."""
 
@@ -97,7 +98,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Block:
+class SolutionBlock:
     """A stretch of a solution: its threads' texts as they stand there, without white space around them, and
     the lines of each."""
 
@@ -117,25 +118,27 @@ class Dropped:
 
 
 def cut(
-    groups: Sequence[Sequence[Lines]], lines: Sequence[str], rule: Rule
-) -> tuple[list[Block], list[Dropped]]:
-    """The blocks to keep, in the solution's order, and the others.
+    groups: Sequence[Sequence[Lines]], lines: Sequence[str], rule: BlockRule
+) -> tuple[list[SolutionBlock], list[Dropped]]:
+    """Returns the blocks to keep, in the solution's order, and the others.
 
     Kept is a block whose threads follow each other within the solution, two at least of them with text, if at
     least `rule.min_saved` characters of them need not be waited for (all but the longest thread's).
     """
-    kept: list[Block] = []
+    kept: list[SolutionBlock] = []
     dropped = []
     for group in sorted(groups, key=lambda group: group[0] if group else (0, 0)):
         block = _block(group, lines, rule, kept[-1].last if kept else 0)
-        if isinstance(block, Block):
+        if isinstance(block, SolutionBlock):
             kept.append(block)
         else:
             dropped.append(block)
     return kept, dropped
 
 
-def _block(group: Sequence[Lines], lines: Sequence[str], rule: Rule, taken: int) -> Block | Dropped:
+def _block(
+    group: Sequence[Lines], lines: Sequence[str], rule: BlockRule, taken: int
+) -> SolutionBlock | Dropped:
     def drop(reason: str, detail: str = "") -> Dropped:
         return Dropped(tuple(group), reason, detail)
 
@@ -159,7 +162,7 @@ def _block(group: Sequence[Lines], lines: Sequence[str], rule: Rule, taken: int)
     if saved < rule.min_saved:
         return drop("too little is saved", f"{saved} characters of {rule.min_saved}")
     places = tuple(place for place, text in zip(group, texts) if text)
-    return Block(group[0][0], group[-1][1], threads, places)
+    return SolutionBlock(group[0][0], group[-1][1], threads, places)
 
 
 def saved_characters(threads: Sequence[str]) -> int:
@@ -185,7 +188,7 @@ async def independent_parts(
 
 
 async def failed_threads(
-    questions: Questions, conversation: Sequence[Message], blocks: Sequence[Block]
+    questions: Questions, conversation: Sequence[Message], blocks: Sequence[SolutionBlock]
 ) -> dict[int, str]:
     """Returns which of the blocks (by their place) have a thread that the model itself doesn't let pass, and
     why."""
@@ -227,7 +230,7 @@ async def failed_threads(
     return words
 
 
-def _numbers(block: Block) -> range:
+def _numbers(block: SolutionBlock) -> range:
     return range(1, len(block.threads) + 1)
 
 

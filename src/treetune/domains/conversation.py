@@ -40,12 +40,17 @@ class Limits(NamedTuple):
     reads_specials: bool = False
 
 
-class Call(NamedTuple):
-    """A request that an answer needs now: its turn number `turn`, after `context_ids` (the prompt's
-    included)."""
+class NextTurn(NamedTuple):
+    """The turn that an answer needs now.
 
-    turn: int
+    Example: the second turn, behind a prompt of two tokens, a turn of two and an observation of one::
+
+        NextTurn(number=1, context_ids=array([7, 8, 31, 32, 90]), max_tokens=59)
+    """
+
+    number: int
     context_ids: TokenIds
+    """All before it: the prompt's tokens, turns and observations."""
     max_tokens: int
 
 
@@ -53,8 +58,8 @@ class Call(NamedTuple):
 class Conversation:
     """An answer of at most `budget` tokens after `prompt_ids`.
 
-    `call` is what to sample next, or None once it has ended; in turn it takes the completion of the call
-    (`take_completion`) and the environment's answer to the last of its `actions` (`take_turn`).
+    `next_turn` is what to sample next, or None once it has ended; in turn it takes the completion of that
+    turn (`take_completion`) and the environment's answer to the last of its `actions` (`take_turn`).
     """
 
     codec: TextCodec
@@ -75,12 +80,12 @@ class Conversation:
     """Seconds that it waited for its environment."""
 
     @property
-    def call(self) -> Call | None:
+    def next_turn(self) -> NextTurn | None:
         if self.finish is not None:
             return None
         max_tokens = min(self.limits.turn_tokens, self._free_tokens)
         context_ids = joined([self.prompt_ids, *(segment.token_ids for segment in self.segments)])
-        return Call(len(self.actions), context_ids, max_tokens)
+        return NextTurn(len(self.actions), context_ids, max_tokens)
 
     def take_completion(self, completion: Completion) -> bool:
         """Returns whether the environment is to be asked: not where the answer came to its last token."""

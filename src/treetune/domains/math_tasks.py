@@ -73,7 +73,7 @@ _LOOK_AT_END = 200
 """Characters at the end of a part in which its full stop must stand."""
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """A stretch of text that belongs together. `display`: it has lines of its own, so that its rows may be
     steps."""
 
@@ -82,14 +82,14 @@ class Span(NamedTuple):
     display: bool
 
 
-def formulas(text: str) -> list[Span]:
+def formulas(text: str) -> list[TextSpan]:
     r"""Returns the outermost spans from left to right: ``$…$``, ``\(…\)``, ``$$…$$``, ``\[…\]``,
     environments, ``[asy]`` figures, listings. Linear in the text.
 
     What is not closed is no span: an unpaired dollar, or one that pairs only across a blank line or
     a sentence ("costs $5. She pays $6"), is text like any other.
     """
-    spans: list[Span] = []
+    spans: list[TextSpan] = []
     never_closed: set[str] = set()
     position = 0
     while (opening := _OPENING.search(text, position)) is not None:
@@ -97,7 +97,7 @@ def formulas(text: str) -> list[Span]:
         if opening[0] == "$":
             end = _end_of_inline(text, position)
             if end is not None:
-                spans.append(Span(opening.start(), end, display=False))
+                spans.append(TextSpan(opening.start(), end, display=False))
                 position = end
             continue
         if opening["environment"]:
@@ -113,7 +113,7 @@ def formulas(text: str) -> list[Span]:
             never_closed.add(closing)
             continue
         position = at + len(closing)
-        spans.append(Span(opening.start(), position, display=opening["bracket"] != "("))
+        spans.append(TextSpan(opening.start(), position, display=opening["bracket"] != "("))
     return spans
 
 
@@ -164,7 +164,7 @@ class Sentences(StepSplitter):
         text = part.strip()
         return len(text) >= self.shortest or bool(text and _ENDS_A_SENTENCE.search(text[-_LOOK_AT_END:]))
 
-    def _cut_long(self, text: str, spans: list[Span], offsets: list[int], longest: int) -> list[int]:
+    def _cut_long(self, text: str, spans: list[TextSpan], offsets: list[int], longest: int) -> list[int]:
         if all(end - start <= longest for start, end in pairwise(offsets)):
             return offsets
         places = list(_clauses(text, spans))
@@ -183,7 +183,7 @@ class Sentences(StepSplitter):
         return sorted(cuts)
 
 
-def _cuts(text: str, spans: list[Span]) -> Iterator[int]:
+def _cuts(text: str, spans: list[TextSpan]) -> Iterator[int]:
     """Yields the ends of sentences, the beginnings of lines, and the ends of rows of displayed formulas."""
     inside = _inside((span.start, span.end) for span in spans)
     yield from sentence_ends(text, spans)
@@ -203,7 +203,7 @@ def _cuts(text: str, spans: list[Span]) -> Iterator[int]:
 
 
 def sentence_ends(
-    text: str, spans: Iterable[Span], abbreviation: re.Pattern[str] = ABBREVIATION
+    text: str, spans: Iterable[TextSpan], abbreviation: re.Pattern[str] = ABBREVIATION
 ) -> Iterator[int]:
     """Yields the offsets behind sentences that another one follows, in Latin and other scripts.
 
@@ -222,7 +222,7 @@ def sentence_ends(
             yield end.end()
 
 
-def _clauses(text: str, spans: list[Span]) -> Iterator[int]:
+def _clauses(text: str, spans: list[TextSpan]) -> Iterator[int]:
     """Yields offsets at which a long part may be cut: not in a formula within a line, a figure or a group of
     braces."""
     whole = _inside(

@@ -19,10 +19,11 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Answers, Finding, Need, Part, SampledAnswers
 from treetune.domains.environments.base import Environment, environment_of
 from treetune.domains.graders.routed import ByDomain
+from treetune.exceptions import NoSplit
 from treetune.seeds import derived_random
-from treetune.tasks.base import NoSplit, Params, Split, Task
+from treetune.tasks.base import Params, Split, Task
+from treetune.tasks.drawing import Drawing, slice_of_epochs
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.sampling import Drawing, slice_of_epochs
 from treetune.vocabulary import Metrics, Problem
 
 T = TypeVar("T")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -26,18 +25,13 @@ from treetune.contracts import (
 from treetune.domains.conversation import EVENTS, Conversation, Limits, actions_of, unpacked
 from treetune.domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune.domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
-from treetune.engine.base import Completion, Later, Request
+from treetune.engine.base import Request
+from treetune.engine.programs import result_of
 from treetune.findings import missing_requirements
 from treetune.models.chat import TOOL_RESULT
-from treetune.rollouts.answers import (
-    UNGRADED,
-    GrowingRollout,
-    Growth,
-    Start,
-    is_decided,
-)
+from treetune.rollouts.answers import Announcer, GrowingRollout, Start, is_decided
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import AnswerObserver, RolloutContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.rollouts.states import WholeAnswers
@@ -183,85 +177,59 @@ class MultiTurn(GrowingRollout):
             codec.turn_frame([TOOL_RESULT] if native else "")  # raises where the template has none
 
     @override
-    def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
-        """Returns the requests for one answer from each start. The environment's seed derives from the
-        problem, so that an answer does not depend on what else is sampled."""
-        observer = context.find(AnswerObserver)
-        growing: dict[int, tuple[Conversation, Play]] = {}
-        waiting = deque(range(len(starts)))
-        grown: dict[int, tuple[Conversation, Future[Grade]]] = {}
-        # The request number i is of the start number `asked[i]`.
-        asked: list[int] = []
-
-        def after_turn(number: int, played: Future[Played]) -> Sequence[Request | Later]:
-            """Returns the requests that follow once the environment has spoken, perhaps at once."""
-            if not played.done():
-                return [Later(played, lambda: after_turn(number, played) or next_conversation())]
-            conversation, start = growing[number][0], starts[number]
-            turns, snapshot = played.result().turns, played.result().snapshot
-            if conversation.segments:
-                (turn,) = turns
-                conversation.environment_seconds += played.result().seconds
-                try:
-                    conversation.take_turn(turn, snapshot)
-                except ValueError as error:  # there are no tokens for the observation
-                    conversation.turns.pop()
-                    conversation.take_turn(Turn(done=True, outcome="error", message=str(error)))
-            elif any(segment.snapshot for segment in start.segments):
-                conversation.restore(start.segments)
-            else:
-                conversation.replay(start.segments, turns)
-            return next_call(number)
-
-        def next_call(number: int) -> list[Request | Later]:
-            conversation, play = growing[number]
-            call = conversation.call
-            if call is None:
-                play.end()
-                del growing[number]
-                grade = self._graded(context, starts[number], conversation)
-                grown[number] = conversation, grade
-                context.log.progress(len(grown), len(starts))
-                if observer is not None:
-                    observer.observe(self._ungraded(context, starts[number], conversation), grade)
-                return []
-            asked.append(number)
-            stop = conversation.limits.stop
-            sampling = replace(self.sampling, max_tokens=call.max_tokens, stop=stop)
-            seed, read = derive_seed(starts[number].seed, call.turn), context.settings.reads_logprobs
-            return [Request(call.context_ids, seed, 1, sampling, reads_logprobs=read)]
-
-        def on_result(index: int, completions: list[Completion]) -> Sequence[Request | Later]:
-            number = asked[index]
-            conversation, play = growing[number]
-            if not conversation.take_completion(completions[0]):
-                return next_call(number) or next_conversation()
-            return after_turn(number, play.act(conversation.actions[-1])) or next_conversation()
-
-        def next_conversation() -> Sequence[Request | Later]:
-            """Begins the next answer, or as many as it takes until one asks for something."""
-            following: Sequence[Request | Later] = ()
-            while waiting and not following:
-                number = waiting.popleft()
-                growing[number] = self._start(context, starts[number])
-                begins_again = starts[number].segments
-                play = growing[number][1]
-                following = after_turn(number, play.begin()) if begins_again else next_call(number)
-            return following
-
-        at_once = 1 if context.engine is None else context.engine.at_once
-        most = self.in_flight or IN_FLIGHT * at_once
-        requests = [one for _ in range(min(most, len(starts))) for one in next_conversation()]
-
-        def graded() -> list[Trajectory]:
+    async def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
+        """See `GrowingRollout`. The environment's seed derives from the problem as well."""
+        assert context.engine is not None, "a rollout that samples needs an engine"
+        in_flight = asyncio.Semaphore(self.in_flight or IN_FLIGHT * context.engine.at_once)
+        announcer = Announcer(context, len(starts))
+        try:
+            return await asyncio.gather(
+                *(self._answer(context, start, in_flight, announcer) for start in starts)
+            )
+        finally:
             if (journal := context.find(TurnJournal)) is not None:
                 journal.close()
-            assert len(grown) == len(starts), "the engine reports every request"
-            return [self._trajectory(context, start, *grown[number]) for number, start in enumerate(starts)]
 
-        return Growth(requests, on_result, graded)
+    async def _answer(
+        self, context: RolloutContext, start: Start, in_flight: asyncio.Semaphore, announcer: Announcer
+    ) -> Trajectory:
+        async with in_flight:
+            conversation = await self._converse(context, start)
+        # The next answer may begin: a grader holds up neither the engine nor an environment.
+        grade = await self._grade(context, start, conversation)
+        answer = self._trajectory(context, start, conversation, grade)
+        await announcer.announce(answer)
+        return answer
 
-    def _start(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
+    async def _converse(self, context: RolloutContext, start: Start) -> Conversation:
+        """Has the policy and the environment speak in turns until the answer ends."""
+        assert context.engine is not None, "a rollout that samples needs an engine"
+        conversation, play = self._begin(context, start)
+        if start.segments:
+            played = await result_of(play.begin())
+            if any(segment.snapshot for segment in start.segments):
+                conversation.restore(start.segments)
+            else:
+                conversation.replay(start.segments, played.turns)
+        while (turn := conversation.next_turn) is not None:
+            request = Request(
+                turn.context_ids,
+                seed=derive_seed(start.seed, turn.number),
+                n=1,
+                sampling=replace(self.sampling, max_tokens=turn.max_tokens, stop=conversation.limits.stop),
+                priority=context.settings.priority,
+                reads_logprobs=context.settings.reads_logprobs,
+            )
+            (completion,) = await context.engine.sample(request)
+            asks_environment = conversation.take_completion(completion)
+            if asks_environment:
+                played = await result_of(play.act(conversation.actions[-1]))
+                _take_played(conversation, played)
+        play.end()
+        return conversation
+
+    def _begin(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
+        """Returns a conversation without a turn, and the environment that it is held with."""
         task = context.task.of(start.problem)
         environment, sampling = self.environment_of(task), task.sampling(self.sampling)
         limits = Limits(
@@ -291,40 +259,43 @@ class MultiTurn(GrowingRollout):
         )
         return conversation, play
 
-    def _graded(self, context: RolloutContext, start: Start, conversation: Conversation) -> Future[Grade]:
+    async def _grade(self, context: RolloutContext, start: Start, conversation: Conversation) -> Grade:
         """Returns what the answer earns beside its turns' rewards, or why it earns nothing."""
-        if conversation.outcome == "ok" and self._reward_of(context, start) != "environment":
-            assert conversation.finish is not None
-            decided, problem = is_decided(conversation.finish, self.unfinished_reward), start.problem
-            if context.grader.grader.of(problem).reads_turns:
-                message = self.environment_of(context.task.of(problem)).message
-                problem = replace(problem, transcript=conversation.transcript(message))
-            # The action says itself whether its turn began in a thought.
-            return context.grader.submit(
-                conversation.actions[-1], problem, decided=decided, follows_prompt=False
-            )
-        last = conversation.turns[-1] if conversation.turns else Turn()
-        graded: Future[Grade] = Future()
-        graded.set_result(Grade(reward=0.0, outcome=last.outcome, message=last.message, numbers=last.numbers))
-        return graded
+        if conversation.outcome != "ok" or self._reward_of(context, start) == "environment":
+            last = conversation.turns[-1] if conversation.turns else Turn()
+            return Grade(reward=0.0, outcome=last.outcome, message=last.message, numbers=last.numbers)
+        assert conversation.finish is not None, "a conversation is graded when it has ended"
+        decided = is_decided(conversation.finish, self.unfinished_reward)
+        problem = start.problem
+        if context.grader.grader.of(problem).reads_turns:
+            message = self.environment_of(context.task.of(problem)).message
+            problem = replace(problem, transcript=conversation.transcript(message))
+        # The action says itself whether its turn began in a thought.
+        grade = context.grader.submit(
+            conversation.actions[-1], problem, decided=decided, follows_prompt=False
+        )
+        return await result_of(grade)
 
     def _reward_of(self, context: RolloutContext, start: Start) -> Reward:
         return self.reward or self.environment_of(context.task.of(start.problem)).earns
 
     def _trajectory(
-        self, context: RolloutContext, start: Start, conversation: Conversation, graded: Future[Grade]
+        self, context: RolloutContext, start: Start, conversation: Conversation, grade: Grade
     ) -> Trajectory:
-        grade, rewards = graded.result(), conversation.rewards
+        rewards = conversation.rewards
         if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
-        parts = grade.step_rewards or (grade.reward,)
-        if len(parts) > len(rewards):
+        graded = grade.step_rewards or (grade.reward,)
+        if len(graded) > len(rewards):
             raise ValueError(
-                f"a grade has step_rewards {parts}, and its answer {len(rewards)} turns: give one for each"
+                f"a grade has step_rewards {graded}, and its answer {len(rewards)} turns: give one for each"
             )
-        parts = (*[0.0] * (len(rewards) - len(parts)), *parts)
-        rewards = [one + part for one, part in zip(rewards, parts, strict=True)]
+        # The grades are those of the last turns; one alone is that of the last turn.
+        first_graded = len(rewards) - len(graded)
+        for turn, reward in enumerate(graded, first_graded):
+            rewards[turn] += reward
         message, outcome = grade.message, grade.outcome
+        assert conversation.finish is not None, "a conversation is graded when it has ended"
         if conversation.outcome != "ok":
             rewards = [0.0] * len(rewards)
         elif conversation.finish == "length" and self.unfinished_reward is not None:
@@ -333,32 +304,37 @@ class MultiTurn(GrowingRollout):
             message = (
                 "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
             )
-        return replace(
-            self._ungraded(context, start, conversation),
-            grade=replace(grade, reward=sum(rewards), outcome=outcome, message=message),
-            step_rewards=tuple(rewards) if any(rewards[:-1]) else (),
-        )
-
-    def _ungraded(self, context: RolloutContext, start: Start, conversation: Conversation) -> Trajectory:
-        assert conversation.finish is not None
-        response_ids = joined([segment.token_ids for segment in conversation.segments])
-        injected = [len(one.token_ids) for one in conversation.segments if one.origin == "injected"]
+        segments = tuple(conversation.segments)
+        response_ids = joined([segment.token_ids for segment in segments])
+        injected = sum(len(segment.token_ids) for segment in segments if segment.origin == "injected")
         return Trajectory(
             problem=start.problem,
             sample=0,
             prompt_ids=start.prompt_ids,
-            segments=tuple(conversation.segments),
+            segments=segments,
             finish_reason=conversation.finish,
             text=context.codec.decode(response_ids),
-            grade=UNGRADED,
+            grade=replace(grade, reward=sum(rewards), outcome=outcome, message=message),
             step_ends=conversation.step_ends,
+            step_rewards=tuple(rewards) if any(rewards[:-1]) else (),
             numbers={
                 "turns/count": float(len(conversation.step_ends)),
-                "turns/observation_tokens": float(sum(injected)),
+                "turns/observation_tokens": float(injected),
                 "turns/environment_seconds": conversation.environment_seconds,
                 **{f"turns/{event}": float(conversation.events[event]) for event in EVENTS},
             },
         )
+
+
+def _take_played(conversation: Conversation, played: Played) -> None:
+    """Takes the turn that the environment made of the last action."""
+    (turn,) = played.turns
+    conversation.environment_seconds += played.seconds
+    try:
+        conversation.take_turn(turn, played.snapshot)
+    except ValueError as error:  # there are no tokens for the observation
+        conversation.turns.pop()
+        conversation.take_turn(Turn(done=True, outcome="error", message=str(error)))
 
 
 @StateRule.register("turns")
@@ -405,5 +381,5 @@ class TurnStates(WholeAnswers):
 
     @override
     def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
-        known = repr(tuple(prefix.token_ids.tolist()))
-        return derive_seed(context.seed, context.iteration, prefix.problem.id, known, f"turns {purpose}")
+        state = repr(tuple(prefix.token_ids.tolist()))
+        return derive_seed(context.seed, context.iteration, prefix.problem.id, state, f"turns {purpose}")

@@ -28,9 +28,10 @@ from treetune.domains.domain_rows import (
 )
 from treetune.domains.graders.routed import BySource
 from treetune.domains.mixture import DomainTask
-from treetune.tasks.base import NoSplit, Split, Task
+from treetune.exceptions import BadRow, NoSplit
+from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.rows import QUICKLY_READ, BadRow, RowsTask, file_rows, is_quickly_read
+from treetune.tasks.rows import QUICKLY_READ, RowsTask, file_rows, is_quickly_read
 from treetune.tasks.sources import InFiles, values_of
 from treetune.vocabulary import Problem
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from treetune.contracts import Hook
 from treetune.store.files import write_json
 from treetune.vocabulary import (
     Branch,
@@ -24,16 +23,10 @@ from treetune.vocabulary import (
     token_array,
 )
 
+T = TypeVar("T")
+
 TransferMethod = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
 """The ways of new weights into a server (see `treetune.engine.transfer`)."""
-
-TRANSFERS = Hook()
-"""``(client, timeout, workers) -> WeightTransfer`` into one server of so many workers, by the name of the
-method. The core itself has ``file`` and ``shared_memory``."""
-
-ADDRESSED_SERVERS = Hook()
-"""``(settings, launch) -> list of servers`` that somebody else started, where the settings have addresses.
-Collective."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,12 @@ ANSWERS, CONTINUATIONS = 0, 1
 @dataclass(frozen=True, eq=False)
 class Request(Columnar):
     """`n` samples from one prompt. Sample i is drawn with ``seed + i`` and depends on nothing else: not on
-    the `priority`, which says what is sampled first, nor on whether somebody `reads_logprobs`."""
+    the `priority`, which says what is sampled first, nor on whether somebody `reads_logprobs`.
+
+    Example: eight answers of at most 64 tokens to a prompt of four::
+
+        Request(prompt_ids=array([17, 10, 17, 28]), seed=5122, n=8, sampling=SamplingParams(max_tokens=64))
+    """
 
     prompt_ids: TokenIds
     seed: int
@@ -82,7 +80,13 @@ class Request(Columnar):
 class Completion(Columnar):
     """A sample: its ids (the end token included), their log-probs if somebody reads them, the policy version
     that sampled them, and the seconds from the request to the answer (with all other samples of the request),
-    which no two runs share."""
+    which no two runs share.
+
+    Example: ``4`` and the end token, by the policy after three iterations::
+
+        Completion(token_ids=array([20, 2]), logprobs=array([-0.11, -0.02]), finish_reason='stop',
+                   policy_version=3, seconds=0.8)
+    """
 
     token_ids: TokenIds
     logprobs: Column | None
@@ -112,6 +116,8 @@ class Later:
 
     Once `ready` is done, with a result or an error, `requests` is called in the thread that generates; its
     requests are treated as those that `OnResult` returns. It may raise, which ends generating.
+
+    Only engines and what stands around them deal with these: a program awaits `result_of(future)`.
     """
 
     ready: Future[Any]
@@ -281,6 +287,29 @@ class Engine:
         """
         raise NotImplementedError
 
+    def run(self, program: Coroutine[Any, Any, T]) -> T:
+        """Runs a program that awaits `sample`, with all its tasks, and returns its result::
+
+            async def two_answers() -> list[list[Completion]]:
+                return await asyncio.gather(engine.sample(first), engine.sample(second))
+
+            engine.run(two_answers())
+
+        Raises what the program raises, and what `generate` raises.
+        """
+        from treetune.engine.programs import ProgramLoop  # which builds on the nouns of this file
+
+        # Of all that an event loop may have, it has what tasks, futures and semaphores ask for.
+        return ProgramLoop(self.generate).run(program)  # type: ignore[abstract]
+
+    async def sample(self, request: Request) -> list[Completion]:
+        """Returns the samples of a request, to a program that `run` runs. Other tasks of the program go on
+        meanwhile. What a task asks for next goes before what still waits of its priority, so that what has
+        begun ends first."""
+        from treetune.engine.programs import running_program_loop
+
+        return await running_program_loop().sample(request)
+
     def load(
         self,
         directory: Path,
@@ -307,10 +336,6 @@ class Engine:
 
     def close(self) -> None:
         """Ends the server and everything that it started. Safe to call twice and at exit."""
-
-
-class EngineError(RuntimeError):
-    """A failure of the engine for good; the message has the awaited event and the path of the log."""
 
 
 def check_request(index: int, request: Request, context_length: int) -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from treetune.engine.base import Completion, EngineError, Request
+from treetune.engine.base import Completion, Request
 from treetune.engine.key import header
+from treetune.exceptions import EngineError, ServerFailure
 from treetune.vocabulary import logprob_array, token_array
 
 if TYPE_CHECKING:
@@ -28,10 +29,6 @@ SAMPLES = "/treetune/samples"
 
 KEEP_ALIVE_S = 3.0
 """Seconds that a connection is kept for the next request."""
-
-
-class ServerFailure(Exception):
-    """A server's failure to do its work; another server may do it."""
 
 
 @dataclass(frozen=True)

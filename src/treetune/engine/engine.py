@@ -11,20 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import singledispatch
 from pathlib import Path
 from typing import TypeVar
 
 from typing_extensions import override
 
 from treetune.engine.base import (
-    ADDRESSED_SERVERS,
-    TRANSFERS,
     Canary,
     Chunk,
     Completion,
     Engine,
-    EngineError,
     EngineLaunch,
     Later,
     OnResult,
@@ -34,13 +30,16 @@ from treetune.engine.base import (
     check_request,
 )
 from treetune.engine.canary import Gap, Probe, judge
-from treetune.engine.client import Address, Client, RequestPart, ServerFailure, parts_of
+from treetune.engine.client import Address, Client, RequestPart, parts_of
+from treetune.engine.cuda_transfers import CudaIpc, Nccl
+from treetune.engine.given import servers_at_addresses
 from treetune.engine.in_process import InProcessEngine
 from treetune.engine.launch import ServerLaunch, with_time_for
 from treetune.engine.sampling import Answered, Lost, Prefixes, Sampling
 from treetune.engine.server import Server, close_servers, servers_of
 from treetune.engine.settings import EngineSettings, InProcessSettings, VllmSettings
 from treetune.engine.transfer import Delivery, FromFolder, SharedMemory, drop_cache, send_all
+from treetune.exceptions import EngineError, ServerFailure
 from treetune.vocabulary import TokenIds
 
 T = TypeVar("T")
@@ -60,24 +59,22 @@ NEW_SERVERS_IN_A_ROW = 3
 """Syncs in a row that need a new server, at which the run ends: each of them costs a server's start."""
 
 
-@singledispatch
+TRANSFERS = {"file": FromFolder, "shared_memory": SharedMemory, "cuda_ipc": CudaIpc, "nccl": Nccl}
+"""The ways of new weights into a server."""
+
+
 def start_engine(settings: EngineSettings, launch: EngineLaunch) -> Engine:
     """Begins to start an engine and returns at once; `Engine.wait_ready` waits for it. Every rank calls this.
-    Raises ValueError if the settings don't suit the device or the ranks.
-
-    An engine of your own registers its function: ``@start_engine.register`` above
-    ``def start_mine(settings: MySettings, launch: EngineLaunch) -> Engine``.
-    """
-    raise TypeError(f"no function is registered in start_engine for settings {type(settings).__name__}")
-
-
-@start_engine.register
-def start_in_process(settings: InProcessSettings, launch: EngineLaunch) -> Engine:
-    return InProcessEngine(settings, launch)
+    Raises ValueError if the settings don't suit the device or the ranks."""
+    # Ours are started here and not by methods of their settings, which are read where no engine is imported.
+    if isinstance(settings, InProcessSettings):
+        return InProcessEngine(settings, launch)
+    if isinstance(settings, VllmSettings):
+        return start_vllm(settings, launch)
+    return settings.start(launch)
 
 
-@start_engine.register
-def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> Engine:
+def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
     settings = with_time_for(settings, launch.weights)
     if settings.sleep and launch.device != "cuda":
         raise ValueError(
@@ -88,13 +85,7 @@ def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> Engine:
     if ranks.world_size > 1 and ranks.folder is None:
         raise ValueError("several ranks need a rendezvous folder to find the engine's server")
     if settings.addresses is not None:
-        connect = ADDRESSED_SERVERS.get("vllm")
-        if connect is None:
-            raise ValueError(
-                "engines.policy.addresses names servers, and no package is installed that reaches them"
-                " (treetune.cluster)"
-            )
-        servers = connect(settings, launch)
+        servers = servers_at_addresses(settings, launch)
     else:
         per_rank = settings.servers == "per_rank"
         log = launch.logs / f"server-{ranks.rank if per_rank else 0}.log"
@@ -428,11 +419,7 @@ class Replica:
         self, number: int, server: Server, client: Client, settings: VllmSettings, method: TransferMethod
     ) -> None:
         self.number, self.server = number, server
-        in_core = {"file": FromFolder, "shared_memory": SharedMemory}
-        make_transfer = in_core.get(method) or TRANSFERS.get(method)
-        if make_transfer is None:
-            raise ValueError(f"no package is installed that brings the weight transfer {method!r}")
-        self.transfer = make_transfer(client, settings.sync_timeout, settings.tensor_parallel_size)
+        self.transfer = TRANSFERS[method](client, settings.sync_timeout, settings.tensor_parallel_size)
         self.verified: list[Probe] = []
         self._client, self._timeout = client, settings.sync_timeout
         self._asleep_epoch: int | None = None

@@ -20,7 +20,6 @@ from treetune.engine.base import (
     Chunk,
     Completion,
     Engine,
-    EngineError,
     EngineLaunch,
     Later,
     OnResult,
@@ -31,6 +30,7 @@ from treetune.engine.base import (
 )
 from treetune.engine.canary import Probe, judge
 from treetune.engine.settings import InProcessSettings
+from treetune.exceptions import EngineError
 from treetune.vocabulary import TokenIds, token_array
 
 FEWEST_ROWS = 8
@@ -96,7 +96,7 @@ class InProcessEngine(Engine):
             for priority, samples in added.items():  # before what still waits of their priority
                 waiting.setdefault(priority, deque()).extendleft(reversed(samples))
 
-        batch = _Batch(self._model, self._device)
+        batch = _RowBatch(self._model, self._device)
         ask(requests)
         while batch.samples or promised or any(waiting.values()):
             if self._closed:
@@ -170,7 +170,7 @@ class InProcessEngine(Engine):
         if longest_window(self._model) is not None:
             attach_windowed_attention(self._model)
 
-    def _step(self, batch: _Batch) -> list[_Sample]:
+    def _step(self, batch: _RowBatch) -> list[_Sample]:
         """Gives every sample of the batch one more token. Returns those that end, which leave the batch."""
         rows = list(batch.samples)
         tokens, logprobs = draw(batch.next_logits()[rows], list(batch.samples.values()))
@@ -300,7 +300,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             prompt_ids = token_array(row[:-PROBE_STEPS])
             request = Request(prompt_ids, 0, 1, SamplingParams(max_tokens=PROBE_STEPS))
             samples.append(_Sample(number, 0, request, np.zeros(PROBE_STEPS)))
-        batch = _Batch(model, device)
+        batch = _RowBatch(model, device)
         batch.admit(samples)
         expected = {}
         for sample, row in zip(samples, rows, strict=True):
@@ -352,7 +352,7 @@ class _Cache:
         return known_keys[:, :, : self.used], known_values[:, :, : self.used]
 
 
-class _Batch:
+class _RowBatch:
     """Samples by the row in which they are computed, and the cache of all rows."""
 
     def __init__(self, model: Any, device: str) -> None:

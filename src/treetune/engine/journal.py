@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import override
 
@@ -23,8 +25,11 @@ from treetune.engine.base import (
     OnResult,
     Request,
 )
+from treetune.engine.programs import result_of
 from treetune.store.journal import Journal
 from treetune.vocabulary import Column
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +39,21 @@ FLUSH_S = 0.2
 """A killed process loses at most what it sampled in this time."""
 
 
+class CallTimes(NamedTuple):
+    """The times of one call of `generate`, in seconds since its engine was made.
+
+    Example: answers were sampled until 40 s, continuations of them from 12 s until 55 s::
+
+        CallTimes(answers_end=40.0, end=55.0, overlap=28.0)
+    """
+
+    answers_end: float
+    """When the last request for answers was answered."""
+    end: float
+    overlap: float
+    """Seconds in which continuations were asked for beside answers."""
+
+
 class JournaledEngine(EngineWrapper):
     """An engine whose finished requests are kept in journals, and found there the next time.
 
@@ -41,10 +61,11 @@ class JournaledEngine(EngineWrapper):
     several calls and a restarted run. `others` are journals to find requests in, and not to write to. A
     request that differs from an earlier one in asking for fewer samples gets the first of those: no sample
     depends on how many there are. Continuations that are asked for among answers are kept in the file
-    `continuations`, if there is one. `observe` is called with every request and its samples, before
-    `on_result`. Everything but `generate` goes straight through.
+    `continuations`, if there is one. `observe` is called with every request and its samples, before whoever
+    asked has them. Everything but sampling goes straight through.
 
-    `sampled` counts the tokens that were not in a journal, by the priority of their requests.
+    `sampled` counts the tokens that were not in a journal, by the priority of their requests; `calls` has the
+    times of each call.
     """
 
     def __init__(
@@ -60,72 +81,88 @@ class JournaledEngine(EngineWrapper):
         self._answers = Journal(path, others, flush_s=FLUSH_S)
         self._continuations = Journal(continuations, flush_s=FLUSH_S) if continuations else self._answers
         self.sampled: Counter[int] = Counter()
+        self.calls: list[CallTimes] = []
+        self._made = time.perf_counter()
+        self._answers_end = 0.0
+        self._continuations_begin: float | None = None
         self._known: dict[str, list[Completion]] = {}
+        self._in_flight: dict[str, asyncio.Future[None]] = {}
         self._widest: dict[str, tuple[int, str]] = {}
+
+    @override
+    def run(self, program: Coroutine[Any, Any, T]) -> T:
+        self._answers_end, self._continuations_begin = self.now(), None
+        with closing(self._answers), closing(self._continuations):
+            try:
+                result = self.engine.run(program)
+            finally:
+                self._in_flight.clear()
+        begin = self._answers_end if self._continuations_begin is None else self._continuations_begin
+        overlap = max(0.0, self._answers_end - begin)
+        self.calls.append(CallTimes(self._answers_end, self.now(), overlap))
+        return result
+
+    @override
+    async def sample(self, request: Request) -> list[Completion]:
+        """Returns the samples of a request: those of a journal, or else new ones, which are written down."""
+        if request.priority != ANSWERS and self._continuations_begin is None:
+            self._continuations_begin = self.now()
+        key = self._key(request)
+        if not self._find(key, request):
+            if key in self._in_flight:  # somebody else has made the same request
+                await self._in_flight[key]
+            else:
+                await self._sample_anew(key, request)
+        completions = self._known[key]
+        if request.priority == ANSWERS:
+            self._answers_end = self.now()
+        if self._observe is not None:
+            self._observe(request, completions)
+        return completions
+
+    async def _sample_anew(self, key: str, request: Request) -> None:
+        is_known = self._in_flight[key] = asyncio.get_running_loop().create_future()
+        completions = await self.engine.sample(request)
+        self.sampled[request.priority] += sum(len(completion.token_ids) for completion in completions)
+        journal = self._answers if request.priority == ANSWERS else self._continuations
+        journal.add(journal_row(key, completions))
+        self._known[key] = completions
+        del self._in_flight[key]
+        is_known.set_result(None)
 
     @override
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        all_requests: list[Request] = []
-        keys: list[str] = []  # of all that is asked
-        sampled: list[tuple[str, int]] = []  # of those that the engine below is asked for, and priorities
-        waiting_for: dict[str, list[int]] = {}  # the requests that have the same key, while it is sampled
+        results: list[list[Completion]] = []
 
-        def numbered(more: Sequence[Request | Later]) -> list[tuple[int, Request] | Later]:
-            rows: list[tuple[int, Request] | Later] = []
-            for request in more:
-                if isinstance(request, Later):
-                    rows.append(request)
-                else:
-                    rows.append((len(keys), request))
-                    all_requests.append(request)
-                    keys.append(self._key(request))
-            return rows
+        async def sample_all(more: Sequence[Request | Later]) -> None:
+            first = len(results)
+            results.extend([] for request in more if isinstance(request, Request))
+            numbers = iter(range(first, len(results)))
+            await asyncio.gather(
+                *(
+                    wait_for(request) if isinstance(request, Later) else sample_one(next(numbers), request)
+                    for request in more
+                )
+            )
 
-        def followers(index: int) -> list[tuple[int, Request] | Later]:
-            """Returns the requests that follow from one that has its answer."""
-            completions = self._known[keys[index]]
-            if self._observe is not None:
-                self._observe(all_requests[index], completions)
-            more = on_result(index, completions) if on_result is not None else None
-            return numbered(more or ())
+        async def sample_one(number: int, request: Request) -> None:
+            results[number] = await self.sample(request)
+            if on_result is not None:
+                await sample_all(on_result(number, results[number]) or ())
 
-        def later(request: Later) -> Later:
-            return Later(request.ready, lambda: unknown(numbered(request.requests())))
+        async def wait_for(later: Later) -> None:
+            with suppress(Exception):  # `requests` is called after an error too, which it may raise
+                await result_of(later.ready)
+            await sample_all(later.requests())
 
-        def unknown(requests: Sequence[tuple[int, Request] | Later]) -> list[Request | Later]:
-            """Returns what has to be sampled: requests in no journal, and those that follow from the rest."""
-            waiting, missing = deque(requests), list[Request | Later]()
-            while waiting:
-                following = waiting.popleft()
-                if isinstance(following, Later):
-                    missing.append(later(following))
-                    continue
-                index, request = following
-                key = keys[index]
-                if self._find(key, request):
-                    waiting.extend(followers(index))
-                elif key in waiting_for:
-                    waiting_for[key].append(index)
-                else:
-                    waiting_for[key] = [index]
-                    sampled.append((key, request.priority))
-                    missing.append(request)
-            return missing
+        self.run(sample_all(requests))
+        return results
 
-        def keep(position: int, completions: list[Completion]) -> list[Request | Later]:
-            key, priority = sampled[position]
-            self._known[key] = completions
-            self.sampled[priority] += sum(len(completion.token_ids) for completion in completions)
-            journal = self._answers if priority == ANSWERS else self._continuations
-            journal.add(journal_row(key, completions))
-            return unknown([follower for index in waiting_for.pop(key) for follower in followers(index)])
-
-        with closing(self._answers), closing(self._continuations):
-            if missing := unknown(numbered(requests)):
-                self.engine.generate(missing, keep)
-        return [self._known[key] for key in keys]
+    def now(self) -> float:
+        """Returns the seconds since this was made."""
+        return time.perf_counter() - self._made
 
     def _find(self, key: str, request: Request) -> bool:
         """Returns whether the request's completions are known, and remembers them."""

@@ -41,7 +41,7 @@ def header(key: str, weights: str = "") -> dict[str, str]:
     return {"Authorization": f"Bearer {key}", **named}
 
 
-class Served:
+class ServerDescription:
     """The description of a server process, and the name of its weights: empty until a client names them."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -69,7 +69,7 @@ class KeyRequired:
     def __init__(self, app: App) -> None:
         self._app = app
         self._expected = header(os.environ[VARIABLE])["Authorization"].encode()
-        self._served = Served()
+        self._served = ServerDescription()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
         if scope["type"] == "lifespan":

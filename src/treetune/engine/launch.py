@@ -45,8 +45,8 @@ BACKENDS: Mapping[TransferMethod, str] = {
 }
 """vLLM's names of the transfers."""
 
-PACKED_EXPERTS = "treetune.engine.packed_experts.WorkerExtension"
-WORKER_EXTENSION = "treetune.engine.shared_memory_worker.WorkerExtension"
+PACKED_EXPERTS = "treetune.engine.packed_experts.PackedExpertsExtension"
+WORKER_EXTENSION = "treetune.engine.shared_memory_worker.SharedMemoryExtension"
 WHOLE_ANSWERS = "treetune.engine.whole_answers"
 
 READ_PER_SECOND = GIB / 5
@@ -122,7 +122,7 @@ class ServerLaunch:
         # Answers before continuations of others, which wait in one queue with them.
         command += ["--scheduling-policy", "priority"]
         # Nobody reads an answer before it is whole, nor statistics of each token.
-        scheduler = "AsyncWholeAnswers" if cuda and settings.async_scheduling else "WholeAnswers"
+        scheduler = "AsyncWholeAnswers" if cuda and settings.async_scheduling else "WholeAnswersScheduler"
         command += ["--scheduler-cls", f"{WHOLE_ANSWERS}.{scheduler}", "--disable-log-stats"]
         command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
         # The model's own generation_config would change temperature, top-p and top-k behind our back.

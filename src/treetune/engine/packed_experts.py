@@ -32,5 +32,5 @@ def pack_at_each_reading() -> None:
 pack_at_each_reading()
 
 
-class WorkerExtension:
+class PackedExpertsExtension:
     """Naming it has this module imported in vLLM's worker."""

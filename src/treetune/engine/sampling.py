@@ -1,4 +1,22 @@
-"""The scheduler of requests over an engine's servers: a server for each, and another one when it is lost."""
+"""Shares requests out over an engine's servers, and asks another server when one is lost.
+
+Two threads are at work::
+
+    the caller's thread (`VllmEngine.generate`)        the client's thread, with its event loop
+
+    Sampling.add(parts) ─────────────────────────────▶ _waiting: by priority, the newest first
+                                                          │  as soon as a server has room (`_choose`)
+                                                          ▼
+                                                       _ask: a task for each part, which waits for the server
+                                                          │  its samples, or the server's failure
+    Sampling.next() waits for  ◀── _results (a queue) ◀───┘
+      Answered  a part's samples: the caller may add what follows from them
+      Lost      a server: its parts wait again for another one; the caller has it started anew
+      Later     a future that somebody waits for is done: put there by the thread that did it
+
+`next` returns None after a second without news, so that its caller can look after its servers. A part has the
+deadline `timeout`; a server that lets it pass is lost.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +31,27 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treetune.engine.base import Completion, Later
-from treetune.engine.client import (
-    SAMPLES,
-    Address,
-    Client,
-    RequestPart,
-    ServerFailure,
-    completions_of,
-    payload,
-)
+from treetune.engine.client import SAMPLES, Address, Client, RequestPart, completions_of, payload
+from treetune.exceptions import ServerFailure
 from treetune.vocabulary import TokenIds
 
 POLL_S = 1.0
 
 BUSIER, BUSIER_SAMPLES = 2, 16
-"""A server that has a request's prefix is preferred as long as it has in flight at most so many times the
-samples of the idlest one, and so many more: computing a prompt again costs less than waiting in a line."""
+"""A server that has a request's prefix in its cache is preferred while it has at most ``BUSIER * n +
+BUSIER_SAMPLES`` samples in flight, where n are those of the server that has fewest. Beyond that, computing
+the prefix again costs less than waiting for the busier server."""
 
 
 BLOCK_TOKENS = 16
-"""Prefixes are known in whole blocks of so many tokens, as in vLLM's own cache on a GPU."""
+"""Tokens of a block: prefixes are known in whole blocks, as in vLLM's own cache on a GPU."""
 MOST_BLOCKS = 1_000_000
-"""Some 100 MB. Servers forget sooner."""
+"""Blocks that are remembered at most, some 100 MB. Servers forget sooner."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A part's samples, and the number of their server."""
+    """The samples of a part of a request, and the number of the server that they come from."""
 
     part: RequestPart
     completions: list[Completion]
@@ -48,19 +60,19 @@ class Answered:
 
 @dataclass(frozen=True)
 class Lost:
-    """A server that failed. Its unanswered parts go to the others, or wait."""
+    """A server that failed. Its unanswered parts go to the other servers, or wait until one is there."""
 
     server: int
     address: Address
     reason: str
 
 
-Came = Answered | Lost | Later
+Event = Answered | Lost | Later
 
 
 @dataclass(eq=False)
 class _OpenServer:
-    """A server that takes requests, and our requests there."""
+    """A server that takes requests, and the parts that it works on for us."""
 
     number: int
     address: Address
@@ -69,13 +81,18 @@ class _OpenServer:
 
 
 class Sampling:
-    """A context manager that has parts of requests sampled, by servers that the caller numbers.
+    """A context manager that has parts of requests sampled by servers, which the caller numbers.
 
     A part goes to the server that has its prefix, if that one isn't much busier than the others, and
-    otherwise to the one with the fewest samples in flight. A server has `most_parts` at a time, and is given
-    none while it has `most_samples`; each part has `timeout` s. Parts that are added later go before what
-    still waits of their priority, so that little is begun and not ended. `prefixes` is None if no server
-    caches any.
+    otherwise to the server with the fewest samples in flight. Parts of a lower priority number go first.
+    Among those of one priority, the parts that were added last go first: they usually continue answers that
+    have begun, and few answers are then half done at a time.
+
+    Args:
+        most_parts: The parts that a server works on at a time.
+        most_samples: A server that works on so many samples is given no further part.
+        timeout: Seconds in which a server must answer a part.
+        prefixes: Which server has computed which prefixes; None if no server caches any.
     """
 
     def __init__(
@@ -91,11 +108,11 @@ class Sampling:
         self._client, self._version, self._timeout = client, version, timeout
         self._most_parts, self._most_samples = most_parts, most_samples
         self.outstanding = 0
-        """Parts and `Later` that are still to come."""
+        """The parts, and the `Later`, that `next` hasn't returned yet."""
         self.opened: set[int] = set()
         """The servers that take requests."""
         # A SimpleQueue, so that the event loop never waits for the caller.
-        self._results: queue.SimpleQueue[Came | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         # The attributes below belong to the event loop.
         self._prefixes = prefixes
         self._waiting: dict[int, deque[RequestPart]] = {}  # by priority
@@ -120,14 +137,15 @@ class Sampling:
         self._client.loop.call_soon_threadsafe(self._lose, number, reason)
 
     def add(self, parts: Sequence[RequestPart], laters: Sequence[Later] = ()) -> None:
-        """Has the parts sampled as soon as a server is free, and waits for what comes later as well."""
+        """Has the parts sampled as soon as a server is free. `next` returns each part's samples, and each of
+        `laters` once it is ready."""
         self.outstanding += len(parts) + len(laters)
         if parts:
             self._client.loop.call_soon_threadsafe(self._accept, list(parts))
         for later in laters:
             later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
 
-    def next(self, timeout: float = POLL_S) -> Came | None:
+    def next(self, timeout: float = POLL_S) -> Event | None:
         """Returns the next event: a part's samples, a `Later` that is ready, or a server that was lost and is
         open no longer; None if nothing came in time. Raises EngineError if a server refused a part."""
         try:
@@ -233,7 +251,10 @@ class Sampling:
 
 class Prefixes:
     """An index of the servers that most likely have the keys and values of a text's beginning in their cache.
-    It knows a block by its tokens and all before it. More than `most` blocks are forgotten, all at once."""
+
+    It knows a block by the hash of its tokens and of all tokens before it. When it has more than `most`
+    blocks, it forgets all of them.
+    """
 
     def __init__(self, most: int = MOST_BLOCKS) -> None:
         self._most = most

@@ -7,14 +7,13 @@ import json
 import threading
 import time
 from dataclasses import replace
-from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from treetune.engine.base import EngineError, EngineLaunch
-from treetune.engine.client import SAMPLES, Address, Client, ServerFailure
+from treetune.engine.base import EngineLaunch
+from treetune.engine.client import SAMPLES, Address, Client
 from treetune.engine.launch import (
     END_S,
     ServerLaunch,
@@ -26,6 +25,7 @@ from treetune.engine.launch import (
     with_time_for,
 )
 from treetune.engine.settings import EngineSettings, VllmSettings
+from treetune.exceptions import EngineError, ServerFailure
 from treetune.store.files import write_json
 from treetune.store.timeline import SUFFIX, Timeline
 
@@ -366,16 +366,14 @@ class RemoteServer(Server):
             self.wait_anew()
 
 
-@singledispatch
 def start_servers(settings: EngineSettings, run: EngineLaunch, log: Path) -> list[Server]:
     """Begins to start servers, for all ranks, of a model that isn't trained. Every rank calls this, and the
     first one's starts them. Raises ValueError if the settings don't suit the device."""
-    name = next((name for name, part in settings.registered().items() if part is type(settings)), "?")
-    raise ValueError(f"engines.judge.server is {name!r}, and a judge is asked over HTTP: set it to 'vllm'")
-
-
-@start_servers.register
-def start_vllm_servers(settings: VllmSettings, run: EngineLaunch, log: Path) -> list[Server]:
+    if not isinstance(settings, VllmSettings):
+        name = next((name for name, part in settings.registered().items() if part is type(settings)), "?")
+        raise ValueError(
+            f"engines.judge.server is {name!r}, and a judge is asked over HTTP: set it to 'vllm'"
+        )
     if run.device == "cpu" and settings.replicas is None and settings.addresses is None:
         # More servers, as many as fill the cores, are for the model that is trained.
         settings = replace(settings, replicas=1, devices=None)

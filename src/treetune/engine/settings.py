@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding, Part
-from treetune.engine.base import TRANSFERS, Tolerance, TransferMethod
+from treetune.engine.base import Engine, EngineLaunch, Tolerance, TransferMethod
 from treetune.store.held_folders import MEMORY
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -41,10 +41,15 @@ _ADDRESS = re.compile(r"https?://[^/:@?#\s]+:\d+")
 
 
 class EngineSettings(Registrable):
-    """The sampler of a model. `treetune.engine.engine.start_engine` starts it; an engine of your own
-    registers its function there."""
+    """The sampler of a model. `treetune.engine.engine.start_engine` starts ours; an engine of your own writes
+    `start`."""
 
     canary_tolerance: float | None
+
+    def start(self, launch: EngineLaunch) -> Engine:
+        """Begins to start an engine of your own and returns at once; `Engine.wait_ready` waits for it. Every
+        rank calls this. Raises ValueError if the settings don't suit the device or the ranks."""
+        raise NotImplementedError
 
     @property
     def weights_in_memory(self) -> bool:
@@ -313,11 +318,7 @@ class VllmSettings(EngineSettings):
 
     def _obstacles(self, device: str, machines: Sequence[str]) -> dict[TransferMethod, str]:
         """Returns the transfers that aren't possible, each with the reason and a remedy."""
-        obstacles: dict[TransferMethod, str] = {
-            method: "no package is installed that brings it (treetune.cluster): choose 'file'"
-            for method in ON_THE_DEVICE
-            if TRANSFERS.get(method) is None
-        }
+        obstacles: dict[TransferMethod, str] = {}
         if self.addresses is not None:
             obstacles["cuda_ipc"] = obstacles["shared_memory"] = (
                 "its servers are reached by address, as on other machines: choose 'file' or 'nccl'"

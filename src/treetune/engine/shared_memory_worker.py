@@ -27,7 +27,7 @@ from treetune.store.checksums import digest_of_weights
 
 
 @dataclass
-class Nothing(WeightTransferInitInfo):
+class EmptyMessage(WeightTransferInitInfo):
     """An empty message: files are found by their names."""
 
 
@@ -41,11 +41,11 @@ class ChunkInfo(WeightTransferUpdateInfo):
     digest: str
 
 
-class SharedMemoryReceiver(WeightTransferEngine[Nothing, ChunkInfo]):
+class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
     """Loads chunks in their order. Raises where one is damaged, missing or out of its turn, and at the end
     where a weight of the model did not come."""
 
-    init_info_cls = Nothing
+    init_info_cls = EmptyMessage
     update_info_cls = ChunkInfo
 
     def __init__(self, *arguments: Any) -> None:
@@ -55,7 +55,7 @@ class SharedMemoryReceiver(WeightTransferEngine[Nothing, ChunkInfo]):
         self._names: set[str] = set()
         self._loaded: set[str] | None = set()
 
-    def init_transfer_engine(self, init_info: Nothing) -> None:
+    def init_transfer_engine(self, init_info: EmptyMessage) -> None:
         pass
 
     def start_weight_update(self) -> None:
@@ -97,7 +97,7 @@ class SharedMemoryReceiver(WeightTransferEngine[Nothing, ChunkInfo]):
         pass
 
 
-class WorkerExtension:
+class SharedMemoryExtension:
     """Methods of vLLM's worker. Naming it has this module imported there."""
 
     model_runner: Any

@@ -5,7 +5,7 @@ weights. Where something fails in between, it is told to give the update up, and
 chunks were written to; one that doesn't is ended, and another one started on that folder.
 
 vLLM's four routes for it (``/init_weight_transfer_engine``, ``/start_weight_update``, ``/update_weights``,
-``/finish_weight_update``) change between its versions; only this file and `treetune.cluster.cuda_transfers`
+``/finish_weight_update``) change between its versions; only this file and `treetune.engine.cuda_transfers`
 know them.
 """
 
@@ -19,9 +19,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from treetune.engine.base import Chunk, EngineError
-from treetune.engine.client import MODEL_NAME, Address, Client, ServerFailure
+from treetune.engine.base import Chunk
+from treetune.engine.client import MODEL_NAME, Address, Client
 from treetune.engine.launch import ADAPTER_CONFIG
+from treetune.exceptions import EngineError, ServerFailure
 
 ANSWERS_S = 30.0
 """Seconds in which a server that works forgets an update."""

@@ -34,7 +34,7 @@ JOINED = 256
 """As many parts of an answer's log-probs are made one: an array for each token takes 300 bytes."""
 
 
-class WholeAnswers(Scheduler):
+class WholeAnswersScheduler(Scheduler):
     """vLLM's scheduler, whose outputs are kept until their request is finished. A request that streams, or
     that has stop texts (which the HTTP side finds in each token's text), has its outputs at once."""
 
@@ -88,7 +88,7 @@ class WholeAnswers(Scheduler):
         return ended
 
 
-class AsyncWholeAnswers(WholeAnswers, AsyncScheduler):
+class AsyncWholeAnswers(WholeAnswersScheduler, AsyncScheduler):
     """The same beside a GPU, where a step is planned while the one before it runs."""
 
 

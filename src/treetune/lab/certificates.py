@@ -59,17 +59,18 @@ def _rests_on(directory: ExperimentDirectory, config: PolicyIteration) -> dict[s
 
 
 def _hashes(directory: ExperimentDirectory, number: int) -> dict[str, Any]:
-    """The hashes of what iteration `number` (from 0) left; None for what isn't there (any more)."""
+    """Returns the hashes of an iteration's files (`number` counts from 0), and of each part of its checkpoint
+    one over all files. None where there is no file, or none any more."""
     folder, checkpoint = directory.iteration(number), directory.checkpoint(number + 1)
     files = {"answers": folder / "trajectories.arrow", "episodes": folder / "episodes.arrow"}
-    found: dict[str, Any] = {
-        name: digest_of(file) if file.is_file() else None for name, file in files.items()
-    }
+    hashes: dict[str, Any] = {}
+    for name, file in files.items():
+        hashes[name] = digest_of(file) if file.is_file() else None
     for part in PARTS:
-        below = sorted(file for file in (checkpoint / part).rglob("*") if file.is_file())
-        digests = {str(file.relative_to(checkpoint)): digest_of(file) for file in below}
-        found[part] = config_hash(digests) if digests else None
-    return found
+        files_of_part = sorted(file for file in (checkpoint / part).rglob("*") if file.is_file())
+        digests = {str(file.relative_to(checkpoint)): digest_of(file) for file in files_of_part}
+        hashes[part] = config_hash(digests) if digests else None
+    return hashes
 
 
 def verify(

@@ -62,7 +62,8 @@ def _built(config: Config, command: str, experiment: Path, beside: Sequence[str]
 
 
 def replay(options: argparse.Namespace) -> int:
-    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.errors import ConfigIssue
+    from treetune.exceptions import ConfigError
 
     own = _stored(options.experiment)
     other = _stored(options.experiment, files_of(options), options.override or ())
@@ -141,12 +142,12 @@ def credit_worth(options: argparse.Namespace) -> int:
     options.configs = [*(options.configs or ()), "analyzers/credit_worth.jsonnet"]
     config, root = load_experiment(options)
     from treetune.lab.analyzers.command import run_analyzers
-    from treetune.lab.arena.worth import words_of
+    from treetune.lab.arena.worth import describe_worth
     from treetune.runtime.directory import ExperimentDirectory
 
     if code := run_analyzers(root, config.data):
         return code
-    for line in words_of(ExperimentDirectory.of(cast("PolicyIteration", root))):
+    for line in describe_worth(ExperimentDirectory.of(cast("PolicyIteration", root))):
         say(line)
     return 0
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -12,8 +12,10 @@ from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding, Need, StaleAnswers
 from treetune.engine.base import Completion, Request, SamplingParams
+from treetune.engine.programs import result_of
 from treetune.rollouts.answers import (
     UNGRADED,
+    CountedSamples,
     encoded_prompt,
     is_decided,
     measured_trees,
@@ -26,7 +28,7 @@ from treetune.rollouts.context import CarryOver, RolloutContext
 from treetune.rollouts.single_turn import RolloutAround, SingleTurn
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, answers_of, trees_of
-from treetune.vocabulary import Grade, Metrics, Problem, TokenIds, Trajectory, joined
+from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined
 
 Answers = dict[int, Trajectory]
 """Answers to a problem, as far as they have come, by sample; none where it is to be begun."""
@@ -111,41 +113,49 @@ class PartialAnswers(RolloutAround):
         in_flight: dict[str, Answers] = {}  # by problem, in the order in which they were begun
         for answer in carry_over.answers:
             in_flight.setdefault(answer.problem.id, {})[answer.sample] = answer
-        new = [one for one in problems if one.id not in in_flight][: max(0, len(problems) - len(in_flight))]
+        room = max(0, len(problems) - len(in_flight))
+        new = [problem for problem in problems if problem.id not in in_flight][:room]
         for problem in new:
             max_tokens = self._sampling(context, problem).max_tokens
             encoded_prompt(context, problem, max_tokens, self.max_prompt_tokens)
-        asked = [next(iter(answers.values())).problem for answers in in_flight.values()] + new
+        carried = [next(iter(answers.values())).problem for answers in in_flight.values()]
+        asked = carried + new
         groups = [(problem, in_flight.get(problem.id, {})) for problem in rank_share(context, asked)]
-        ended: list[str] = []
+        ended: list[str] = []  # problems of all ranks whose answers are all at their end
         turn = 0
         while not ended:
-            self._sample(context, groups, turn)
-            local = [
-                problem.id
-                for problem, answers in groups
-                if not any(self._tokens_left(context, answer) for answer in answers.values())
-            ]
-            ended = [id for (ids,) in context.ranks.exchange("groups that have ended", [local]) for id in ids]
+            self._sample_further(context, groups, turn)
             turn += 1
+            ended_here = [problem.id for problem, answers in groups if self._have_ended(context, answers)]
+            of_ranks = context.ranks.exchange("groups that have ended", [ended_here])
+            ended = [problem_id for (ended_there,) in of_ranks for problem_id in ended_there]
         chosen = set(ended[: self.groups])
-        in_order = {
-            problem.id: [answers[sample] for sample in sorted(answers)] for problem, answers in groups
-        }
-        carry_over.keep([one for id, answers in in_order.items() if id not in chosen for one in answers])
-        trees, metrics = measured_trees(
-            context, trees_of(one for id, answers in in_order.items() if id in chosen for one in answers)
-        )
-        versions = [len({part.policy_version for part in one.segments}) for one in answers_of(trees)]
-        counts = context.ranks.exchange("partial answers", [(sum(versions), len(versions), len(trees))])
-        total, trained_answers, trained = (
-            sum(column) for column in zip(*(one for (one,) in counts), strict=True)
-        )
+        kept: list[Trajectory] = []
+        trained: list[Trajectory] = []
+        for problem, answers in groups:
+            in_order = [answers[sample] for sample in sorted(answers)]
+            if problem.id in chosen:
+                trained += in_order
+            else:
+                kept += in_order
+        carry_over.keep(kept)
+        trees, metrics = measured_trees(context, trees_of(trained))
+        versions = 0
+        for answer in answers_of(trees):
+            versions += len({segment.policy_version for segment in answer.segments})
+        counts = [(versions, len(answers_of(trees)), len(trees))]
+        of_ranks = context.ranks.exchange("partial answers", counts)
+        all_versions = sum(count[0] for (count,) in of_ranks)
+        all_answers = sum(count[1] for (count,) in of_ranks)
+        all_trees = sum(count[2] for (count,) in of_ranks)
         return trees, metrics | {
             "rollout/groups_begun": float(len(new)),
-            "rollout/groups_carried": float(len(asked) - trained),
-            "rollout/versions": total / trained_answers,
+            "rollout/groups_carried": float(len(asked) - all_trees),
+            "rollout/versions": all_versions / all_answers,
         }
+
+    def _have_ended(self, context: RolloutContext, answers: Answers) -> bool:
+        return not any(self._tokens_left(context, answer) for answer in answers.values())
 
     def _sampling(self, context: RolloutContext, problem: Problem) -> SamplingParams:
         """Returns the task's sampling parameters. Raises ValueError for a task with stop strings of its
@@ -166,61 +176,93 @@ class PartialAnswers(RolloutAround):
         max_tokens = self._sampling(context, answer.problem).max_tokens
         return context.settings.token_budget(answer.prompt_ids, max_tokens) - len(answer.response_ids)
 
-    def _sample(self, context: RolloutContext, groups: Sequence[tuple[Problem, Answers]], turn: int) -> None:
+    def _sample_further(
+        self, context: RolloutContext, groups: Sequence[tuple[Problem, Answers]], turn: int
+    ) -> None:
         """Samples up to `tokens_per_iteration` tokens more for every answer that isn't at its end, and puts
         the longer answers into their groups. The seed of an answer derives from the iteration, the problem
         and its sample, and from nothing that another answer does."""
         assert context.engine is not None, "a rollout that samples needs an engine"
-        requests: list[Request] = []
-        owners: list[tuple[Problem, Answers, Trajectory | None]] = []
-        for problem, answers in groups:
-            seed = derive_seed(context.seed, context.iteration, problem.id, "partial", turn)
-            sampling = self._sampling(context, problem)
+        counted = CountedSamples(context)
 
-            # The ids so far, their answer (None: all answers, from the prompt), and the tokens left to it.
-            parts: list[tuple[TokenIds, Trajectory | None, int]] = []
-            if not answers:
-                prompt_ids = context.codec.encode_prompt(problem)
-                left = context.settings.token_budget(prompt_ids, sampling.max_tokens)
-                parts.append((prompt_ids, None, left))
-            for sample in sorted(answers):
-                before = answers[sample]
-                if left := self._tokens_left(context, before):
-                    parts.append((joined([before.prompt_ids, before.response_ids]), before, left))
-            for ids, part, left in parts:
-                own = replace(sampling, max_tokens=min(self.tokens_per_iteration, left))
-                first, n = (0, self.samples) if part is None else (part.sample, 1)
-                requests.append(Request(prompt_ids=ids, seed=seed + first, n=n, sampling=own))
-                owners.append((problem, answers, part))
-        grown: list[tuple[Answers, Trajectory, Future[Grade] | None]] = []
-        total = sum(request.n for request in requests)
+        async def sample_all() -> None:
+            await asyncio.gather(
+                *(self._sample_group(context, problem, answers, turn, counted) for problem, answers in groups)
+            )
 
-        def on_result(index: int, completions: list[Completion]) -> None:
-            problem, answers, before = owners[index]
-            for sample, completion in enumerate(completions):
-                segments = (*(() if before is None else before.segments), completion.segment())
-                response_ids = joined([segment.token_ids for segment in segments])
-                text = context.codec.decode(response_ids)
-                answer = Trajectory(
-                    problem=problem,
-                    sample=sample if before is None else before.sample,
-                    prompt_ids=requests[index].prompt_ids if before is None else before.prompt_ids,
-                    segments=segments,
-                    finish_reason=completion.finish_reason,
-                    text=text,
-                    grade=UNGRADED,
-                    step_ends=steps_of(context, problem, response_ids, text),
-                )
-                grade = None
-                if not self._tokens_left(context, answer):
-                    decided = is_decided(answer.finish_reason, self.unfinished_reward)
-                    grade = context.grader.submit(text, problem, decided=decided)
-                grown.append((answers, answer, grade))
-            context.log.progress(len(grown), total)
+        context.engine.run(sample_all())
 
-        context.engine.generate(requests, on_result)
-        for answers, answer, grade in grown:
-            if grade is not None:
-                known = with_unfinished(grade.result(), answer.finish_reason, self.unfinished_reward)
-                answer = replace(answer, grade=known)
-            answers[answer.sample] = answer
+    async def _sample_group(
+        self,
+        context: RolloutContext,
+        problem: Problem,
+        answers: Answers,
+        turn: int,
+        counted: CountedSamples,
+    ) -> None:
+        """Begins a problem's answers where there are none, and goes on with those that aren't at their
+        end."""
+        seed = derive_seed(context.seed, context.iteration, problem.id, "partial", turn)
+        sampling = self._sampling(context, problem)
+
+        def bounded(tokens_left: int) -> SamplingParams:
+            return replace(sampling, max_tokens=min(self.tokens_per_iteration, tokens_left))
+
+        async def begin() -> None:
+            prompt_ids = context.codec.encode_prompt(problem)
+            left = context.settings.token_budget(prompt_ids, sampling.max_tokens)
+            request = Request(prompt_ids, seed=seed, n=self.samples, sampling=bounded(left))
+            completions = await counted.sample(request)
+            begun = (
+                self._answer(context, problem, prompt_ids, sample, (completion.segment(),), completion)
+                for sample, completion in enumerate(completions)
+            )
+            for answer in await asyncio.gather(*begun):
+                answers[answer.sample] = answer
+
+        async def go_on(before: Trajectory, left: int) -> None:
+            request = Request(
+                joined([before.prompt_ids, before.response_ids]),
+                seed=seed + before.sample,
+                n=1,
+                sampling=bounded(left),
+            )
+            (completion,) = await counted.sample(request)
+            segments = (*before.segments, completion.segment())
+            answers[before.sample] = await self._answer(
+                context, problem, before.prompt_ids, before.sample, segments, completion
+            )
+
+        if not answers:
+            await begin()
+            return
+        unfinished = [(answer, self._tokens_left(context, answer)) for _, answer in sorted(answers.items())]
+        await asyncio.gather(*(go_on(answer, left) for answer, left in unfinished if left))
+
+    async def _answer(
+        self,
+        context: RolloutContext,
+        problem: Problem,
+        prompt_ids: TokenIds,
+        sample: int,
+        segments: tuple[Segment, ...],
+        completion: Completion,
+    ) -> Trajectory:
+        """Returns an answer as far as it has come, graded if it is at its end."""
+        response_ids = joined([segment.token_ids for segment in segments])
+        text = context.codec.decode(response_ids)
+        answer = Trajectory(
+            problem=problem,
+            sample=sample,
+            prompt_ids=prompt_ids,
+            segments=segments,
+            finish_reason=completion.finish_reason,
+            text=text,
+            grade=UNGRADED,
+            step_ends=steps_of(context, problem, response_ids, text),
+        )
+        if self._tokens_left(context, answer):
+            return answer
+        decided = is_decided(answer.finish_reason, self.unfinished_reward)
+        grade = await result_of(context.grader.submit(text, problem, decided=decided))
+        return replace(answer, grade=with_unfinished(grade, answer.finish_reason, self.unfinished_reward))

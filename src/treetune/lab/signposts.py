@@ -12,12 +12,10 @@ from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import override
 
 from treetune.contracts import Answers, Need
-from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.valuation import Position, StepValues, Valuation, Value, ValueEstimator
+from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstimator
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader
-from treetune.tree import State, Tree
 from treetune.vocabulary import Problem
 
 
@@ -207,7 +205,7 @@ class Signposts(GeneratedTask):
         return "".join(lines)
 
     def _first(self) -> int:
-        """The line that the way begins on."""
+        """Returns the number of the line on which the answer begins."""
         return int(self.wandering_first and self.wandering > 0)
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
@@ -233,7 +231,7 @@ class Signposts(GeneratedTask):
         return problem.gold[line]
 
     def decided(self, problem: Problem, response: str) -> float | None:
-        """The reward, where it is known before the way's end."""
+        """Returns the reward where it is certain before the answer's end, else None."""
         on_line = len(response) - response.rfind("\n") > 2
         chosen = max(0, response.count("\n") - self._first() + on_line)
         right = [line[1:2] == gold for line, gold in zip(lines_of(problem, response)[:chosen], problem.gold)]
@@ -274,27 +272,24 @@ class Decided(ValueEstimator):
         return False
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        return [
-            self._of_tree(valuation.context, tree, states_of_tree)
-            for tree, states_of_tree in zip(valuation.trees, valuation.states, strict=True)
-        ]
-
-    def _of_tree(
-        self, context: RolloutContext, tree: Tree, states: Sequence[Sequence[tuple[State, Position]]]
-    ) -> list[StepValues]:
-        task, total = context.task.of(tree.problem), sum(leaf.reward for leaf in tree.leaves)
-        if not isinstance(task, KnowsDecisions):
-            raise ValueError(
-                "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"
-            )
-        found: list[StepValues] = []
-        for leaf, of_leaf in zip(tree.leaves, states, strict=True):
-            others = (total - leaf.reward) / (len(tree.leaves) - 1)
-            begun = (context.codec.decode(leaf.response_ids[: at.length].tolist()) for _, at in of_leaf)
-            known = (task.decided(tree.problem, text) for text in begun)
-            found.append([Value(others if value is None else value, 0.0) for value in known])
-        return found
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        context = valuation.context
+        values: list[StepValues] = []
+        for answer in valuation.answers:
+            tree, ids = answer.tree, answer.trajectory.response_ids
+            task = context.task.of(tree.problem)
+            if not isinstance(task, KnowsDecisions):
+                raise ValueError(
+                    "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"
+                )
+            total = sum(leaf.reward for leaf in tree.leaves)
+            others = (total - answer.reward) / (len(tree.leaves) - 1)
+            step_values: StepValues = []
+            for at in answer.states:
+                decided = task.decided(tree.problem, context.codec.decode(ids[: at.length].tolist()))
+                step_values.append(Value(others if decided is None else decided, 0.0))
+            values.append(step_values)
+        return values
 
 
 @lru_cache(maxsize=16)

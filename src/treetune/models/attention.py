@@ -1,16 +1,27 @@
-"""Attention over packed rows and over prefix trees, where a token sees its own sequence or path alone.
+"""Computes attention over packed rows and over prefix trees, in which a token sees only its own sequence, or
+only its path from the root.
 
-*Packed rows.* Given sequences packed into one row, transformers builds for PyTorch's own attention a mask
-with an entry for each pair of tokens: a row of 32k would have a billion. Here the boundaries of the sequences
-go to the attention instead: to PyTorch's variable-length kernels on a GPU, and sequence by sequence
-elsewhere.
+*Packed rows.* For sequences packed into one row, transformers gives PyTorch's own attention a mask with an
+entry for each pair of tokens, which is a billion entries for a row of 32k tokens. Here the attention gets the
+boundaries of the sequences instead. PyTorch's variable-length kernels take them on a GPU; elsewhere each
+sequence is computed by itself.
 
-*Prefix trees.* A tree's nodes are laid out by a depth-first walk. `subtree_last_1T` holds for each node the
-last one of its subtree: node j is seen by node i if ``j <= i <= subtree_last_1T[0, j]``. What a block of
-neighbouring nodes sees of the nodes before it is then the path to its first one, and nothing else. On GPUs,
-FlexAttention takes such a mask by blocks. PyTorch's own attention would need it dense, and would compute all
-of its pairs; so it is called block by block here, with the keys that each one sees. Neither ever holds as
-many entries as there are pairs of tokens.
+*Prefix trees.* The nodes are numbered by a depth-first walk (`prefix_tree`). Node i sees node j if
+``j <= i <= subtree_last_1T[0, j]``. Of the nodes before a block of neighbouring nodes, the block sees only
+the path to its first node. On GPUs, FlexAttention takes this mask by blocks. PyTorch's own attention would
+need a dense mask and would compute all pairs, so it is called once for each block, with the keys that the
+block sees.
+
+For the tree of the rows ``5 6 7`` and ``5 6 8 9`` (x: node i sees node j)::
+
+              j  0 1 2 3 4        token   5 6 7 8 9
+        i = 0    x                subtree_last_1T  4 4 2 4 4
+            1    x x
+            2    x x x
+            3    x x   x
+            4    x x   x x
+
+Neither ever holds an entry for each pair of tokens.
 """
 
 from __future__ import annotations
@@ -28,15 +39,19 @@ PACKED, TREE = "treetune_packed", "treetune_tree"
 """The names under which transformers finds the attentions of this file."""
 
 BLOCK = 128
-"""Tokens on a side of what FlexAttention takes or leaves whole, and queries that are run at once."""
+"""The tokens on a side of FlexAttention's blocks, and the queries that PyTorch's own attention gets at
+once."""
 
 
 @dataclass(frozen=True)
 class PackedRow:
-    """The starts of the sequences of a row, its length last (int32, [S + 1]), and their lengths. `starts_S`
-    None: rows that are one sequence each."""
+    """The boundaries of the sequences in a packed row.
+
+    Example: sequences of 3 and 4 tokens are ``PackedRow(starts_S=[0, 3, 7], lengths=(3, 4))``.
+    """
 
     starts_S: Tensor | None
+    """The starts of the sequences and the length of the row, int32 [S + 1]; None if nothing is packed."""
     lengths: tuple[int, ...] = ()
 
     @staticmethod
@@ -52,18 +67,22 @@ class PackedRow:
 
 @dataclass(frozen=True)
 class QueryBlocks:
-    """A tree's nodes in blocks of neighbours: those that any of a block's nodes sees, block after block,
-    how many these are, and which of its nodes sees which of them. No blocks: a row that is no tree."""
+    """The nodes of a tree in blocks of Q neighbours, with the K nodes that a block sees."""
 
     keys_M: Tensor | None
+    """The seen nodes of all blocks, block after block; None if the row is not a tree."""
     counts: list[int]
+    """The number of seen nodes of each block."""
     masks: list[Tensor]
-    """A mask of shape [Q, K] for each block."""
+    """For each block, which of its nodes sees which, [Q, K]."""
 
 
 def attach_packed_attention(model: nn.Module) -> None:
-    """Makes a model with PyTorch's attention take packed rows without a mask. Raises ValueError where it
-    can't be told what a token sees."""
+    """Replaces PyTorch's attention in a model by one that takes packed rows without a mask.
+
+    Raises:
+        ValueError: Some layers don't have full attention, for which a token sees other tokens.
+    """
     from transformers import AttentionInterface
 
     if others := other_layers(model):
@@ -77,7 +96,12 @@ def attach_packed_attention(model: nn.Module) -> None:
 
 
 def attach_tree_attention(model: nn.Module) -> None:
-    """Makes the model take prefix trees. Raises ValueError where it can't be told which tokens see which."""
+    """Prepares a model's attention for prefix trees. FlexAttention needs nothing but a mask; PyTorch's own
+    attention is replaced.
+
+    Raises:
+        ValueError: The model has another kind of attention, or layers without full attention.
+    """
     from transformers import AttentionInterface
 
     config: Any = model.config
@@ -98,7 +122,7 @@ def attach_tree_attention(model: nn.Module) -> None:
 
 
 def other_layers(model: nn.Module) -> set[str]:
-    """The kinds of attention in the model's layers that are not full causal attention."""
+    """Returns the kinds of attention in the model's layers that are not full causal attention."""
     config: Any = model.config
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
@@ -110,8 +134,11 @@ def other_layers(model: nn.Module) -> set[str]:
 def attention_arguments(
     backbone: nn.Module, position_ids_BT: Tensor | None, subtree_last_1T: Tensor | None
 ) -> dict[str, Any]:
-    """The arguments that the backbone's attention needs beside tokens and positions. `subtree_last_1T` is
-    None where the rows are no tree."""
+    """Returns the arguments that the backbone must pass on to its attention, besides tokens and positions.
+
+    Args:
+        subtree_last_1T: None if the rows are not a tree.
+    """
     config: Any = backbone.config
     attention = config._attn_implementation
     if attention == PACKED:
@@ -119,7 +146,7 @@ def attention_arguments(
     if attention == TREE:
         last = subtree_last_1T
         return {"tree": QueryBlocks(None, [], []) if last is None else query_blocks(last[0])}
-    # From a mask of four dimensions transformers makes no other, and looks for no packed sequences.
+    # transformers takes a mask of four dimensions as it is, and doesn't look for packed sequences.
     return {} if subtree_last_1T is None else {"attention_mask": block_mask(subtree_last_1T[0])}
 
 
@@ -134,7 +161,8 @@ def packed_attention(
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence, [B, T, H, D]; see transformers' ``AttentionInterface``."""
+    """Computes causal attention within each sequence, [B, T, H, D]; see transformers'
+    ``AttentionInterface``."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if packed is None:
@@ -149,20 +177,21 @@ def packed_attention(
     if has_kernel(query_BHTD):
         query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query_BHTD, key_BHTD, value_BHTD))
         return variable_length(query, key, value, packed, scaling)[None], None
-    # Sequence by sequence: as many entries of scores as there are pairs, and never those between sequences.
+    # Each sequence by itself, so that no scores between sequences are computed.
     lengths = list(packed.lengths)
-    parts = [
-        inner(module, query, key, value, None, scaling=scaling, **settings)[0]
-        for query, key, value in zip(
-            *(x.split(lengths, dim=2) for x in (query_BHTD, key_BHTD, value_BHTD)), strict=True
-        )
-    ]
-    return torch.cat(parts, dim=1), None
+    queries = query_BHTD.split(lengths, dim=2)
+    keys = key_BHTD.split(lengths, dim=2)
+    values = value_BHTD.split(lengths, dim=2)
+    results = []
+    for query, key, value in zip(queries, keys, values, strict=True):
+        result, _ = inner(module, query, key, value, None, scaling=scaling, **settings)
+        results.append(result)
+    return torch.cat(results, dim=1), None
 
 
 def has_kernel(query: Tensor) -> bool:
-    """Returns whether PyTorch has kernels for sequences of different lengths there: FlashAttention's, on
-    NVIDIA GPUs since Ampere, in half precision."""
+    """Returns whether PyTorch's variable-length kernels (FlashAttention) can run on this tensor: on NVIDIA
+    GPUs since Ampere, in half precision."""
     return (
         query.is_cuda
         and query.dtype in (torch.bfloat16, torch.float16)
@@ -173,7 +202,8 @@ def has_kernel(query: Tensor) -> bool:
 def variable_length(
     query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, packed: PackedRow, scaling: float | None
 ) -> Tensor:
-    """Runs ``torch.nn.attention.varlen``; K heads of keys, which divide H. Returns [T, H, D]."""
+    """Runs PyTorch's variable-length kernel, with K heads of keys for H heads of queries. Returns
+    [T, H, D]."""
     from torch.nn.attention.varlen import varlen_attn
 
     starts_S, longest = packed.starts_S, max(packed.lengths)
@@ -215,22 +245,20 @@ def tree_attention(
     inner = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if tree.keys_M is None:
         return inner(module, query_1HTD, key_1HTD, value_1HTD, attention_mask, **settings)
-    # Gathered at once and then split: a gradient of the whole length for each block would be quadratic.
-    blocks = zip(
-        query_1HTD.split(BLOCK, dim=2),
-        key_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2),
-        value_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2),
-        tree.masks,
-        strict=True,
-    )
-    parts = [
-        inner(module, query, key, value, mask_QK[None, None], **settings)[0]
-        for query, key, value, mask_QK in blocks
-    ]
-    return torch.cat(parts, dim=1), None
+    # The keys of all blocks are selected at once and then split. Selecting them block by block would give
+    # each block a gradient as long as the row.
+    queries = query_1HTD.split(BLOCK, dim=2)
+    keys = key_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2)
+    values = value_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2)
+    results = []
+    for query, key, value, mask_QK in zip(queries, keys, values, tree.masks, strict=True):
+        result, _ = inner(module, query, key, value, mask_QK[None, None], **settings)
+        results.append(result)
+    return torch.cat(results, dim=1), None
 
 
 def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
+    """Cuts the nodes of a tree into blocks: each sees the path to its first node, and nodes of its own."""
     keys, masks = [], []
     for block_Q in torch.arange(len(subtree_last_T), device=subtree_last_T.device).split(BLOCK):
         start = int(block_Q[0])
@@ -242,21 +270,24 @@ def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
 
 
 def block_mask(subtree_last_T: Tensor) -> BlockMask:
-    """The mask for FlexAttention. Which blocks are seen, in part or whole, follows from the least and the
-    greatest of their nodes' lasts.
+    """Returns FlexAttention's mask of a tree.
+
+    A block of queries sees a block of keys before it in whole if the subtrees of all keys reach the last
+    query, in part if the subtree of any key reaches the first query, and else not at all.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
     def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= i) & (i <= subtree_last_T[j])
 
-    def listed(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
-        """Counts the chosen blocks of each row, [1, 1, Q], and lists them before all others, [1, 1, Q, K]."""
+    def list_blocks(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns for each block of queries the number of chosen blocks of keys, [1, 1, Q], and all blocks of
+        keys with the chosen ones first, [1, 1, Q, K], as FlexAttention wants them."""
         order_QK = chosen_QK.int().argsort(dim=-1, descending=True, stable=True)
         return chosen_QK.sum(-1, dtype=torch.int32)[None, None], order_QK.int()[None, None]
 
     width = len(subtree_last_T)
-    # What stands beyond the end is seen by nothing.
+    # Padded by nodes whose subtrees end before they begin, so that nothing sees them.
     blocks_KS = nn.functional.pad(subtree_last_T, (0, -width % BLOCK), value=-1).unflatten(0, (-1, BLOCK))
     begins_Q = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK
     before_QK = begins_Q[:, None] > begins_Q
@@ -264,8 +295,8 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
     seen_QK = before_QK & (begins_Q[:, None] <= blocks_KS.amax(-1))
     seen_QK.fill_diagonal_(True)
     return BlockMask.from_kv_blocks(
-        *listed(seen_QK & ~whole_QK),
-        *listed(whole_QK),
+        *list_blocks(seen_QK & ~whole_QK),
+        *list_blocks(whole_QK),
         BLOCK_SIZE=BLOCK,
         mask_mod=sees,
         seq_lengths=(width, width),

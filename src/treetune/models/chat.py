@@ -50,12 +50,15 @@ class Chat:
 def chat_frame(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, control: ControlTokens
 ) -> Callable[[str], str]:
-    """Returns the function from a problem's text to the whole prompt's, up to where the assistant's answer
-    begins. Text of the problem that looks like one of the `control` tokens is marked in it.
+    """Returns a function that makes the whole prompt, up to the beginning of the answer, from a problem's
+    text. It marks text of the problem that looks like one of the `control` tokens.
 
-    Raises ValueError, here and not at the first problem, for a tokenizer without a chat template, for
-    an argument that the template doesn't know, for a template that refuses the system message or leaves it or
-    the question out, and for one that writes today's date, since prompts would be others tomorrow.
+    Tries the template at once, so that a run with an unusable one ends here and not at its first problem.
+
+    Raises:
+        ValueError: There is no template, it doesn't read one of the arguments, it refuses the system message
+        or
+            leaves it or the question out, or it writes today's date, so that prompts would differ tomorrow.
     """
     refuse_no_template(tokenizer)
     name = repr(tokenizer.name_or_path)
@@ -68,6 +71,7 @@ def chat_frame(
             f"chat.template_arguments sets {', '.join(unknown)}, which the chat template of {name}"
             " does not read: leave it out"
         )
+    # Templates get the date from `strftime_now`, which is replaced by a function that returns a mark.
     if _DATE in render(tokenizer, chat, [user("1 + 1?")], strftime_now=lambda form: _DATE):
         raise ValueError(
             f"the chat template of {name} writes today's date into every prompt, so that the same run would"
@@ -90,11 +94,12 @@ def chat_frame(
 def chat_conversation(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, control: ControlTokens
 ) -> Callable[[Sequence[Message]], str]:
-    """Returns the function from the messages of a conversation to the whole prompt's text, up to where the
-    assistant's next answer begins. A system message among them takes the place of `chat.system`. Text that
-    looks like one of the `control` tokens is marked. Raises ValueError as `chat_frame`, whose checks it
-    leaves to it, at a conversation that the template refuses, and where it leaves out what the user or the
-    system says.
+    """Returns a function that makes the whole prompt, up to the beginning of the next answer, from the
+    messages of a conversation.
+
+    A system message among them replaces `chat.system`. The function marks text that looks like one of the
+    `control` tokens. It raises ValueError if the template refuses the conversation, or leaves out a message
+    of the user or the system. `chat_frame` checks the template itself.
     """
     without_system = replace(chat, system=None)
 
@@ -124,48 +129,54 @@ def refuse_no_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
-    """The token that the template puts behind an assistant's answer; None if there is none.
+    """Returns the token that the template writes after an assistant's answer; None if there is none.
 
-    It is one that was added to the tokenizer's vocabulary, and need not be special.
+    It is an added token of the tokenizer, which need not be special.
     """
     try:
         turns = render(tokenizer, chat, [user("1 + 1?"), _assistant(_ANSWER)], add_generation_prompt=False)
     except ValueError:
-        return None  # a template for questions alone
-    _, answer, behind = turns.rpartition(_ANSWER)
-    ids = tokenizer.encode(behind.lstrip(), add_special_tokens=False) if answer else []
+        return None  # a template for a single question
+    _, answer, after_answer = turns.rpartition(_ANSWER)
+    ids = tokenizer.encode(after_answer.lstrip(), add_special_tokens=False) if answer else []
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
 def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
-    """The added tokens that the template writes around a user's message, and the one that ends an answer.
-    Tags that come in pairs, such as ``<think>`` and ``</think>``, are no markers: prompts speak of them."""
-    added = {token_id: str(token) for token_id, token in tokenizer.added_tokens_decoder.items()}
+    """Returns the added tokens with which the template ends and begins turns, such as ``<|im_end|>``.
+
+    Tags in pairs, such as ``<think>`` and ``</think>``, are no markers unless they are special tokens:
+    prompts may contain them.
+    """
+    added_tokens = {token_id: str(token) for token_id, token in tokenizer.added_tokens_decoder.items()}
     first, second = _QUESTIONS
-    markers: list[int] = []
-    for turns, begin, end_text in (
-        ([user(first)], first, None),
-        ([user(first), _assistant(_ANSWER), user(second)], _ANSWER, second),
-    ):
+    # The text after a question, and the text between an answer and the next question.
+    around_question = [user(first)], first, None
+    between_turns = [user(first), _assistant(_ANSWER), user(second)], _ANSWER, second
+    marker_ids: list[int] = []
+    for turns, begins_after, ends_before in (around_question, between_turns):
         try:
             text = render(tokenizer, replace(chat, system=None), turns, add_generation_prompt=False)
         except ValueError:
-            continue  # a template for one question alone, or one that `chat_frame` says what is wrong with
-        _, _, behind = text.partition(begin)
-        around_turns = behind.partition(end_text)[0] if end_text else behind
-        markers += tokenizer.encode(around_turns, add_special_tokens=False)
+            continue  # a template for a single question, or one that `chat_frame` refuses with a reason
+        _, _, template_text = text.partition(begins_after)
+        if ends_before is not None:
+            template_text, _, _ = template_text.partition(ends_before)
+        marker_ids += tokenizer.encode(template_text, add_special_tokens=False)
     if (end := end_of_turn(tokenizer, chat)) is not None:
-        markers.append(end)
-    texts = [added[token_id] for token_id in dict.fromkeys(markers) if token_id in added]
-    vocabulary = set(added.values())
+        marker_ids.append(end)
+    markers = [added_tokens[token_id] for token_id in dict.fromkeys(marker_ids) if token_id in added_tokens]
+    vocabulary = set(added_tokens.values())
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return [text for text in texts if text in special or not _is_of_a_pair(text, vocabulary)]
+    return [marker for marker in markers if marker in special or not _has_partner(marker, vocabulary)]
 
 
-def _is_of_a_pair(tag: str, tokens: set[str]) -> bool:
-    """Returns whether there is the tag that closes it, or the one that it closes."""
-    opening, name = tag[:1], tag[1:]
-    return (f"{opening}{name[1:]}" if name.startswith("/") else f"{opening}/{name}") in tokens
+def _has_partner(tag: str, tokens: set[str]) -> bool:
+    """Returns whether the closing tag of an opening one, or the other way round, is among the tokens."""
+    bracket, name = tag[:1], tag[1:]
+    is_closing = name.startswith("/")
+    partner = f"{bracket}{name[1:]}" if is_closing else f"{bracket}/{name}"
+    return partner in tokens
 
 
 def turn_frame(
@@ -174,32 +185,37 @@ def turn_frame(
     between: Sequence[Mapping[str, str]],
     control: ControlTokens,
 ) -> Callable[[Sequence[Mapping[str, str]]], str]:
-    """Returns the function from the messages between two turns of the assistant to all that the template puts
-    between them: from the end of the one turn to where the next begins.
+    """Returns a function that makes the text between two turns of the assistant from the messages between
+    them.
 
-    It is the difference of two chats that the template renders, and tried with messages like those in
-    `between`. Control tokens in a message are left out: an environment can't end it. Raises ValueError, with
-    the reason, for a template that refuses a second turn or such messages, or writes earlier turns otherwise
-    than they were sampled.
+    The text is what a chat rendered by the template has after the first answer. Control tokens in a message
+    are removed, so that an environment can't end its own turn.
+
+    Args:
+        between: Messages like those to come, with which the template is tried.
+
+    Raises:
+        ValueError: The template refuses a second turn or such messages, or writes earlier turns otherwise
+            than they were sampled.
     """
     name = repr(tokenizer.name_or_path)
 
-    def rendered(
+    def render_chat(
         answer: str, messages: Sequence[Mapping[str, str]], turns: Sequence[Mapping[str, str]] = ()
     ) -> tuple[str, str, str]:
-        """The chat up to where the answer begins, the whole chat, and its part behind the answer."""
+        """Returns the text before the answer, the whole chat, and the text after the answer."""
         before = [*turns, user("1 + 1?")]
         prompt = render(tokenizer, chat, before)
         whole = render(tokenizer, chat, [*before, _assistant(answer), *messages])
-        _, kept, behind = whole.partition(_ANSWER)
-        if not kept:
+        _, found_answer, after_answer = whole.partition(_ANSWER)
+        if not found_answer:
             raise ValueError(f"the chat template of {name} leaves an earlier answer out of a chat")
-        return prompt, whole, behind
+        return prompt, whole, after_answer
 
     thinks = "</think>" in str(tokenizer.chat_template)
     if chat.earlier_turns == "as_templated":
         for answer in (_ANSWER, *([_THOUGHT + _ANSWER] if thinks else [])):
-            prompt, whole, _ = rendered(answer, between)
+            prompt, whole, _ = render_chat(answer, between)
             if not whole.startswith(prompt + answer):
                 raise ValueError(
                     f"the chat template of {name} writes an earlier turn otherwise than it was sampled"
@@ -207,16 +223,19 @@ def turn_frame(
                     " that a chat of several turns is not what the template makes of it: set"
                     " chat.earlier_turns to 'as_sampled', to keep earlier turns in sight as they were sampled"
                 )
-    earlier = [user("0 + 0?"), _assistant("0.")]
-    if rendered(_ANSWER, between)[2] != rendered(_ANSWER, between, earlier)[2]:
+    earlier_turns = [user("0 + 0?"), _assistant("0.")]
+    _, _, after_first = render_chat(_ANSWER, between)
+    _, _, after_second = render_chat(_ANSWER, between, earlier_turns)
+    if after_first != after_second:
         raise ValueError(
             f"the chat template of {name} puts something else between later turns than between the first two:"
             " answers of several turns can't be put together from it"
         )
 
     def frame(messages: Sequence[Mapping[str, str]]) -> str:
-        shown = [{**message, "content": control.remove(message["content"])} for message in messages]
-        return rendered(_ANSWER, shown)[2]
+        cleaned = [{**message, "content": control.remove(message["content"])} for message in messages]
+        _, _, after_answer = render_chat(_ANSWER, cleaned)
+        return after_answer
 
     return frame
 
@@ -229,21 +248,24 @@ def render(
     add_generation_prompt: bool = True,
     **arguments: Any,
 ) -> str:
-    """The text of a chat. A content is a list of parts for a role whose messages the template reads so alone.
+    """Renders a chat by the template.
 
-    Raises ValueError where the template refuses it.
+    Raises:
+        ValueError: The template refuses the chat.
     """
     system = [] if chat.system is None else [{"role": "system", "content": chat.system}]
     arguments = {"add_generation_prompt": add_generation_prompt, **chat.template_arguments, **arguments}
-    in_parts = _roles_in_parts(tokenizer, chat)
-    messages: list[Mapping[str, Any]] = [
-        {**turn, "content": _parts(turn["content"])} if turn["role"] in in_parts else turn
-        for turn in [*system, *turns]
-    ]
-    return _applied(tokenizer, messages, arguments)
+    roles_in_parts = _roles_in_parts(tokenizer, chat)
+    messages: list[Mapping[str, Any]] = []
+    for turn in [*system, *turns]:
+        if turn["role"] in roles_in_parts:
+            messages.append({**turn, "content": _parts(turn["content"])})
+        else:
+            messages.append(turn)
+    return _apply_template(tokenizer, messages, arguments)
 
 
-def _applied(
+def _apply_template(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
 ) -> str:
     from jinja2 import TemplateError
@@ -261,47 +283,49 @@ def _applied(
 
 
 _IN_PARTS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, frozenset[str]]] = WeakKeyDictionary()
-"""Answers of `_roles_in_parts`, by the tokenizer, its template and the template's arguments."""
+"""The results of `_roles_in_parts`, by the tokenizer, its template and the template's arguments."""
 
 
 def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset[str]:
-    """The roles whose contents have to be lists of parts (``[{type: 'text', text: …}]``), as the templates of
-    models that see want them: those whose text is in the prompt that way and isn't as a plain text."""
+    """Returns the roles whose contents the template reads only as lists of parts (``[{type: 'text', text:
+    …}]``), as the templates of vision models do.
+
+    A role is one of them if its text is in the prompt when it is given as parts, and isn't as a plain text.
+    """
     if not tokenizer.chat_template:
         return frozenset()
-    answers = _IN_PARTS.setdefault(tokenizer, {})
+    results = _IN_PARTS.setdefault(tokenizer, {})
     key = repr((tokenizer.chat_template, sorted(chat.template_arguments.items(), key=str)))
-    if key not in answers:
-        said = "Say 5 words."
-        contents: tuple[Any, Any] = (said, _parts(said))
+    if key not in results:
+        text = "Say 5 words."
 
-        def shows(role: str, content: Any, question: Any) -> bool:
-            message, asking = {"role": role, "content": content}, {"role": "user", "content": question}
+        def shows_text(role: str, content: Any, question: Any) -> bool:
+            """Returns whether the text is in a chat with this content of a message of this role."""
+            message = {"role": role, "content": content}
+            user_message = {"role": "user", "content": question}
             chats = {
                 "user": [message],
-                "system": [message, asking],
-                "assistant": [asking, message],
-                "tool": [asking, {"role": "assistant", "content": question}, message],
+                "system": [message, user_message],
+                "assistant": [user_message, message],
+                "tool": [user_message, {"role": "assistant", "content": question}, message],
             }
+            arguments = {"add_generation_prompt": role == "user", **chat.template_arguments}
             try:
-                prompt = _applied(
-                    tokenizer,
-                    chats[role],
-                    {"add_generation_prompt": role == "user", **chat.template_arguments},
-                )
+                prompt = _apply_template(tokenizer, chats[role], arguments)
             except ValueError:
-                return False  # refused: said where a chat of that kind is asked for
-            return said in prompt
+                return False  # refused, which a run reports when it needs a chat of that kind
+            return text in prompt
 
         roles: set[str] = set()
         question: Any = _QUESTIONS[0]
+        # The user comes first, since the chats of the other roles contain a user's message.
         for role in ("user", "system", "assistant", "tool"):
-            if not shows(role, contents[0], question) and shows(role, contents[1], question):
+            if not shows_text(role, text, question) and shows_text(role, _parts(text), question):
                 roles.add(role)
             if role == "user" and "user" in roles:
                 question = _parts(question)
-        answers[key] = frozenset(roles)
-    return answers[key]
+        results[key] = frozenset(roles)
+    return results[key]
 
 
 def _parts(text: str) -> list[dict[str, str]]:

@@ -38,10 +38,10 @@ def folder_digest(folder: Path) -> str:
     for file in sorted(files):
         if file.name in _DESCRIBES_NO_WEIGHTS:
             continue
-        of_file = hashlib.blake2b(digest_size=16)
+        digest_of_file = hashlib.blake2b(digest_size=16)
         for piece in _pieces(file):
-            of_file.update(piece)
-        digest.update(f"{file.name}\0{of_file.hexdigest()}\n".encode())
+            digest_of_file.update(piece)
+        digest.update(f"{file.name}\0{digest_of_file.hexdigest()}\n".encode())
     return digest.hexdigest()
 
 

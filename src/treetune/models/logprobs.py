@@ -1,13 +1,18 @@
-"""Log-probabilities of chosen tokens, paid for only where they are needed.
+"""Computes the log-probabilities of trained tokens, without the logits of all other tokens.
 
-The backbone runs over whole sequences; the language-model head runs only at the positions that
-predict a trained token, a chunk at a time, so that a full ``[tokens, vocabulary]`` float32 block
-never exists.
+::
 
-Architectures do more to a hidden state than multiply it by the head's weight: Granite divides the logits,
-Cohere multiplies them, Gemma caps them, BERT's decoders have a layer before the head. Nothing of that is
-written again here. A chunk of hidden states goes through the model's own `forward`, with the backbone's
-result given to it (`logits_of`).
+    input_ids [B, T] ──backbone──► hidden states [B, T, D]
+                                       │ the N positions that predict a trained token
+                                       ▼
+                                   hidden states [N, D] ──head, a chunk at a time──► log-probs [N]
+
+A full float32 block ``[tokens, vocabulary]`` never exists.
+
+Many architectures do more than multiply a hidden state by the head's weight: Granite divides the logits,
+Cohere multiplies them, Gemma caps them, BERT's decoders have a layer before the head. To get all of it right,
+each chunk of hidden states goes through the model's own `forward`, in which the backbone is replaced by one
+that returns the chunk (`logits_of`).
 """
 
 from __future__ import annotations
@@ -32,43 +37,57 @@ from treetune.models.sequence_parallel import SequenceParallel
 
 
 class ModelInputs(NamedTuple):
-    """B rows of T tokens, and the N positions in them about which the model is asked.
+    """B rows of T tokens, and the N positions in them at which the model is evaluated.
 
-    A tuple, because DeepSpeed looks for tensors in tuples: ZeRO-3's hooks go through what a module is
-    called with.
+    It is a tuple because ZeRO-3's hooks look for tensors only in tuples.
+
+    Example: the rows ``5 6 7`` and ``5 6 8 9``, padded, of which ``7``, ``8`` and ``9`` are trained::
+
+        ModelInputs(
+            input_ids_BT=[[5, 6, 7, 0], [5, 6, 8, 9]],
+            positions_N=[1, 5, 6],             # of the tokens before them, in the flattened rows
+            labels_N=[7, 8, 9],
+        )
     """
 
     input_ids_BT: Tensor
     positions_N: Tensor
-    """Indices of the flattened ``B*T`` tokens."""
+    """Indices into the flattened ``B*T`` tokens."""
     labels_N: Tensor | None = None
-    """The tokens that follow there, which a policy is asked for; a critic needs none."""
+    """The tokens after these positions, whose log-probs a policy returns; None for a critic."""
     position_ids_BT: Tensor | None = None
-    """None: every row counts from 0. Packed rows begin again with each sequence; in a prefix tree it is the
-    depth."""
+    """The position of each token for the model; None: its index in the row. They begin again with each packed
+    sequence; in a prefix tree they are depths."""
     subtree_last_1T: Tensor | None = None
-    """Where the row is a prefix tree, the last node of each node's subtree; see `models.attention`."""
+    """In a prefix tree, the last node among the descendants of each node; see `models.attention`."""
     max_positions: int = 0
-    """The largest N that any rank has at this turn. Ranks run their heads on equally many chunks."""
+    """The largest N that any rank has in its micro-batch of the same number, since all ranks compute their
+    heads in equally many chunks."""
 
     @override
     def __eq__(self, other: object) -> bool:
-        # DeepSpeed compares what the ranks of a tensor-parallel group are given. Tuples would ask
-        # `tensor == tensor` for one truth value.
-        return isinstance(other, ModelInputs) and all(
-            torch.equal(a, b.to(a.device))
-            if isinstance(a, Tensor) and isinstance(b, Tensor)
-            else a is b or (not isinstance(a, Tensor) and a == b)
-            for a, b in zip(self, other, strict=True)
-        )
+        # DeepSpeed compares the inputs of the ranks of a tensor-parallel group. A tuple's own comparison
+        # would ask `tensor == tensor` for one truth value.
+        if not isinstance(other, ModelInputs):
+            return False
+        return all(_are_equal(mine, theirs) for mine, theirs in zip(self, other, strict=True))
 
     @override
     def __ne__(self, other: object) -> bool:
         return not self == other
 
 
+def _are_equal(first: Any, second: Any) -> bool:
+    """Compares two values, either of which may be a tensor on any device."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.equal(first, second.to(first.device))
+    if isinstance(first, Tensor):
+        return False
+    return bool(first == second)
+
+
 class Nucleus(NamedTuple):
-    """The sampler's truncation of a distribution that is at its temperature already."""
+    """The cut of a distribution by top-p and top-k, after the temperature."""
 
     top_p: float = 1.0
     top_k: int = -1
@@ -78,38 +97,42 @@ class Nucleus(NamedTuple):
         return self.top_p >= 1.0 and self.top_k <= 0
 
     def log_mass(self, logits_CV: Tensor, labels_C: Tensor) -> Tensor:
-        """The logarithm of the probability that is left, float32 of shape [C], without gradient; at most 0.
+        """Returns the log of the probability mass that the cut leaves, float32 [C], without gradient; at most
+        0.
 
-        A token that was sampled has this much less than the log-prob that the engine reports: the engine's
-        is of what is left. Cut as vLLM does: top-k first, then of that the likeliest tokens that have `top_p`
-        together. The label, which the engine sampled, is counted in.
+        The engine reports ``log(p / mass)`` of a sampled token, as it normalises what is left. Cuts as vLLM
+        does: first top-k, then of these the likeliest tokens whose sum reaches `top_p`. The label always
+        counts, since the engine has sampled it, even if rounding here would cut it off.
         """
         with torch.no_grad():
             probs_CV, order_CV = logits_CV.softmax(-1).sort(dim=-1, descending=True, stable=True)
             if 0 < self.top_k < probs_CV.shape[-1]:
                 probs_CV[:, self.top_k :] = 0
-            before_CV = probs_CV.cumsum(-1) - probs_CV
-            is_kept_CV = before_CV < self.top_p * probs_CV.sum(-1, keepdim=True)
+            mass_before_CV = probs_CV.cumsum(-1) - probs_CV  # of all likelier tokens
+            is_kept_CV = mass_before_CV < self.top_p * probs_CV.sum(-1, keepdim=True)
             is_kept_CV |= order_CV == labels_C[:, None]
             return (probs_CV * is_kept_CV).sum(-1).log().clamp(max=0.0)
 
 
 LOGITS_PER_CHUNK = 2**24
-"""Entries of one chunk of float32 logits: 64 MiB, whatever the vocabulary."""
+"""The float32 logits of a chunk: 64 MiB, whatever the vocabulary."""
 LOGITS_PER_CHUNK_ON_A_GPU = 2**27
-"""512 MiB there: each chunk reads the whole head again, and adds a whole gradient of it."""
+"""512 MiB. Fewer chunks are faster: each one reads the whole head, and adds a whole gradient of it."""
 
 Terms = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""A function from logits of shape [C, V] and labels of shape [C] to tensors of shape [C]."""
+"""Computes tensors of shape [C] from logits of shape [C, V] and labels of shape [C]."""
 
 
 class PolicyModule(nn.Module):
-    """A causal language model that answers log-probabilities of given next tokens.
+    """A causal language model that returns the log-probs of the labels at some positions.
 
-    Everything goes through `forward`, so that DeepSpeed's hooks (ZeRO-3 gathers parameters there)
-    see every use of a weight. With `parallel`, to which the model is attached, the ranks of a group run
-    it together: each on its stretch of the sequences, and all are given all results. `terms` are an
-    objective's (`Objective.terms`), given where it is asked `with_terms`.
+    Everything goes through `forward`, so that DeepSpeed's hooks see every use of a weight (ZeRO-3 gathers
+    parameters in them).
+
+    Args:
+        parallel: The sequence parallelism that is attached to the model: each rank of a group computes a part
+            of each sequence, and all ranks get all results.
+        terms: The objective's `Objective.terms`.
     """
 
     def __init__(
@@ -120,7 +143,7 @@ class PolicyModule(nn.Module):
         self.model, self.parallel, self.terms = model, parallel, terms
         self._length_rule = length_rule(model.config.to_dict())
         self._keeps_packed_apart = False
-        """Whether packed rows were seen to be computed as each is alone."""
+        """True once a probe has shown that packed sequences don't influence each other."""
 
     def forward(
         self,
@@ -132,27 +155,33 @@ class PolicyModule(nn.Module):
         nucleus: Nucleus | None = None,
         whole: bool = False,
     ) -> tuple[Tensor, ...]:
-        """Log-probabilities and entropies of next-token distributions, the objective's `terms`, and last
-        the log mass of a `nucleus` where one is given.
+        """Computes scores at ``inputs.positions_N``.
 
-        All are float32 of shape [N], at ``inputs.positions_N``. Logits are divided by `temperature`, as
-        the sampler does. The entropy carries a gradient only with `entropy_gradient`.
+        All ranks compute the head in the same number of chunks, that of the rank with the most positions
+        (``inputs.max_positions``). Under ZeRO-3 each chunk gathers the head's weight, which is a collective
+        call: with another number of calls, ranks would wait for each other for ever.
 
-        The head runs on a chunk of positions at a time, on as many chunks as ``inputs.max_positions`` would
-        need. Under ZeRO-3 each chunk gathers the head's weight, and ranks that gathered it unequally often
-        would wait for each other for ever.
+        Args:
+            temperature: Divides the logits, as in the sampler.
+            entropy_gradient: Whether the entropies have a gradient.
+            with_terms: Whether to compute the objective's terms.
+            nucleus: The cut whose mass is wanted; None for none.
+            whole: Computes only log-probs, by the model's own forward pass, with which the others are
+                compared.
 
-        With `whole`, the log-probabilities alone, from the model's own forward pass, which everything else
-        is held to.
+        Returns:
+            The log-probs of the labels, the entropies of the distributions, the objective's terms, and last
+            the log mass of the nucleus, float32 [N] each.
         """
         assert inputs.labels_N is not None, "a policy is asked for the probability of given tokens"
         if whole:
             return self._whole_forward(inputs)
         backbone, parallel = backbone_of(self.model), self.parallel
         vocabulary = self.model.config.get_text_config().vocab_size
-        most = max(len(inputs.labels_N), inputs.max_positions)
-        entries = LOGITS_PER_CHUNK_ON_A_GPU if inputs.input_ids_BT.is_cuda else LOGITS_PER_CHUNK
-        chunks = math.ceil(most / max(1, entries // vocabulary))
+        positions = max(len(inputs.labels_N), inputs.max_positions)
+        logits_per_chunk = LOGITS_PER_CHUNK_ON_A_GPU if inputs.input_ids_BT.is_cuda else LOGITS_PER_CHUNK
+        positions_per_chunk = max(1, logits_per_chunk // vocabulary)
+        n_chunks = math.ceil(positions / positions_per_chunk)
         score = partial(
             self._score,
             temperature=temperature,
@@ -164,25 +193,26 @@ class PolicyModule(nn.Module):
         if parallel is None:
             if inputs.position_ids_BT is not None and inputs.subtree_last_1T is None:
                 self._refuse_leaks(inputs)
-            return self._in_chunks(score, _hidden(backbone, inputs), inputs.labels_N, chunks)
-        hidden_MD, mine_M = _own_hidden(backbone, parallel, inputs)
-        mine = torch.stack(self._in_chunks(score, hidden_MD, inputs.labels_N[mine_M], chunks))
-        return parallel.gather(mine, mine_M, len(inputs.labels_N)).unbind()
+            return self._score_in_chunks(score, _hidden(backbone, inputs), inputs.labels_N, n_chunks)
+        # Each rank scores the M positions in its part of the sequences.
+        hidden_MD, index_M = _hidden_of_rank(backbone, parallel, inputs)
+        scores_of_rank = self._score_in_chunks(score, hidden_MD, inputs.labels_N[index_M], n_chunks)
+        return parallel.gather(torch.stack(scores_of_rank), index_M, len(inputs.labels_N)).unbind()
 
-    def _in_chunks(
-        self, score: Callable[..., tuple[Tensor, ...]], hidden_ND: Tensor, labels_N: Tensor, chunks: int
+    def _score_in_chunks(
+        self, score: Callable[..., tuple[Tensor, ...]], hidden_ND: Tensor, labels_N: Tensor, n_chunks: int
     ) -> tuple[Tensor, ...]:
-        if chunks <= 1:
+        """Scores the positions in this number of chunks."""
+        if n_chunks <= 1:
             return score(hidden_ND, labels_N)
-        # The chunk's logits are computed again in backward: two matrix products for one are cheaper than
-        # keeping [N, V] in float32.
-        parts = [
-            checkpoint(score, hidden_CD, labels_C, use_reentrant=False)
-            for hidden_CD, labels_C in zip(
-                hidden_ND.tensor_split(chunks), labels_N.tensor_split(chunks), strict=True
-            )
-        ]
-        return tuple(torch.cat(chunks) for chunks in zip(*parts, strict=True))
+        hidden_chunks = hidden_ND.tensor_split(n_chunks)
+        label_chunks = labels_N.tensor_split(n_chunks)
+        scores_by_chunk = []
+        for hidden_CD, labels_C in zip(hidden_chunks, label_chunks, strict=True):
+            # The backward pass computes the chunk's logits once more, which takes less than keeping [N, V]
+            # in float32.
+            scores_by_chunk.append(checkpoint(score, hidden_CD, labels_C, use_reentrant=False))
+        return tuple(torch.cat(columns) for columns in zip(*scores_by_chunk, strict=True))
 
     def _score(
         self,
@@ -194,6 +224,7 @@ class PolicyModule(nn.Module):
         terms: Terms | None,
         nucleus: Nucleus | None,
     ) -> tuple[Tensor, ...]:
+        """Scores a chunk of positions; see `forward`."""
         logits_CV = logits_of(self.model, hidden_CD).float()
         if temperature != 1.0:
             logits_CV = logits_CV / temperature
@@ -201,13 +232,15 @@ class PolicyModule(nn.Module):
         logprobs_C = logprobs_CV.gather(-1, labels_C[:, None]).squeeze(-1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
-        of_objective = () if terms is None else terms(logits_CV, labels_C)
+        terms_of_objective = () if terms is None else terms(logits_CV, labels_C)
         mass = () if nucleus is None else (nucleus.log_mass(logits_CV, labels_C),)
-        return logprobs_C, entropy_C, *of_objective, *mass
+        return logprobs_C, entropy_C, *terms_of_objective, *mass
 
     def _whole_forward(self, inputs: ModelInputs) -> tuple[Tensor]:
-        """Log-probabilities as the model itself gives them: float32 of shape [N] in a tuple, from its whole
-        logits in evaluation mode, at temperature 1 and without gradient. For rows that aren't packed."""
+        """Returns the log-probs from the logits of the whole model, float32 [N] in a tuple.
+
+        In evaluation mode, at temperature 1 and without gradient; not for packed rows.
+        """
         assert inputs.labels_N is not None and inputs.position_ids_BT is None and self.parallel is None
         backbone = backbone_of(self.model)
         with torch.no_grad(), _evaluating(self.model):
@@ -220,25 +253,27 @@ class PolicyModule(nn.Module):
         return (logprobs_NV.gather(-1, inputs.labels_N[:, None]).squeeze(-1),)
 
     def _refuse_leaks(self, inputs: ModelInputs) -> None:
-        """Raises ValueError where the model doesn't keep packed sequences apart: convolutions and recurrent
-        states run on from one to the next, and some attentions know no packing. Asked once, of a short row
-        that is packed behind another; collective where weights are dealt out.
+        """Raises ValueError if packed sequences influence each other in this model.
+
+        Convolutions and recurrent states go on from one sequence to the next, and some kinds of attention
+        know no packing. Tried once, with two short sequences: the second one's log-probs must be the same
+        packed and alone. Collective if the weights are sharded.
         """
         config: Any = self.model.config
-        # The packed attention of this package is given the boundaries, and refuses other layers by itself.
+        # This package's packed attention gets the boundaries, and refuses other layers itself.
         if self._keeps_packed_apart or config._attn_implementation == PACKED or inputs.input_ids_BT.is_meta:
             return
         name = type(self.model).__name__
         device = inputs.input_ids_BT.device
         rows = probe_rows(self.model.config, (11, 9))
         first_T, second_T = (torch.tensor(row, device=device) for row in rows)
-        places_1T = torch.cat([torch.arange(len(first_T)), torch.arange(len(second_T))])[None].to(device)
+        position_ids = torch.cat([torch.arange(len(first_T)), torch.arange(len(second_T))])
         predicting = torch.arange(len(second_T) - 1, device=device)
         packed = ModelInputs(
             torch.cat([first_T, second_T])[None],
             predicting + len(first_T),
             second_T[1:],
-            places_1T,
+            position_ids[None].to(device),
         )
         alone = ModelInputs(second_T[None], predicting, second_T[1:])
         backbone = backbone_of(self.model)
@@ -278,11 +313,11 @@ class CriticModule(nn.Module):
             self.head.bias.zero_()
 
     def forward(self, inputs: ModelInputs) -> Tensor:
-        """Values, float32 of shape [N], at ``inputs.positions_N``."""
+        """Returns the values at ``inputs.positions_N``, float32 [N]."""
         if self.parallel is None:
             return self._value(_hidden(self.backbone, inputs))
-        hidden_MD, mine_M = _own_hidden(self.backbone, self.parallel, inputs)
-        values_1N = self.parallel.gather(self._value(hidden_MD)[None], mine_M, len(inputs.positions_N))
+        hidden_MD, index_M = _hidden_of_rank(self.backbone, self.parallel, inputs)
+        values_1N = self.parallel.gather(self._value(hidden_MD)[None], index_M, len(inputs.positions_N))
         return values_1N.squeeze(0)
 
     def _value(self, hidden_ND: Tensor) -> Tensor:
@@ -290,7 +325,7 @@ class CriticModule(nn.Module):
 
 
 def _hidden(backbone: nn.Module, inputs: ModelInputs) -> Tensor:
-    """The last hidden states at the asked positions, [N, D]."""
+    """Returns the last hidden states at ``inputs.positions_N``, [N, D]."""
     positions: dict[str, Tensor] = {}
     if inputs.position_ids_BT is not None:
         if not takes_positions(backbone):
@@ -317,7 +352,7 @@ def takes_positions(backbone: nn.Module) -> bool:
 
 
 class _BackboneResult:
-    """What a backbone returns, of which only the last hidden state is known."""
+    """A backbone's output that has only the last hidden state; all other fields are None."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:
         self.last_hidden_state = last_hidden_state
@@ -328,12 +363,15 @@ class _BackboneResult:
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
-        return None  # caches, attentions, router logits: nobody asked for them
+        return None  # caches, attentions, router logits: not requested
 
 
-class _AnsweredBackbone:
-    """Stands for a backbone that has run: whatever it is called with, it returns the result. So do its parts,
-    because some models call their backbone's decoder; anything else is the backbone's."""
+class _FinishedBackbone:
+    """Takes the place of a backbone, and returns a result that is known already, whatever its inputs.
+
+    So do its submodules, because some models call their backbone's decoder. All other attributes are those of
+    the backbone.
+    """
 
     def __init__(self, backbone: nn.Module, result: _BackboneResult) -> None:
         self._backbone, self._result = backbone, result
@@ -343,24 +381,26 @@ class _AnsweredBackbone:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._backbone, name)
-        return _AnsweredBackbone(value, self._result) if isinstance(value, nn.Module) else value
+        return _FinishedBackbone(value, self._result) if isinstance(value, nn.Module) else value
 
 
 def logits_of(model: nn.Module, hidden_CD: Tensor) -> Tensor:
-    """The model's logits at its last hidden states, [C, V], by its own forward pass: with the scaling,
-    capping and layers that it has behind the backbone."""
-    backbone = backbone_of(model)
-    view = copy.copy(model)  # the same weights and hooks, so that nobody sees the backbone replaced
+    """Returns the model's logits at its last hidden states, [C, V].
+
+    Runs the model's own forward pass after the backbone, with all scaling, capping and layers there.
+    """
+    finished: Any = _FinishedBackbone(backbone_of(model), _BackboneResult(hidden_CD[None]))
+    # A copy with the same weights, in which alone the backbone is replaced.
+    view = copy.copy(model)
     prefix: Any = model.base_model_prefix
-    answered: Any = _AnsweredBackbone(backbone, _BackboneResult(hidden_CD[None]))
-    view._modules = {**model._modules, prefix: answered}
-    # `forward` and not the call: hooks of the whole model have their turn when it is called as a whole.
+    view._modules = {**model._modules, prefix: finished}
+    # `forward` is called directly: hooks on the whole model must not run once for each chunk.
     return type(model).forward(view, inputs_embeds=hidden_CD[None], use_cache=False).logits[0]
 
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts the model into evaluation mode, while inside."""
+    """Puts the model into evaluation mode for the block."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -371,7 +411,10 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _refuse_rows_of_two_lengths(rule: LengthRule | None, inputs: ModelInputs, name: str) -> None:
-    """Raises ValueError where rows would get other frequencies beside a longer row than alone."""
+    """Raises ValueError if a row would be computed otherwise together with a longer row than alone.
+
+    Some rotary embeddings choose their frequencies by the longest row of a batch (`LengthRule`).
+    """
     if rule is None or inputs.input_ids_BT.numel() <= rule.limit:
         return
     rows, width = inputs.input_ids_BT.shape
@@ -386,20 +429,19 @@ def _refuse_rows_of_two_lengths(rule: LengthRule | None, inputs: ModelInputs, na
         )
 
 
-def _own_hidden(
+def _hidden_of_rank(
     backbone: nn.Module, parallel: SequenceParallel, inputs: ModelInputs
 ) -> tuple[Tensor, Tensor]:
-    """The last hidden states where ranks share a sequence: [M, D] at the M positions that lie in this rank's
-    stretch, and which of the N these are.
-    """
+    """Returns the last hidden states at the M positions in this rank's part of the sequences, [M, D], and the
+    indices of these positions among all N, [M]."""
     assert inputs.subtree_last_1T is None, "refused where the trainer is built"
-    mine_M, places_M = parallel.own_positions(inputs.positions_N, inputs.input_ids_BT.shape[1])
+    index_M, positions_M = parallel.own_positions(inputs.positions_N, inputs.input_ids_BT.shape[1])
     hidden_BtD = parallel.hidden(backbone, inputs.input_ids_BT, inputs.position_ids_BT)
-    return hidden_BtD.flatten(0, 1)[places_M], mine_M
+    return hidden_BtD.flatten(0, 1)[positions_M], index_M
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
-    """The transformer under the language-model head."""
+    """Returns the transformer under the language-model head."""
     backbone = model.base_model
     if backbone is model:
         raise ValueError(f"{type(model).__name__} has no backbone under a language-model head")
@@ -407,9 +449,12 @@ def backbone_of(model: nn.Module) -> nn.Module:
 
 
 def probe_limit(dtype: torch.dtype, device: torch.device) -> float:
-    """Returns the mean difference between log-probs of the same tokens, in nats, that rounding explains. In
-    half precision, where other kernels add up in another order, differences up to 0.66 at one token and 0.05
-    in the mean have been measured."""
+    """Returns the largest mean difference between log-probs of the same tokens, in nats, that rounding can
+    explain.
+
+    In half precision, with kernels that sum in another order, differences of up to 0.66 at a token and 0.05
+    in the mean were measured.
+    """
     if dtype == torch.float32:
         return 5e-4 if device.type == "cpu" else 5e-3
     return 0.1

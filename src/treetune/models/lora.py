@@ -136,12 +136,13 @@ class Lora:
     def _config(self) -> LoraConfig:
         from peft import LoraConfig
 
-        whole = self.target_modules == WHOLE_MODEL
+        # peft reads a text as "all linear layers", and a list as the names of layers.
+        is_whole_model = self.target_modules == WHOLE_MODEL
         return LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,
             use_rslora=self.rank_stabilised,
-            target_modules=WHOLE_MODEL if whole else list(self.target_modules),
+            target_modules=WHOLE_MODEL if is_whole_model else list(self.target_modules),
             lora_dropout=0.0,
             bias="none",
         )

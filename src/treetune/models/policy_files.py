@@ -32,7 +32,7 @@ STATE = "state.json"
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
-    """The complete checkpoints in `directory` (``…/checkpoints``), oldest first."""
+    """Returns the complete checkpoints in `directory` (``…/checkpoints``), oldest first."""
     if not directory.is_dir():
         return []
     complete = [
@@ -42,12 +42,15 @@ def complete_checkpoints(directory: Path) -> list[Path]:
 
 
 def resolve_policy(name_or_path: str) -> str:
-    """The absolute path of a model in Hugging Face format, or the name of one on the hub as it is.
+    """Returns the absolute path of a model in Hugging Face format, or the name of a model on the hub
+    unchanged.
 
-    In ``…/checkpoints/last/policy``, ``last`` stands for the newest complete checkpoint; numbered
-    ones must be complete too. What is a directory is never looked for on the hub.
+    In ``…/checkpoints/last/policy``, ``last`` stands for the newest complete checkpoint. A directory is never
+    looked for on the hub.
 
-    Raises ValueError saying where it looked and how the model comes there.
+    Raises:
+        ValueError: There is no such model or no complete checkpoint; the message says where it looked, and
+            how to make it.
     """
     path = Path(name_or_path).expanduser()
     parts = path.parts
@@ -85,13 +88,14 @@ def resolve_policy(name_or_path: str) -> str:
 
 
 def _how_to_make(path: Path) -> str:
-    """The command that writes the checkpoints which `path` belongs to, as far as one can tell."""
+    """Returns a sentence on how to make the missing model: the command of the experiment, if the path is that
+    of its checkpoint."""
     if CHECKPOINTS not in path.parts:
         return "Give the path of a directory in Hugging Face format, relative to the working directory."
     experiment = Path(*path.parts[: path.parts.index(CHECKPOINTS)])
     name = f"{experiment.name}.jsonnet"
-    likely = next(filter(Path.is_file, [Path("configs", experiment.parent.name, name), Path(name)]), None)
-    config = likely or "CONFIG.jsonnet"
+    candidates = [Path("configs", experiment.parent.name, name), Path(name)]
+    config = next((str(path) for path in candidates if path.is_file()), "CONFIG.jsonnet")
     return f"Run the experiment {experiment.name!r} to its end first: treetune run --configs {config}"
 
 
@@ -140,8 +144,9 @@ _OF_A_CRITIC = ("backbone.", "head.")
 
 
 def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, directory: Path) -> None:
-    """Writes a critic beside its policy, whole or not at all: its weights (``backbone.…``, ``head.…``)
-    and the configuration of the model that it was made of. `read_policy` reads it.
+    """Writes a critic, whole or not at all; `read_policy` reads it.
+
+    Writes its weights (``backbone.…``, ``head.…``) and the configuration of the model that it was made from.
     """
     from safetensors.torch import save_file
 
@@ -154,14 +159,13 @@ def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, 
 
 
 def _save_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
-    """Writes a configuration, and the code that came with the model (trust_remote_code), without which nobody
-    could load it."""
+    """Writes a configuration and, for a model with code of its own (trust_remote_code), this code."""
     from treetune.models.saved_weights import is_remote, model_class
 
     classes: list[type] = [type(tokenizer)]
     if is_remote(config):
         classes += [type(config), model_class(config)]
-        # A name on the hub may stand before the module: the code lies beside the weights from here on.
+        # "owner/name--module.Class" means code on the hub. From here on it lies beside the weights.
         config.auto_map = {name: reference.split("--")[-1] for name, reference in config.auto_map.items()}
     config.save_pretrained(directory)
     for remote in classes:
@@ -180,10 +184,13 @@ def _copy_code(remote: type, directory: Path) -> None:
 def read_policy(
     directory: Path, *, trust_remote_code: bool = False
 ) -> tuple[dict[str, torch.Tensor], PretrainedConfig]:
-    """Weights by their names in a model, on the CPU, and configuration of what `write_policy` or
-    `write_critic` wrote.
+    """Reads what `write_policy` or `write_critic` wrote.
 
-    Raises ValueError if there is none, or if it isn't as it was written, or is another model's.
+    Returns:
+        The weights by their names in a model, on the CPU, and the configuration.
+
+    Raises:
+        ValueError: There is none, it is damaged, or the weights are another model's.
     """
     from safetensors.torch import load_file
     from transformers import AutoConfig
@@ -212,12 +219,11 @@ def write_for_engine(
     tokenizer: PreTrainedTokenizerBase,
     directory: Path,
 ) -> None:
-    """Writes the weights to where the engine loads them from; called in every iteration.
+    """Writes weights for the engine, which happens in every iteration, usually into shared memory.
 
-    The output head is always written out and the configuration says that it is not tied: an
-    engine that packs a tied head when it starts goes on with that copy when new embeddings come,
-    without an error. Configuration and tokenizer are written the first time only; the weights are
-    put in place in one step. Meant for a directory in shared memory.
+    The output head is always written, and the configuration says that it is not tied to the embeddings. An
+    engine may pack a tied head when it starts, and keep that copy when new embeddings come, without an error.
+    Configuration and tokenizer are written only the first time. The weights appear whole or not at all.
     """
     from safetensors.torch import save_file
 
@@ -226,7 +232,7 @@ def write_for_engine(
     directory.mkdir(parents=True, exist_ok=True)
     kept = dict(weights)
     if config.tie_word_embeddings or HEAD not in kept:
-        # A copy: the format refuses two names for the same memory.
+        # A copy, since the format refuses two names for the same memory.
         kept[HEAD] = kept[embeddings_among(kept)].clone()
     kept = _on_cpu(dict(architecture.in_turn_as_saved(kept.items())))
     if not (directory / "config.json").is_file():
@@ -244,7 +250,7 @@ def write_for_engine(
 def describe_for_engine(
     config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, directory: Path, dtype: torch.dtype
 ) -> None:
-    """Writes what lies beside weights of `dtype` whose head is written out: configuration and tokenizer."""
+    """Writes the configuration and tokenizer for weights of `dtype` with a head that is not tied."""
     tokenizer.save_pretrained(directory)
     untied = copy.deepcopy(config)
     untied.tie_word_embeddings = False
@@ -254,7 +260,7 @@ def describe_for_engine(
 
 @contextmanager
 def making_room_explained(directory: Path) -> Iterator[None]:
-    """Inside, weights are written to `directory`: OSError says how much room there is where that fails."""
+    """Turns a failure to write weights in the block into an OSError with its cause, such as a full disk."""
     from safetensors import SafetensorError
 
     try:
@@ -265,22 +271,25 @@ def making_room_explained(directory: Path) -> Iterator[None]:
 
 
 def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights in memory of their own: ZeRO keeps them in one flat buffer, and files refuse a part of
-    one."""
-    kept = {name: weight.detach().to("cpu").contiguous() for name, weight in weights.items()}
-    return {
-        name: weight if weight.untyped_storage().nbytes() == weight.nbytes else weight.clone()
-        for name, weight in kept.items()
-    }
+    """Returns the weights on the CPU, each in memory of its own.
+
+    ZeRO keeps weights as views of a flat buffer, which safetensors refuses to write.
+    """
+    result = {}
+    for name, weight in weights.items():
+        weight = weight.detach().to("cpu").contiguous()
+        is_view = weight.untyped_storage().nbytes() != weight.nbytes
+        result[name] = weight.clone() if is_view else weight
+    return result
 
 
 def _dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:
-    """The type in which weights are stored, which need not be what the configuration was loaded with."""
+    """Returns the type of the weights, which may differ from the one in the configuration."""
     return next(weight.dtype for weight in weights.values() if weight.is_floating_point())
 
 
 def embeddings_among(names: Iterable[str]) -> str:
-    """The name of the input embeddings. Raises ValueError where there is none, or more than one."""
+    """Returns the name of the input embeddings. Raises ValueError if there are none, or several."""
     embeddings = [name for name in names if name.endswith(_EMBEDDINGS)]
     if len(embeddings) != 1:
         raise ValueError(

@@ -235,7 +235,10 @@ class PretrainedModel(ModelSource):
             end_ids = GenerationConfig.from_pretrained(path, revision=self._options["revision"]).eos_token_id
         except OSError:  # it has no such file
             end_ids = getattr(AutoConfig.from_pretrained(path, **self._options), "eos_token_id", None)
-        end_ids = () if end_ids is None else [end_ids] if isinstance(end_ids, int) else end_ids
+        if end_ids is None:
+            end_ids = ()
+        elif isinstance(end_ids, int):
+            end_ids = [end_ids]
         return codec_of(tokenizer, begin_of_text=self.begin_of_text, chat=self.chat, end_ids=end_ids)
 
     @override
@@ -272,7 +275,8 @@ class PretrainedModel(ModelSource):
         import torch
         from transformers import AutoConfig, GenerationConfig
 
-        from treetune.models.shards import NotInParts, in_parts, weight_files
+        from treetune.exceptions import NotInParts
+        from treetune.models.shards import in_parts, weight_files
 
         path = resolve_policy(self.name_or_path)
         for changes, key in (
@@ -299,8 +303,8 @@ class PretrainedModel(ModelSource):
         return model.train()
 
     def _refuse_partial(self, name: str, loading: Mapping[str, Any], path: str) -> None:
-        """Raises ValueError where files lack weights of the model, which would be random ones, or have others
-        besides."""
+        """Raises ValueError if the files lack weights of the model, which would then be random, or contain
+        weights that the model doesn't have."""
         if missing := sorted(loading["missing_keys"]):
             raise ValueError(
                 f"the files in {path} lack weights of a {name}: {some_names(missing)}. They would be drawn,"

@@ -1,9 +1,8 @@
-"""The weights of a model as its files have them: all that is learnt, under the names that other programs
-read.
+"""Converts the weights of a model in memory to those of its files, which other programs read.
 
-A model in memory may have other names than its files. transformers puts the experts of a mixture into one
-tensor when it loads them, and takes it apart again when it saves. What is learnt may also lie in buffers that
-belong to the state (a layer's scale, a router's bias), and not only in parameters.
+Names and tensors may differ: transformers stacks the experts of a mixture into one tensor when it loads them,
+and takes it apart when it saves. Not only parameters belong to a model, but also its persistent buffers (a
+layer's scale, a router's bias).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 SHOWN = 5
-"""Names in a message."""
+"""The most names in a message."""
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -31,21 +30,24 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def own_persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Returns those of the module itself, without its parts'."""
-    passing = module._non_persistent_buffers_set
+    """Returns the persistent buffers of the module itself, without those of its submodules."""
+    not_persistent = module._non_persistent_buffers_set
     return {
-        name: buffer for name, buffer in module._buffers.items() if buffer is not None and name not in passing
+        name: buffer
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in not_persistent
     }
 
 
 def saved_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Returns all that belongs to a model's state, by its names in memory, each once: tied weights have the
-    name of the first."""
+    """Returns a model's parameters and persistent buffers by their names in memory. Tied weights are listed
+    once, by the first name."""
     return {**dict(model.named_parameters()), **persistent_buffers(model)}
 
 
 class Architecture:
-    """What the files of a model of some configuration hold, told by a model without memory."""
+    """Knows what the files of a model with this configuration contain, from a model without memory (on the
+    meta device)."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config = config
@@ -59,7 +61,7 @@ class Architecture:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names in memory of all that is learnt, each tied weight's once."""
+        """The names in memory of all weights; of tied weights, one name."""
         ignored = set(self.skeleton._keys_to_ignore_on_save or ())
         return frozenset(saved_weights(self.skeleton)) - ignored
 
@@ -72,40 +74,48 @@ class Architecture:
         return state - self.names
 
     def refuse_others(self, names: Iterable[str], where: object) -> None:
-        """Raises ValueError where weights are missing among `names` (those in memory), or are there that the
-        architecture doesn't have."""
-        there = set(names)
-        missing, unexpected = self.names - there - self.tied, there - self.names - self.tied
-        self._refuse(missing, unexpected, where)
-
-    def _refuse(self, missing: Iterable[str], unexpected: Iterable[str], where: object) -> None:
-        wrong = [
-            f"{words} {some_names(sorted(names))}"
-            for words, names in (("it lacks", missing), ("it has besides", unexpected))
-            if names
-        ]
-        if wrong:
+        """Raises ValueError if weights are missing among `names` (those in memory), or if some are not the
+        architecture's."""
+        given_names = set(names)
+        missing = self.names - given_names - self.tied
+        unexpected = given_names - self.names - self.tied
+        faults = []
+        if missing:
+            faults.append(f"it lacks {some_names(sorted(missing))}")
+        if unexpected:
+            faults.append(f"it has besides {some_names(sorted(unexpected))}")
+        if faults:
             raise ValueError(
                 f"the weights for {where} are not those of a {type(self.skeleton).__name__}:"
-                f" {'; '.join(wrong)}. Whoever loaded them would have another model. Give all parameters and"
+                f" {'; '.join(faults)}. Whoever loaded them would have another model. Give all parameters and"
                 " persistent buffers of the model, by their names in it"
             )
 
     @cached_property
     def _groups(self) -> dict[str, tuple[str, ...]]:
-        """The names in memory that are made into tensors of a file together, by each of them. Names that are
-        the same in files are left out."""
+        """For each weight that is converted, the names in memory of all weights that are converted together
+        with it. Weights that files have unchanged are left out.
+
+        Example: of an attention whose query and key are one tensor in files, ``{"q": ("k", "q"), "k": ("k",
+        "q")}``.
+        """
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+        # The last conversion of loading is undone first.
         reverse = [conversion.reverse_transform() for conversion in self._conversions[::-1]]
         renamings = [entry for entry in reverse if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in reverse if isinstance(entry, WeightConverter)]
-        together: dict[str, list[str]] = {}
+        names_by_target: dict[str, list[str]] = {}
         for name in sorted(self.names | self.tied):
             target, pattern = rename_source_key(name, renamings, converters, reverse=True)
-            if pattern is not None or target != name:
-                together.setdefault(target, []).append(name)
-        return {name: tuple(group) for group in together.values() for name in group}
+            is_converted = pattern is not None or target != name
+            if is_converted:
+                names_by_target.setdefault(target, []).append(name)
+        groups = {}
+        for names in names_by_target.values():
+            for name in names:
+                groups[name] = tuple(names)
+        return groups
 
     @cached_property
     def _conversions(self) -> Sequence[Any]:
@@ -121,23 +131,26 @@ class Architecture:
         return bool(self._conversions) and bool(self._groups)
 
     def in_turn_as_saved(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yields weights by their names in files, as `save_pretrained` writes them. Those that are taken
-        apart or put together are kept until all that belongs to them is there."""
-        waiting: dict[tuple[str, ...], dict[str, Tensor]] = {}
+        """Converts weights to those of files, as `save_pretrained` writes them, and yields them by name.
+
+        Weights that are converted together are kept until all of them have come.
+        """
+        incomplete: dict[tuple[str, ...], dict[str, Tensor]] = {}
         for name, weight in weights:
             group = self._groups.get(name) if self._conversions else None
             if group is None:
                 yield name, weight
                 continue
-            present = waiting.setdefault(group, {})
-            # A weight is there until the next is asked for.
-            present[name] = weight if len(group) == 1 else weight.clone()
-            if len(present) == len(group):
-                yield from self._converted(waiting.pop(group)).items()
-        for present in waiting.values():  # a weight that is tied, and comes once
-            yield from self._converted(present).items()
+            members = incomplete.setdefault(group, {})
+            # A copy, since a weight may exist only until the next one is requested (`weights_in_turn`).
+            members[name] = weight if len(group) == 1 else weight.clone()
+            if len(members) == len(group):
+                yield from self._convert(incomplete.pop(group)).items()
+        # Tied weights come under one name only, so that their groups never become complete.
+        for members in incomplete.values():
+            yield from self._convert(members).items()
 
-    def _converted(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _convert(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         from transformers.core_model_loading import revert_weight_conversion
 
         return dict(revert_weight_conversion(self.skeleton, dict(weights)))
@@ -147,8 +160,8 @@ _ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:
-    """Returns the architecture of a configuration, the same for equal ones: making one takes seconds for a
-    large model."""
+    """Returns the architecture of a configuration. Equal configurations share one, since making it takes
+    seconds for a large model."""
     key = json.dumps([type(config).__module__, config.to_dict()], default=str, sort_keys=True)
     if key not in _ARCHITECTURES:
         _ARCHITECTURES[key] = Architecture(config)
@@ -176,11 +189,15 @@ def model_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     classes = AutoModelForCausalLM._model_mapping[type(config)]
     if not isinstance(classes, list | tuple):
         return classes
-    named = {one.__name__: one for one in classes}
-    return next((named[name] for name in config.architectures or () if name in named), classes[0])
+    # Several classes serve this configuration: take the one that it names.
+    class_by_name = {candidate.__name__: candidate for candidate in classes}
+    for name in config.architectures or ():
+        if name in class_by_name:
+            return class_by_name[name]
+    return classes[0]
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Returns the first of them, and how many more there are."""
+    """Returns the first names, and the number of the others: ``a, b, c, d, e and 7 more``."""
     shown = ", ".join(names[:SHOWN])
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"

@@ -1,13 +1,18 @@
-"""Long sequences over several ranks: DeepSpeed-Ulysses (Jacobs et al. 2023, section 3).
+"""Splits long sequences over several ranks: DeepSpeed-Ulysses (Jacobs et al. 2023, section 3).
 
-Each rank of a group runs the model on its own stretch of every sequence. Attention alone needs the
-whole: before it, an all-to-all trades tokens for heads, so that each rank attends over all tokens
-with a share of the heads, and a second one trades back. Everything else stays where it is, and so do
-the activations: a group of P ranks holds sequences P times as long.
+Each rank of a group computes a part of every sequence. Only attention needs whole sequences, so an all-to-all
+before it exchanges tokens for heads, and another one after it exchanges them back. For two ranks, a sequence
+of 4 tokens and 2 heads::
 
-Written here and not taken from DeepSpeed, whose wrapper of transformers' attention asks for one
-micro-batch size, drops the mask that keeps packed sequences apart (unless FlashAttention does), and
-takes the place of the wrapped attention for every model in the process.
+                 embedding, MLP, norms        attention                   MLP, norms
+    rank 0       tokens 0 1, heads a b   ──►  tokens 0 1 2 3, head a  ──►  tokens 0 1, heads a b
+    rank 1       tokens 2 3, heads a b   ──►  tokens 0 1 2 3, head b  ──►  tokens 2 3, heads a b
+                                    all-to-all                   all-to-all
+
+Activations are split in the same way, so that a group of P ranks can train sequences P times as long.
+
+DeepSpeed's own wrapper isn't used: it needs a single micro-batch size, drops the mask that keeps packed
+sequences apart (unless FlashAttention does), and replaces the attention of every model in the process.
 """
 
 from __future__ import annotations
@@ -29,9 +34,9 @@ ATTENTION = "treetune_ulysses"
 
 @dataclass(frozen=True)
 class SequenceParallel:
-    """A group of `size` ranks that share every sequence; this one is number `rank` of them.
+    """A group of `size` ranks that split every sequence; this rank is number `rank` of them.
 
-    All of them are given the same micro-batches and make the same calls, in one order.
+    All ranks of the group get the same micro-batches and make the same calls in the same order.
     """
 
     group: Any
@@ -39,9 +44,10 @@ class SequenceParallel:
     size: int
 
     def attach(self, model: nn.Module) -> None:
-        """Makes the model attend over the group. From here on it only runs through `hidden`.
+        """Replaces the model's attention. From here on, the model must be run by `hidden`.
 
-        Raises ValueError where the model's attention can't be shared out.
+        Raises:
+            ValueError: The model's heads can't be split over the group, or its attention isn't supported.
         """
         from transformers import AttentionInterface
 
@@ -70,60 +76,77 @@ class SequenceParallel:
         model.set_attn_implementation(ATTENTION)
         model.base_model.treetune_inner_attention = inner
         for layer in model.modules():
-            if hasattr(layer, "num_key_value_groups"):  # what is left of the heads here, and of their keys
+            # The heads of queries for each head of keys, now of this rank's share of both.
+            if hasattr(layer, "num_key_value_groups"):
                 layer.num_key_value_groups = (heads // self.size) // max(1, kv_heads // self.size)
 
     def hidden(self, backbone: nn.Module, ids_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
-        """The last hidden states of this rank's stretch of every row, shape [B, t, D].
+        """Computes the last hidden states of this rank's part of every row, shape [B, t, D].
 
-        Rows are padded to a multiple of `size`; t is the `size`-th part of that.
+        Rows are padded to a multiple of `size`; t is the padded length divided by `size`.
+
+        Args:
+            positions_BT: The position ids of packed rows; None if each row is a single sequence.
         """
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        missing = -ids_BT.shape[1] % self.size
-        packed = positions_BT is not None
+        n_padding = -ids_BT.shape[1] % self.size
+        is_packed = positions_BT is not None
         if positions_BT is None:
             positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
-        # The padding is to the right of what counts; where rows are packed it is a sequence of its own.
-        tail_T = torch.arange(missing, device=ids_BT.device) + (0 if packed else ids_BT.shape[1])
-        positions_BT = torch.cat([positions_BT, tail_T.expand(len(ids_BT), -1)], dim=1)
-        ids_BT = nn.functional.pad(ids_BT, (0, missing))
-        inner: str = backbone.treetune_inner_attention
+        # Padding on the right: no other token sees it. In packed rows it is a sequence of its own, which
+        # begins with position 0.
+        padding_T = torch.arange(n_padding, device=ids_BT.device)
+        if not is_packed:
+            padding_T = padding_T + ids_BT.shape[1]
+        positions_BT = torch.cat([positions_BT, padding_T.expand(len(ids_BT), -1)], dim=1)
+        ids_BT = nn.functional.pad(ids_BT, (0, n_padding))
+        inner_attention: str = backbone.treetune_inner_attention
         mask_B1TT = None
-        if packed and inner == "sdpa":
-            # True where a token may look: back, in its own sequence.
+        if is_packed and inner_attention == "sdpa":
+            # A token sees itself and earlier tokens of its own sequence.
             sequence_BT = (positions_BT == 0).cumsum(-1)
             mask_B1TT = (sequence_BT[:, :, None] == sequence_BT[:, None, :]).tril()[:, None]
         attend = partial(
-            ALL_ATTENTION_FUNCTIONS[inner],
-            attention_mask=mask_B1TT,
-            position_ids=positions_BT,
-            **({"packed": PackedRow.of(positions_BT if packed else None)} if inner == PACKED else {}),
+            ALL_ATTENTION_FUNCTIONS[inner_attention], attention_mask=mask_B1TT, position_ids=positions_BT
         )
-        stretch = ids_BT.shape[1] // self.size
-        mine = slice(self.rank * stretch, (self.rank + 1) * stretch)
+        if inner_attention == PACKED:
+            attend = partial(attend, packed=PackedRow.of(positions_BT if is_packed else None))
+        part_length = ids_BT.shape[1] // self.size
+        part = slice(self.rank * part_length, (self.rank + 1) * part_length)
         return backbone(
-            input_ids=ids_BT[:, mine],
-            position_ids=positions_BT[:, mine],
+            input_ids=ids_BT[:, part],
+            position_ids=positions_BT[:, part],
             use_cache=False,
-            shared=(self, attend),  # handed on to `_attention` in every layer
+            shared=(self, attend),  # the backbone passes it on to `_attention` in every layer
         ).last_hidden_state
 
     def own_positions(self, positions_N: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Finds the positions (in flattened rows of `width` tokens) that lie in this rank's stretch: their
-        indices in `positions_N`, and their places in its flattened hidden states.
+        """Finds the M of N positions that lie in this rank's part.
+
+        Args:
+            positions_N: Positions in flattened rows of `width` tokens.
+
+        Returns:
+            The indices of these positions among the N, and their positions in this rank's flattened hidden
+            states, [M] each.
         """
-        part = -(-width // self.size)
+        part_length = -(-width // self.size)  # rounded up
         row_N, column_N = positions_N // width, positions_N % width
-        mine_M = (column_N // part == self.rank).nonzero().squeeze(-1)
-        return mine_M, (row_N * part + column_N % part)[mine_M]
+        index_M = (column_N // part_length == self.rank).nonzero().squeeze(-1)
+        return index_M, (row_N * part_length + column_N % part_length)[index_M]
 
-    def gather(self, values_KM: Tensor, mine_M: Tensor, count: int) -> Tensor:
-        """Everyone's values at their places among `count`, known to all; shape [K, count].
+    def gather(self, values_KM: Tensor, index_M: Tensor, count: int) -> Tensor:
+        """Returns the values of all ranks in the group, on every rank, shape [K, count].
 
-        A gradient goes back to the rank that made the value: the sum of what all ranks say of it.
+        Every rank computes the whole loss from them. In the backward pass, the gradients of all ranks are
+        summed and go to the rank that has computed the value.
+
+        Args:
+            values_KM: This rank's values.
+            index_M: Their indices among all `count`.
         """
-        values_KN = values_KM.new_zeros(len(values_KM), count).index_copy(1, mine_M, values_KM)
+        values_KN = values_KM.new_zeros(len(values_KM), count).index_copy(1, index_M, values_KM)
         return _Sum.apply(values_KN, self.group)
 
 
@@ -138,7 +161,9 @@ def _attention(
     position_ids: Tensor | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of all tokens with this rank's heads, between two exchanges; see transformers'
+    """Computes the attention of all tokens with this rank's heads, between two exchanges.
+
+    H are the heads, D their size, t the tokens of this rank, T all tokens, P the ranks. See transformers'
     ``AttentionInterface``. Returns [B, t, H, D].
     """
     if shared is None:
@@ -150,21 +175,23 @@ def _attention(
     size, group = parallel.size, parallel.group
     parts = []
     for heads_BHtD in (query_BHtD, key_BHtD, value_BHtD):
-        # Fewer heads of keys than ranks: each is given to several.
+        # With fewer heads of keys than ranks, several ranks get the same head.
         copies = max(size // heads_BHtD.shape[1], 1)
-        parts.append(heads_BHtD.repeat_interleave(copies, dim=1).unflatten(1, (size, -1)).transpose(0, 1))
-    counts = [part.shape[2] for part in parts]
-    traded_PBhtD = _AllToAll.apply(torch.cat(parts, dim=2), group)
-    whole_BhTD = traded_PBhtD.permute(1, 2, 0, 3, 4).flatten(2, 3)
-    query, key, value = whole_BhTD.split(counts, dim=1)
+        heads_BHtD = heads_BHtD.repeat_interleave(copies, dim=1)
+        parts.append(heads_BHtD.unflatten(1, (size, -1)).transpose(0, 1))  # [P, B, h, t, D]
+    head_counts = [part.shape[2] for part in parts]
+    # Queries, keys and values in a single exchange: all heads of some tokens become some heads of all tokens.
+    exchanged_PBhtD = _AllToAll.apply(torch.cat(parts, dim=2), group)
+    all_tokens_BhTD = exchanged_PBhtD.permute(1, 2, 0, 3, 4).flatten(2, 3)
+    query, key, value = all_tokens_BhTD.split(head_counts, dim=1)
     result_BThD, _ = attend(module, query, key, value, **settings)
-    pieces_PBthD = result_BThD.unflatten(1, (size, -1)).transpose(0, 1)
-    back_PBthD = _AllToAll.apply(pieces_PBthD, group)
-    return back_PBthD.permute(1, 2, 0, 3, 4).flatten(2, 3), None
+    parts_PBthD = result_BThD.unflatten(1, (size, -1)).transpose(0, 1)
+    exchanged_PBthD = _AllToAll.apply(parts_PBthD, group)
+    return exchanged_PBthD.permute(1, 2, 0, 3, 4).flatten(2, 3), None
 
 
 class _AllToAll(torch.autograd.Function):
-    """Sends part i of the first dimension to rank i, and puts rank i's part into its place."""
+    """Sends part i of the first dimension to rank i, and replaces it by the part that rank i has sent."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: Any) -> Tensor:
@@ -176,11 +203,12 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _AllToAll.forward(ctx, gradients[0], ctx.group), None  # gradients go back as they came
+        # The exchange is its own inverse.
+        return _AllToAll.forward(ctx, gradients[0], ctx.group), None
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over the group, on every rank of it; each rank's loss has a share of the gradient."""
+    """Sums over the group, on every rank; the gradients of all ranks are summed as well."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from treetune.exceptions import NotInParts
 from treetune.models.policy_files import HEAD, embeddings_among, making_room_explained
 from treetune.models.saved_weights import persistent_buffers
 from treetune.store.files import sync, write_json
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
 _READ = "read_weight"
 """Attribute of a parameter that is still in its file: a function that reads its values."""
-
-
-class NotInParts(Exception):
-    """Raised where a model's weights can't be read one after the other; the message says why."""
 
 
 def in_parts(

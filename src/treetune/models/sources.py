@@ -108,7 +108,7 @@ class ModelSource(Registrable):
         Raises ValueError if the model can't be had, and NotInParts where its weights don't lie in files as
         the model has them.
         """
-        from treetune.models.shards import NotInParts
+        from treetune.exceptions import NotInParts
 
         raise NotInParts("its weights are drawn, and not read from files")
 

@@ -144,12 +144,18 @@ def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> tuple[int, ...]:
 
 
 def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -> None:
-    """Gives the tokens that `words` is keyed by their embeddings and rows of the output head, in place:
-    each the mean over the tokens of its word. All other tokens keep theirs.
+    """Initialises the embeddings and head rows of new tokens, in place; all other tokens keep theirs.
 
-    Where the table has no room for them, it grows to a multiple of 64 rows. Those beyond the tokens are
-    the mean of all old rows: by Jensen's inequality none of them is likelier than the average token.
-    Tied weights stay tied. Raises ValueError where the model has no rows for tokens before the first.
+    A new token gets the mean of the rows of the tokens that its text consists of so far. If the tables have
+    no rows for the new tokens, they grow to a multiple of 64 rows. Rows without a token get the mean of all
+    old rows, so that by Jensen's inequality none of them is more probable than the average token. Tied
+    weights stay tied.
+
+    Args:
+        words: For each new token the tokens of its text.
+
+    Raises:
+        ValueError: The model lacks rows for tokens before the new ones.
     """
     import torch
 
@@ -348,30 +354,37 @@ def _texts_of_tokens(decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
 
 
 def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) -> list[int] | None:
-    """Decodes each token together with the last few before it only, so that the work is linear.
+    """Finds the offsets by decoding each token with only the last few before it, so that the work is linear.
 
-    A window reaches back over one stretch of tokens that ended on a whole character, so that a
-    decoder that treats the first token differently does not matter. None if what the windows say
-    does not add up to `text`.
+    A window is two consecutive runs of tokens, of which the first is decoded already and ends on a whole
+    character. With it, it doesn't matter that some decoders treat the first token in a special way.
+
+    Returns:
+        None if the decoded windows don't add up to `text`.
     """
     offsets: list[int] = []
-    shown = base = 0  # characters; `base` of them come from the tokens before `read`
-    start = read = 0  # tokens; the window begins at `start`
-    known = window = ""
+    window_start = 0  # the first token of the window
+    n_decoded = 0  # the tokens of all finished runs
+    decoded_chars = 0  # their characters
+    shown_chars = 0  # the characters of all tokens so far, without a part of a character
+    known = window = ""  # the text of the window's first run, and of the whole window
     for end in range(1, len(token_ids) + 1):
-        offsets.append(shown)
-        window = codec.decode(token_ids[start:end])
+        offsets.append(shown_chars)
+        window = codec.decode(token_ids[window_start:end])
         if not window.startswith(known):
             return None
         new = window[len(known) :]
-        shown = max(shown, base + _common(new, text[base : base + len(new)]))
-        if not window.endswith(_REPLACEMENT):
-            base, start, read = base + len(new), read, end
-            if shown != base:
+        n_equal = _common(new, text[decoded_chars : decoded_chars + len(new)])
+        shown_chars = max(shown_chars, decoded_chars + n_equal)
+        ends_on_whole_character = not window.endswith(_REPLACEMENT)
+        if ends_on_whole_character:
+            decoded_chars += len(new)
+            window_start, n_decoded = n_decoded, end
+            if shown_chars != decoded_chars:
                 return None
-            known = codec.decode(token_ids[start:read])
-    whole = text[base:] == (window[len(known) :] if read < len(token_ids) else "")
-    return offsets if whole else None
+            known = codec.decode(token_ids[window_start:n_decoded])
+    rest = window[len(known) :] if n_decoded < len(token_ids) else ""
+    return offsets if text[decoded_chars:] == rest else None
 
 
 def _common(text: str, other: str) -> int:

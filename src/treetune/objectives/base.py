@@ -19,19 +19,18 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 
 LARGEST_LOG_RATIO = 40.0
-"""Beyond e^40 a ratio of probabilities says nothing but "far apart", and soon float32 has no number for
-it."""
+"""The bound of log ratios: ``e^40`` is far from every sensible ratio, and float32 overflows at ``e^88``."""
 
 
 def ratio_of(log_ratio_N: Tensor) -> Tensor:
-    """``exp`` of log ratios of probabilities, at most e^40 and always finite.
+    """Returns ``exp`` of log ratios of probabilities, bounded by e^40 and so always finite.
 
-    An infinite ratio has an infinite gradient, and where a clip then leaves it out, 0 times infinity is no
-    number and takes all weights with it. Below the bound, value and gradient are those of ``exp``, to the
-    bit. Above it, the gradient is that at the bound, so that a token that moved too far is still pushed back.
+    An infinite ratio has an infinite gradient. If a clip then gives it the weight 0, the product is NaN,
+    which spoils all weights of the model. Below the bound, value and gradient are exactly those of ``exp``.
+    Above it, the gradient is that at the bound, so that a token that moved too far is still pushed back.
     """
-    beyond_N = (log_ratio_N - LARGEST_LOG_RATIO).clamp(min=0).detach()
-    return (log_ratio_N - beyond_N).exp()
+    excess_N = (log_ratio_N - LARGEST_LOG_RATIO).clamp(min=0).detach()
+    return (log_ratio_N - excess_N).exp()
 
 
 def kl_estimate(logprobs_N: Tensor, ref_logprobs_N: Tensor, estimator: KlEstimator) -> Tensor:
@@ -50,30 +49,38 @@ def kl_estimate(logprobs_N: Tensor, ref_logprobs_N: Tensor, estimator: KlEstimat
 
 
 Aggregation = Literal["token", "sequence", "constant"]
-"""Weighting by which tokens become one number: every trained token of the minibatch weighs the same, or every
-sequence does (mean over sequences of the mean over their tokens), or each sequence's sum is divided by
-a constant length before the mean over sequences (Dr. GRPO, Liu et al., arXiv:2503.20783)."""
+"""The weights with which the losses of a minibatch's tokens are summed.
+
+``token``: the mean over all tokens. ``sequence``: the mean over sequences of the mean over their tokens.
+``constant``: the mean over sequences of the sum over their tokens, divided by a constant length (Dr. GRPO,
+Liu et al., arXiv:2503.20783).
+"""
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """A micro-batch as an objective sees it: flat float32 tensors over N trained tokens. Where it needs
-    whole sequences, they are those of S of them, which have `lengths` each, one sequence after the other.
+    """A micro-batch as an objective sees it: flat float32 tensors over its N trained tokens.
 
-    `weights_N` carry the aggregation: a sum of weighted terms over all micro-batches and ranks is the
-    minibatch's loss however it was cut. Over the minibatch they sum to `weight_sum`, which is 1 where
-    the loss is a mean. Dummy micro-batches, which keep ranks in step, have weight 0.
-    `sequence_weight` is for terms that are to be summed over a sequence's tokens: one over the
-    minibatch's number of sequences, or 0; `pair_weight` is one over its number of pairs, or 0.
-    `log_mass_N` is that of the old policy's distributions where sampling cut them (`Nucleus.log_mass`).
-    `terms` are the objective's own (`Objective.terms`), each of shape [N].
+    The sum of weighted losses over all micro-batches of all ranks is the minibatch's loss, however the
+    minibatch was cut into micro-batches.
+
+    Example: two sequences with 2 and 1 trained tokens, in a minibatch of 4 sequences with 10 tokens, with the
+    aggregation ``token``::
+
+        TokenBatch(weights_N=[0.1, 0.1, 0.1], lengths=(2, 1), sequence_weight=0.25, advantages_N=[1, 1, -1])
     """
 
     weights_N: Tensor
+    """The weight of each token, by the aggregation; 0 in a dummy, which only keeps the ranks in step."""
     lengths: tuple[int, ...] = ()
+    """The trained tokens of each sequence, if the objective needs whole sequences; else empty."""
     weight_sum: float = 1.0
+    """The sum of all weights of the minibatch: 1 if the loss is a mean."""
     sequence_weight: float = 0.0
+    """1 / (number of sequences of the minibatch), for losses that are summed over a sequence; 0 in a
+    dummy."""
     pair_weight: float = 0.0
+    """1 / (number of pairs of the minibatch); 0 in a dummy."""
     advantages_N: Tensor | None = None
     old_logprobs_N: Tensor | None = None
     ref_logprobs_N: Tensor | None = None
@@ -139,8 +146,13 @@ class Objective(Registrable):
         return (Need(SampledAnswers(), "importance_cap compares with the engine's log-probs", remedy),)
 
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
-        """The weight in the loss of a token of each sequence of a minibatch, given the sequences' numbers of
-        trained tokens and the grader's scores. Sequences of weight 0 are not run.
+        """Returns for each sequence of a minibatch the weight of each of its tokens in the loss.
+
+        Sequences of weight 0 are not computed.
+
+        Args:
+            lengths: The number of trained tokens of each sequence.
+            scores: The grader's score of each sequence.
         """
         if self.aggregation == "token":
             return [1 / sum(lengths)] * len(lengths)
@@ -150,43 +162,49 @@ class Objective(Registrable):
         return [1 / (len(lengths) * self.constant_length)] * len(lengths)
 
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
-        """Everything that the loss needs of whole next-token distributions, each of shape [C], with gradient.
+        """Computes what the loss needs of whole next-token distributions, each of shape [C], with gradient.
 
-        Called where `has_terms`, for some positions at a time; logits are at the sampling temperature.
+        Called only with `has_terms`, for a chunk of C positions at a time, since the logits of all positions
+        may not fit into memory. The logits are divided by the sampling temperature.
         """
         raise NotImplementedError(f"{type(self).__name__} has no terms")
 
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """This micro-batch's part of the minibatch's loss, and of its metrics: scalars.
+        """Computes a micro-batch's part of the minibatch's loss and of its metrics.
 
-        `logprobs_N` are the policy's, float32 of shape [N], with gradient. Both results are weighted sums:
-        parts of all micro-batches and ranks add up to the minibatch's loss and means. Metrics carry no
-        gradient.
+        The parts of all micro-batches of all ranks add up to the loss and the metrics of the minibatch.
+
+        Args:
+            logprobs_N: The policy's log-probs, float32 [N], with gradient.
+
+        Returns:
+            The loss, a scalar with gradient, and scalar metrics without gradient.
         """
         raise NotImplementedError
 
 
 RATIO = "train/ratio"
-"""Metric: the mean of a minibatch's ratios to the old policy, weighted as the loss is."""
+"""The metric of the mean ratio to the old policy over a minibatch, weighted as the loss is."""
 
 LOSSES = ("train/loss", "train/policy_loss", "train/kl_loss")
 
 SKIPPED_BY_RATIO = "train/skipped_by_ratio"
-"""Metric: the share of an iteration's steps without a loss, where there is a `ratio_threshold`."""
+"""The metric of the share of an iteration's steps whose loss `ratio_threshold` dropped."""
 
 
 def without_skipped(objective: Objective, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Sets the losses among a whole minibatch's metrics to 0 where its ratio is too large for a loss, and
-    says whether it is.
+    """Returns the metrics of a step, with losses of 0 if its mean ratio exceeds the `ratio_threshold`.
 
-    Metrics of the whole minibatch, whoever computed which part of it, decide, and the cut does not. A ratio
-    that is no number is too large.
+    The metrics are those of the whole minibatch, so that its cut into micro-batches doesn't matter.
     """
     if objective.ratio_threshold is None:
         return dict(metrics)
-    skipped = not metrics[RATIO] <= objective.ratio_threshold
-    losses = {name: 0.0 for name in LOSSES if name in metrics} if skipped else {}
-    return {**metrics, **losses, SKIPPED_BY_RATIO: float(skipped)}
+    # Written with `not`, so that a ratio of NaN is too large.
+    is_skipped = not metrics[RATIO] <= objective.ratio_threshold
+    result = {**metrics, SKIPPED_BY_RATIO: float(is_skipped)}
+    if is_skipped:
+        result |= {name: 0.0 for name in LOSSES if name in metrics}
+    return result
 
 
 def check_aggregation(aggregation: Aggregation, constant_length: int | None) -> None:

@@ -9,7 +9,7 @@ from annotated_types import Gt, Le, Lt
 from typing_extensions import override
 
 from treetune.objectives.base import Aggregation, Objective, TokenBatch, ratio_of
-from treetune.objectives.policy_gradient import PolicyGradient, given_advantages
+from treetune.objectives.policy_gradient import PolicyGradient, advantages_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ class ClippedImportance(PolicyGradient):
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         ratio_N = ratio_of(log_ratio_N.detach())
         weight_N = ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return -weight_N * given_advantages(batch) * logprobs_N, weight_N != ratio_N
+        return -weight_N * advantages_of(batch) * logprobs_N, weight_N != ratio_N
 
 
 @Objective.register("gspo")
@@ -62,7 +62,7 @@ class SequencePolicyGradient(PolicyGradient):
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         import torch
 
-        advantages_N = given_advantages(batch)
+        advantages_N = advantages_of(batch)
         by_sequence = batch.by_sequence(log_ratio_N.detach())
         mean_N = torch.cat([part_N.mean().expand(len(part_N)) for part_N in by_sequence])
         ratio_N = ratio_of(mean_N + logprobs_N - logprobs_N.detach())

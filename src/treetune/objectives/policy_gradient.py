@@ -1,4 +1,8 @@
-"""Policy gradients: what all of them share, and the surrogate of PPO."""
+"""Policy gradients: their common loss, and the surrogate of PPO.
+
+A policy gradient is `PolicyGradient.loss` with a `surrogate` of its own, which is the term of a single token.
+To add one, subclass `PolicyGradient`, implement `surrogate`, and register it.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +40,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradient(Objective):
-    """``L = Σ w·surrogate(A, ρ) + β·KL``, with ``ρ = exp(log p - log p_old)``; the surrogate is the
-    subclass's."""
+    """``L = Σ w·surrogate(A, ρ) + β·KL``, with the ratio ``ρ = exp(log p - log p_old)``, the weights w of
+    `aggregation`, and the surrogate of the subclass."""
 
     kl_coef: Annotated[float, Ge(0)] = 0.0
     """β, the weight of the KL to the start model; 0 needs no reference."""
@@ -130,28 +134,34 @@ class PolicyGradient(Objective):
             )
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The term that each token adds to the loss before its weight, float32 [N], and whether clipping
-        stopped its gradient, bool [N]; `log_ratio_N` is ``log p - log p_old``.
+        """Computes the loss of each token before its weight.
+
+        Args:
+            logprobs_N: ``log p`` of the policy, with gradient.
+            log_ratio_N: ``log p - log p_old``, with gradient.
+
+        Returns:
+            The loss of each token, float32 [N], and whether clipping stopped its gradient, bool [N].
         """
         raise NotImplementedError
 
     @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        # With a single update per iteration the policy is its own old policy: the ratio is 1 in
-        # value and carries the policy gradient.
+        # In an iteration's only step the policy is still the old policy. The ratio is then 1, and its
+        # gradient is that of log p: the plain policy gradient.
         old_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
         log_ratio_N = logprobs_N - old_N
-        policy_N, is_clipped_N = self.surrogate(batch, logprobs_N, log_ratio_N)
-        weights_N, corrected = self.engine_weights(batch, old_N)
-        if weights_N is not None:
-            policy_N = policy_N * weights_N
-        loss = (batch.weights_N * policy_N).sum()
+        surrogate_N, is_clipped_N = self.surrogate(batch, logprobs_N, log_ratio_N)
+        correction_N, correction_metrics = self.engine_weights(batch, old_N)
+        if correction_N is not None:
+            surrogate_N = surrogate_N * correction_N
+        loss = (batch.weights_N * surrogate_N).sum()
         metrics = {
             "train/policy_loss": loss.detach(),
             "train/clip_fraction": batch.mean(is_clipped_N),
             "train/approx_kl": batch.mean(0.5 * log_ratio_N.detach().square()),
             RATIO: batch.mean(ratio_of(log_ratio_N.detach())),
-            **corrected,
+            **correction_metrics,
         }
         if self.kl_coef > 0 and self.kl_placement == "loss":
             assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
@@ -167,36 +177,46 @@ class PolicyGradient(Objective):
         return loss, metrics
 
     def engine_weights(self, batch: TokenBatch, old_N: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Weights of tokens for their having been sampled by an engine, float32 [N], or None where nothing
-        corrects for that; and their metrics."""
+        """Computes the weights that correct for the engine's probabilities, ``k = p_old / p_engine``.
+
+        Returns:
+            The weights, float32 [N], or None if no correction is configured; and their metrics.
+        """
         import torch
 
-        cap, band, of_sequence = self.importance_cap, self.importance_band, self.importance_sequence
-        if cap is None and band is None and of_sequence is None:
+        cap, band, sequence_band = self.importance_cap, self.importance_band, self.importance_sequence
+        if cap is None and band is None and sequence_band is None:
             return None, {}
         assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
-        log_N = old_N - batch.behaviour_logprobs_N
+        log_k_N = old_N - batch.behaviour_logprobs_N
         if batch.log_mass_N is not None:
-            log_N = log_N - batch.log_mass_N  # the engine's are of what top-p and top-k leave
-        ratio_N = ratio_of(log_N)
-        weights_N = torch.ones_like(ratio_N) if cap is None and band is None else ratio_N
-        metrics = {"train/importance": batch.mean(ratio_N)}
+            # The engine's log-probs are of a distribution cut by top-p and top-k, so p_old is cut alike.
+            log_k_N = log_k_N - batch.log_mass_N
+        k_N = ratio_of(log_k_N)
+        metrics = {"train/importance": batch.mean(k_N)}
         if cap is not None:
-            weights_N = ratio_N.clamp(max=cap)
-            metrics["train/importance_capped"] = batch.mean(ratio_N > cap)
-        masked_N = torch.zeros_like(ratio_N, dtype=torch.bool)
+            weights_N = k_N.clamp(max=cap)
+            metrics["train/importance_capped"] = batch.mean(k_N > cap)
+        elif band is not None:
+            weights_N = k_N
+        else:
+            weights_N = torch.ones_like(k_N)
+        is_masked_N = torch.zeros_like(k_N, dtype=torch.bool)
         if band is not None:
-            masked_N = (ratio_N < band[0]) | (ratio_N > band[1])
-        if of_sequence is not None:
-            parts = [part_N.mean().exp().expand(len(part_N)) for part_N in batch.by_sequence(log_N)]
-            masked_N = masked_N | (torch.cat(parts) < of_sequence[0]) | (torch.cat(parts) > of_sequence[1])
-        if band is not None or of_sequence is not None:
-            weights_N = weights_N.masked_fill(masked_N, 0.0)
-            metrics["train/importance_masked"] = batch.mean(masked_N)
+            is_masked_N = (k_N < band[0]) | (k_N > band[1])
+        if sequence_band is not None:
+            # The geometric mean of k over each sequence, at each of its tokens.
+            means = [part_N.mean().exp().expand(len(part_N)) for part_N in batch.by_sequence(log_k_N)]
+            mean_k_N = torch.cat(means)
+            is_masked_N = is_masked_N | (mean_k_N < sequence_band[0]) | (mean_k_N > sequence_band[1])
+        if band is not None or sequence_band is not None:
+            weights_N = weights_N.masked_fill(is_masked_N, 0.0)
+            metrics["train/importance_masked"] = batch.mean(is_masked_N)
         return weights_N, metrics
 
 
-def given_advantages(batch: TokenBatch) -> Tensor:
+def advantages_of(batch: TokenBatch) -> Tensor:
+    """Returns the advantages of a batch, which a policy gradient always has."""
     assert batch.advantages_N is not None, "the trainer gives every policy gradient its advantages"
     return batch.advantages_N
 
@@ -219,12 +239,15 @@ class ClippedPolicyGradient(PolicyGradient):
 
     @override
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
-        advantages_N, ratio_N = given_advantages(batch), ratio_of(log_ratio_N)
+        advantages_N = advantages_of(batch)
+        ratio_N = ratio_of(log_ratio_N)
         unclipped_N = -advantages_N * ratio_N
         clipped_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
-        policy_N, is_clipped_N = unclipped_N.maximum(clipped_N), clipped_N > unclipped_N
+        surrogate_N = unclipped_N.maximum(clipped_N)
+        is_clipped_N = clipped_N > unclipped_N
         if self.dual_clip is not None:
-            most_N = (-self.dual_clip * advantages_N).where(advantages_N < 0, policy_N)
-            is_clipped_N = is_clipped_N | (policy_N > most_N)
-            policy_N = policy_N.minimum(most_N)
-        return policy_N, is_clipped_N
+            # An upper bound for tokens of negative advantage; no bound for the others.
+            bound_N = (-self.dual_clip * advantages_N).where(advantages_N < 0, surrogate_N)
+            is_clipped_N = is_clipped_N | (surrogate_N > bound_N)
+            surrogate_N = surrogate_N.minimum(bound_N)
+        return surrogate_N, is_clipped_N

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PairLogprobs:
-    """Log-probs of the P pairs' answers, each of shape [P]; those of the reference without gradient. They are
-    sums over `chosen_tokens_P` and `rejected_tokens_P` tokens.
+    """The log-probs of both answers of P pairs, each of shape [P].
+
+    They are sums over the answers' trained tokens, whose numbers are `chosen_tokens_P` and
+    `rejected_tokens_P`. The reference's have no gradient.
     """
 
     chosen_P: Tensor
@@ -70,7 +72,7 @@ class Preference(Objective):
         return (*super().needs, Need(Pairs(), "it compares answers in pairs"))
 
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of each pair and the loss's own metrics, all of shape [P]."""
+        """Returns the loss of each pair and the loss's own metrics, all of shape [P]."""
         raise NotImplementedError
 
     @override
@@ -79,20 +81,20 @@ class Preference(Objective):
 
         assert len(batch.lengths) % 2 == 0, "the trainer cuts no pair in two"
         assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
-        # Added up sequence by sequence, in the tokens' order, so that the cut doesn't change the sums.
-        policy_S, reference_S = (
-            torch.stack([part_N.sum() for part_N in batch.by_sequence(values_N)])
-            for values_N in (logprobs_N, batch.ref_logprobs_N)
-        )
+        # Each sequence is summed by itself, in the order of its tokens, so that the sums don't depend on how
+        # the minibatch was cut.
+        policy_S = torch.stack([part_N.sum() for part_N in batch.by_sequence(logprobs_N)])
+        reference_S = torch.stack([part_N.sum() for part_N in batch.by_sequence(batch.ref_logprobs_N)])
         tokens_S = policy_S.new_tensor(batch.lengths)
-        better, other = slice(0, None, 2), slice(1, None, 2)
+        # The two answers of a pair are neighbours, the better one first.
+        chosen, rejected = slice(0, None, 2), slice(1, None, 2)
         pairs = PairLogprobs(
-            chosen_P=policy_S[better],
-            rejected_P=policy_S[other],
-            reference_chosen_P=reference_S[better],
-            reference_rejected_P=reference_S[other],
-            chosen_tokens_P=tokens_S[better],
-            rejected_tokens_P=tokens_S[other],
+            chosen_P=policy_S[chosen],
+            rejected_P=policy_S[rejected],
+            reference_chosen_P=reference_S[chosen],
+            reference_rejected_P=reference_S[rejected],
+            chosen_tokens_P=tokens_S[chosen],
+            rejected_tokens_P=tokens_S[rejected],
         )
         loss_P, more_metrics = self.pair_loss(pairs)
         metrics = {
@@ -104,8 +106,8 @@ class Preference(Objective):
             "preference/margin": self.beta * pairs.margin_P,
             **more_metrics,
         }
-        shares = {name: batch.pair_weight * value_P.detach().sum() for name, value_P in metrics.items()}
-        return batch.pair_weight * loss_P.sum(), shares
+        means = {name: batch.pair_weight * value_P.detach().sum() for name, value_P in metrics.items()}
+        return batch.pair_weight * loss_P.sum(), means
 
 
 @Objective.register("dpo")
@@ -172,15 +174,16 @@ class DpoPositive(Preference):
 
 
 def log_sigmoid_loss(scaled_P: Tensor, label_smoothing: float) -> Tensor:
-    """``-(1-s)·log σ(x) - s·log σ(-x)``, element by element."""
+    """Returns ``-(1-s)·log σ(x) - s·log σ(-x)``, element by element."""
     from torch.nn.functional import logsigmoid
 
     return -(1 - label_smoothing) * logsigmoid(scaled_P) - label_smoothing * logsigmoid(-scaled_P)
 
 
 def hinge(x_P: Tensor, band: float) -> Tensor:
-    """``max(0, x)`` whose slope rises from 0 to 1 evenly between -band and +band; 1/2 at 0."""
+    """Returns ``max(0, x)``, smoothed so that its slope rises linearly from 0 at -band to 1 at +band."""
     if band == 0:
+        # `maximum` gives each of two equal arguments half of the gradient, so the slope at 0 is 1/2 here too.
         return x_P.maximum(x_P.new_zeros(()))
-    rounded_P = (x_P + band).square() / (4 * band)
-    return rounded_P.where(x_P.abs() < band, x_P.clamp(min=0))
+    smoothed_P = (x_P + band).square() / (4 * band)
+    return smoothed_P.where(x_P.abs() < band, x_P.clamp(min=0))

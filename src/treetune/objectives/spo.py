@@ -1,8 +1,11 @@
-"""Learning from correct paths: every sampled token is brought nearer to being the policy's first choice.
+"""Learning from correct paths (SPO, "Exploring Paths"): makes every sampled token of a correct answer more
+like the policy's first choice.
 
-Everything is computed from logits of shape [C, V], in their precision and in log space, and stays finite
-where a probability is 0 or 1. Names: c is the sampled token, m the most likely one; p their probability.
-Formulas and gradients: "Exploring Paths" (SPO), and the tests.
+At a position, c is the sampled token, m the most likely token, p_c and p_m their probabilities, and T the
+target, a distribution in which c is as likely as m is now. The loss is a divergence of p from T. All of it is
+computed from logits of shape [C, V] in log space, so that it stays finite if a probability is 0 or 1.
+
+A two-sided distribution has two outcomes only, one token and all others: it is ``(log p, log(1-p))``.
 """
 
 from __future__ import annotations
@@ -24,70 +27,83 @@ if TYPE_CHECKING:
 
 
 def log_one_minus(logits_CV: Tensor, tokens_C: Tensor, total_C: Tensor) -> Tensor:
-    """``log(1 - p)`` of one token each, shape [C]: the others' mass over all of it (`total_C`, log-sum-exp).
+    """Returns ``log(1 - p)`` of one token at each position, shape [C].
 
-    ``log1p(-p)`` would have lost it where p rounds to 1.
+    It is the log of the other tokens' mass divided by the whole mass. ``log1p(-p)`` would be -inf once p is
+    rounded to 1.
+
+    Args:
+        total_C: The log-sum-exp of each position's logits.
     """
     others_CV = logits_CV.scatter(-1, tokens_C[:, None], -math.inf)
     return others_CV.logsumexp(-1) - total_C
 
 
 def two_sided_kl(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) -> Tensor:
-    """``KL(T ‖ p)`` of two-sided distributions, each given as (log p, log(1-p)) of shape [C]."""
-    return sum(
-        (t_C.exp() * (t_C - p_C) for t_C, p_C in zip(target, policy, strict=True)),
-        target[0].new_zeros(target[0].shape),
-    )
+    """Returns ``KL(T ‖ p)`` of two-sided distributions, shape [C]."""
+    log_t_C, log_not_t_C = target
+    log_p_C, log_not_p_C = policy
+    return log_t_C.exp() * (log_t_C - log_p_C) + log_not_t_C.exp() * (log_not_t_C - log_not_p_C)
 
 
 def two_sided_jsd(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) -> Tensor:
-    """The Jensen–Shannon divergence of two-sided distributions, given alike."""
-    middle = tuple(t_C.logaddexp(p_C) - math.log(2) for t_C, p_C in zip(target, policy, strict=True))
-    assert len(middle) == 2
+    """Returns the Jensen–Shannon divergence of two-sided distributions, shape [C]."""
+    middle = (
+        target[0].logaddexp(policy[0]) - math.log(2),
+        target[1].logaddexp(policy[1]) - math.log(2),
+    )
     return 0.5 * (two_sided_kl(target, middle) + two_sided_kl(policy, middle))
 
 
 def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: int) -> tuple[Tensor, ...]:
-    """The distribution in which c is the first choice and all that were before it move down by one.
+    """Returns the target in which c becomes the first choice and each token before it moves down by one rank.
 
-    With k the rank of c among the tokens (1 the most likely), ``T(c) = p_(1)``, ``T((i)) = p_(i+1)`` for
-    i < k, and the rest as it was: a cyclic shift, so T sums to 1. Beyond `max_rank`, c and m change places
-    instead. Returns log T and log p at the affected tokens, both [C, K], and which of them are real, [C, K]
-    (none where k is 1). Work is O(K) beside one top-k, with K ≤ `max_rank` the largest rank in the chunk.
+    Let k be the rank of c (1 is the most likely token) and p_(i) the probability of rank i. Then T gives c
+    the probability p_(1), and the token of rank i < k the probability p_(i+1): a cyclic shift, so that T sums
+    to 1. All other tokens keep their probabilities. If k exceeds `max_rank`, c and m are exchanged instead.
+
+    Example: p = (0.5, 0.3, 0.1, …) with c at rank 3 gives T = (0.3, 0.1, 0.5, …) for the same tokens.
+
+    Returns:
+        ``log T`` and ``log p`` of the tokens that change, both [C, K] by rank, and a mask of the entries that
+        count, [C, K] (none if k is 1). K is the largest rank in the chunk, at most `max_rank`.
     """
     import torch
 
     label_logits_C1 = logits_CV.gather(-1, labels_C[:, None])
     ranks_C = 1 + (logits_CV > label_logits_C1).sum(-1)
     limit = min(max_rank, logits_CV.shape[-1])
-    within_C = ranks_C <= limit
-    width = max(2, int(ranks_C.where(within_C, 2).max())) if len(ranks_C) else 2
-    top_CK = logits_CV.topk(min(width, logits_CV.shape[-1]), dim=-1).values
-    places_K = torch.arange(top_CK.shape[-1], device=logits_CV.device)
-    # Too deep: c stands right behind m, and the shift of two is their exchange.
-    last_C1 = ranks_C.where(within_C, 2)[:, None] - 1
-    # c itself, and not one that is exactly as likely: the gradient has to reach it.
-    logp_CK = torch.where(places_K == last_C1, label_logits_C1, top_CK) - total_C[:, None]
-    shifted_CK = torch.cat([logp_CK[:, 1:], logp_CK[:, :1]], dim=-1)
-    log_target_CK = torch.where(places_K == last_C1, logp_CK[:, :1], shifted_CK)
-    real_CK = (places_K <= last_C1) & (ranks_C > 1)[:, None]
-    return log_target_CK, logp_CK, real_CK
+    is_within_C = ranks_C <= limit
+    # Beyond the limit, c is treated as if it had rank 2: a cyclic shift of two tokens exchanges them.
+    shifted_ranks_C = ranks_C.where(is_within_C, 2)
+    width = max(2, int(shifted_ranks_C.max())) if len(ranks_C) else 2
+    top_logits_CK = logits_CV.topk(min(width, logits_CV.shape[-1]), dim=-1).values
+    index_K = torch.arange(top_logits_CK.shape[-1], device=logits_CV.device)
+    label_index_C1 = shifted_ranks_C[:, None] - 1
+    # At its own index stands c's logit itself, since top-k may return that of another, equally likely token,
+    # which would get the gradient.
+    logp_CK = torch.where(index_K == label_index_C1, label_logits_C1, top_logits_CK) - total_C[:, None]
+    next_logp_CK = torch.cat([logp_CK[:, 1:], logp_CK[:, :1]], dim=-1)
+    log_target_CK = torch.where(index_K == label_index_C1, logp_CK[:, :1], next_logp_CK)
+    counts_CK = (index_K <= label_index_C1) & (ranks_C > 1)[:, None]
+    return log_target_CK, logp_CK, counts_CK
 
 
-def kl_over(log_target_CK: Tensor, logp_CK: Tensor, real_CK: Tensor) -> Tensor:
-    """``KL(T ‖ p)`` from the affected tokens alone: ``Σ T log(T/p) - T + p``.
+def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tensor:
+    """Returns ``KL(T ‖ p) = Σ T log(T/p) - T + p``, summed over the tokens that change.
 
-    The last two add up to 0, and bring in the gradient of the rest, where T is a constant that p equals.
+    ``-T + p`` sums to 0 in value. Its gradient is the one that the unchanged tokens would contribute, at
+    which T is a constant equal to p.
     """
     target_CK, p_CK = log_target_CK.exp(), logp_CK.exp()
-    cost_CK = target_CK * (log_target_CK - logp_CK) - target_CK + p_CK
-    return cost_CK.where(real_CK, 0.0).sum(-1)
+    divergence_CK = target_CK * (log_target_CK - logp_CK) - target_CK + p_CK
+    return divergence_CK.where(counts_CK, 0.0).sum(-1)
 
 
-def jsd_over(log_target_CK: Tensor, logp_CK: Tensor, real_CK: Tensor) -> Tensor:
-    """``½ Σ T log(T/M) + ½ Σ p log(p/M)``, M = (T+p)/2: at most log 2."""
+def rank_jsd(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tensor:
+    """Returns ``½ Σ T log(T/M) + ½ Σ p log(p/M)`` with M = (T+p)/2, which is at most log 2."""
     middle_CK = log_target_CK.logaddexp(logp_CK) - math.log(2)
-    return 0.5 * (kl_over(log_target_CK, middle_CK, real_CK) + kl_over(logp_CK, middle_CK, real_CK))
+    return 0.5 * (rank_kl(log_target_CK, middle_CK, counts_CK) + rank_kl(logp_CK, middle_CK, counts_CK))
 
 
 @Objective.register("spo")
@@ -154,55 +170,63 @@ class CorrectPaths(Objective):
 
     @override
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
-        taken = [self.loss_on == "all" or score >= self.score_threshold for score in scores]
-        count = len(lengths) if self.normalise_by == "batch" else max(1, sum(taken))
+        is_taken = [self.loss_on == "all" or score >= self.score_threshold for score in scores]
+        count = len(lengths) if self.normalise_by == "batch" else max(1, sum(is_taken))
         return [
-            1 / (count * length) if is_taken else 0.0 for is_taken, length in zip(taken, lengths, strict=True)
+            1 / (count * length) if taken else 0.0 for taken, length in zip(is_taken, lengths, strict=True)
         ]
 
     @override
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
-        """The divergence at each position, and without gradient p_c and p_m."""
+        """Returns the divergence at each position, and p_c and p_m without gradient."""
         total_C = logits_CV.logsumexp(-1)
-        logp_c = logits_CV.gather(-1, labels_C[:, None]).squeeze(-1) - total_C
+        logp_c_C = logits_CV.gather(-1, labels_C[:, None]).squeeze(-1) - total_C
         best_C = logits_CV.detach().argmax(-1)
-        logp_m = logits_CV.gather(-1, best_C[:, None]).squeeze(-1) - total_C
+        logp_m_C = logits_CV.gather(-1, best_C[:, None]).squeeze(-1) - total_C
         if self.target == "rank":
-            log_target_CK, logp_CK, real_CK = rank_target(logits_CV, labels_C, total_C, self.max_rank)
-            if self.detach_target:
-                log_target_CK = log_target_CK.detach()
-            divergence = kl_over if self.divergence == "kl" else jsd_over
-            cost_C = divergence(log_target_CK, logp_CK, real_CK)
+            divergence_C = self._divergence_from_rank_target(logits_CV, labels_C, total_C)
         else:
-            policy = logp_c, log_one_minus(logits_CV, labels_C, total_C)
+            policy = logp_c_C, log_one_minus(logits_CV, labels_C, total_C)
             if self.target == "max":
-                target = logp_m, log_one_minus(logits_CV, best_C, total_C)
+                target = logp_m_C, log_one_minus(logits_CV, best_C, total_C)
             else:
-                target = (logp_c.new_full(logp_c.shape, -math.log(2)),) * 2
+                log_half_C = logp_c_C.new_full(logp_c_C.shape, -math.log(2))
+                target = log_half_C, log_half_C
             if self.detach_target:
                 target = target[0].detach(), target[1].detach()
-            two_sided = two_sided_kl if self.divergence == "kl" else two_sided_jsd
-            cost_C = two_sided(target, policy)
+            two_sided_divergence = two_sided_kl if self.divergence == "kl" else two_sided_jsd
+            divergence_C = two_sided_divergence(target, policy)
             if self.target == "max":
-                # Exactly nothing where c is as likely as m; what is left there is rounding.
-                cost_C = cost_C.where(logp_c.detach() < logp_m.detach(), 0.0)
+                # Exactly 0 if c is as likely as m, where rounding would leave a small value.
+                is_behind_C = logp_c_C.detach() < logp_m_C.detach()
+                divergence_C = divergence_C.where(is_behind_C, 0.0)
         if self.mask != "none":
-            above_C = logp_c.detach() > -math.log(2)
-            cost_C = cost_C.where(above_C if self.mask == "above" else ~above_C, 0.0)
-        return cost_C, logp_c.detach().exp(), logp_m.detach().exp()
+            is_above_half_C = logp_c_C.detach() > -math.log(2)
+            divergence_C = divergence_C.where(
+                is_above_half_C if self.mask == "above" else ~is_above_half_C, 0.0
+            )
+        return divergence_C, logp_c_C.detach().exp(), logp_m_C.detach().exp()
+
+    def _divergence_from_rank_target(self, logits_CV: Tensor, labels_C: Tensor, total_C: Tensor) -> Tensor:
+        log_target_CK, logp_CK, counts_CK = rank_target(logits_CV, labels_C, total_C, self.max_rank)
+        if self.detach_target:
+            log_target_CK = log_target_CK.detach()
+        divergence = rank_kl if self.divergence == "kl" else rank_jsd
+        return divergence(log_target_CK, logp_CK, counts_CK)
 
     @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        cost_N, p_c_N, p_m_N = batch.terms
+        divergence_N, p_c_N, p_m_N = batch.terms
         metrics = {
-            "spo/distance": batch.mean(cost_N),
+            "spo/distance": batch.mean(divergence_N),
             "spo/first_choice": batch.mean((p_c_N == p_m_N).to(p_c_N.dtype)),
             "spo/lacking": batch.mean(p_m_N - p_c_N),
         }
+        loss_N = divergence_N
         if self.cross_entropy:
-            cost_N = (1 - self.cross_entropy) * cost_N - self.cross_entropy * logprobs_N
+            loss_N = (1 - self.cross_entropy) * divergence_N - self.cross_entropy * logprobs_N
         if self.importance_cap is not None:
             assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
             ratio_N = ratio_of(logprobs_N.detach() - batch.behaviour_logprobs_N)
-            cost_N = cost_N * ratio_N.clamp(max=self.importance_cap)
-        return (batch.weights_N * cost_N).sum(), metrics
+            loss_N = loss_N * ratio_N.clamp(max=self.importance_cap)
+        return (batch.weights_N * loss_N).sum(), metrics

@@ -1,9 +1,15 @@
-"""Processes that end together: a rank with its launcher, a child with whoever started it.
+"""Ends processes together: a rank with its launcher, a child with its parent; and ends a run gracefully.
 
-A run ends whole: when any process above this one is gone, this one goes too. The launcher is two processes
-(the `deepspeed` command and its per-node launcher). Linux tells a child only of its direct parent's death,
-and a killed command leaves the launcher and the ranks training for nobody, so each rank watches all of its
-ancestors.
+A launcher consists of two processes, the `deepspeed` command and its per-node launcher::
+
+    deepspeed (or `treetune run`)
+      └─ deepspeed.launcher.launch
+           ├─ rank 0        watches both processes above it (`end_with_launcher`)
+           │    └─ server   gets a signal when rank 0 dies (PDEATHSIG)
+           └─ rank 1
+
+Linux notifies a process only of its direct parent's death. If the topmost process is killed, the others would
+go on training, so each rank checks all of its ancestors.
 """
 
 from __future__ import annotations
@@ -24,36 +30,39 @@ from typing import Any
 
 import psutil
 
+from treetune.exceptions import Stopped
+
 PR_SET_PDEATHSIG = 1
 STARTED_BY = "TREETUNE_STARTED_BY"
-"""The process that started the node launcher, where that wasn't DeepSpeed's command."""
+"""The environment variable with the process that started the node launcher, if not DeepSpeed's command."""
 
 TERMINATED = 128 + signal.SIGTERM
 """The exit code of a process that SIGTERM ended."""
 
 POLL_S, END_POLL_S = 0.5, 0.1
 ORPHAN_GRACE_S = 20.0
-"""How long an orphan may take to close its server and leave before it is ended the hard way."""
+"""The longest that a rank without its launcher may take to close its server and exit, before it is killed."""
 
 GRACE_S = 30.0
-"""How long a process may take to end after the signal, before it is ended the hard way."""
+"""The longest that a process may take to end after SIGTERM, before it is killed."""
 
 
 @dataclass(frozen=True)
-class Process:
-    """A process id alone may be used again; with its start time it is one process for ever.
+class ProcessIdentity:
+    """Identifies a process for ever: process ids are used again, but not with the same start time.
 
-    `started` is in ticks since the machine started, as the kernel has it: psutil's seconds since 1970 depend
-    on a clock that may be set, and files have this.
+    Example: ``ProcessIdentity(pid=4711, started="8123456")``.
     """
 
     pid: int
     started: str
+    """The kernel's start time in ticks since the machine started, which doesn't depend on a clock that may be
+    set, as psutil's seconds since 1970 do."""
 
     @staticmethod
-    def of(pid: int) -> Process | None:
+    def of(pid: int) -> ProcessIdentity | None:
         fields = process_fields(pid)
-        return Process(pid, fields[19]) if fields else None
+        return ProcessIdentity(pid, fields[19]) if fields else None
 
     def alive(self) -> bool:
         fields = process_fields(self.pid)
@@ -61,7 +70,7 @@ class Process:
 
 
 def process_fields(pid: int) -> list[str]:
-    """Returns the fields of /proc/PID/stat from the third (state) on; none where there is no such process."""
+    """Returns the fields of /proc/PID/stat from the third (state) on; none if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -72,7 +81,7 @@ def process_fields(pid: int) -> list[str]:
 def launcher_processes() -> list[psutil.Process]:
     """Returns the ancestors of this process that belong to its launcher, nearest first."""
     launcher: list[psutil.Process] = []
-    # An ancestor may be gone, or hidden from this user (a mount of /proc with hidepid).
+    # psutil fails if an ancestor is gone, or hidden from this user (/proc mounted with hidepid).
     with contextlib.suppress(psutil.Error):
         process = psutil.Process().parent()
         while process is not None and process.pid > 1 and "deepspeed" in _command(process.pid):
@@ -88,10 +97,14 @@ def _command(pid: int) -> str:
 
 
 def end_with_launcher() -> None:
-    """Has this process end when its launcher does, however that happens."""
+    """Ends this process when any process of its launcher ends, whatever the reason.
+
+    Raises:
+        Stopped: A process of the launcher is gone already.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     launcher = launcher_processes()
-    if _is_left_behind(launcher):
+    if _is_orphan(launcher):
         raise Stopped(TERMINATED)
     if not launcher:
         return
@@ -99,6 +112,7 @@ def end_with_launcher() -> None:
     def watch() -> None:
         while all(map(is_alive, launcher)):
             time.sleep(POLL_S)
+        # First SIGTERM, so that the main thread closes its server. If it hangs, exit at once.
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_GRACE_S)
         os._exit(1)
@@ -112,88 +126,100 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def _is_left_behind(launcher: list[psutil.Process]) -> bool:
-    """Returns whether the launcher, or its upper half, was gone before this process could see it.
+def _is_orphan(launcher: list[psutil.Process]) -> bool:
+    """Returns whether a process of the launcher was gone before this process could find it.
 
-    DeepSpeed's per-node launcher says in the environment that it started this process; on one machine it has
-    a parent itself, the `deepspeed` command. Whoever lost its parent is init's child.
+    A process whose parent is gone becomes a child of init (process 1).
+
+    Args:
+        launcher: The processes of the launcher that exist, nearest first.
     """
+    # DeepSpeed's per-node launcher sets CROSS_SIZE, the number of machines. It may itself be process 1, as in
+    # a container.
     if "CROSS_SIZE" not in os.environ or "deepspeed" in _command(1):
         return False
     if not launcher:
         return os.getppid() == 1
-    outermost = launcher[-1]
+    topmost = launcher[-1]
     try:
-        parent = outermost.ppid()
+        parent = topmost.ppid()
     except psutil.Error:
         return True
-    if (started_by := os.environ.get(STARTED_BY)) is not None:  # `treetune run`, which may be init itself
+    started_by = os.environ.get(STARTED_BY)
+    if started_by is not None:
+        # Started by `treetune run`, which may be process 1 itself.
         return str(parent) != started_by
-    halved = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command(outermost.pid)
-    return halved and parent == 1
-
-
-class Stopped(SystemExit):
-    """A signal that ends the process, as an exception, so that every `finally` on the way out runs."""
-
-    @property
-    def signal_name(self) -> str:
-        """The name of the signal: ``SIGTERM``."""
-        number = self.code if isinstance(self.code, int) else TERMINATED
-        return signal.Signals(number - 128).name
+    # On a single machine, the per-node launcher has a parent of its own, the `deepspeed` command.
+    should_have_parent = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command(
+        topmost.pid
+    )
+    return should_have_parent and parent == 1
 
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that end a process. SIGHUP comes when a terminal is closed."""
+"""The signals that end a process. SIGHUP comes when a terminal is closed."""
 
 CHECKPOINT = signal.SIGUSR1
-"""Asks for an end at the next boundary, however far that is: SLURM's ``--signal=USR1@300`` sends it."""
+"""The signal that asks for an end at the next boundary, however far away: SLURM's ``--signal=USR1@300``."""
 
 OTHERS_GRACE_S = 20.0
-"""DeepSpeed's own command kills its ranks 30 s after the signal: a checkpoint has to be written by then."""
+"""The longest grace under DeepSpeed's own command, which kills its ranks 30 s after the signal. The
+checkpoint must be written by then."""
 
 ECHO_WITHIN_S = 1.0
-"""A SIGTERM to all processes of a run comes to a rank again, from its launcher, within this time."""
+"""A SIGTERM to all processes of a run arrives at a rank twice: directly, and within this time from its
+launcher, which passes it on."""
 
 
 class GracefulStop:
-    """An end that waits for the next boundary: the point of a loop from where nothing has to be done again.
+    """Lets a signal end a loop at its next boundary, a point at which nothing is lost.
 
-    The loop says with `begin` what an end at once would lose, looks at `asked_by` at its boundaries, and ends
-    there. A signal of ENDING ends the process at once all the same where no finished iteration would be lost,
-    where the boundary is further away than `grace_s`, and when it is the second one. CHECKPOINT always waits.
+    The loop says with `begin` which boundary comes next and what an end before it would lose, looks at
+    `asked_by` at each boundary, and ends there if it is set.
+
+    A signal of ENDING ends the process at once nevertheless, if no finished iteration would be lost, if the
+    boundary is further away than `grace_s`, or if it is the second signal. CHECKPOINT always waits.
     """
 
     def __init__(self, grace_s: float, say: Callable[[str], None] = lambda message: None) -> None:
-        self._own_grace_s = grace_s
+        self._configured_grace_s = grace_s
         self._say = say
         self.asked_by: int | None = None
-        """The signal that asks for the end; None: none has come."""
+        """The signal that asked for the end; None if none has come."""
         self._asked_at = 0.0
         self._boundary = ""
         self._would_lose: str | None = None
+        """What an end before the boundary would lose, for messages; None for nothing."""
         self._expected_end: float | None = None
+        """The time at which the boundary is expected; None if unknown."""
         self._may_interrupt = False
 
     @property
     def grace_s(self) -> float:
-        """Most seconds until the boundary: fewer where a launcher that nobody holds back kills its ranks."""
+        """The longest wait for the boundary. It is shorter under a launcher that kills its ranks itself."""
         if not launcher_processes():
-            return self._own_grace_s
+            return self._configured_grace_s
         started_by = os.environ.get(STARTED_BY)
         if started_by is not None and psutil.pid_exists(int(started_by)):
-            return self._own_grace_s
-        return min(self._own_grace_s, OTHERS_GRACE_S)
+            # `treetune run` sends signals to the ranks alone, so that the launcher doesn't kill them.
+            return self._configured_grace_s
+        return min(self._configured_grace_s, OTHERS_GRACE_S)
 
     def begin(self, boundary: str, would_lose: str | None, expected_s: float | None) -> None:
-        """Says what comes next: the name of the next `boundary` ("the end of iteration 11"), what of the work
-        before now an end at once `would_lose` (None: nothing), and how long it takes, where that is known."""
+        """Says which boundary comes next.
+
+        Args:
+            boundary: Its name, such as "the end of iteration 11".
+            would_lose: What an end before it would lose of earlier work; None for nothing.
+            expected_s: The seconds until then; None if unknown.
+        """
         self._boundary, self._would_lose = boundary, would_lose
         self._expected_end = None if expected_s is None else time.monotonic() + expected_s
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Within the block, a signal raises Stopped at once: the caller catches it to write a checkpoint."""
+        """Lets a signal raise Stopped at once within the block. The caller catches it to write a
+        checkpoint."""
         self._may_interrupt = True
         try:
             if self.asked_by is not None:
@@ -203,19 +229,20 @@ class GracefulStop:
             self._may_interrupt = False
 
     def take_signal(self, number: int) -> bool:
-        """Decides on a signal: returns True where it ends the process now. Otherwise asks the loop to end at
-        its next boundary, starts the grace, says so, and returns False."""
+        """Decides on a signal: returns True if it ends the process now. If not, asks the loop to end at its
+        next boundary, starts the grace and reports it."""
         if self._may_interrupt:
             return True
         if self.asked_by in ENDING and number in ENDING:
+            # The second one, unless it is the first one's echo.
             return not self._is_echo(number)
         if number in ENDING and self.asked_by is None:
             if self._would_lose is None:
                 return True
-            left = None if self._expected_end is None else self._expected_end - time.monotonic()
-            if left is not None and left > self.grace_s:
+            remaining_s = None if self._expected_end is None else self._expected_end - time.monotonic()
+            if remaining_s is not None and remaining_s > self.grace_s:
                 self._say(
-                    f"{_name(number)}: {self._boundary} is about {left:.0f} s away, and"
+                    f"{_name(number)}: {self._boundary} is about {remaining_s:.0f} s away, and"
                     f" checkpoints.grace is {self.grace_s:.0f} s: stopping now; {self._would_lose}"
                 )
                 return True
@@ -224,6 +251,7 @@ class GracefulStop:
         return False
 
     def _ask(self, number: int) -> None:
+        """Asks for an end at the boundary, and starts the timer of the grace."""
         self.asked_by, self._asked_at = number, time.monotonic()
         within = ""
         if number in ENDING:
@@ -240,24 +268,23 @@ class GracefulStop:
         )
 
     def reach_boundary(self) -> None:
-        """Ends the grace: writing a checkpoint, which follows, has no deadline of its own. DeepSpeed's
-        launcher still kills its ranks 30 s after the signal (OTHERS_GRACE_S)."""
+        """Stops the timer of the grace, because the checkpoint that follows has no deadline."""
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def end_grace(self) -> int:
-        """Ends the wait for a boundary that didn't come in time: says so, and returns the signal that asked
-        for the end."""
+        """Reports that the boundary didn't come in time, and returns the signal that asked for the end."""
         assert self.asked_by is not None, "the timer is started when a signal comes"
         lost = "" if self._would_lose is None else f"; {self._would_lose}"
         self._say(f"{self._boundary} didn't come within {self.grace_s:.0f} s: stopping now{lost}")
         return self.asked_by
 
     def _is_echo(self, number: int) -> bool:
-        """Returns whether the launcher repeats to this rank what it got itself."""
+        """Returns whether the launcher has sent this signal because it got the first one, too."""
         if number != signal.SIGTERM or not launcher_processes():
             return False
         if self.asked_by != signal.SIGTERM:
-            return STARTED_BY not in os.environ  # DeepSpeed's command answers Ctrl-C with it
+            # DeepSpeed's command sends its ranks SIGTERM after a Ctrl-C, which they have got as well.
+            return STARTED_BY not in os.environ
         return time.monotonic() - self._asked_at < ECHO_WITHIN_S
 
 
@@ -266,12 +293,12 @@ def _name(number: int) -> str:
 
 
 _graceful: list[GracefulStop] = []
-"""The stop of the loop that is at work in this process, if one is."""
+"""The stop of the loop that runs in this process; empty if none does."""
 
 
 @contextlib.contextmanager
 def stopping_gracefully(stop: GracefulStop) -> Iterator[GracefulStop]:
-    """Has signals ask for the end that `stop` describes, as long as the block runs."""
+    """Lets `stop` decide what signals do while the block runs."""
     _graceful.append(stop)
     try:
         yield stop
@@ -281,11 +308,13 @@ def stopping_gracefully(stop: GracefulStop) -> Iterator[GracefulStop]:
 
 
 def exit_on_signals() -> None:
-    """Signals unwind the stack, once; a second one of the same kind ends the process at once.
+    """Lets the first signal raise Stopped, and a second one of the same kind end the process at once.
 
-    The other kinds are then ignored: DeepSpeed's launcher answers Ctrl-C, which the terminal sends to all,
-    with a SIGTERM to ranks that are on their way out already. A rank ignores its launcher's second SIGTERM
-    for the same reason. Within `stopping_gracefully`, signals first ask for an end at the next boundary.
+    Within `stopping_gracefully`, signals ask for an end at the next boundary before that.
+
+    Once a process is on its way out, other kinds of signals are ignored: after a Ctrl-C, which the terminal
+    sends to all processes, DeepSpeed's launcher sends its ranks a SIGTERM as well. A rank with a launcher
+    also ignores a second SIGTERM, for the same reason.
     """
     stopped_by: int | None = None
 
@@ -297,7 +326,7 @@ def exit_on_signals() -> None:
                     number = _graceful[-1].end_grace()
                 elif not _graceful[-1].take_signal(number):
                     return
-            if number == signal.SIGALRM:  # of a stop that is over by now
+            if number == signal.SIGALRM:  # the timer of a stop that is over by now
                 return
             stopped_by = number
             raise Stopped(128 + number)
@@ -318,10 +347,16 @@ def exit_on_signals() -> None:
 def started(
     command: Sequence[str], settings: Mapping[str, str], log: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a process group, which ends with this block, whole, and with this process."""
+    """Starts a process in a group of its own. The whole group ends with the block, and with this process.
+
+    Args:
+        settings: Further environment variables.
+        log: The file for its output.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environment = {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"}
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: the child must not between fork and exec
+    # Loaded before the fork: between fork and exec, another thread's lock may be held for ever.
+    libc = ctypes.CDLL(None, use_errno=True)
 
     def set_up_child() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -343,7 +378,7 @@ def started(
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
-    """Ends the whole group: kindly, upon which most end by themselves, and after `grace_s` by force."""
+    """Ends a process by SIGTERM and, after `grace_s`, all that is left of its group by SIGKILL."""
     deadline = time.monotonic() + grace_s
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
@@ -357,7 +392,7 @@ def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
 
 
 def _members(group: int) -> list[psutil.Process]:
-    """Returns the living processes of a group. (Those that nobody has waited for yet do not count.)"""
+    """Returns the living processes of a group, without zombies."""
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError):

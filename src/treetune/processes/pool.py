@@ -1,7 +1,32 @@
-"""The parent's side of worker processes and service threads: a pool that gives calls up at their deadlines.
+"""Runs calls in worker processes or in threads, and gives a call up at its deadline.
 
-A call in a process is killed with its process, a call in a thread is left to itself. Graders and environments
-stand on this; the child's side of a worker process is `worker`.
+Graders and environments use it. A call in a process is killed with its process (`Pool`, `WorkerProcess`). A
+call in a thread can't be killed, so its result is dropped when it comes (`ServiceThreads`).
+
+Calls in processes; the child's side is in `worker`::
+
+    a caller's thread              thread "workers" (Pool._serve)          worker process
+    ─────────────────────────      ────────────────────────────────        ──────────────────
+    submit(call)
+      queue, wake pipe  ─────────► _assign: batches to idle workers ─────► pipe: reads a batch
+      returns a future             _wait for the first of: a result,         prepares the servant,
+                                     a deadline, the wake pipe               answers call by call
+    future.result() waits          _attend to each worker:
+             ◄───────────────────    result came → settle the future ◄──── pipe: each result at once
+                                     deadline over → kill, "timeout"
+                                     process died → try once more,
+                                       then "error"
+                                     … and start another worker
+
+Only the thread "workers" starts processes, since the kernel kills a child when the *thread* that started it
+ends (PDEATHSIG).
+
+Calls in threads::
+
+    submit(call) ──► queue ──► thread "service call n": servant.answer(…) ──► settle the future
+                       ▲
+                     thread "service calls" (_watch): waits for the earliest deadline; gives the call up as
+                     "unavailable"; its thread is then stuck, and another one may take its place
 """
 
 from __future__ import annotations
@@ -26,6 +51,7 @@ from typing import Any, Literal
 
 import treetune
 from treetune.config import folders
+from treetune.exceptions import WorkerStartError
 from treetune.inherited import without_secrets
 from treetune.processes.worker import LENGTH, Servant, frame
 
@@ -35,48 +61,48 @@ Lost = Callable[[Literal["timeout", "error", "unavailable"], str, float], Any]
 """Makes the result of a call that was given up, from the outcome, a message and seconds."""
 
 START_SECONDS = 120.0
-"""How long a worker may take to import its servant. Symbolic algebra on a busy disk takes a while."""
+"""The longest that a worker may take to import its servant. Symbolic algebra on a busy disk takes a while."""
 
 _ENDING_SECONDS = 10.0
-"""How long the kernel may take to end a process that was killed or has closed its pipes."""
+"""The longest that the kernel may take to end a process that was killed or has closed its pipes."""
 
 _CLOSE_SECONDS = 60.0
 _READ_BYTES = 1 << 16
 
 _BATCH_SECONDS = 0.02
-"""The time that a batch should take: long beside the 0.1 ms that handing it over costs, short enough that
-the last batches of a wave keep all workers busy."""
+"""The seconds that a batch should take: much more than the 0.1 ms that sending it takes, and short enough for
+all workers to be busy until the end."""
 
 _BATCH_MOST = 64
 
 _MEAN_STEP = 0.1
-"""Weight of the newest result in the running mean of seconds for one."""
+"""The weight of the newest result in the running mean of seconds for a call."""
 
-_LOST_AT_MOST = 4
-"""So many times the threads may be lost in calls that don't return; then nothing is asked any more until
-some have."""
+_STUCK_PER_THREAD = 4
+"""The threads that may be stuck in calls that don't return, for each that may run. With more, no call is made
+until some of them return."""
 
-
-_STANDS_AT_MOST_S = 3600.0
-"""How long a service call may wait for its turn, which no deadline of its own counts."""
-
-
-class WorkerStartError(RuntimeError):
-    """A worker process did not come up: its servant cannot be unpickled or imported there."""
+_LONGEST_PAUSE_S = 3600.0
+"""The longest that a service call may wait for its turn, which doesn't count towards its deadline."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """A call of the servant with this number, to be answered within `deadline` seconds.
+class ServantCall:
+    """A call of a servant.
 
-    `number` is its name between parent and worker, `about` its name in a log.
+    Example::
+
+        ServantCall(number=812, servant=0, arguments=(problem, answer), deadline=10.0, about="train/17")
     """
 
     number: int
+    """Identifies the call between parent and worker."""
     servant: int
     arguments: tuple[Any, ...]
     deadline: float
+    """The seconds that the call may take, from its beginning."""
     about: str = ""
+    """Names the call in the log."""
 
     @property
     def too_long(self) -> str:
@@ -84,60 +110,78 @@ class Work:
 
 
 class Pool:
-    """Answers calls in `workers` processes or in threads, as each servant was registered.
+    """Answers calls of servants in worker processes or in threads.
 
-    A call on which a servant hangs has the result that `lost` makes of ``timeout``, one on which its process
-    dies twice or runs out of `memory_gib` that of ``error``; the worker is replaced and the others go on. A
-    call in a thread that takes longer than its deadline is ``unavailable``.
+    A call that takes longer than its deadline gets the result that `lost` makes of ``timeout``. A call at
+    which its process dies twice, or runs out of memory, gets that of ``error``. The worker is replaced, and
+    the others are not disturbed. A call in a thread that is overdue gets that of ``unavailable``.
 
-    Workers start with the first call, and end with the pool or with this process, however it ends. `name`
-    is what messages call the pool. Safe to use from several threads.
+    Workers start with the first call, and end with the pool or with this process, however it ends. Safe to
+    use from several threads.
+
+    Args:
+        name: The name of the pool in messages.
+        workers: The number of processes.
+        memory_gib: The most memory of each process; None for no limit.
     """
 
     def __init__(self, name: str, workers: int, memory_gib: float | None, lost: Lost) -> None:
         self._name, self._worker_count, self._lost = name, workers, lost
         self._memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
         self._lock = threading.Lock()
+        """Guards all that callers and the thread "workers" share: the queue, the futures, the failure."""
         self._servants: dict[int, bytes] = {}
+        """The pickled servants of worker processes, by their numbers."""
         self._services: dict[int, tuple[Servant, ServiceThreads]] = {}
-        self._registered = self._works = 0
-        self._waiting: dict[int, Future[Any]] = {}
+        """The servants in threads, by their numbers."""
+        self._registered_count = 0
+        self._work_count = 0
+        self._futures: dict[int, Future[Any]] = {}
+        """The futures of calls without a result, by the numbers of the calls."""
         self._failure: BaseException | None = None
-        self._queue: deque[Work] = deque()
-        self._struck = set[int | None]()
-        """Works at which a worker died, None for its start: once may be the machine's doing."""
+        """The error that all calls get from now on."""
+        self._queue: deque[ServantCall] = deque()
+        self._died_at = set[int | None]()
+        """The numbers of the calls at which a worker has died; None for its start. A single death may have
+        another cause than the call, so the call is tried once more."""
         self._closed = False
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
+        """A pipe: a byte in it ends the thread's `_wait`."""
         self._mean_seconds = _BATCH_SECONDS
 
     def register(self, servant: Servant, name: str, *, threads: int | None = None) -> int:
-        """Returns the number that calls name the servant by. It answers in worker processes, or, with
-        `threads`, in at most so many threads of this process.
+        """Registers a servant, and returns its number for `submit`.
 
-        Raises ValueError, with its `name`, for a servant that can't be sent to a process.
+        Args:
+            name: The name of the servant in messages.
+            threads: The most threads of this process that call it at a time; None for worker processes.
+
+        Raises:
+            ValueError: The servant can't be sent to a process.
         """
-        number = self._registered
+        number = self._registered_count
         if threads is not None:
             self._services[number] = servant, ServiceThreads(servant, threads, self._settle, self._lost)
         else:
-            self._servants[number] = pickled_servant(servant, name)
-        self._registered += 1
+            self._servants[number] = pickle_servant(servant, name)
+        self._registered_count += 1
         return number
 
     def submit(self, servant: int, *arguments: Any, deadline: float, about: str = "") -> Future[Any]:
-        """Returns the future result. Does not block. See `Work`.
+        """Returns the future result of a call (see `ServantCall`). Does not block.
 
-        The future raises WorkerStartError if no worker can load the servant; so does `submit` from then on.
-        Raises ValueError if the pool is closed.
+        Raises:
+            WorkerStartError: No worker can load the servant. Futures of earlier calls raise it, too.
+            ValueError: The pool is closed.
         """
         future: Future[Any] = Future()
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            self._works += 1
-            work = Work(self._works, servant, arguments, deadline, about)
-            self._waiting[work.number] = future
+            self._work_count += 1
+            work = ServantCall(self._work_count, servant, arguments, deadline, about)
+            self._futures[work.number] = future
             if servant not in self._services:
                 self._queue.append(work)
                 if self._thread is None:
@@ -146,13 +190,16 @@ class Pool:
                     self._thread = threading.Thread(target=self._serve, name="workers", daemon=True)
                     self._thread.start()
                 elif len(self._queue) == 1:
+                    # With a longer queue, the thread has been woken already.
                     os.write(self._wake_write, b"x")
                 return future
+        # Without the lock: the service's threads may settle this call at once, which takes the lock.
         self._services[servant][1].add(work)
         return future
 
     def close(self) -> None:
-        """Ends the workers; results that are still missing are cancelled. Safe to call twice."""
+        """Ends the workers, and cancels all calls without a result. Safe to call twice."""
+        # First of all, so that `submit` takes no further call.
         with self._lock:
             self._failure = self._failure or ValueError(f"{self._name} is closed")
         for _, threads in self._services.values():
@@ -172,37 +219,39 @@ class Pool:
             os.close(self._wake_write)
         self._fail(CancelledError(f"{self._name} was closed before this was done"))
 
-    def _settle(self, work: Work, result: Any) -> None:
+    def _settle(self, work: ServantCall, result: Any) -> None:
+        """Sets the result of a call's future, unless it was cancelled."""
         with self._lock:
-            future = self._waiting.pop(work.number, None)
+            future = self._futures.pop(work.number, None)
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(result)
 
     def _fail(self, error: BaseException) -> None:
-        """Gives the error to everyone who waits, and to whoever comes."""
+        """Lets all calls without a result, and all later ones, raise the error."""
         with self._lock:
             self._failure = self._failure or error
-            futures = list(self._waiting.values())
-            self._waiting.clear()
+            futures = list(self._futures.values())
+            self._futures.clear()
         for future in futures:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
 
-    # The rest runs in the thread that owns the workers. The kernel kills them when the thread
-    # that started them ends, so no other thread may start one.
+    # All methods from here on run in the thread "workers".
 
     def _serve(self) -> None:
+        """Keeps the workers busy until the pool is closed, and kills them at the end."""
         workers: list[WorkerProcess] = []
         failure: BaseException | None = None
         try:
-            workers.extend(self._start() for _ in range(self._worker_count))
+            workers.extend(self._start_worker() for _ in range(self._worker_count))
             while not self._closed:
-                self._hand_out(workers)
+                self._assign(workers)
                 self._wait(workers)
                 for index, worker in enumerate(workers):
-                    if not self._attend(worker):
-                        workers[index] = self._start()
-        except BaseException as error:  # handed on to everyone who waits for a result
+                    can_go_on = self._attend(worker)
+                    if not can_go_on:
+                        workers[index] = self._start_worker()
+        except BaseException as error:  # `_fail` passes it on to everyone who waits
             failure = error
         finally:
             for worker in workers:
@@ -210,73 +259,87 @@ class Pool:
             if failure is not None:
                 self._fail(failure)
 
-    def _start(self) -> WorkerProcess:
+    def _start_worker(self) -> WorkerProcess:
         return WorkerProcess(self._servants, self._memory_bytes)
 
-    def _hand_out(self, workers: list[WorkerProcess]) -> None:
+    def _assign(self, workers: list[WorkerProcess]) -> None:
+        """Gives each idle worker a batch of calls.
+
+        A batch is as large as `_BATCH_SECONDS` allow, and at most an equal share of the queue, so that the
+        other workers have as much to do.
+        """
         for worker in workers:
             if not worker.idle:
                 continue
             with self._lock:
                 if not self._queue:
                     return
-                fair = -(-len(self._queue) // len(workers))
-                quick = int(_BATCH_SECONDS / max(self._mean_seconds, _BATCH_SECONDS / _BATCH_MOST))
-                batch = [self._queue.popleft() for _ in range(max(1, min(fair, quick)))]
+                share = -(-len(self._queue) // len(workers))  # rounded up
+                in_time = int(_BATCH_SECONDS / max(self._mean_seconds, _BATCH_SECONDS / _BATCH_MOST))
+                size = max(1, min(share, in_time))
+                batch = [self._queue.popleft() for _ in range(size)]
             worker.give(batch)
 
     def _wait(self, workers: list[WorkerProcess]) -> None:
-        """Waits until a worker has something to say, can be sent more or is overdue, or work has come."""
+        """Waits until a result arrives, a pipe takes more, a deadline is over, or a call is submitted."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_read, selectors.EVENT_READ)
             for worker in workers:
                 selector.register(worker.results, selectors.EVENT_READ)
                 if worker.sending:
                     selector.register(worker.requests, selectors.EVENT_WRITE)
-            overdue = [at for worker in workers if (at := worker.overdue_at()) is not None]
-            selector.select(max(0.0, min(overdue) - time.monotonic()) if overdue else None)
-        with contextlib.suppress(BlockingIOError):  # when it was a worker that ended the wait
+            deadlines = [at for worker in workers if (at := worker.overdue_at()) is not None]
+            selector.select(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
+        with contextlib.suppress(BlockingIOError):  # nothing to read if something else ended the wait
             os.read(self._wake_read, 4096)
 
     def _attend(self, worker: WorkerProcess) -> bool:
-        """Settles the results that have come; False if the worker had to be given up and must be replaced."""
+        """Settles the results of a worker, and kills it if it is dead or overdue.
+
+        The call at which it was is given up, or tried once more, and the rest of its batch goes back to the
+        front of the queue.
+
+        Returns:
+            False if the worker must be replaced.
+        """
         now = time.monotonic()
-        results, alive = worker.receive()
+        results, is_alive = worker.receive()
         for work, result in results:
-            self._done(work, result)
+            self._finish(work, result)
         outcome: Literal["timeout", "error"]
-        if not alive:
+        if not is_alive:
             outcome, message = "error", f"the worker process {worker.ending()}"
-        elif (at := worker.overdue_at()) is not None and at <= now:
+        elif (deadline := worker.overdue_at()) is not None and deadline <= now:
             outcome, message = "timeout", "it took too long"
         else:
             worker.send()
             return True
         worker.kill()
         if not worker.ready:
-            if outcome == "timeout" or None in self._struck:
+            # It was starting, or loading a servant.
+            if outcome == "timeout" or None in self._died_at:
                 raise WorkerStartError(f"a worker process did not start: {message}")
-            self._struck.add(None)
+            self._died_at.add(None)
         if worker.batch:
             work = worker.batch[0]
             if outcome == "timeout":
                 message = work.too_long
             log.warning("%s on an answer to problem %s: %s", outcome, work.about, message)
-            if outcome == "timeout" or work.number in self._struck:
+            if outcome == "timeout" or work.number in self._died_at:
                 worker.batch.popleft()
-                self._done(work, self._lost(outcome, message, max(0.0, now - worker.since)))
-            self._struck.add(work.number)
+                self._finish(work, self._lost(outcome, message, max(0.0, now - worker.since)))
+            self._died_at.add(work.number)
             with self._lock:
                 self._queue.extendleft(reversed(worker.batch))
         return False
 
-    def _done(self, work: Work, result: Any) -> None:
+    def _finish(self, work: ServantCall, result: Any) -> None:
         self._mean_seconds += _MEAN_STEP * (result.seconds - self._mean_seconds)
         self._settle(work, result)
 
 
-def pickled_servant(servant: Servant, name: str) -> bytes:
-    """Raises ValueError, with its `name`, for a servant that can't be sent to a process."""
+def pickle_servant(servant: Servant, name: str) -> bytes:
+    """Pickles a servant. Raises ValueError, with its `name`, if it can't be sent to a process."""
     try:
         return pickle.dumps(servant)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -289,8 +352,14 @@ def pickled_servant(servant: Servant, name: str) -> bytes:
 def start_worker(
     module: str, memory_bytes: int | None, stdin: int, stdout: int
 ) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
-    """Starts a process that runs a module, and returns it with the first message that it has to be sent.
-    `memory_bytes` limits its address space."""
+    """Starts a process that runs a module.
+
+    Args:
+        memory_bytes: The most address space of the process; None for no limit.
+
+    Returns:
+        The process, and the first message, which the caller must send to it.
+    """
     source = str(Path(treetune.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
@@ -299,8 +368,8 @@ def start_worker(
         stdin=stdin,
         stdout=stdout,
         bufsize=0,
-        # One thread each: there are as many workers as there is work for, and idle threads of
-        # linear algebra libraries would count against the memory.
+        # A single thread each, since several workers run at a time. Idle threads of linear algebra libraries
+        # would also count against the memory.
         env={
             **without_secrets(),
             "PYTHONPATH": path,
@@ -314,26 +383,32 @@ def start_worker(
     return process, setup
 
 
-def exit_words(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Says how a process with this exit code ended."""
     return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 class WorkerProcess:
-    """A process that does one batch of work at a time; `batch` is what it has not answered yet. It loads a
-    servant when it is first given work for it.
+    """A process that answers one batch of calls at a time.
 
-    It is a fresh interpreter, not a fork: forking a process with threads, torch or CUDA in it is
-    unsafe, and multiprocessing's spawn would import the run's main module again. It leads a
-    session of its own, so that Ctrl-C does not reach it and that whatever a servant starts is
-    killed along with it. No call to it ever waits.
+    It loads a servant with the first call of it. It is a fresh interpreter and not a fork: a fork of a
+    process with threads, torch or CUDA is unsafe, and multiprocessing's spawn would import the run's main
+    module again. It leads a session of its own, so that Ctrl-C does not reach it, and so that all that a
+    servant starts is killed along with it. No method of it ever waits for the process, but `ending` and
+    `kill`, for at most `_ENDING_SECONDS`.
     """
 
     def __init__(self, servants: Mapping[int, bytes], memory_bytes: int | None) -> None:
-        """`servants` are pickled, by their numbers, and may grow; `memory_bytes` limits the address space."""
+        """Starts the process.
+
+        Args:
+            servants: The pickled servants by their numbers; more may be added later.
+            memory_bytes: The most address space; None for no limit.
+        """
         self._servants = servants
-        self._known: set[int] = set()
-        self._loading = 0
+        self._sent_servants: set[int] = set()
+        self._loading_count = 0
+        """The servants that were sent and that it has not loaded yet."""
         self._process, setup = start_worker(
             "treetune.processes.worker", memory_bytes, subprocess.PIPE, subprocess.PIPE
         )
@@ -343,18 +418,21 @@ class WorkerProcess:
         self.results = self._process.stdout.fileno()
         os.set_blocking(self.requests, False)
         os.set_blocking(self.results, False)
-        self._up = False
-        self.batch: deque[Work] = deque()
+        self._has_started = False
+        self.batch: deque[ServantCall] = deque()
+        """The calls that it has not answered yet, in order; it is at the first of them."""
         self.since = time.monotonic()
-        """When the start, the loading of a servant, or the work that is being done, began."""
+        """The time at which it began what it is doing: its start, the loading of a servant, or a call."""
         self._outbox = bytearray(frame(setup))
+        """Bytes that the pipe has not taken yet."""
         self._inbox = bytearray()
+        """Received bytes of a message that is not complete yet."""
         self.send()
 
     @property
     def ready(self) -> bool:
-        """Returns whether what it does now, if anything, is work."""
-        return self._up and not self._loading
+        """True unless it is starting or loading a servant."""
+        return self._has_started and not self._loading_count
 
     @property
     def idle(self) -> bool:
@@ -364,38 +442,43 @@ class WorkerProcess:
     def sending(self) -> bool:
         return bool(self._outbox)
 
-    def give(self, batch: list[Work]) -> None:
+    def give(self, batch: list[ServantCall]) -> None:
+        """Sends it a batch of calls, and before them the servants that it doesn't have yet."""
         assert self.idle
         self.batch.extend(batch)
         self.since = time.monotonic()
-        for servant in dict.fromkeys(work.servant for work in batch if work.servant not in self._known):
-            self._known.add(servant)
-            self._loading += 1
-            self._outbox += frame((servant, self._servants[servant]))
+        for work in batch:
+            if work.servant not in self._sent_servants:
+                self._sent_servants.add(work.servant)
+                self._loading_count += 1
+                self._outbox += frame((work.servant, self._servants[work.servant]))
         self._outbox += frame([(work.number, work.servant, work.arguments) for work in batch])
         self.send()
 
     def send(self) -> None:
-        """Sends as much as the pipe takes now. A dead worker is noticed by `receive`."""
+        """Sends as much as the pipe takes now."""
         try:
             while self._outbox:
-                del self._outbox[: os.write(self.requests, self._outbox)]
+                n_written = os.write(self.requests, self._outbox)
+                del self._outbox[:n_written]
         except BlockingIOError:
             return
         except BrokenPipeError:
+            # The worker is dead, which `receive` will notice. `_wait` must not wait for this pipe any more.
             self._outbox.clear()
 
-    def receive(self) -> tuple[list[tuple[Work, Any]], bool]:
-        """Returns all results that have come, and whether the worker is still there.
+    def receive(self) -> tuple[list[tuple[ServantCall, Any]], bool]:
+        """Returns the results that have arrived, and whether the worker is alive.
 
-        Raises WorkerStartError if the servant could not be loaded.
+        Raises:
+            WorkerStartError: The worker could not load a servant.
         """
-        alive = True
+        is_alive = True
         try:
             while True:
                 data = os.read(self.results, _READ_BYTES)
                 if not data:
-                    alive = False
+                    is_alive = False
                     break
                 self._inbox += data
         except BlockingIOError:
@@ -410,21 +493,23 @@ class WorkerProcess:
             kind, *content = pickle.loads(memoryview(self._inbox)[start + LENGTH.size : end])
             start = end
             if kind == "failed":
-                raise WorkerStartError(f"a worker process cannot load what it works with: {content[0]}")
+                (reason,) = content
+                raise WorkerStartError(f"a worker process cannot load what it works with: {reason}")
             self.since = content[0]
             if kind == "ready":
-                self._up = True
+                self._has_started = True
             elif kind == "loaded":
-                self._loading -= 1
+                self._loading_count -= 1
             else:
+                _, number, result = content
                 work = self.batch.popleft()
-                assert work.number == content[1], "results come in the order of the batch"
-                results.append((work, content[2]))
+                assert work.number == number, "results come in the order of the batch"
+                results.append((work, result))
         del self._inbox[:start]
-        return results, alive
+        return results, is_alive
 
     def overdue_at(self) -> float | None:
-        """Returns when this worker has to be killed, unless it says something before."""
+        """Returns the time at which to kill this worker if it sends nothing before; None while it is idle."""
         if not self.ready:
             return self.since + START_SECONDS
         return self.since + self.batch[0].deadline if self.batch else None
@@ -432,13 +517,13 @@ class WorkerProcess:
     def ending(self) -> str:
         """Says how a worker whose pipe has closed came to its end."""
         try:
-            return exit_words(self._process.wait(timeout=_ENDING_SECONDS))
+            return describe_exit(self._process.wait(timeout=_ENDING_SECONDS))
         except subprocess.TimeoutExpired:
             return "closed its pipe"
 
     def kill(self) -> None:
-        """Kills the process and what it started, and reaps it. Safe to call twice."""
-        with contextlib.suppress(ProcessLookupError):  # when the whole group is gone already
+        """Kills the process and all that it started, and reaps it. Safe to call twice."""
+        with contextlib.suppress(ProcessLookupError):  # the whole group may be gone already
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=_ENDING_SECONDS)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -447,44 +532,48 @@ class WorkerProcess:
 
 
 class CallClock:
-    """The time that a service call has left. It stands still while the call waits for its turn at something
-    that answers one call after another: whoever is before it there has a clock of its own.
+    """Counts the seconds that a service call has until its deadline.
+
+    A servant stops it while the call waits for its turn at something that answers one call after another. The
+    call before it has a clock of its own there.
     """
 
     def __init__(self, seconds: float, changed: threading.Condition) -> None:
-        self._left = seconds
+        self._remaining_s = seconds
         self._runs_since: float | None = time.monotonic()
-        self._stood_since = 0.0
-        self._stood_s = 0.0
-        self._changed = changed  # notified when the clock is stopped or started
+        """None while the clock is stopped."""
+        self._paused_since = 0.0
+        self._paused_s = 0.0
+        self._changed = changed
+        """Notified when the clock is stopped or started, because the deadline moves."""
 
     @property
     def overdue_at(self) -> float:
-        """When the call is overdue."""
+        """The time of the deadline."""
         if self._runs_since is None:
-            return self._stood_since + _STANDS_AT_MOST_S
-        return self._runs_since + self._left
+            return self._paused_since + _LONGEST_PAUSE_S
+        return self._runs_since + self._remaining_s
 
     @property
     def stood_s(self) -> float:
-        """Seconds that it stood still so far."""
-        return self._stood_s
+        """The seconds that the clock was stopped so far."""
+        return self._paused_s
 
     def stop(self) -> None:
         with self._changed:
             if self._runs_since is not None:
                 now = time.monotonic()
-                self._left -= now - self._runs_since
-                self._runs_since, self._stood_since = None, now
+                self._remaining_s -= now - self._runs_since
+                self._runs_since, self._paused_since = None, now
                 self._changed.notify_all()
 
     def start(self) -> None:
-        """Starts it again. Safe to call twice, and from any thread."""
+        """Starts the clock again. Safe to call twice, and from any thread."""
         with self._changed:
             if self._runs_since is None:
                 now = time.monotonic()
                 self._runs_since = now
-                self._stood_s += now - self._stood_since
+                self._paused_s += now - self._paused_since
                 self._changed.notify_all()
 
 
@@ -492,92 +581,103 @@ _call = threading.local()
 
 
 def call_clock() -> CallClock:
-    """Returns the clock of the service call that this thread is at work on; one that nobody reads where it is
-    at work on none."""
+    """Returns the clock of the service call that this thread answers; a clock without effect if it answers
+    none."""
     clock: CallClock | None = getattr(_call, "clock", None)
     return clock or CallClock(math.inf, threading.Condition())
 
 
 class ServiceThreads:
-    """Threads that call a servant which waits for something outside: `concurrency` calls at a time, each
-    within its deadline, which a servant may stop while it waits for its turn (`call_clock`).
+    """Threads that call a servant which waits for something outside of this process, such as a judge.
 
-    A call can't be ended from outside. One that is overdue is left to itself and its result is
-    ``unavailable``; another thread takes the place of its own. Threads end with this process.
+    At most `concurrency` calls run at a time. A servant may stop a call's clock while the call waits for its
+    turn (`call_clock`). A thread can't be stopped from outside: a call that is overdue
+    gets the result ``unavailable``, and its thread is *stuck* until the call returns. A stuck thread doesn't
+    count among the running ones, so that another one can take its place. Threads end with this process.
     """
 
     def __init__(
-        self, servant: Servant, concurrency: int, settle: Callable[[Work, Any], None], lost: Lost
+        self, servant: Servant, concurrency: int, settle: Callable[[ServantCall, Any], None], lost: Lost
     ) -> None:
-        self._servant, self._concurrency, self._settle, self._lost_result = servant, concurrency, settle, lost
+        self._servant, self._concurrency, self._settle, self._lost = servant, concurrency, settle, lost
         self._changed = threading.Condition()
-        self._queue: deque[Work] = deque()
-        self._running: dict[int, tuple[Work, CallClock]] = {}
-        self._idle = self._lost = self._numbers = 0
+        """Guards all that follows. Notified when a call is added, a call begins, or the pool is closed."""
+        self._queue: deque[ServantCall] = deque()
+        self._running: dict[int, tuple[ServantCall, CallClock]] = {}
+        """The call of each running thread and its clock, by the thread's number."""
+        self._idle_count = 0
+        self._stuck_count = 0
+        self._started_count = 0
         self._closed = False
         self._watcher: threading.Thread | None = None
 
-    def add(self, work: Work) -> None:
+    def add(self, work: ServantCall) -> None:
         with self._changed:
             self._queue.append(work)
             if self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, name="service calls", daemon=True)
                 self._watcher.start()
-            self._staff()
+            self._start_thread_if_needed()
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stops: nothing more is asked, and nothing more is settled."""
+        """Ends idle threads and the watcher. Calls that run are left alone, and their results are dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def _staff(self) -> None:
-        """Starts a further thread, where there is work for it. With the lock held."""
-        if len(self._queue) > self._idle and self._idle + len(self._running) < self._concurrency:
-            self._numbers += 1
-            self._idle += 1
-            name = f"service call {self._numbers}"
-            threading.Thread(target=self._work, args=(self._numbers,), name=name, daemon=True).start()
+    def _start_thread_if_needed(self) -> None:
+        """Starts a thread if a call waits, no thread is idle and `concurrency` allows it. The caller holds
+        the lock."""
+        has_waiting_calls = len(self._queue) > self._idle_count
+        if has_waiting_calls and self._idle_count + len(self._running) < self._concurrency:
+            self._started_count += 1
+            self._idle_count += 1
+            number = self._started_count
+            name = f"service call {number}"
+            threading.Thread(target=self._work, args=(number,), name=name, daemon=True).start()
 
     def _work(self, number: int) -> None:
+        """Makes one call after the other, in a thread."""
         while True:
             with self._changed:
                 while not (self._queue or self._closed):
                     self._changed.wait()
-                self._idle -= 1
+                self._idle_count -= 1
                 if self._closed:
                     return
                 work = self._queue.popleft()
                 _call.clock = CallClock(work.deadline, self._changed)
                 self._running[number] = work, _call.clock
-                self._changed.notify_all()
+                self._changed.notify_all()  # the watcher, since this deadline may be the earliest
             result = self._servant.answer(*work.arguments)
             with self._changed:
-                if self._running.pop(number, None) is None:  # given up: another thread has its place
-                    self._lost -= 1
+                if self._running.pop(number, None) is None:
+                    # The watcher has given the call up. Another thread may have taken this one's place.
+                    self._stuck_count -= 1
                     return
-                self._idle += 1
+                self._idle_count += 1
             if not self._closed:
                 self._settle(work, result)
 
     def _watch(self) -> None:
-        """Gives up overdue calls, and all that wait while too many threads are lost."""
+        """Gives up calls at their deadlines, and all waiting calls while too many threads are stuck."""
         while not self._closed:
-            given_up: list[tuple[Work, str]] = []
+            given_up: list[tuple[ServantCall, str]] = []
             with self._changed:
-                next_at = min((clock.overdue_at for _, clock in self._running.values()), default=math.inf)
-                self._changed.wait(None if next_at == math.inf else max(0.0, next_at - time.monotonic()))
+                earliest = min((clock.overdue_at for _, clock in self._running.values()), default=math.inf)
+                self._changed.wait(None if earliest == math.inf else max(0.0, earliest - time.monotonic()))
                 now = time.monotonic()
                 for number, (work, clock) in list(self._running.items()):
                     if clock.overdue_at <= now:
                         del self._running[number]
-                        self._lost += 1
+                        self._stuck_count += 1
                         given_up.append((work, work.too_long))
-                if self._lost >= _LOST_AT_MOST * self._concurrency:
-                    why = f"not asked: {self._lost} earlier calls have not returned"
-                    given_up += [(work, why) for work in self._queue]
+                if self._stuck_count >= _STUCK_PER_THREAD * self._concurrency:
+                    reason = f"not asked: {self._stuck_count} earlier calls have not returned"
+                    given_up += [(work, reason) for work in self._queue]
                     self._queue.clear()
-                self._staff()
-            for work, why in given_up:
-                self._settle(work, self._lost_result("unavailable", why, 0.0))
+                self._start_thread_if_needed()
+            # Without the lock, since settling a call may run callbacks of its future.
+            for work, reason in given_up:
+                self._settle(work, self._lost("unavailable", reason, 0.0))

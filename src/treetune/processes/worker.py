@@ -1,9 +1,14 @@
-"""The child side of a worker process: reads batches of calls, such as answers to grade, and makes them.
+"""Runs as a worker process: reads batches of calls, such as answers to grade, and sends their results.
 
-Run as ``python -m treetune.processes.worker`` by `WorkerProcess`, never by hand. Messages are pickles with a
-length before them. The first one sets the process up; each later one is a servant with the number that calls
-name it by, or a batch of calls. Every result is sent as soon as it is there, stamped with the time of its
-end, so that the parent knows what is being done and since when.
+`WorkerProcess` starts it as ``python -m treetune.processes.worker``. Messages are pickles with their length
+before them::
+
+    from the parent                              to the parent
+    {"path": …, "memory_bytes": …}   first       ("ready", time)
+    (number, pickled servant)                    ("loaded", time), or ("failed", reason) and exit
+    [(number, servant, arguments), …]            ("result", time, number, result), for each call at once
+
+The times say when each call ended, so that the parent knows since when the next one has been running.
 """
 
 from __future__ import annotations
@@ -26,19 +31,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Servant:
-    """Answers calls in a worker process, for which it is pickled, or in threads of this one.
-
-    `answer` raises nothing, and its results have the `seconds` that they took.
-    """
+    """Answers calls in a worker process, to which it is sent as a pickle, or in threads of this process."""
 
     def prepare(self) -> None:
-        """Called once in each worker process, before deadlines begin."""
+        """Prepares the servant. Called once in each worker process, before any deadline begins."""
 
     def answer(self, *arguments: Any, **named: Any) -> Any:
+        """Answers a call. Raises nothing; the result has an attribute `seconds`, which the call took."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Called when the pool is closed, of a servant in threads."""
+        """Releases what it holds. Called for a servant in threads when the pool is closed."""
 
 
 def frame(message: object) -> bytes:
@@ -52,7 +55,7 @@ def die_with_parent(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        sys.exit(1)  # it died before the kernel was asked
+        sys.exit(1)  # the parent died before the call above
 
 
 def read(pipe: BinaryIO) -> Any:
@@ -64,17 +67,21 @@ def read(pipe: BinaryIO) -> Any:
 
 
 def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
-    """Makes of this process a worker as its parent's first message says. Returns the pipe of further
-    messages, and a function that sends some back."""
+    """Sets this process up by the parent's first message.
+
+    Returns:
+        The pipe of further messages, and a function that sends a message to the parent.
+    """
     die_with_parent(int(sys.argv[1]))
-    # Ctrl-C in the terminal is the parent's to handle, who ends this process.
+    # The parent handles Ctrl-C, and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM may send it to all processes of a job
-    # The pipes move to descriptors of their own: what a grader prints goes to the error stream.
+    # The pipes move to other descriptors, so that a grader can't write into them: standard input becomes
+    # empty, and standard output goes to standard error.
     requests = os.fdopen(os.dup(0), "rb")
     results = os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
     os.dup2(2, 1)
 
     def send(*message: Any) -> None:
@@ -86,15 +93,15 @@ def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
     sys.path[:] = setup["path"]
     folders.search_in(*setup["own_folders"])
     if (memory := setup["memory_bytes"]) is not None:
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        allowed = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))  # a limit can't be raised, only lowered
+        # A process may lower its hard limit, but not raise it.
+        hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = memory if hard_limit == resource.RLIM_INFINITY else min(memory, hard_limit)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     return requests, send
 
 
 def load(pickled: bytes, send: Callable[..., None]) -> Any:
-    """Returns a servant that is ready to answer. Where it can't be loaded, the parent is told, who tells the
-    user: there is nothing to work with."""
+    """Unpickles and prepares a servant. If that fails, sends the reason to the parent, and exits."""
     try:
         servant = pickle.loads(pickled)
         servant.prepare()
@@ -109,6 +116,7 @@ def load(pickled: bytes, send: Callable[..., None]) -> Any:
 
 
 def main() -> None:
+    """Answers calls until the parent closes the pipe."""
     requests, send = become_worker()
     send("ready", time.monotonic())
     servants: dict[int, Servant] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
@@ -11,10 +11,10 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding
-from treetune.engine.base import Completion, Later, Request, SamplingParams
+from treetune.engine.base import Completion, Request, SamplingParams
 from treetune.models.tokenizer import step_ends
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
 from treetune.seeds import derive_seed
@@ -96,29 +96,57 @@ class SampledRollout(Rollout):
 
         Raises ValueError for one that leaves no room for an answer in the context.
         """
-        return {
-            problem.id: encoded_prompt(context, problem, max_tokens, self.max_prompt_tokens)
-            for problem in problems
-            for max_tokens in [context.task.of(problem).sampling(self.sampling).max_tokens]
-        }
-
-
-class Growth(NamedTuple):
-    """Answers that are being sampled: the first requests, the callback that takes completions and returns
-    further requests, and a function that returns the graded answers once there are none."""
-
-    requests: Sequence[Request | Later]
-    on_result: Callable[[int, list[Completion]], Sequence[Request | Later]]
-    answers: Callable[[], list[Trajectory]]
+        prompts = {}
+        for problem in problems:
+            max_tokens = context.task.of(problem).sampling(self.sampling).max_tokens
+            prompts[problem.id] = encoded_prompt(context, problem, max_tokens, self.max_prompt_tokens)
+        return prompts
 
 
 class Start(NamedTuple):
-    """An answer to be sampled: its problem, its seed, and the segments of it that are there already."""
+    """An answer to be sampled: its problem, its seed, and the segments of it that are there already.
+
+    Example: a new answer to ``2+2=?``, and one that goes on behind the first tokens of another answer::
+
+        Start(problem, prompt_ids=array([17, 10, 17, 28]), seed=5122)
+        Start(problem, prompt_ids=array([17, 10, 17, 28]), seed=733, segments=(Segment(array([8, 9])),))
+    """
 
     problem: Problem
     prompt_ids: TokenIds
     seed: int
     segments: tuple[Segment, ...] = ()
+
+
+class Announcer:
+    """Announces each graded answer: it counts them in the run's log, and calls who observes answers."""
+
+    def __init__(self, context: RolloutContext, answers: int) -> None:
+        self._log, self._observer = context.log, context.find(AnswerObserver)
+        self._announced, self._answers = 0, answers
+
+    async def announce(self, answer: Trajectory) -> None:
+        """Returns once the observer is done with the answer. Other answers go on meanwhile."""
+        self._announced += 1
+        self._log.progress(self._announced, self._answers)
+        if self._observer is not None:
+            await self._observer.observe(answer)
+
+
+class CountedSamples:
+    """Samples, and counts in the run's log the samples that were asked for and those that came."""
+
+    def __init__(self, context: RolloutContext, already: int = 0) -> None:
+        assert context.engine is not None, "whoever samples needs an engine"
+        self._engine, self._log = context.engine, context.log
+        self._asked = self._came = already
+
+    async def sample(self, request: Request) -> list[Completion]:
+        self._asked += request.n
+        completions = await self._engine.sample(request)
+        self._came += request.n
+        self._log.progress(self._came, self._asked)
+        return completions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,25 +161,18 @@ class GrowingRollout(SampledRollout):
     def sampler(self) -> Rollout | None:
         return self
 
-    def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
-        """Returns the requests for one answer from each start, and what follows from them. `sample` is 0 in
-        all answers.
+    async def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
+        """Samples and grades one answer from each start, and returns them in that order; `sample` is 0 in all
+        of them. `Engine.run` runs this, or a program that awaits it.
 
         The seed of a request derives from its start's and from its place in the answer, so that an answer
         does not depend on what else is sampled, nor on the order in which anything comes in.
         """
         raise NotImplementedError
 
-    def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
-        """Samples and grades one answer from each start, in their order."""
-        assert context.engine is not None, "a rollout that samples needs an engine"
-        growth = self.growing(context, starts)
-        if growth.requests:
-            context.engine.generate(growth.requests, growth.on_result)
-        return growth.answers()
-
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        assert context.engine is not None, "a rollout that samples needs an engine"
         prompts = self.encoded_prompts(context, problems)
         starts = [
             Start(
@@ -162,10 +183,9 @@ class GrowingRollout(SampledRollout):
             for problem in rank_share(context, problems)
             for sample in range(self.samples)
         ]
-        answers = enumerate(self.answers(context, starts))
-        return measured_trees(
-            context, trees_of(replace(answer, sample=number % self.samples) for number, answer in answers)
-        )
+        answers = context.engine.run(self.answers(context, starts))
+        numbered = (replace(answer, sample=index % self.samples) for index, answer in enumerate(answers))
+        return measured_trees(context, trees_of(numbered))
 
 
 def measured_trees(context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Tree], Metrics]:

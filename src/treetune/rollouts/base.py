@@ -288,11 +288,14 @@ class TokenCredit(Credit):
         episodes: list[Episode] = []
         for tree in trees:
             advantages = self.token_advantages(tree.leaves)
-            given, due = [len(row) for row in advantages], [len(leaf.response_ids) for leaf in tree.leaves]
-            if given != due:
+            counts, tokens = (
+                [len(row) for row in advantages],
+                [len(leaf.response_ids) for leaf in tree.leaves],
+            )
+            if counts != tokens:
                 raise ValueError(
-                    f"problem {tree.problem.id!r}: the credit gives {given} advantages for answers of {due}"
-                    " tokens: give each token of each answer one"
+                    f"problem {tree.problem.id!r}: the credit gives {counts} advantages for answers of"
+                    f" {tokens} tokens: give each token of each answer one"
                 )
             for leaf, row in zip(tree.leaves, advantages, strict=True):
                 episode = episode_of(context, leaf)

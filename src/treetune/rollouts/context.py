@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from treetune.engine.base import Engine, SamplingParams
+from treetune.engine.base import ANSWERS, Engine, SamplingParams
 from treetune.tasks.base import Task
-from treetune.vocabulary import Grade, Problem, TextCodec, TokenIds, Trajectory
+from treetune.vocabulary import Problem, TextCodec, TokenIds, Trajectory
 
 if TYPE_CHECKING:
     from treetune.tasks.graders.pool import GraderPool
@@ -26,11 +25,12 @@ class RankGroup(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def exchange(self, name: str, own: Any) -> list[Any]:
+    def exchange(self, name: str, value: Any) -> list[Any]:
         """Returns every rank's object, in rank order. Collective."""
 
-    def hand_out(self, name: str, for_each: Sequence[Any]) -> list[Any]:
-        """Given one object for each rank, returns those that all ranks have for this one. Collective."""
+    def hand_out(self, name: str, for_ranks: Sequence[Any]) -> list[Any]:
+        """Sends an object to each rank, and returns those that all ranks have sent to this one.
+        Collective."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class OneRank:
     rank: int = 0
     world_size: int = 1
 
-    def exchange(self, name: str, own: Any) -> list[Any]:
-        return [own]
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        return [value]
 
-    def hand_out(self, name: str, for_each: Sequence[Any]) -> list[Any]:
-        return list(for_each)
+    def hand_out(self, name: str, for_ranks: Sequence[Any]) -> list[Any]:
+        return list(for_ranks)
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,9 @@ class AnswerSettings:
     reads_logprobs: bool = True
     """Whether anybody reads the engine's log-probs of answers. Training does; evaluation and values only
     grade answers, and the engine is not asked for any. A rollout that reads them itself asks anyway."""
+    priority: int = ANSWERS
+    """The priority of requests for answers, of `ANSWERS` and `CONTINUATIONS`: what is sampled to value
+    others' states waits behind answers."""
 
     def token_budget(self, prompt_ids: TokenIds, max_tokens: int) -> int:
         """Returns how many tokens an answer may have: `max_tokens`, or what the prompt leaves of the context
@@ -144,8 +147,7 @@ class ShapingMemory(dict[str, Any]):
 
 @dataclass(frozen=True)
 class AnswerObserver:
-    """Somebody who wants each answer as soon as it is there, before the others."""
+    """Somebody who wants each answer as soon as it is graded, before the others are there."""
 
-    observe: Callable[[Trajectory, Future[Grade]], None]
-    """Takes an answer, whose own grade says nothing yet, and the grade that it will have. Called within the
-    engine's callbacks."""
+    observe: Callable[[Trajectory], Awaitable[None]]
+    """Takes a graded answer. May await samples of the same engine; the rollout ends when this has ended."""

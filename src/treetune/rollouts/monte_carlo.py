@@ -33,10 +33,10 @@ from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.unavailable import least_answers
 from treetune.rollouts.valuation import (
     FreshContinuations,
-    Position,
     StepValues,
     Valuation,
     Value,
+    ValuedAnswer,
     ValueEstimator,
     check_continuations,
     mean_of,
@@ -191,12 +191,12 @@ class MonteCarlo(Credit):
         return replace(sampling, **self._overrides()) == sampling  # type: ignore[arg-type]
 
     def _overrides(self) -> dict[str, float]:
-        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-        return {name: value for name, value in given.items() if value is not None}
+        settings = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        return {name: value for name, value in settings.items() if value is not None}
 
     @override
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
-        if not (self.pipelined and self.states.opens_early(context) and self.values.first_states(1)):
+        if not (self.pipelined and self.states.begins_early(context) and self.values.first_states(1)):
             return None
         return EarlyContinuations(
             rule=self.states,
@@ -211,30 +211,31 @@ class MonteCarlo(Credit):
         sampling = self._sampling(context)
         valuation = Valuation(context, trees, self.states, sampling, self.samples, self.max_states)
         values = self.values.values(valuation)
-        due = [[[True] * len(states) for states in of_tree] for of_tree in valuation.states]
-        try:
-            given = [[[isinstance(v, Value | None) for v in answer] for answer in tree] for tree in values]
-        except TypeError:
-            given = None
-        if given != due:
-            raise ValueError(f"{type(self.values).__name__}: give each state of each answer a Value or None")
+        _check_values(self.values, valuation, values)
         episodes = []
-        for tree, states_of_tree, values_of_tree in zip(trees, valuation.states, values, strict=True):
-            for leaf, (states, of_answer) in enumerate(zip(states_of_tree, values_of_tree, strict=True)):
-                step_values = [*of_answer]
-                if self.siblings_count_into_prompt_value:
-                    at_prompt = valuation.estimates[states[0][0]].rewards
-                    anywhere = [[0] * len(tree.leaves)] * len(tree.leaves)
-                    siblings = rewards_below(tree, anywhere, Position(leaf, 0))
-                    step_values[0] = mean_of([*at_prompt, *siblings])
-                if step_values[0] is not None:
-                    episode = self._episode(context, tree, leaf, step_values)
-                    found = [(at.length, valuation.estimates.get(state)) for state, at in states]
-                    earned = {length: one.earned for length, one in found if one is not None}
-                    episodes.append(replace(episode, continuations=earned))
+        for answer, of_answer in zip(valuation.answers, values, strict=True):
+            step_values = list(of_answer)
+            if self.siblings_count_into_prompt_value:
+                step_values[0] = self._prompt_value(valuation, answer)
+            if step_values[0] is None:
+                continue  # nothing is known of the answer
+            earned = {}
+            for at in answer.states:
+                if (estimate := valuation.estimates.get(at.state)) is not None:
+                    earned[at.length] = estimate.earned
+            episode = self._episode(context, answer.tree, answer.leaf, step_values)
+            episodes.append(replace(episode, continuations=earned))
         metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
         lost = _report_lost(context, valuation.all_estimates, len(answers_of(trees)) - len(episodes))
         return episodes, metrics | valuation.metrics | lost
+
+    def _prompt_value(self, valuation: Valuation, answer: ValuedAnswer) -> Value | None:
+        """Returns the mean of what the prompt's continuations and the other answers to the problem earned."""
+        continued = valuation.estimates[answer.states[0].state].rewards
+        answers = len(answer.tree.leaves)
+        share_the_prompt = [[0] * answers for _ in range(answers)]
+        siblings = rewards_below(answer.tree, share_the_prompt, answer.leaf, 0)
+        return mean_of([*continued, *siblings])
 
     def _episode(self, context: RolloutContext, tree: Tree, leaf: int, step_values: StepValues) -> Episode:
         answer = tree.leaves[leaf]
@@ -266,14 +267,31 @@ class MonteCarlo(Credit):
         return replace(context.settings.sampling, **self._overrides())  # type: ignore[arg-type]
 
 
+def _check_values(estimator: ValueEstimator, valuation: Valuation, values: Sequence[StepValues]) -> None:
+    """Raises ValueError where an estimator doesn't give each state of each answer its value."""
+    expected = [len(answer.states) for answer in valuation.answers]
+    try:
+        counts = [len(of_answer) for of_answer in values]
+        fits = counts == expected and all(
+            isinstance(value, Value | None) for of_answer in values for value in of_answer
+        )
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{type(estimator).__name__}: give each state of each answer a Value or None, in a list for each"
+            " of `Valuation.answers`"
+        )
+
+
 def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
     """Returns metrics of the distinct states: how many, their values, how sure these are, at which cost.
 
     ``credit/value_std`` is the mean over states of the standard deviation of their K rewards;
     ``credit/value_decided`` the share of states whose continuations all earned the same.
     """
-    known = [estimate.rewards for estimate in estimates if estimate.rewards]
-    if not known:
+    rewards_by_state = [estimate.rewards for estimate in estimates if estimate.rewards]
+    if not rewards_by_state:
         return {}
     samples = sum(len(estimate.earned) for estimate in estimates)
     return {
@@ -281,15 +299,16 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
         "credit/value_samples": float(samples),
         "credit/value_tokens": float(sum(estimate.tokens for estimate in estimates)),
         "credit/value_unfinished": sum(estimate.unfinished for estimate in estimates) / samples,
-        "credit/value_mean": mean([mean(rewards) for rewards in known]),
-        "credit/value_std": mean([pstdev(rewards) for rewards in known]),
-        "credit/value_decided": mean([float(len(set(rewards)) == 1) for rewards in known]),
+        "credit/value_mean": mean([mean(rewards) for rewards in rewards_by_state]),
+        "credit/value_std": mean([pstdev(rewards) for rewards in rewards_by_state]),
+        "credit/value_decided": mean([float(len(set(rewards)) == 1) for rewards in rewards_by_state]),
     }
 
 
 def _report_lost(context: RolloutContext, estimates: Sequence[Estimate], unvalued: int) -> Metrics:
     """Logs and counts continuations that could not be graded, if there are any. Collective."""
-    lost = sum(one.earned.count(None) for one in estimates)  # of all ranks, so that all decide alike
+    # Of all ranks, so that all decide alike.
+    lost = sum(estimate.earned.count(None) for estimate in estimates)
     if not lost:
         return {}
     total = sum(len(estimate.earned) for estimate in estimates)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
 from treetune.contracts import Answers, Feature, OneLine, SampledAnswers
 from treetune.engine.base import Completion, Request, SamplingParams
+from treetune.engine.programs import result_of
 from treetune.rollouts.answers import (
-    UNGRADED,
+    Announcer,
     SampledRollout,
     before_stop,
     encoded_prompt,
@@ -25,7 +26,7 @@ from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.seeds import derive_seed
 from treetune.tree import Tree
-from treetune.vocabulary import Grade, Metrics, Problem, TextCodec, Trajectory
+from treetune.vocabulary import Metrics, Problem, TextCodec, Trajectory
 
 
 @Rollout.register("single_turn")
@@ -84,65 +85,87 @@ def sample_answers(
     assert context.engine is not None, "a rollout that samples needs an engine"
     requests = []
     for problem in problems:
-        own = context.task.of(problem).sampling(sampling)
-        prompt_ids = encoded_prompt(context, problem, own.max_tokens, max_prompt_tokens)
-        max_tokens = context.settings.token_budget(prompt_ids, own.max_tokens)
+        of_task = context.task.of(problem).sampling(sampling)
+        prompt_ids = encoded_prompt(context, problem, of_task.max_tokens, max_prompt_tokens)
+        max_tokens = context.settings.token_budget(prompt_ids, of_task.max_tokens)
         requests.append(
             Request(
                 prompt_ids=prompt_ids,
                 seed=derive_seed(context.seed, context.iteration, problem.id, purpose),
                 n=samples,
-                sampling=replace(own, max_tokens=max_tokens),
+                sampling=replace(of_task, max_tokens=max_tokens),
+                priority=context.settings.priority,
                 reads_logprobs=context.settings.reads_logprobs,
             )
         )
-    answers: dict[tuple[int, int], tuple[Trajectory, Future[Grade]]] = {}
-    observer = context.find(AnswerObserver)
-    together = samples if observer is None else 1
+    announcer = Announcer(context, answers=len(requests) * samples)
 
-    def on_result(index: int, completions: list[Completion]) -> None:
-        number, first = divmod(index * together, samples)
-        problem, request = problems[number], requests[number]
-        for sample, completion in enumerate(completions, first):
-            text = context.codec.decode(completion.token_ids)
-            grade = context.grader.submit(
-                before_stop(text, request.sampling.stop),
-                problem,
-                decided=is_decided(completion.finish_reason, unfinished_reward),
-            )
-            answer = Trajectory(
-                problem=problem,
-                sample=sample,
-                prompt_ids=request.prompt_ids,
-                segments=(completion.segment(),),
-                finish_reason=completion.finish_reason,
-                text=text,
-                grade=UNGRADED,
-                step_ends=steps_of(context, problem, completion.token_ids, text, request.sampling.stop),
-            )
-            answers[number, sample] = answer, grade
-            if observer is not None:
-                observer.observe(answer, grade)
-        context.log.progress(len(answers), len(requests) * samples)
+    async def sample_trees() -> list[Tree]:
+        trees = (
+            _sample_tree(context, problem, request, unfinished_reward, announcer)
+            for problem, request in zip(problems, requests, strict=True)
+        )
+        return await asyncio.gather(*trees)
 
-    parts = [
-        replace(request, seed=request.seed + first, n=together)
-        for request in requests
-        for first in range(0, samples, together)
-    ]
-    context.engine.generate(parts, on_result)
-    assert len(answers) == len(requests) * samples, "the engine reports every request"
-    trees = []
-    for number, (problem, request) in enumerate(zip(problems, requests, strict=True)):
-        trees.append(tree := Tree(problem, request.prompt_ids))
-        for sample in range(samples):
-            answer, grade = answers[number, sample]
-            tree.take(
-                replace(
-                    answer, grade=with_unfinished(grade.result(), answer.finish_reason, unfinished_reward)
-                )
-            )
-    return trees
+    return context.engine.run(sample_trees())
+
+
+async def _sample_tree(
+    context: RolloutContext,
+    problem: Problem,
+    request: Request,
+    unfinished_reward: float | None,
+    announcer: Announcer,
+) -> Tree:
+    """Returns the tree of a problem's graded answers: the samples of the request."""
+    parts = {0: request}  # by the number of their first sample
+    if context.find(AnswerObserver) is not None:
+        # Who observes answers wants each as soon as it is there, and a request is answered when all its
+        # samples are. Sample i of it is the one sample of a request with ``seed + i``.
+        parts = {i: replace(request, seed=request.seed + i, n=1) for i in range(request.n)}
+
+    async def sample_part(first_sample: int, part: Request) -> list[Trajectory]:
+        assert context.engine is not None, "a rollout that samples needs an engine"
+        completions = await context.engine.sample(part)
+        graded = (
+            _grade_answer(context, problem, request, sample, completion, unfinished_reward, announcer)
+            for sample, completion in enumerate(completions, first_sample)
+        )
+        return await asyncio.gather(*graded)
+
+    answers_of_parts = await asyncio.gather(*(sample_part(first, part) for first, part in parts.items()))
+    tree = Tree(problem, request.prompt_ids)
+    for answers in answers_of_parts:
+        for answer in answers:
+            tree.take(answer)
+    return tree
+
+
+async def _grade_answer(
+    context: RolloutContext,
+    problem: Problem,
+    request: Request,
+    sample: int,
+    completion: Completion,
+    unfinished_reward: float | None,
+    announcer: Announcer,
+) -> Trajectory:
+    """Returns the graded answer that a completion is."""
+    text, stop = context.codec.decode(completion.token_ids), request.sampling.stop
+    decided = is_decided(completion.finish_reason, unfinished_reward)
+    grade = await result_of(context.grader.submit(before_stop(text, stop), problem, decided=decided))
+    answer = Trajectory(
+        problem=problem,
+        sample=sample,
+        prompt_ids=request.prompt_ids,
+        segments=(completion.segment(),),
+        finish_reason=completion.finish_reason,
+        text=text,
+        grade=with_unfinished(grade, completion.finish_reason, unfinished_reward),
+        step_ends=steps_of(context, problem, completion.token_ids, text, stop),
+    )
+    await announcer.announce(answer)
+    return answer
 
 
 def for_fixed_problems(rollout: Rollout) -> Rollout:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,8 +11,9 @@ from functools import partial
 from typing_extensions import override
 
 from treetune.contracts import Need, OneLine
-from treetune.engine.base import CONTINUATIONS, Completion, Later, Request, SamplingParams
-from treetune.rollouts.answers import GrowingRollout, Growth, Start, before_stop
+from treetune.engine.base import CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.engine.programs import result_of
+from treetune.rollouts.answers import CountedSamples, GrowingRollout, Start, before_stop
 from treetune.rollouts.base import STATES_REMEDY
 from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.rollouts.values import (
@@ -20,12 +22,11 @@ from treetune.rollouts.values import (
     ContinuationPlan,
     EarlyContinuations,
     Estimate,
-    OpenState,
     StateRule,
 )
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
-from treetune.vocabulary import Grade, Trajectory, joined
+from treetune.vocabulary import Grade, Segment, Trajectory, joined
 
 # Answers of one line, which are continued from their beginnings
 
@@ -37,15 +38,22 @@ class OneLineStates(StateRule):
     needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
 
     @override
-    def opens_early(self, context: RolloutContext) -> bool:
+    def begins_early(self, context: RolloutContext) -> bool:
         return True
 
     @override
-    def open(self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan) -> OneLineState:
-        state = OneLineState(context, prefix, plan)
-        # What services do for values is counted with the values, whose phase comes later.
-        state.ungraded = [] if context.grader.has_services else None
-        return state
+    async def begin(
+        self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan
+    ) -> OneLineContinuations:
+        assert context.engine is not None, "answers that are sampled have an engine"
+        continuations = OneLineContinuations(context, prefix, plan)
+        if context.grader.has_services:
+            # What services do for values is counted with the values, whose phase comes later: `estimate`
+            # has these graded.
+            await continuations.sample_next_turn(context.engine.sample)
+        else:
+            await continuations.sample_all_turns(context.engine.sample)
+        return continuations
 
     @override
     def estimate(
@@ -55,41 +63,16 @@ class OneLineStates(StateRule):
         budget."""
         assert context.engine is not None, "Monte-Carlo values need an engine"
         early = context.find(EarlyContinuations)
-        states = []
+        states: list[OneLineContinuations] = []
         for prefix in prefixes:
-            state = early and early.find(prefix, plan)
-            if isinstance(state, OneLineState):
-                state.grade_waiting()
-            else:
-                state = OneLineState(context, prefix, plan)
-            states.append(state)
-        owners: list[OneLineState] = []  # of each request, in their order
-        done = total = sum(len(state.completions) for state in states)
+            begun = None if early is None else early.find(prefix, plan)
+            states.append(begun or OneLineContinuations(context, prefix, plan))
+        counted = CountedSamples(context, already=sum(len(state.completions) for state in states))
 
-        def requests_of(state: OneLineState) -> list[Request | Later]:
-            nonlocal total
-            requests: list[Request | Later] = []
-            for request in state.ask():
-                if isinstance(request, Later):
-                    requests.append(Later(request.ready, partial(requests_of, state)))
-                else:
-                    owners.append(state)
-                    total += request.n
-                    requests.append(request)
-            return requests
+        async def estimate_all() -> list[Estimate]:
+            return await asyncio.gather(*(state.estimate(counted.sample) for state in states))
 
-        def on_result(index: int, completions: list[Completion]) -> list[Request | Later]:
-            nonlocal done
-            owners[index].take(completions)
-            further = requests_of(owners[index])
-            done += len(completions)
-            context.log.progress(done, total)
-            return further
-
-        requests = [request for state in states for request in requests_of(state)]
-        if requests:
-            context.engine.generate(requests, on_result)
-        return [state.estimate() for state in states]
+        return context.engine.run(estimate_all())
 
 
 @StateRule.register("step_boundaries")
@@ -133,98 +116,96 @@ def continuation_request(
     )
 
 
+Sample = Callable[[Request], Awaitable[list[Completion]]]
+
+
 @dataclass
-class OneLineState(OpenState):
-    """A state of an answer of one line, and its continuations so far."""
+class OneLineContinuations:
+    """The continuations of a state of an answer of one line, so far."""
 
     context: RolloutContext
     prefix: AnswerPrefix
     plan: ContinuationPlan
-    turn: int = 0
+    turns: int = 0
     """Requests so far."""
     completions: list[Completion] = field(default_factory=list)
     grades: list[Future[Grade] | None] = field(default_factory=list)
-    """None for a continuation that was cut off, whose reward is known."""
-    ungraded: list[Completion] | None = None
-    """Completions that wait to be graded; None: each is graded as it comes."""
-    is_over: bool = False
+    """Of the first completions: those behind them wait to be graded. None for a continuation that was cut
+    off, whose reward is known."""
 
     def __post_init__(self) -> None:
         # The problem's own: domains have stop strings and budgets of their own.
         self.sampling = self.context.task.of(self.prefix.problem).sampling(self.plan.sampling)
 
-    @override
-    def ask(self) -> list[Request | Later]:
-        if self.is_over or self.ungraded:
-            return []
-        if self.turn and self.plan.budget.adaptive:
-            missing = next((grade for grade in self.grades if grade is not None and not grade.done()), None)
-            if missing is not None:  # waiting here would hold up all other results
-                return [Later(missing, self.ask)]
-        count = self.plan.budget.ask(self.turn, self.rewards)
-        self.is_over = not count
+    async def estimate(self, sample: Sample) -> Estimate:
+        """Samples what the budget asks for still, and returns what the continuations earned."""
+        await self.sample_all_turns(sample)
+        await self._wait_for_grades()
+        earned = self._earned()
+        rewards = [reward for reward in earned if reward is not None]
+        return Estimate(
+            earned=tuple(earned),
+            rewards=tuple(self.plan.budget.counted(rewards)),
+            unfinished=sum(completion.finish_reason == "length" for completion in self.completions),
+            tokens=sum(len(completion.token_ids) for completion in self.completions),
+        )
+
+    async def sample_all_turns(self, sample: Sample) -> None:
+        """Samples turn after turn until the budget asks for no more, and has each continuation graded."""
+        self._submit_to_grader()
+        while await self.sample_next_turn(sample):
+            self._submit_to_grader()
+
+    async def sample_next_turn(self, sample: Sample) -> bool:
+        """Samples as many continuations as the budget asks for next. Returns whether it asked for any."""
+        if self.turns and self.plan.budget.adaptive:
+            await self._wait_for_grades()  # those decide how many follow
+        count = self.plan.budget.ask(self.turns, self._rewards)
         if not count:
-            return []
-        context, turn = self.context, self.turn
-        self.turn += 1
-        return [
-            continuation_request(
-                context.settings,
-                context.seed,
-                context.iteration,
-                self.prefix,
-                self.sampling,
-                self.plan.purpose,
-                turn,
-                count,
-            )
-        ]
+            return False
+        request = continuation_request(
+            self.context.settings,
+            self.context.seed,
+            self.context.iteration,
+            self.prefix,
+            self.sampling,
+            self.plan.purpose,
+            self.turns,
+            count,
+        )
+        self.turns += 1
+        self.completions += await sample(request)
+        return True
 
-    @override
-    def answered(self, index: int, completions: list[Completion]) -> list[Request | Later]:
-        self.take(completions)
-        return self.ask()
-
-    def take(self, completions: Sequence[Completion]) -> None:
-        self.completions += completions
-        if self.ungraded is None:
-            self._grade(completions)
-        else:
-            self.ungraded += completions
-
-    def grade_waiting(self) -> None:
-        """Grades the completions that wait, and from now on each as it comes."""
-        waiting, self.ungraded = self.ungraded, None
-        self._grade(waiting or ())
-
-    def _grade(self, completions: Sequence[Completion]) -> None:
+    def _submit_to_grader(self) -> None:
+        """Has the continuations graded that wait for it."""
         context, prefix_ids = self.context, self.prefix.token_ids
-        for completion in completions:
+        for completion in self.completions[len(self.grades) :]:
             if completion.finish_reason == "length" and context.settings.unfinished_reward is not None:
                 self.grades.append(None)
                 continue
             text = context.codec.decode(joined([prefix_ids, completion.token_ids]))
-            self.grades.append(
-                context.grader.submit(before_stop(text, self.sampling.stop), self.prefix.problem)
-            )
+            graded_text = before_stop(text, self.sampling.stop)
+            self.grades.append(context.grader.submit(graded_text, self.prefix.problem))
 
-    def earned(self) -> list[float | None]:
-        """Waits for the grades, and returns what each continuation earned; None: nobody could grade it."""
-        unfinished = self.context.settings.unfinished_reward or 0.0
-        grades = [None if grade is None else grade.result() for grade in self.grades]
-        return [unfinished if grade is None else grade.reward if grade.is_known else None for grade in grades]
+    async def _wait_for_grades(self) -> None:
+        for grade in self.grades:
+            if grade is not None:
+                await result_of(grade)
 
-    def rewards(self) -> list[float]:
-        return [reward for reward in self.earned() if reward is not None]
+    def _earned(self) -> list[float | None]:
+        """Returns what each graded continuation earned; None: nobody could grade it."""
+        earned: list[float | None] = []
+        for future in self.grades:
+            if future is None:
+                earned.append(self.context.settings.unfinished_reward or 0.0)
+                continue
+            grade = future.result()
+            earned.append(grade.reward if grade.is_known else None)
+        return earned
 
-    def estimate(self) -> Estimate:
-        earned = self.earned()
-        return Estimate(
-            earned=tuple(earned),
-            rewards=tuple(self.plan.budget.counted([one for one in earned if one is not None])),
-            unfinished=sum(one.finish_reason == "length" for one in self.completions),
-            tokens=sum(len(one.token_ids) for one in self.completions),
-        )
+    def _rewards(self) -> list[float]:
+        return [reward for reward in self._earned() if reward is not None]
 
 
 # Answers that only their rollout can continue
@@ -238,46 +219,52 @@ class WholeAnswers(StateRule):
         raise NotImplementedError
 
     @override
-    def opens_early(self, context: RolloutContext) -> bool:
+    def begins_early(self, context: RolloutContext) -> bool:
         # What services do for values is counted with the values, whose phase comes later.
         return not context.grader.has_services
 
     @override
-    def open(self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan) -> ContinuedAnswers:
-        # The progress is that of the rollout's answers.
+    async def begin(
+        self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan
+    ) -> list[Trajectory]:
+        """Returns the first turn's answers through the state. Further turns wait until all answers are
+        there."""
+        # The progress that the log shows is that of the rollout's answers.
         quiet = replace(context, log=replace(context.log, progress=lambda done, total: None))
-        starts = self._starts(context, prefix, plan.purpose, range(plan.budget.ask(0, lambda: ())))
-        rollout = _rollout(context, plan.sampling)
-        return ContinuedAnswers(partial(rollout.growing, _only_graded(quiet), starts))
+        first_turn = plan.budget.ask(0, tuple)
+        starts = self._starts(context, prefix, plan.purpose, range(first_turn))
+        return await _rollout(context, plan.sampling).answers(_only_graded(quiet), starts)
 
     @override
     def estimate(
         self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:
+        assert context.engine is not None, "Monte-Carlo values need an engine"
         rollout, only_graded, budget = _rollout(context, plan.sampling), _only_graded(context), plan.budget
         early = context.find(EarlyContinuations)
-        answers: list[list[Trajectory]] = []
+        answers: list[list[Trajectory]] = []  # through each state
         for prefix in prefixes:
-            state = early and early.find(prefix, plan)
-            growth = state.growth if isinstance(state, ContinuedAnswers) else None
-            answers.append([] if growth is None else growth.answers())
-        turns = [int(bool(of_state)) for of_state in answers]
-        waiting = list(range(len(prefixes)))
-        while waiting:
-            counts = {
-                number: budget.ask(turns[number], partial(_rewards, answers[number])) for number in waiting
-            }
-            owners = [number for number, count in counts.items() for _ in range(count)]
-            starts = []
-            for number, count in counts.items():
-                first = len(answers[number])
-                starts += self._starts(context, prefixes[number], plan.purpose, range(first, first + count))
-            for number, answer in zip(owners, rollout.answers(only_graded, starts), strict=True):
-                answers[number].append(answer)
-            waiting = [number for number in waiting if counts[number]]
-            for number in waiting:
-                turns[number] += 1
-        return [_estimate(*of_state, budget) for of_state in zip(prefixes, answers, strict=True)]
+            begun = None if early is None else early.find(prefix, plan)
+            answers.append(list(begun or ()))
+        turns = [1 if through_state else 0 for through_state in answers]
+        # All states take their turns together, so that the rollout bounds how many answers are in flight.
+        unsure = list(range(len(prefixes)))
+        while unsure:
+            owners: list[int] = []  # the state of each start
+            starts: list[Start] = []
+            for state in unsure:
+                count = budget.ask(turns[state], partial(_rewards, answers[state]))
+                first = len(answers[state])
+                numbers = range(first, first + count)
+                starts += self._starts(context, prefixes[state], plan.purpose, numbers)
+                owners += [state] * count
+            sampled = context.engine.run(rollout.answers(only_graded, starts))
+            for state, answer in zip(owners, sampled, strict=True):
+                answers[state].append(answer)
+            unsure = list(dict.fromkeys(owners))
+            for state in unsure:
+                turns[state] += 1
+        return [_estimate(prefix, through, budget) for prefix, through in zip(prefixes, answers, strict=True)]
 
     def _starts(
         self, context: RolloutContext, prefix: AnswerPrefix, purpose: str, numbers: Sequence[int]
@@ -287,27 +274,6 @@ class WholeAnswers(StateRule):
             Start(prefix.problem, prefix.prompt_ids, derive_seed(seed, number), prefix.segments)
             for number in numbers
         ]
-
-
-@dataclass
-class ContinuedAnswers(OpenState):
-    """The first turn's answers through a state, written while others are sampled. Further turns wait until
-    all answers are there."""
-
-    grow: partial[Growth]
-    growth: Growth | None = None
-
-    @override
-    def ask(self) -> list[Request | Later]:
-        if self.growth is not None:
-            return []
-        self.growth = self.grow()
-        return _behind_answers(self.growth.requests)
-
-    @override
-    def answered(self, index: int, completions: list[Completion]) -> list[Request | Later]:
-        assert self.growth is not None, "asked before it was answered"
-        return _behind_answers(self.growth.on_result(index, completions))
 
 
 def _rollout(context: RolloutContext, sampling: SamplingParams) -> GrowingRollout:
@@ -320,17 +286,9 @@ def _rollout(context: RolloutContext, sampling: SamplingParams) -> GrowingRollou
 
 
 def _only_graded(context: RolloutContext) -> RolloutContext:
-    return replace(context, settings=replace(context.settings, reads_logprobs=False))
-
-
-def _behind_answers(requests: Sequence[Request | Later]) -> list[Request | Later]:
-    """Returns the requests, and those that follow later, with the priority of continuations."""
-    return [
-        Later(request.ready, partial(lambda later: _behind_answers(later.requests()), request))
-        if isinstance(request, Later)
-        else replace(request, priority=CONTINUATIONS)
-        for request in requests
-    ]
+    """Returns the context of answers that wait behind others, and that are graded and no more."""
+    settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATIONS)
+    return replace(context, settings=settings)
 
 
 def _rewards(answers: Sequence[Trajectory]) -> list[float]:
@@ -338,11 +296,14 @@ def _rewards(answers: Sequence[Trajectory]) -> list[float]:
 
 
 def _estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
-    known = sum(len(segment.token_ids) for segment in prefix.segments if segment.origin == "sampled")
-    sampled = [len(s.token_ids) for one in answers for s in one.segments if s.origin == "sampled"]
+    sampled_before = _sampled_tokens(prefix.segments)
     return Estimate(
         earned=tuple(answer.reward if answer.grade.is_known else None for answer in answers),
         rewards=tuple(budget.counted(_rewards(answers))),
-        unfinished=sum(one.unfinished for one in answers),
-        tokens=sum(sampled) - known * len(answers),
+        unfinished=sum(answer.unfinished for answer in answers),
+        tokens=sum(_sampled_tokens(answer.segments) - sampled_before for answer in answers),
     )
+
+
+def _sampled_tokens(segments: Sequence[Segment]) -> int:
+    return sum(len(segment.token_ids) for segment in segments if segment.origin == "sampled")

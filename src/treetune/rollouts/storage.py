@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import override
 
+from treetune.exceptions import Damaged
 from treetune.rollouts.numbers import by_group
-from treetune.store.checksums import SEALED, Damaged, SealingFile, verify_once, verify_stream
+from treetune.store.checksums import SEALED, SealingFile, verify_once, verify_stream
 from treetune.store.files import whole_file
 from treetune.vocabulary import Column, Columnar, Episode, Trajectory
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from treetune.contracts import Answers
+from treetune.exceptions import NothingGraded
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree
@@ -21,10 +22,6 @@ REASONS = 3
 
 FEW, NEARLY_ALL = 8, 0.9
 """A grader that failed on more than this share of at least so many answers is broken."""
-
-
-class NothingGraded(RuntimeError):
-    """Raised where no answer could be graded, so that there is nothing to learn from or to measure."""
 
 
 def report(context: RolloutContext, name: str, answers: Sequence[Trajectory]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from annotated_types import Gt
 from typing_extensions import override
@@ -17,7 +17,7 @@ from treetune.rollouts.metrics import mean, trajectory_metrics
 from treetune.rollouts.single_turn import RolloutAround
 from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
 from treetune.tree import Tree, answers_of, trees_of
-from treetune.vocabulary import Metrics, Problem
+from treetune.vocabulary import Metrics, Problem, Trajectory
 
 
 @Rollout.register("until_mixed")
@@ -106,16 +106,17 @@ class UntilMixed(RolloutAround):
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         trees: list[Tree] = []
         asked: list[Problem] = []
-        rounds: list[tuple[int, Metrics]] = []
+        rounds: list[_Round] = []
         further: list[Problem] | None = None
         upcoming = list(problems)
         mixed = 0
         # A round's metrics are of all ranks, so all of them decide alike.
         while True:
-            of_round, metrics = self.rollout.run(_after(context, len(answers_of(trees))), upcoming)
-            trees += of_round
+            answers_so_far = len(answers_of(trees))
+            round_trees, metrics = self.rollout.run(_after(context, answers_so_far), upcoming)
+            trees += round_trees
             asked += upcoming
-            rounds.append((len(upcoming), metrics))
+            rounds.append(_Round(len(upcoming), metrics))
             mixed += round(metrics["episodes/mixed"] * metrics["episodes/problems"])
             if mixed >= self.groups or len(rounds) == self.max_rounds:
                 break
@@ -127,27 +128,42 @@ class UntilMixed(RolloutAround):
             if not upcoming:
                 break
         if mixed < self.groups:
-            reason = (
-                f"max_rounds is {self.max_rounds}"
-                if len(rounds) == self.max_rounds
-                else "the split has no further problem"
-            )
-            context.log.say(
-                f"iteration {context.iteration + 1}: {self.groups} problems with answers that differ in score"
-                f" were asked for; went on with {mixed} of {len(asked)} after {len(rounds)} rounds, since"
-                f" {reason}"
-            )
+            self._say_what_lacks(context, mixed, len(asked), len(rounds))
         if len(rounds) > 1:
-            trees = _shared_out(context, asked, trees)
-        averages = {}
-        for name in dict.fromkeys(name for _, metrics in rounds for name in metrics):
-            having = [(metrics[name], float(count)) for count, metrics in rounds if name in metrics]
-            averages[name] = mean([value for value, _ in having], [weight for _, weight in having])
-        return trees, averages | trajectory_metrics(context, answers_of(trees)) | {
+            trees = _share_out(context, asked, trees)
+        of_all_answers = trajectory_metrics(context, answers_of(trees))
+        return trees, _average(rounds) | of_all_answers | {
             "rollout/rounds": float(len(rounds)),
             "rollout/groups_dropped": 1.0 - mixed / len(asked),
             "rollout/groups_lacking": float(max(0, self.groups - mixed)),
         }
+
+    def _say_what_lacks(self, context: RolloutContext, mixed: int, asked: int, rounds: int) -> None:
+        reason = "the split has no further problem"
+        if rounds == self.max_rounds:
+            reason = f"max_rounds is {self.max_rounds}"
+        context.log.say(
+            f"iteration {context.iteration + 1}: {self.groups} problems with answers that differ in score"
+            f" were asked for; went on with {mixed} of {asked} after {rounds} rounds, since {reason}"
+        )
+
+
+class _Round(NamedTuple):
+    """A round: how many problems it had, and its metrics, of all ranks."""
+
+    problems: int
+    metrics: Metrics
+
+
+def _average(rounds: Sequence[_Round]) -> Metrics:
+    """Returns the means of the rounds' metrics, each round with the weight of its problems."""
+    names = dict.fromkeys(name for past in rounds for name in past.metrics)
+    averages = {}
+    for name in names:
+        measured = [past for past in rounds if name in past.metrics]
+        values = [past.metrics[name] for past in measured]
+        averages[name] = mean(values, [float(past.problems) for past in measured])
+    return averages
 
 
 def _after(context: RolloutContext, done: int) -> RolloutContext:
@@ -157,7 +173,7 @@ def _after(context: RolloutContext, done: int) -> RolloutContext:
     return replace(context, log=log)
 
 
-def _shared_out(context: RolloutContext, asked: Sequence[Problem], trees: Sequence[Tree]) -> list[Tree]:
+def _share_out(context: RolloutContext, asked: Sequence[Problem], trees: Sequence[Tree]) -> list[Tree]:
     """Returns this rank's share of all rounds' trees, so that all ranks' are in the order of `asked`.
 
     As they were sampled, a rank would hold a share of each round. Collective.
@@ -165,9 +181,13 @@ def _shared_out(context: RolloutContext, asked: Sequence[Problem], trees: Sequen
     by_problem = {tree.problem.id: tree for tree in trees}
     world_size = context.ranks.world_size
     if world_size > 1:
-        shares = [contiguous_share(asked, rank, world_size) for rank in range(world_size)]
-        parts = [[by_problem[one.id] for one in share if one.id in by_problem] for share in shares]
-        sent = context.ranks.hand_out("rounds", [trajectories_to_bytes(answers_of(part)) for part in parts])
-        answers = (answer for data in sent for answer in trajectories_from_bytes(data))
+        for_each_rank = []
+        for rank in range(world_size):
+            share = contiguous_share(asked, rank, world_size)
+            trees_for_rank = [by_problem[problem.id] for problem in share if problem.id in by_problem]
+            for_each_rank.append(trajectories_to_bytes(answers_of(trees_for_rank)))
+        answers: list[Trajectory] = []
+        for data in context.ranks.hand_out("rounds", for_each_rank):
+            answers += trajectories_from_bytes(data)
         by_problem = {tree.problem.id: tree for tree in trees_of(answers)}
     return [by_problem[problem.id] for problem in rank_share(context, asked) if problem.id in by_problem]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from typing_extensions import override
 
@@ -24,7 +24,9 @@ from treetune.rollouts.values import (
     StateRule,
 )
 from treetune.tree import State, Tree, sharing_of
-from treetune.vocabulary import Metrics, Problem, Segment, TokenIds
+from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory
+
+T = TypeVar("T")
 
 # Estimates of states, each distinct one once, the work shared by the ranks
 
@@ -38,6 +40,13 @@ class ProblemStates(NamedTuple):
     states: Sequence[tuple[int, int]]
     """The index of a path, and how many of its tokens belong to the state."""
 
+    def without_logprobs(self) -> ProblemStates:
+        """Returns the same without what nobody needs to continue a state, as ranks send it to each other."""
+        paths = []
+        for path in self.paths:
+            paths.append([replace(segment, logprobs=None) for segment in path])
+        return self._replace(paths=paths)
+
     def prefixes(self) -> Iterator[AnswerPrefix]:
         for path, length in self.states:
             yield AnswerPrefix.of(self.problem, self.prompt_ids, self.paths[path], length)
@@ -48,35 +57,37 @@ def estimates(
     wanted: Sequence[ProblemStates],
     rule: StateRule,
     plan: ContinuationPlan,
-    dealt: bool = True,
+    balanced: bool = True,
 ) -> tuple[list[list[Estimate]], list[Estimate]]:
     """Returns the estimates of this rank's states, in their order, and those of all ranks' distinct states.
 
-    An estimate does not depend on the rank that makes it. The work is `dealt` out, or else each state stays
-    with the first rank that has it, where it was opened. Collective.
+    An estimate does not depend on the rank that makes it. The work is `balanced` over the ranks, or else each
+    state stays with the first rank that has it, where it was begun early. Collective.
     """
-    # Nobody needs log-probs to continue a state.
-    lean = [
-        problem._replace(paths=[[replace(s, logprobs=None) for s in path] for path in problem.paths])
-        for problem in wanted
-    ]
-    gathered = context.ranks.exchange("value-states", lean)
-    distinct: dict[bytes, AnswerPrefix] = {}
-    ranks: dict[bytes, int] = {}
+    gathered = context.ranks.exchange("value-states", [problem.without_logprobs() for problem in wanted])
     of_ranks = [(rank, problem) for rank, of_rank in enumerate(gathered) for problem in of_rank]
-    for rank, problem in sorted(of_ranks, key=lambda item: item[1].problem.id):
+    of_ranks.sort(key=lambda rank_and_problem: rank_and_problem[1].problem.id)
+    distinct: dict[bytes, AnswerPrefix] = {}
+    ranks: dict[bytes, int] = {}  # the rank that continues each distinct state
+    for rank, problem in of_ranks:
         # Neighbours in this order share most of their tokens, so that dealing them out like cards gives
         # every rank about the same work.
-        for prefix in sorted(problem.prefixes(), key=lambda one: one.token_ids.astype(">i4").tobytes()):
+        for prefix in sorted(problem.prefixes(), key=_big_endian_ids):
             key = prefix.key
             if key not in distinct:
                 distinct[key] = prefix
-                ranks[key] = len(ranks) % context.ranks.world_size if dealt else rank
+                ranks[key] = len(ranks) % context.ranks.world_size if balanced else rank
     local = [prefix for key, prefix in distinct.items() if ranks[key] == context.ranks.rank]
     made = context.ranks.exchange("value-estimates", rule.estimate(context, local, plan))
-    of_rank = [iter(estimates_of_rank) for estimates_of_rank in made]
-    by_key = {key: next(of_rank[rank]) for key, rank in ranks.items()}
-    return [[by_key[prefix.key] for prefix in one.prefixes()] for one in wanted], list(by_key.values())
+    in_order = [iter(estimates_of_rank) for estimates_of_rank in made]
+    by_key = {key: next(in_order[rank]) for key, rank in ranks.items()}
+    of_wanted = [[by_key[prefix.key] for prefix in problem.prefixes()] for problem in wanted]
+    return of_wanted, list(by_key.values())
+
+
+def _big_endian_ids(prefix: AnswerPrefix) -> bytes:
+    """Returns the ids as bytes that sort as the ids do."""
+    return prefix.token_ids.astype(">i4").tobytes()
 
 
 def check_continuations(samples: int, temperature: float, key: str = "temperature") -> Iterator[Finding]:
@@ -131,18 +142,45 @@ def mean_of(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Va
     return Value(mean(rewards), variance, len(rewards))
 
 
-class Position(NamedTuple):
-    """The position of a state in an answer."""
+class AnswerState(NamedTuple):
+    """A state as one answer has it: all that stands before one of its steps.
 
+    Example: the state before the second step of an answer, the third one of the iteration's first tree. It
+    begins with nine tokens, which lie in the tree's node 4::
+
+        AnswerState(tree=0, leaf=2, length=9, state=State(problem='train/17', node=4, offset=9))
+    """
+
+    tree: int
+    """Index of the tree among those that are valued."""
     leaf: int
     """Index of the answer among the leaves of its tree."""
     length: int
     """Tokens of the answer that belong to the state."""
+    state: State
+    """Equal for all answers that begin alike."""
+
+
+class ValuedAnswer(NamedTuple):
+    """An answer that is valued, and its states: one before each of its steps, the prompt first."""
+
+    tree: Tree
+    leaf: int
+    states: Sequence[AnswerState]
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self.tree.leaves[self.leaf]
+
+    @property
+    def reward(self) -> float:
+        return self.tree.leaves[self.leaf].reward
 
 
 @dataclass
 class Valuation:
-    """The answers that credit values: this rank's trees, and the continuations of their states so far."""
+    """The answers that credit values: those of this rank's trees, and the continuations of their states so
+    far."""
 
     context: RolloutContext
     trees: Sequence[Tree]
@@ -152,6 +190,8 @@ class Valuation:
     """Continuations that a state usually has."""
     max_states: int | None = None
     """Bounds the states of an answer."""
+    answers: list[ValuedAnswer] = field(init=False)
+    """The answers of all trees, tree after tree. Values are lists with one entry for each of them."""
     estimates: dict[State, Estimate] = field(default_factory=dict)
     """By the states of these trees that were continued."""
     all_estimates: list[Estimate] = field(default_factory=list)
@@ -160,34 +200,38 @@ class Valuation:
     """Metrics of all ranks' states, from estimators."""
 
     def __post_init__(self) -> None:
-        self.states = [
-            [
-                [
-                    (tree.state(leaf, start), Position(leaf, start))
-                    for start in self.rule.step_starts(answer)[: self.max_states]
-                ]
-                for leaf, answer in enumerate(tree.leaves)
-            ]
-            for tree in self.trees
-        ]
-        """By tree and answer, the states before the answer's steps."""
+        self.answers = []
+        for number, tree in enumerate(self.trees):
+            for leaf, answer in enumerate(tree.leaves):
+                starts = self.rule.step_starts(answer)[: self.max_states]
+                states = [AnswerState(number, leaf, start, tree.state(leaf, start)) for start in starts]
+                self.answers.append(ValuedAnswer(tree, leaf, states))
+
+    @property
+    def states(self) -> Iterator[AnswerState]:
+        """Yields the states of all answers, answer after answer."""
+        for answer in self.answers:
+            yield from answer.states
+
+    def by_tree(self, of_answers: Sequence[T]) -> list[Sequence[T]]:
+        """Returns what there is one of for each answer, in a list for each tree."""
+        by_tree = []
+        first = 0
+        for tree in self.trees:
+            by_tree.append(of_answers[first : first + len(tree.leaves)])
+            first += len(tree.leaves)
+        return by_tree
 
     def sample(
-        self,
-        wanted: Sequence[Iterable[tuple[State, Position]]],
-        budget: Budget | None = None,
-        dealt: bool = True,
+        self, wanted: Iterable[AnswerState], budget: Budget | None = None, balanced: bool = True
     ) -> None:
-        """Samples continuations of states, given tree by tree, that have none yet: `samples` of each, or what
-        the budget says. The work is `dealt` out over the ranks, or else stays where it is. Collective.
+        """Samples continuations of those of these states that have none yet: `samples` of each, or what the
+        budget says. The work is `balanced` over the ranks, or else each state stays where it is. Collective.
         """
-        missing: list[dict[State, Position]] = []
-        for of_tree in wanted:
-            first: dict[State, Position] = {}
-            missing.append(first)
-            for state, position in of_tree:
-                if state not in self.estimates:
-                    first.setdefault(state, position)
+        missing: list[dict[State, AnswerState]] = [{} for _ in self.trees]
+        for wanted_state in wanted:
+            if wanted_state.state not in self.estimates:
+                missing[wanted_state.tree].setdefault(wanted_state.state, wanted_state)
         local, of_all = estimates(
             self.context,
             [
@@ -195,85 +239,80 @@ class Valuation:
                     tree.problem,
                     tree.prompt_ids,
                     [leaf.segments for leaf in tree.leaves],
-                    list(first.values()),
+                    [(first.leaf, first.length) for first in of_tree.values()],
                 )
-                for tree, first in zip(self.trees, missing, strict=True)
+                for tree, of_tree in zip(self.trees, missing, strict=True)
             ],
             self.rule,
             ContinuationPlan(budget or FixedBudget(self.samples), self.sampling),
-            dealt,
+            balanced,
         )
-        for first, of_tree_estimates in zip(missing, local, strict=True):
-            self.estimates.update(zip(first, of_tree_estimates, strict=True))
+        for of_tree, tree_estimates in zip(missing, local, strict=True):
+            self.estimates.update(zip(of_tree, tree_estimates, strict=True))
         self.all_estimates += of_all
 
     def sample_first(self, estimator: ValueEstimator) -> None:
         """Samples the continuations that the estimator wants of each answer whatever the others are. Where
-        credit is pipelined, they were requested when the answer came. Collective.
+        credit is pipelined, they were sampled when the answer came. Collective.
         """
-        first = [
-            [states[index] for states in of_tree for index in estimator.first_states(len(states))]
-            for of_tree in self.states
-        ]
-        not_opened = self.context.find(EarlyContinuations) is None
-        self.sample(first, estimator.budget(self.samples), dealt=not_opened)
+        first: list[AnswerState] = []
+        for answer in self.answers:
+            first += [answer.states[index] for index in estimator.first_states(len(answer.states))]
+        not_begun = self.context.find(EarlyContinuations) is None
+        self.sample(first, estimator.budget(self.samples), balanced=not_begun)
 
     def on_any_rank(self, condition: bool) -> bool:
         """Returns whether it is true on any rank. Collective."""
-        return any(one for (one,) in self.context.ranks.exchange("value-waves", [condition]))
+        return any(holds for (holds,) in self.context.ranks.exchange("value-waves", [condition]))
 
     def value(self, state: State) -> Value | None:
         """Returns the mean reward of the state's continuations; None where there are none."""
         estimate = self.estimates.get(state)
         return None if estimate is None else mean_of(estimate.rewards)
 
-    def values(self) -> list[list[StepValues]]:
-        """Returns `value` of every state."""
-        return [[[self.value(state) for state, _ in answer] for answer in tree] for tree in self.states]
+    def values(self) -> list[StepValues]:
+        """Returns `value` of every state, answer by answer."""
+        return [[self.value(at.state) for at in answer.states] for answer in self.answers]
 
-    def sibling_rewards(self) -> list[list[list[list[float]]]]:
-        """Returns, by tree, answer and state, what the other answers earned that went through the state."""
-        rewards = []
-        for tree, of_tree in zip(self.trees, self.states, strict=True):
-            shared = shared_tokens(tree)
-            rewards.append([[[*rewards_below(tree, shared, at)] for _, at in answer] for answer in of_tree])
+    def sibling_rewards(self) -> dict[AnswerState, list[float]]:
+        """Returns what the other answers earned that went through each state of an answer."""
+        shared = [shared_tokens(tree) for tree in self.trees]
+        rewards = {}
+        for at in self.states:
+            rewards[at] = list(rewards_below(self.trees[at.tree], shared[at.tree], at.leaf, at.length))
         return rewards
 
-    def values_with(self, others: list[list[list[list[float]]]]) -> list[list[StepValues]]:
-        """Returns the means of what a state's continuations and `others` earned."""
-
-        def value(rewards: list[float], state: State) -> Value | None:
-            estimate = self.estimates.get(state)
-            return mean_of([*(estimate.rewards if estimate else ()), *rewards])
-
-        return [
-            [
-                [value(rewards, state) for rewards, (state, _) in zip(of_answer, states, strict=True)]
-                for of_answer, states in zip(of_tree, states_of_tree, strict=True)
-            ]
-            for of_tree, states_of_tree in zip(others, self.states, strict=True)
-        ]
+    def values_with(self, others: Mapping[AnswerState, Sequence[float]]) -> list[StepValues]:
+        """Returns the means of what each state's continuations and `others` earned, answer by answer."""
+        values: list[StepValues] = []
+        for answer in self.answers:
+            step_values: StepValues = []
+            for at in answer.states:
+                estimate = self.estimates.get(at.state)
+                continued = () if estimate is None else estimate.rewards
+                step_values.append(mean_of([*continued, *others[at]]))
+            values.append(step_values)
+        return values
 
 
-def rewards_below(tree: Tree, shared: list[list[int]], at: Position) -> Iterator[float]:
-    """Yields what the other answers earned that begin as an answer does up to a position.
+def rewards_below(tree: Tree, shared: list[list[int]], leaf: int, length: int) -> Iterator[float]:
+    """Yields what the other answers earned that begin with the first `length` tokens of an answer.
 
-    Where answers grew out of each other, those that also share what follows the position depend on what the
-    answer did there, and are left out; of every other branch it is the mean, weighted by what its answers
-    reach.
+    Where answers grew out of each other, those that also share what follows there depend on what the answer
+    did there, and are left out; of every other branch it is the mean, weighted by what its answers reach.
     """
-    alike = [leaf for leaf in range(len(tree.leaves)) if shared[at.leaf][leaf] >= at.length]
+    alike = [other for other in range(len(tree.leaves)) if shared[leaf][other] >= length]
     if not tree.forked:
-        yield from (tree.leaves[leaf].reward for leaf in alike if leaf != at.leaf)
+        yield from (tree.leaves[other].reward for other in alike if other != leaf)
         return
     sharing = sharing_of(tree)
     branches: dict[int, list[int]] = {}
-    for leaf in alike:
-        branches.setdefault(sharing.branch_at(leaf, at.length), []).append(leaf)
-    branches.pop(sharing.branch_at(at.leaf, at.length), None)
+    for other in alike:
+        branches.setdefault(sharing.branch_at(other, length), []).append(other)
+    branches.pop(sharing.branch_at(leaf, length), None)
     for leaves in branches.values():
-        reached = [sharing.reach[sharing.paths[leaf][-1]] for leaf in leaves]
-        yield mean([tree.leaves[leaf].reward for leaf in leaves], reached)
+        reached = [sharing.reach[sharing.paths[other][-1]] for other in leaves]
+        yield mean([tree.leaves[other].reward for other in leaves], reached)
 
 
 def shared_tokens(tree: Tree) -> list[list[int]]:
@@ -282,11 +321,11 @@ def shared_tokens(tree: Tree) -> list[list[int]]:
 
     ids = [leaf.response_ids for leaf in tree.leaves]
     shared = [[0] * len(ids) for _ in ids]
-    for one in range(len(ids)):
-        for other in range(one + 1, len(ids)):
-            length = min(len(ids[one]), len(ids[other]))
-            differ = np.flatnonzero(ids[one][:length] != ids[other][:length])
-            shared[one][other] = shared[other][one] = int(differ[0]) if len(differ) else length
+    for first in range(len(ids)):
+        for second in range(first + 1, len(ids)):
+            length = min(len(ids[first]), len(ids[second]))
+            differ = np.flatnonzero(ids[first][:length] != ids[second][:length])
+            shared[first][second] = shared[second][first] = int(differ[0]) if len(differ) else length
     return shared
 
 
@@ -329,8 +368,8 @@ class ValueEstimator(Registrable):
         """
         return ()
 
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        """Returns the values by tree and answer, one for each of its `Valuation.states`. Collective."""
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns the values of each of `Valuation.answers`, one for each of its states. Collective."""
         raise NotImplementedError
 
 
@@ -358,7 +397,7 @@ class FreshContinuations(ValueEstimator):
         return range(states)
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
+    def values(self, valuation: Valuation) -> list[StepValues]:
         valuation.sample_first(self)
         if not self.count_siblings:
             return valuation.values()

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.engine.base import Completion, Later, Request, SamplingParams
-from treetune.engine.pipelined import PipelinedEngine
-from treetune.rollouts.answers import with_unfinished
+from treetune.engine.base import SamplingParams
 from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.rollouts.metrics import mean
 from treetune.tasks.base import Task
-from treetune.vocabulary import Grade, Problem, Segment, TokenIds, Trajectory, joined
+from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
 
 TOKENS_OF_A_STEP = 50
 """Tokens of a line of a mathematical solution, about: a guess for plans alone."""
@@ -121,18 +119,6 @@ class ContinuationPlan(NamedTuple):
     purpose: str = "value"
 
 
-class OpenState:
-    """A state whose continuations are being sampled."""
-
-    def ask(self) -> Sequence[Request | Later]:
-        """Returns the requests to make next; none while some are open, or where enough is known."""
-        raise NotImplementedError
-
-    def answered(self, index: int, completions: list[Completion]) -> Sequence[Request | Later]:
-        """Takes completions, and returns the requests that follow: an `OnResult`."""
-        raise NotImplementedError
-
-
 class StepRows(NamedTuple):
     """The steps of an answer as its training row has them."""
 
@@ -174,12 +160,13 @@ class StateRule(Registrable):
         ends = (*tuple(self.step_starts(trajectory))[1:], trajectory.step_ends[-1])
         return StepRows(ends, advantages, values, errors)
 
-    def opens_early(self, context: RolloutContext) -> bool:
-        """Returns whether a state can be continued before all answers are there, with `open`."""
+    def begins_early(self, context: RolloutContext) -> bool:
+        """Returns whether a state can be continued before all answers are there, with `begin`."""
         return False
 
-    def open(self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan) -> OpenState:
-        """Opens a state, which `estimate` takes up where it finds it among the `EarlyContinuations`."""
+    async def begin(self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan) -> Any:
+        """Samples continuations of a state among the answers that are still sampled, and returns what
+        `estimate` needs to go on from them: it finds that among the `EarlyContinuations`."""
         raise NotImplementedError
 
     def estimate(
@@ -192,14 +179,14 @@ class StateRule(Registrable):
 
 @dataclass
 class EarlyContinuations:
-    """The continuations that credit requests with each answer, so that it needn't wait for the slowest one.
+    """The continuations that credit samples with each answer, so that it needn't wait for the slowest one.
 
     They are the requests, with the seeds, that it would make afterwards. Answers that nobody could grade cost
     nothing, nor do problems of which fewer than `least` answers could be graded, since these are left out of
     training: an answer waits until so many of its problem's are there.
 
     A rollout takes part through `attached`; in the credit phase this object is a service of the context, and
-    estimates take up the `states` that it opened.
+    estimates take up what has `begun`.
     """
 
     rule: StateRule
@@ -208,49 +195,44 @@ class EarlyContinuations:
     """Given how many states an answer has, returns those that are wanted whatever the others are."""
     max_states: int | None = None
     least: int = 1
-    states: dict[bytes, OpenState] = field(default_factory=dict)
-    """The states that were opened, by their prefix's key."""
-    engine: PipelinedEngine = field(init=False)
+    begun: dict[bytes, Any] = field(default_factory=dict)
+    """What `StateRule.begin` returned, by the state's key; None while it is at work."""
     _graded: dict[str, list[Trajectory]] = field(default_factory=lambda: defaultdict(list))
+    """The answers of each problem that could be graded, in the order in which they came."""
 
     def attached(self, context: RolloutContext) -> RolloutContext:
-        """Returns the rollout's context, with an engine that samples continuations among its answers."""
-        assert context.engine is not None, "answers that are sampled need an engine"
-        self.engine = PipelinedEngine(context.engine)
+        """Returns the rollout's context, with an observer that continues the states of each answer."""
 
-        def observe(answer: Trajectory, grade: Future[Grade]) -> None:
-            def graded() -> tuple[()]:
-                self._take(context, answer, grade.result())
-                return ()  # the requests are made on the side
+        async def observe(answer: Trajectory) -> None:
+            prefixes = self._new_states(answer)
+            # The context without this observer: it isn't told of continuations.
+            await asyncio.gather(*(self._begin(context, prefix) for prefix in prefixes))
 
-            if grade.done():
-                graded()
-            else:
-                self.engine.also([Later(grade, graded)], _no_request)
+        return context.with_services(AnswerObserver(observe))
 
-        return context.with_services(AnswerObserver(observe), engine=self.engine)
+    def find(self, prefix: AnswerPrefix, plan: ContinuationPlan) -> Any:
+        """Returns what was begun of this state with this plan; None where nothing was."""
+        return self.begun.get(prefix.key) if plan == self.plan else None
 
-    def find(self, prefix: AnswerPrefix, plan: ContinuationPlan) -> OpenState | None:
-        """Returns the state, if it was opened with this plan."""
-        return self.states.get(prefix.key) if plan == self.plan else None
-
-    def _take(self, context: RolloutContext, answer: Trajectory, grade: Grade) -> None:
-        if not with_unfinished(grade, answer.finish_reason, context.settings.unfinished_reward).is_known:
-            return
-        of_problem = self._graded[answer.problem.id]
-        of_problem.append(answer)
-        if len(of_problem) < self.least:
-            return
+    def _new_states(self, answer: Trajectory) -> list[AnswerPrefix]:
+        """Returns the states to begin with now that this answer is graded."""
+        if not answer.grade.is_known:
+            return []
+        graded = self._graded[answer.problem.id]
+        graded.append(answer)
+        if len(graded) < self.least:
+            return []
         # The first `least` answers begin together, each later one by itself.
-        for ready in of_problem if len(of_problem) == self.least else of_problem[-1:]:
+        answers = graded if len(graded) == self.least else [answer]
+        new = []
+        for ready in answers:
             starts = self.rule.step_starts(ready)[: self.max_states]
             for index in self.first_states(len(starts)):
                 prefix = AnswerPrefix.of(ready.problem, ready.prompt_ids, ready.segments, starts[index])
-                if prefix.key not in self.states:
-                    state = self.rule.open(context, prefix, self.plan)
-                    self.states[prefix.key] = state
-                    self.engine.also(state.ask(), state.answered)
+                if prefix.key not in self.begun:  # answers share states, the prompt at least
+                    self.begun[prefix.key] = None
+                    new.append(prefix)
+        return new
 
-
-def _no_request(index: int, completions: list[Completion]) -> None:
-    raise AssertionError("nothing was requested")
+    async def _begin(self, context: RolloutContext, prefix: AnswerPrefix) -> None:
+        self.begun[prefix.key] = await self.rule.begin(context, prefix, self.plan)

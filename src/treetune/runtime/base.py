@@ -24,7 +24,7 @@ from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.first_prompt import prompt_remarks
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
-from treetune.tasks.sampling import Replacement
+from treetune.tasks.drawing import Replacement
 from treetune.trainer.base import Trainer
 
 
@@ -67,20 +67,23 @@ class EvaluationSet(Part):
         return self.name or self.split
 
     def rollout(self, experiment: PolicyIteration) -> Rollout:
-        """Returns the run's rollout, or the evaluation's own, with the set's settings in place of its own.
+        """Returns the evaluation's rollout (or else the run's) with the settings of this set.
 
-        Raises ValueError where these don't go together.
+        Raises:
+            ValueError: The settings don't go together.
         """
         rollout = for_fixed_problems(experiment.evaluation.rollout or experiment.rollout)
-        given = {
+        settings = {
             "samples": self.samples,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_tokens": self.max_tokens,
             "max_prompt_tokens": experiment.context_length - 1,  # no problem is left out
         }
-        known = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
-        return replace(rollout, **{k: v for k, v in given.items() if v is not None and k in known})  # type: ignore[type-var]
+        # A user's rollout may lack some of these fields.
+        names = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
+        changes = {name: value for name, value in settings.items() if value is not None and name in names}
+        return replace(rollout, **changes)  # type: ignore[type-var]
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
@@ -254,12 +257,19 @@ class StopAfter(Part):
             )
 
     def further_iterations(self, of_iterations: Sequence[int]) -> int | None:
-        """Returns how many are still to come, if they are all as large as the last, from the sampled tokens
-        of each so far: 0 where the run is over, None where there has been none."""
+        """Estimates the number of further iterations, if each samples as many tokens as the last one.
+
+        Args:
+            of_iterations: The tokens that each iteration has sampled so far.
+
+        Returns:
+            0 if the run is over; None if there has been no iteration yet.
+        """
         if not of_iterations:
             return None
-        left = self.sampled_tokens - sum(of_iterations)
-        return max(0, math.floor(left / max(1, of_iterations[-1]) + 0.5))
+        remaining_tokens = self.sampled_tokens - sum(of_iterations)
+        # Rounded to the nearest end of an iteration; a half is rounded up.
+        return max(0, math.floor(remaining_tokens / max(1, of_iterations[-1]) + 0.5))
 
 
 Overlap = Literal["none", "one_step"]

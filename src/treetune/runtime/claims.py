@@ -1,8 +1,12 @@
-"""Leases on work among processes that share a file system and nothing else.
+"""Distributes work among processes that share only a file system, by claims.
 
-A claim is a file; whoever creates it holds it. It is taken over by creating the file with the next number,
-which only one can, and never by deleting one: so nobody can lose a claim to a process that looked a moment
-too early.
+A claim is a file, held by the process that has created it::
+
+    claims/0000    process A, which died
+    claims/0001    process B, which took over: the newest file counts
+
+A process takes a claim over by creating the file with the next number, which only one process can do. A file
+is never deleted: a process that looked a moment too early could otherwise delete the claim of another one.
 """
 
 from __future__ import annotations
@@ -16,19 +20,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from treetune.processes.lifetime import Process
+from treetune.processes.lifetime import ProcessIdentity
 from treetune.store.files import write_text
 
 LEASE_S = 120.0
-"""A holder that shows no sign of life for this long has lost its claim. Longer than what file
-systems over a network take to show one machine what another has done."""
+"""The time without a sign of life after which a holder loses its claim. A network file system must show a
+sign of life of another machine within this time."""
 BEAT_S = 10.0
+"""The seconds between two signs of life."""
 
 _NUMBER = "[0-9]" * 4
 
 
 class Claim:
-    """A claim, held until it is released, or until this process has shown no sign of life for too long."""
+    """A claim that this process holds until it releases it, or until it shows no sign of life for too long.
+
+    A thread touches the file every `beat_s`, as a sign of life.
+    """
 
     def __init__(self, file: Path, beat_s: float) -> None:
         self.file = file
@@ -38,85 +46,90 @@ class Claim:
 
     @property
     def number(self) -> int:
-        """Returns how often the work was taken over."""
+        """The number of times that the work was taken over."""
         return int(self.file.name)
 
     def lost(self) -> bool:
-        """Returns whether another process took over, as after a long standstill of this one."""
+        """Returns whether another process has taken over, for example because this one was suspended."""
         return _newest(self.file.parent) != self.file
 
     def release(self) -> None:
-        """Ends the claim: the work is done, or left to the next. Safe to call twice."""
+        """Ends the claim: the work is done, or left to another process. Safe to call twice."""
         if not self._over.is_set():
             self._over.set()
             write_text(self.file, json.dumps(_me() | {"released": True}))
 
     def _beat(self) -> None:
         while not self._over.wait(self._beat_s):
-            # A file system that is away for a moment: the next beat tells.
+            # A file system that fails for a moment doesn't matter: the next sign of life may succeed.
             with contextlib.suppress(OSError):
                 os.utime(self.file)
 
 
 class Claims:
-    """All claims as this process sees them. Other machines' clocks are not trusted: a holder is dead when its
-    file has not changed for `lease_s` by this process's own clock, or at once when it ran on this machine and
-    is gone.
+    """Takes claims, and judges whether the holders of others are alive.
+
+    A holder on this machine is dead if its process is gone. A holder on another machine is dead if its file
+    has not changed for `lease_s` by this process's own clock; other machines' clocks are not trusted.
     """
 
     def __init__(self, lease_s: float = LEASE_S, beat_s: float = BEAT_S) -> None:
         assert beat_s < lease_s
         self._lease_s, self._beat_s = lease_s, beat_s
         self._seen: dict[Path, tuple[int, float]] = {}
+        """The last change of each file, and the time by this process's clock when it first saw that
+        change."""
 
     def take(self, folder: Path) -> Claim | None:
-        """Returns the claim on the work of `folder`; None while another process holds it."""
+        """Claims the work of `folder`. Returns None if another process holds the claim."""
         newest = _newest(folder)
         if newest is not None and not self._is_free(newest):
             return None
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{int(newest.name) + 1 if newest else 0:04d}"
         try:
-            with file.open("x") as own:
-                own.write(json.dumps(_me()))
+            with file.open("x") as new_file:
+                new_file.write(json.dumps(_me()))
         except FileExistsError:
-            return None  # another one was quicker
+            return None  # another process was faster
         return Claim(file, self._beat_s)
 
     def held(self, folder: Path) -> bool:
-        """Returns whether somebody has the claim, as far as this process can tell by now."""
+        """Returns whether a process holds the claim, as far as this process can tell by now."""
         newest = _newest(folder)
         return newest is not None and not self._is_free(newest)
 
     def holder(self, folder: Path) -> str:
-        """Returns the holder of the claim, for people."""
+        """Returns the holder of the claim for a message: ``process 4711 on node1``."""
         newest = _newest(folder)
         content = {} if newest is None else _read(newest)
         return f"process {content.get('pid', '?')} on {content.get('host', 'another machine')}"
 
     def _is_free(self, file: Path) -> bool:
+        """Returns whether a claim was released, or its holder is dead."""
         content = _read(file)
         if content.get("released"):
             return True
         if content.get("machine") == _machine():
-            return not Process(content["pid"], content["started"]).alive()
-        # Opened, and not only looked at: network file systems then ask for what is new.
+            return not ProcessIdentity(content["pid"], content["started"]).alive()
+        # Opening a file makes network file systems ask the server for its present state.
         with file.open("rb") as opened:
-            beat = os.fstat(opened.fileno()).st_mtime_ns
+            changed_at = os.fstat(opened.fileno()).st_mtime_ns
         now = time.monotonic()
-        last, since = self._seen.get(file, (None, now))
-        if beat != last:
-            since = now
-        self._seen[file] = (beat, since)
-        return now - since > self._lease_s
+        last_change, seen_since = self._seen.get(file, (None, now))
+        if changed_at != last_change:
+            seen_since = now
+        self._seen[file] = (changed_at, seen_since)
+        return now - seen_since > self._lease_s
 
 
 def _newest(folder: Path) -> Path | None:
+    """Returns the file of the claim that counts."""
     return max(folder.glob(_NUMBER), default=None)
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Returns the content; empty for a file that its maker has not written to yet, or never will."""
+    """Returns the content of a claim; empty if its holder has not written it yet, or died before it could."""
     try:
         return dict(json.loads(file.read_text()))
     except ValueError:
@@ -124,7 +137,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _me() -> dict[str, Any]:
-    process = Process.of(os.getpid())
+    process = ProcessIdentity.of(os.getpid())
     assert process is not None
     return {
         "host": platform.node(),
@@ -135,6 +148,7 @@ def _me() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Returns this machine since it was started, as far as its process ids go."""
+    """Identifies the machine, its present boot and the PID namespace (container), within which process ids
+    mean the same."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{platform.node()} {boot} {os.readlink('/proc/self/ns/pid')}"

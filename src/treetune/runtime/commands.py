@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from treetune.contracts import BEFORE_A_RUN
 from treetune.models.policy_files import resolve_policy
 from treetune.processes import lifetime
 from treetune.runtime.base import PolicyIteration, Runtime
@@ -16,6 +15,11 @@ from treetune.runtime.claims import Claims
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import ExperimentDirectory, is_last, iterations_of
 from treetune.runtime.evaluation import follow, measure_claimed, set_problems, unmeasured
+from treetune.runtime.fitting import (
+    refuse_an_engine_without_a_gpu,
+    refuse_what_does_not_fit,
+    write_prediction,
+)
 from treetune.runtime.generation import generate
 from treetune.runtime.loop import run_iterations
 from treetune.runtime.manifest import refuse_another
@@ -69,8 +73,8 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         refuse_another(directory.path, plain, config)
         _say_once(f"{directory.path} is finished: all {done} iterations are done")
         return
-    for check in BEFORE_A_RUN:
-        check(config)
+    refuse_what_does_not_fit(config)
+    refuse_an_engine_without_a_gpu(config)
     prepare_shaping(config)
     if directory.resumable() and not directory.is_running():
         refuse_another(directory.path, plain, config)
@@ -81,6 +85,7 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         Sampler.open(session, server) as sampler,
         open_trainer(sampler) as trainer,
     ):
+        write_prediction(session)
         run_iterations(session, server, sampler, trainer)
 
 

@@ -1,5 +1,7 @@
-"""Shows a run to people (one live line on a terminal, plain lines elsewhere and in the log), and keeps its
-time."""
+"""Shows a run to people, and measures its time.
+
+On a terminal, a live line shows the present phase; elsewhere and in the log file there are plain lines.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,17 @@ from treetune.vocabulary import Metrics
 LOGGER = "treetune"
 SHOWN_EVERY_S = 0.2
 SAID_EVERY_S = 60.0
-"""Without a terminal, a phase that goes on says how far it is as often as this."""
+"""The seconds between two lines on the progress of a phase, without a terminal."""
 
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
 
 
 class Console:
-    """Live lines on a terminal (first rank only); everything finished goes to the log as well.
+    """Shows phases and messages on standard error (on the first rank) and writes messages to the log file.
 
-    Where standard error is no terminal, each finished phase is a plain line there, and so is one that goes
-    on for long, every `SAID_EVERY_S`. `timeline` keeps when each phase began and ended.
+    On a terminal, a phase is a live line. Elsewhere, a phase that takes long is a plain line every
+    `SAID_EVERY_S`. The `timeline` records when each phase began and ended.
     """
 
     def __init__(self, log_file: Path | None, visible: bool, timeline: Timeline | None = None) -> None:
@@ -62,8 +64,8 @@ class Console:
         self.log.info(message)
 
     def for_thread(self) -> Console:
-        """Returns a console for a thread beside a phase that is shown: it says its lines, and shows no
-        progress."""
+        """Returns a console for a second thread, which shows messages but no phases, since the first thread's
+        phase has the live line."""
         quiet = copy.copy(self)
         quiet._visible = quiet._live = False
         quiet._lane = "work beside training"
@@ -71,38 +73,47 @@ class Console:
 
     @contextmanager
     def phase(self, what: str, unit: str = "", words: Callable[[], str] = lambda: "") -> Iterator[Progress]:
-        """Shows the progress of a block, which calls what it is given with (done, total). `words` returns
-        what else is worth knowing just then."""
+        """Shows the progress of a block.
+
+        Args:
+            what: The name of the phase, such as "iteration 3: training".
+            unit: The unit of its progress, such as "steps".
+            words: Returns further text for the line, such as the engine's speed.
+
+        Yields:
+            A function that the block calls with (done, total).
+        """
         with self.timeline.span(self._lane, what):
             if self._live:
                 with _live_line(what, unit, words) as show:
                     yield show
             elif self._visible:
-                with self._printed_now_and_then(Status(what, unit, words)) as show:
+                with self._print_regularly(PhaseStatus(what, unit, words)) as show:
                     yield show
             else:
                 yield lambda done, total: None
 
     @contextmanager
-    def _printed_now_and_then(self, status: Status) -> Iterator[Progress]:
-        over = threading.Event()
+    def _print_regularly(self, status: PhaseStatus) -> Iterator[Progress]:
+        """Says the status every `SAID_EVERY_S` until the block ends, from a thread."""
+        is_over = threading.Event()
 
-        def speak() -> None:
-            while not over.wait(SAID_EVERY_S):
+        def print_status() -> None:
+            while not is_over.wait(SAID_EVERY_S):
                 self.say(str(status))
 
-        speaker = threading.Thread(target=speak, name="console", daemon=True)
-        speaker.start()
+        printer = threading.Thread(target=print_status, name="console", daemon=True)
+        printer.start()
         try:
             yield status.set
         finally:
-            over.set()
-            speaker.join()
+            is_over.set()
+            printer.join()
 
     def record_failure(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Writes a traceback to the log file, as an exit callback; a person gets one message elsewhere."""
+        """Writes the traceback of a failure to the log file. An exit callback; people see only a message."""
         if error is None or isinstance(error, SystemExit | KeyboardInterrupt) or self._file is None:
             return
         text = "".join(traceback.format_exception(kind, error, trace))
@@ -119,21 +130,24 @@ class Console:
 
 
 class LogFile(logging.FileHandler):
-    """A run's log. Where it can't be written, people are told once, and the run goes on: what failed on the
-    same disk has a message of its own, which logging's tracebacks would bury."""
+    """A run's log file. If it can't be written, it prints one message, and the run continues.
 
-    _was_told = False
+    logging would print a traceback for each line, among which the message of what else failed on that disk
+    would be lost.
+    """
+
+    _has_printed = False
 
     @override
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
-        if not self._was_told:
-            self._was_told = True
+        if not self._has_printed:
+            self._has_printed = True
             print(f"{self.baseFilename} can't be written ({error}): its lines end here", file=sys.stderr)
 
 
 @dataclass
-class Status:
+class PhaseStatus:
     """The state of a phase, in one line."""
 
     what: str
@@ -201,13 +215,14 @@ def duration(seconds: float) -> str:
 
 
 PHASES = ("generation", "credit", "training", "choice", "waiting", "sync", "evaluation", "commit")
-"""``waiting`` is for an engine that is still starting, ``choice`` for measuring each epoch's weights."""
+"""The phases of an iteration. ``waiting`` is the wait for an engine that is still starting, ``choice`` the
+measurement of each epoch's weights."""
 
 
 class Clock:
-    """Adds up seconds by phase; the seconds of no phase are ``other``.
+    """Adds up the seconds of an iteration by phase; those outside of all phases are ``other``.
 
-    A `timeline` gets the beginning and end of each phase of this `iteration`; `lane` says who is at work.
+    Records each phase in the `timeline`, in the row `lane` of its drawing.
     """
 
     def __init__(
@@ -218,7 +233,7 @@ class Clock:
         self._earlier = 0.0
         self.seconds: dict[str, float] = defaultdict(float)
         self.tokens: dict[str, int] = defaultdict(int)
-        """Sampled tokens of phases, on all ranks."""
+        """The tokens sampled in each phase, on all ranks."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -231,8 +246,8 @@ class Clock:
             self.seconds[name] += time.perf_counter() - start
 
     def move(self, name: str, to: str, stretches: Sequence[tuple[float, float]], tokens: int) -> None:
-        """Counts stretches of one phase, from when to when in seconds since 1970, as another's, which was
-        carried out in the midst of it."""
+        """Moves spans of time (in seconds since 1970) and tokens from one phase to another, whose work was
+        done within it."""
         assert name in PHASES and to in PHASES, (name, to)
         for start, end in stretches:
             self._timeline.past(self._lane, to, start, end, iteration=self._iteration)
@@ -242,7 +257,7 @@ class Clock:
         self.tokens[to] += tokens
 
     def beside(self, name: str, other: str, start: float, end: float) -> None:
-        """Draws one phase in the timeline beside another, whose seconds these are."""
+        """Records a span of one phase in the timeline, beside the phase whose seconds it took."""
         self._timeline.past(f"phases beside {other}", name, start, end, iteration=self._iteration)
 
     @contextmanager
@@ -261,6 +276,7 @@ class Clock:
         self._earlier += seconds
 
     def metrics(self) -> Metrics:
+        """Returns the seconds of each phase, the others and the total, with those of earlier processes."""
         total = time.perf_counter() - self._start + self._earlier
-        named = {f"seconds/{name}": self.seconds[name] for name in PHASES}
-        return {**named, "seconds/other": total - sum(named.values()), "seconds/total": total}
+        by_phase = {f"seconds/{name}": self.seconds[name] for name in PHASES}
+        return {**by_phase, "seconds/other": total - sum(by_phase.values()), "seconds/total": total}

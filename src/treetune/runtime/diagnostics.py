@@ -125,7 +125,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CollapseSign:
     """One sign after an iteration. `since` is the number of the first iteration (from 0) of those in
     a row, up to now, in which it was seen; None where it is not seen. Between it and now may lie
     iterations that lack the sign's metric, which are passed over. `words` says what was seen; `early`
@@ -139,58 +139,62 @@ class Finding:
     early: bool = False
 
 
-def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> dict[Sign, Finding]:
-    """Returns every sign that there is anything to say about, after the last of the rows (in their order)."""
-    found: dict[Sign, Finding] = {}
+def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> dict[Sign, CollapseSign]:
+    """Returns a finding for every sign that is switched on and whose metrics the rows have."""
+    findings: dict[Sign, CollapseSign] = {}
     for sign in settings.switched_on:
         if not watched.sampled and sign != "gradient_noise":
             continue
-        telling = [row for row in rows if _tells(sign, watched, row)]
-        if telling:
-            found[sign] = _finding(sign, settings, watched, telling)
-    return found
+        rows_with_metric = [row for row in rows if _has_metric(sign, watched, row)]
+        if rows_with_metric:
+            findings[sign] = _find(sign, settings, watched, rows_with_metric)
+    return findings
 
 
-def _finding(sign: Sign, settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> Finding:
-    seen, see = 0, _CHECKS[sign]
-    words = newest = see(settings, watched, rows)
-    while words is not None:
-        seen += 1
-        words = see(settings, watched, rows[:-seen]) if seen < len(rows) else None
-    if newest is None:
-        return Finding(sign, early=len(rows) < settings.needs(sign))
-    return Finding(sign, int(rows[-seen]["iteration"]), seen >= settings.patience, newest)
+def _find(sign: Sign, settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> CollapseSign:
+    """Looks for a sign after the last row, and counts in how many rows before it is seen without a gap."""
+    check = _CHECKS[sign]
+    message = check(settings, watched, rows)
+    if message is None:
+        return CollapseSign(sign, early=len(rows) < settings.needs(sign))
+    n_seen = 1
+    while n_seen < len(rows) and check(settings, watched, rows[:-n_seen]) is not None:
+        n_seen += 1
+    since = int(rows[-n_seen]["iteration"])
+    return CollapseSign(sign, since, counts=n_seen >= settings.patience, words=message)
 
 
-def verdict(settings: Diagnostics, found: Mapping[Sign, Finding]) -> list[Finding]:
-    """Returns the findings for which the run is to stop."""
-    return [found[sign] for sign in settings.stops if sign in found and found[sign].counts]
+def verdict(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
+    """Returns the findings that stop the run."""
+    return [findings[sign] for sign in settings.stops if sign in findings and findings[sign].counts]
 
 
-def last_good(settings: Diagnostics, found: Mapping[Sign, Finding], iteration: int) -> int | None:
-    """The newest number of finished iterations whose weights no sign that may stop the run, and is
-    seen now, was seen of. None where nothing may stop it; below 0 where even the start weights show one.
+def last_good(settings: Diagnostics, findings: Mapping[Sign, CollapseSign], iteration: int) -> int | None:
+    """Returns the newest number of finished iterations whose weights show no sign that may stop the run.
 
-    The rows of iteration i (from 0) are about the weights after i iterations: those are what was
-    sampled from, and what training began with.
+    The row of iteration i (from 0) is about the weights after i iterations, which sampled it. If a sign is
+    seen since iteration i, the weights after i - 1 iterations are the last good ones.
+
+    Returns:
+        None if no sign may stop the run; a number below 0 if the start weights show one.
     """
     if not settings.stops:
         return None
-    since = [found[sign].since for sign in settings.stops if sign in found]
-    return min((first - 1 for first in since if first is not None), default=iteration)
+    first_iterations = [findings[sign].since for sign in settings.stops if sign in findings]
+    return min((first - 1 for first in first_iterations if first is not None), default=iteration)
 
 
 def good_weights(good: int, checkpoints: Mapping[int, Path]) -> str:
-    """Words for where the weights of `last_good` are, given the checkpoints that there are."""
+    """Returns a message on where the weights of `last_good` are, from the existing checkpoints."""
     if good < 0:
         return "the start weights show it already"
-    kept = [number for number in checkpoints if number <= good]
-    if kept:
-        return f"the last checkpoint from before is {checkpoints[max(kept)] / 'policy'}"
+    earlier = [number for number in checkpoints if number <= good]
+    if earlier:
+        return f"the last checkpoint from before is {checkpoints[max(earlier)] / 'policy'}"
     return "no checkpoint is from before: begin with the start weights again"
 
 
-# The signs, one by one: words for what the last of the rows shows, None where it doesn't show it.
+# The checks of the signs: each returns what the last row shows, or None if it doesn't show the sign.
 
 METRICS: Mapping[Sign, tuple[str, ...]] = {
     "entropy_low": ("train/entropy",),
@@ -200,10 +204,11 @@ METRICS: Mapping[Sign, tuple[str, ...]] = {
     "no_spread": ("episodes/mixed", "credit/advantage_zero"),
     "gradient_noise": ("train/grad_norm",),
 }
-"""What a sign is read from; any of them is enough."""
+"""The metrics of each sign; one of them is enough."""
 
 
-def _tells(sign: Sign, watched: Watched, row: Row) -> bool:
+def _has_metric(sign: Sign, watched: Watched, row: Row) -> bool:
+    """Returns whether the row says anything about the sign."""
     if sign == "no_spread":
         return _mixed(row) is not None or "credit/advantage_zero" in row
     if METRICS[sign][0] not in row:
@@ -212,21 +217,22 @@ def _tells(sign: Sign, watched: Watched, row: Row) -> bool:
 
 
 def _mixed(row: Row) -> float | None:
-    """None where there is one answer to a problem, which can't differ from itself."""
-    several = row.get("episodes/count", 0) > row.get("episodes/problems", 0)
-    return row.get("episodes/mixed") if several else None
+    """Returns the share of problems with both right and wrong answers; None if each has a single answer."""
+    has_several_answers = row.get("episodes/count", 0) > row.get("episodes/problems", 0)
+    return row.get("episodes/mixed") if has_several_answers else None
 
 
 def _low(sign: Sign, rows: Sequence[Row], floor: float | None, share: float | None, first: int) -> str | None:
-    """Returns the words about the bound that was crossed, for both kinds of floor."""
+    """Returns which lower bound the sign's metric is below: `floor`, or `share` of its mean over the `first`
+    rows; None if neither."""
     (metric,) = METRICS[sign]
     value = rows[-1][metric]
     if floor is not None and value < floor:
         return f"below {floor:g} ({value:.3g})"
     if share is not None and len(rows) > first:
-        began = fmean(row[metric] for row in rows[:first])
-        if value < share * began:
-            return f"below {share:g} of what it was at the beginning ({value:.3g} of {began:.3g})"
+        at_beginning = fmean(row[metric] for row in rows[:first])
+        if value < share * at_beginning:
+            return f"below {share:g} of what it was at the beginning ({value:.3g} of {at_beginning:.3g})"
     return None
 
 
@@ -274,9 +280,12 @@ def _gradient_noise(settings: Diagnostics, watched: Watched, rows: Sequence[Row]
     ceiling = settings.gradient_variation_ceiling
     assert ceiling is not None
     norms = [row["train/grad_norm"] for row in rows[-settings.window :]]
-    if len(norms) < settings.window or not (mean := fmean(norms)) > 0:
+    if len(norms) < settings.window:
         return None
-    variation = stdev(norms) / mean
+    mean = fmean(norms)
+    if not mean > 0:  # 0, or NaN
+        return None
+    variation = stdev(norms) / mean  # the coefficient of variation
     if variation <= ceiling:
         return None
     return (

@@ -1,4 +1,7 @@
-"""The experiment directory: a run is what lies in it, and everything enters whole or not at all."""
+"""Names the files of an experiment, and reads from them what a run still has to do.
+
+A run is its directory: a restart knows nothing else. Each file appears whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from treetune.store.checksums import SUMS, Damaged, digest_of, read_record, record_of, sealed, verify_once
+from treetune.exceptions import Damaged
+from treetune.store.checksums import SUMS, digest_of, read_record, record_of, sealed, verify_once
 from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:
@@ -24,32 +28,39 @@ LOCK_TRIES, LOCK_TRY_S = 4, 0.05
 EVALUATORS_MOST = 1000
 
 EPISODES = "episodes.arrow"
-"""In an iteration's folder: the episodes to train on, written when all else of sampling and credit is."""
+"""In an iteration's folder: the episodes to train on. Written last, so it says that sampling and credit are
+finished."""
 
 SAMPLED_TOKENS, VALUE_TOKENS = "rollout/sampled_tokens", "credit/value_tokens"
-"""Metrics of how much an iteration sampled; the first counts a token that several answers share once."""
+"""The metrics of tokens that an iteration sampled for answers and for continuations. A token that several
+answers share counts once."""
 
 PREDICTION = "plan.json"
-"""In the experiment's folder: what a plan said of an iteration when the run started, by names of metrics."""
+"""In the experiment's folder: the metrics of an iteration as `plan` estimated them at the start."""
 
 METRICS_REMEDY = "delete it; its line of metrics.jsonl is lost, and the run goes on"
-"""With a damaged record of an iteration that was trained."""
+"""For a damaged ``metrics.json`` of an iteration."""
 
 LINE_REMEDY = "the run's own command writes the file again from iterations/*/metrics.json"
 
 ANSWERS, MEASURE_AGAIN = "answers.jsonl", "delete its folder, and it is measured again"
-"""In a measured set's folder, and what to do about one that is damaged."""
+"""In the folder of a measured set, and the remedy for a damaged one."""
 
 Lock = Literal["run", "evaluation", "analysis", "notes"]
-"""What a process is here for: to change the run, to measure it, to look into it, or to write a note."""
+"""The purpose of a process: to change the run, to measure it, to analyse it, or to write a note."""
 
 _WHOLE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
+"""The end of a whole line of metrics."""
 _LOCKS: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
 
 
 @dataclass(frozen=True)
 class ExperimentDirectory:
-    """Paths and atomic writes. `i` counts finished iterations where it names a checkpoint."""
+    """The paths of an experiment.
+
+    Iterations count from 0. Checkpoints and evaluations are numbered by finished iterations: iteration 3 ends
+    with checkpoint 4.
+    """
 
     path: Path
 
@@ -63,8 +74,8 @@ class ExperimentDirectory:
         return self.path / "iterations" / f"{i:04d}"
 
     def candidate(self, i: int, point: int) -> Path:
-        """Returns the folder of a measurement of the weights after so many epochs or steps of iteration `i`,
-        where the best is chosen."""
+        """Returns the folder of the measurement of a candidate of `choose_checkpoint`: the weights after
+        `point` epochs or steps of iteration `i`."""
         return self.iteration(i) / "candidates" / f"{point:02d}"
 
     def checkpoint(self, i: int) -> Path:
@@ -90,13 +101,18 @@ class ExperimentDirectory:
         return self.path / "metrics.jsonl"
 
     def checkpoints(self) -> list[int]:
-        """Returns the complete ones, oldest first: a checkpoint without `state.json` was never finished."""
-        found = (self.path / "checkpoints").glob("[0-9][0-9][0-9][0-9]*/state.json")
-        return sorted(int(state.parent.name) for state in found if state.parent.name.isdigit())
+        """Returns the numbers of complete checkpoints, oldest first.
+
+        A checkpoint without `state.json` was never finished.
+        """
+        states = (self.path / "checkpoints").glob("[0-9][0-9][0-9][0-9]*/state.json")
+        return sorted(int(state.parent.name) for state in states if state.parent.name.isdigit())
 
     def regular_checkpoints(self) -> list[int]:
-        """Returns the checkpoints that were due by iterations, oldest first: not those that came by time or
-        by a signal, which nobody measures or keeps."""
+        """Returns the checkpoints that were due by iterations, oldest first.
+
+        Those written by time or because of a signal are left out: they are neither measured nor kept.
+        """
         return [i for i in self.checkpoints() if self._is_regular(i)]
 
     def _is_regular(self, i: int) -> bool:
@@ -106,7 +122,7 @@ class ExperimentDirectory:
             return True
 
     def refuse_misplaced_checkpoint(self, i: int) -> None:
-        """Raises Damaged where a checkpoint's folder, or a part of it, is another checkpoint's."""
+        """Raises Damaged if a checkpoint's folder, or a part of it, belongs to another checkpoint."""
         folder = self.checkpoint(i)
         state = read_record(folder / "state.json", f"delete {folder}")
         refuse_misplaced(state, folder / "state.json", i)
@@ -128,8 +144,8 @@ class ExperimentDirectory:
 
     def has_work(self) -> bool:
         """Returns whether anything was sampled or trained."""
-        places = (self.path / "iterations", self.path / "checkpoints")
-        return any(path.is_file() for place in places for path in place.rglob("*"))
+        folders = (self.path / "iterations", self.path / "checkpoints")
+        return any(path.is_file() for folder in folders for path in folder.rglob("*"))
 
     # Metrics
 
@@ -140,34 +156,46 @@ class ExperimentDirectory:
             os.fsync(file.fileno())
 
     def read_metrics(self, damaged: list[str] | None = None) -> list[dict[str, Any]]:
-        """Returns all whole lines; a line torn by a crash is the last one and is left out.
+        """Returns the rows of all whole lines. A last line that a crash cut short is left out.
 
-        One that isn't as it was written raises Damaged or, where there is a list of the `damaged`, is
-        described there and left out.
+        Args:
+            damaged: Gets a message for each damaged line, which is left out.
+
+        Raises:
+            Damaged: A line is damaged, and there is no list for it.
         """
         if not self.metrics.is_file():
             return []
         content = self.metrics.read_bytes()
-        rows, lines = [], content.splitlines()
+        lines = content.splitlines()
+        rows = []
         for number, line in enumerate(lines, start=1):
             try:
                 rows.append(record_of(line))
             except Damaged as error:
-                # A torn line has lost its end. One with a flipped bit has a newline, or all before it.
-                if number == len(lines) and not content.endswith(b"\n") and not _WHOLE.search(line[:-1]):
+                # A line that was cut short has lost its end. A line with a flipped bit still has its newline,
+                # or, if the newline itself was flipped, the checksum before it.
+                is_last_line = number == len(lines)
+                if is_last_line and not content.endswith(b"\n") and not _WHOLE.search(line[:-1]):
                     break
-                words = f"line {number} of {self.metrics} is damaged ({error}): {LINE_REMEDY}"
+                message = f"line {number} of {self.metrics} is damaged ({error}): {LINE_REMEDY}"
                 if damaged is None:
-                    raise Damaged(words) from error
-                damaged.append(words)
+                    raise Damaged(message) from error
+                damaged.append(message)
         return rows
 
     # The locks
 
     @contextmanager
     def locked(self, lock: Lock = "run", patience_s: float = 0.0) -> Iterator[None]:
-        """Holds a lock: one run and one analysis at a time, since two would write the same files.
-        `patience_s` is how long one that is ending may take."""
+        """Holds a lock for a block, so that no second process writes the same files.
+
+        Args:
+            patience_s: The seconds to wait for a process that is just ending.
+
+        Raises:
+            ValueError: Another process has the lock.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / _LOCKS[lock]).open("w") as file:
             if not _locks(file, LOCK_TRIES + round(patience_s / LOCK_TRY_S)):
@@ -179,9 +207,9 @@ class ExperimentDirectory:
 
     @contextmanager
     def evaluator(self) -> Iterator[int]:
-        """Gives this evaluator's number among those that are at work here, from 0.
+        """Holds a number that no other running evaluator of this experiment has, from 0.
 
-        They share the work by claims (`runtime.claims`); the number keeps their logs and weights apart.
+        Evaluators share the work by claims (`runtime.claims`). The number keeps their logs and weights apart.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         for number in range(EVALUATORS_MOST):
@@ -204,8 +232,10 @@ class ExperimentDirectory:
 
 
 def _locks(file: IO[str], tries: int = LOCK_TRIES) -> bool:
-    """Takes the lock; returns whether it could be had. Callers of `is_running` hold it for a moment, so one
-    try may err."""
+    """Tries to lock the file, and returns whether it succeeded.
+
+    Several tries are needed because `is_running`, in other processes, takes the lock for a moment.
+    """
     for _ in range(tries):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,13 +247,15 @@ def _locks(file: IO[str], tries: int = LOCK_TRIES) -> bool:
 
 
 def refuse_misplaced(record: Mapping[str, Any], path: Path, i: int) -> None:
-    """Raises Damaged where a record says of itself that it is another iteration's. Those of earlier versions
-    don't say it."""
-    says = record.get("iteration", i)
-    if says != i:
+    """Raises Damaged if a record was written for another iteration than `i`.
+
+    Records of earlier versions have no iteration, and pass.
+    """
+    written_as = record.get("iteration", i)
+    if written_as != i:
         raise Damaged(
-            f"{path} was written as number {says} and lies in the folder of number {i}: put the folders of"
-            f" {path.parent.parent} back as they were, or delete {path.parent}"
+            f"{path} was written as number {written_as} and lies in the folder of number {i}: put the folders"
+            f" of {path.parent.parent} back as they were, or delete {path.parent}"
         )
 
 
@@ -234,48 +266,54 @@ def metrics_row(iteration: int, wall_time: float, metrics: Metrics) -> dict[str,
 
 
 def verify_answers(path: Path) -> None:
-    """Raises Damaged where a measured set's answers aren't those that its summary was made of. Reads them
-    once, and again only where they have changed."""
+    """Raises Damaged if the answers of a measured set are not those of its summary.
+
+    Reads them once, and again only if the file has changed.
+    """
     summary = path.with_name("summary.json")
     if summary.is_file() and (digest := read_record(summary, MEASURE_AGAIN).get("answers")):
         verify_once(path, MEASURE_AGAIN, digest)
 
 
 def is_last(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
-    """Returns whether the run is over after `done` iterations: it has all of them, or its budget is spent.
+    """Returns whether the run is over after `done` iterations: all are done, or its budget is spent.
 
-    The last of them may be generated and not yet trained on.
+    The last of these iterations may be generated and not yet trained.
     """
     return done >= iterations_of(config, directory, done)
 
 
 def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> int:
-    """Returns how many the run has; where a budget ends it, as far as the first `done` of them let expect."""
+    """Returns the number of iterations of the run; an estimate from the first `done` if a budget ends it."""
     return expected_iterations(config.iterations, config.stop_after, directory, done)
 
 
 def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
-    """Returns whether the iteration's episodes lie on disk, whole."""
+    """Returns whether the iteration's episodes are on disk, which says that its credit is finished."""
     return (directory.iteration(iteration) / EPISODES).is_file()
 
 
 def is_measured(directory: ExperimentDirectory, done: int, chosen: EvaluationSet) -> bool:
-    """Returns whether the summary of the set after `done` iterations is there."""
+    """Returns whether the set has a summary for the weights after `done` iterations."""
     return (directory.evaluation(done, chosen.label) / "summary.json").is_file()
 
 
 def missing_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
     """Returns the evaluation sets that are due after `done` iterations and not yet measured."""
     evaluation = config.evaluation
-    last = is_last(config, directory, done)
-    while_training = bool(evaluation.every) and done % (evaluation.every or 1) == 0
-    due = [s for s in evaluation.sets if last or (while_training and s.while_training)]
-    return [s for s in due if not is_measured(directory, done, s)]
+    is_end = is_last(config, directory, done)
+    is_due_while_training = evaluation.every is not None and done % evaluation.every == 0
+    missing = []
+    for chosen in evaluation.sets:
+        is_due = is_end or (is_due_while_training and chosen.while_training)
+        if is_due and not is_measured(directory, done, chosen):
+            missing.append(chosen)
+    return missing
 
 
-def samples_in(config: PolicyIteration, directory: ExperimentDirectory, iteration: int) -> bool:
-    """Returns whether the iteration's rollout samples, which it need not where an interrupted run left
-    episodes."""
+def needs_sampling(config: PolicyIteration, directory: ExperimentDirectory, iteration: int) -> bool:
+    """Returns whether the iteration still has to be sampled: its episodes are not on disk, and the run is not
+    over before it."""
     return (
         config.rollout.needs_engine
         and not is_last(config, directory, iteration)
@@ -283,25 +321,30 @@ def samples_in(config: PolicyIteration, directory: ExperimentDirectory, iteratio
     )
 
 
-def sampled_by(config: PolicyIteration, iteration: int) -> int:
-    """Returns the policy version that an iteration's answers and continuations are sampled from: that which
-    it begins with, or the one before where iterations overlap."""
+def sampling_version(config: PolicyIteration, iteration: int) -> int:
+    """Returns the policy version that samples an iteration: the one that it begins with, or with an overlap
+    the one before."""
     return max(0, iteration - 1) if config.overlap == "one_step" else iteration
 
 
-def samples_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
-    """Returns whether a rollout that is still to come or an evaluation samples from the weights after `done`
-    (one or more) iterations."""
-    following = done + (config.overlap == "one_step")
-    rollout = not is_last(config, directory, done) and samples_in(config, directory, following)
-    return rollout or bool(missing_sets(config, directory, done))
+def will_sample_from(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
+    """Returns whether a later rollout or an evaluation samples from the weights after `done` (one or more)
+    iterations."""
+    # These weights sample the iteration that begins with them or, with an overlap, the one after it.
+    sampled_iteration = done + 1 if config.overlap == "one_step" else done
+    is_over = is_last(config, directory, done)
+    a_rollout_samples = not is_over and needs_sampling(config, directory, sampled_iteration)
+    return a_rollout_samples or bool(missing_sets(config, directory, done))
 
 
 def expected_iterations(
     most: int, budget: StopAfter | None, directory: ExperimentDirectory, done: int
 ) -> int:
-    """Returns how many iterations a run has, of at most `most`, that has `done`: `done` itself where it is
-    over."""
+    """Returns the number of iterations of a run with a budget, from the tokens of its first `done`.
+
+    Args:
+        most: The number of iterations if the budget doesn't end the run earlier.
+    """
     if budget is None or done >= most:
         return most
     further = budget.further_iterations(tokens_sampled(directory, done))
@@ -309,10 +352,10 @@ def expected_iterations(
 
 
 def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
-    """Returns the tokens sampled in each of the first `done` iterations, which rollout and credit wrote when
-    they were done.
+    """Returns the number of tokens that each of the first `done` iterations sampled.
 
-    Raises ValueError where that is gone, or from before tokens were counted.
+    Raises:
+        ValueError: The metrics of one of them are gone, or an earlier version wrote them without tokens.
     """
 
     def metrics_of(path: Path) -> Metrics:

@@ -1,7 +1,13 @@
-"""Measures weights: n samples for each of a split's problems, every answer kept with its grade.
+"""Measures weights: samples n answers to each of a split's problems, and writes them with their grades.
 
-Several processes, also on several machines, may measure the checkpoints of one experiment: they share the
-sets by claims."""
+Several processes, also on several machines, may measure the checkpoints of an experiment. Each (checkpoint,
+set) is measured by the process that holds its claim (`runtime.claims`)::
+
+    follow:  for each checkpoint and set without a summary
+               the claim is free        → take it, load the checkpoint, measure, release
+               another process has it   → wait FOLLOW_EVERY_S, look again; a dead holder's claim is free
+             until the run has ended and nothing is missing
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from treetune.exceptions import CheckpointGone
 from treetune.rollouts import unavailable
 from treetune.rollouts.metrics import PREFIX
 from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluated, number_metrics
@@ -31,7 +38,6 @@ from treetune.runtime.directory import (
 from treetune.runtime.generation import trajectories_on_first
 from treetune.runtime.intervals import interval_of_mean
 from treetune.runtime.sampler import Sampler
-from treetune.runtime.weights_folder import CheckpointGone
 from treetune.seeds import derived_random
 from treetune.store.checksums import digest_of, read_record, write_record
 from treetune.store.files import whole_file
@@ -39,12 +45,14 @@ from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 
 FOLLOW_EVERY_S = 5.0
+"""Seconds between two looks for checkpoints and free claims."""
 
 Verdict = Literal["ours", "another's", "measured"]
+"""The state of a set on a checkpoint: claimed by this process, claimed by another one, or measured."""
 
 
 def evaluate_due(sampler: Sampler, done: int, clock: Clock) -> Metrics:
-    """Measures what is due after `done` iterations, on the engine's weights. Collective."""
+    """Measures the sets that are due after `done` iterations, on the engine's weights. Collective."""
     session = sampler.session
     with clock.phase("evaluation"):
         return evaluate(sampler, done, missing_sets(session.config, session.directory, done))
@@ -55,14 +63,13 @@ def evaluate(
 ) -> Metrics:
     """Measures the engine's present weights, which are those after `done` iterations. Collective.
 
-    The metrics are those of all sets measured at that point, also by an earlier, interrupted run.
-    With the first rank's `claim`, nothing is written where somebody else took over meanwhile.
+    Args:
+        claim: The first rank's claim. If another process has taken it over, nothing is written.
+
+    Returns:
+        The metrics of all sets with a summary for these weights, also from an earlier, interrupted run.
     """
     directory = sampler.session.directory
-
-    def known(beginning: str, summary: Mapping[str, Any]) -> Metrics:
-        return {beginning + name: summary[name] for name in EVALUATED if summary[name] is not None}
-
     for chosen in sets:
         folder = directory.evaluation(done, chosen.label)
         measure(sampler, done, chosen, folder, f"{chosen.label} after iteration {done}", claim)
@@ -70,18 +77,30 @@ def evaluate(
     for chosen in sampler.session.config.evaluation.sets:
         if is_measured(directory, done, chosen):
             summary = read_record(directory.evaluation(done, chosen.label) / "summary.json", MEASURE_AGAIN)
-            metrics |= known(f"evaluation/{chosen.label}/", summary)
-            for domain, own in summary.get("domains", {}).items():
-                metrics |= known(f"evaluation/{chosen.label}/{PREFIX}{domain}/", own)
-            if summary.get("unavailable"):
-                metrics[f"evaluation/{chosen.label}/unavailable"] = float(summary["unavailable"])
-            metrics |= evaluated(chosen.label, summary)
+            metrics |= _metrics_of_summary(chosen.label, summary)
     return metrics
 
 
+def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
+    """Returns the metrics of a measured set, by names such as ``evaluation/test/pass_at_1``."""
+
+    def pick(beginning: str, values: Mapping[str, Any]) -> Metrics:
+        return {beginning + name: values[name] for name in EVALUATED if values[name] is not None}
+
+    metrics = pick(f"evaluation/{label}/", summary)
+    for domain, summary_of_domain in summary.get("domains", {}).items():
+        metrics |= pick(f"evaluation/{label}/{PREFIX}{domain}/", summary_of_domain)
+    if summary.get("unavailable"):
+        metrics[f"evaluation/{label}/unavailable"] = float(summary["unavailable"])
+    return metrics | evaluated(label, summary)
+
+
 def set_problems(config: PolicyIteration, chosen: EvaluationSet) -> list[Problem]:
-    """Returns the problems of a set, in the order of their split. Raises ValueError if there are not
-    enough."""
+    """Returns the problems of a set, in the order of their split.
+
+    Raises:
+        ValueError: The split has fewer problems than the set asks for.
+    """
     problems = list((chosen.task or config.task).problems(chosen.split))
     if chosen.problems is None:
         return problems
@@ -99,9 +118,13 @@ def set_problems(config: PolicyIteration, chosen: EvaluationSet) -> list[Problem
 def measure(
     sampler: Sampler, done: int, chosen: EvaluationSet, folder: Path, name: str, claim: Claim | None = None
 ) -> None:
-    """Measures the engine's present weights into `folder`, whose `summary.json` says that it is done.
+    """Measures the engine's present weights. Collective.
 
-    `name` is what a person reads. Collective.
+    Args:
+        done: The number of iterations that made these weights.
+        folder: Gets the answers and then ``summary.json``, which says that the set is measured.
+        name: The name of the measurement in messages.
+        claim: The first rank's claim on the folder.
     """
     session, config = sampler.session, sampler.session.config
     seed = config.evaluation.seed
@@ -110,9 +133,10 @@ def measure(
     rollout = chosen.rollout(config)
     lengths = {problem.id: len(session.model.codec.encode_prompt(problem)) for problem in problems}
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
+    # A process that takes over a claim has a journal of its own, and reads those of the processes before.
     number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
     journal = folder / "journal" / f"{number}-{session.ranks.rank}.jsonl"
-    # Held up to the summary, whose majority vote asks which answers are equal.
+    # The grader is needed until the summary, whose majority vote asks it which answers are equal.
     with sampler.grader_of(chosen.task) as grader:
         with sampler.phase(f"evaluating {name}", "answers") as show:
             context = sampler.context(
@@ -126,29 +150,33 @@ def measure(
                 grader=grader,
                 reads_logprobs=False,
             )
-            # Every rank has seen the journals before one of them writes.
+            # No rank writes to its journal before every rank has listed the journals above.
             session.ranks.barrier("evaluation begins")
-            own = answers_of(rollout.run(context, answerable)[0]) if answerable else []
+            answers_of_rank = answers_of(rollout.run(context, answerable)[0]) if answerable else []
             services = by_group(sampler.service_metrics(grader))
-        unavailable.report(context, f"evaluating {name}", own)
-        trajectories = trajectories_on_first(session.ranks, "evaluation", own)
-        counts = Counter(one.problem.id for one in trajectories)
-        other = next((p.id for p in answerable if counts[p.id] != chosen.samples), None)
-        found = (other, counts[other]) if other is not None else None
-        if found := session.ranks.from_first("answers to each", found):
+        unavailable.report(context, f"evaluating {name}", answers_of_rank)
+        trajectories = trajectories_on_first(session.ranks, "evaluation", answers_of_rank)
+        wrong_count: tuple[str, int] | None = None  # the first problem with another number than the set asks
+        if session.ranks.is_first:
+            counts = Counter(answer.problem.id for answer in trajectories)
+            for problem in answerable:
+                if counts[problem.id] != chosen.samples:
+                    wrong_count = problem.id, counts[problem.id]
+                    break
+        wrong_count = session.ranks.from_first("answers to each", wrong_count)
+        if wrong_count is not None:
             raise ValueError(
-                f"evaluating {name}: the rollout {type(rollout).__name__} gave {found[1]} answers to the"
-                f" problem {found[0]}, and the set asks for {chosen.samples} of each, so that its numbers"
-                " would be of something else: leave out the rollout's property sampler, and answers"
+                f"evaluating {name}: the rollout {type(rollout).__name__} gave {wrong_count[1]} answers to"
+                f" the problem {wrong_count[0]}, and the set asks for {chosen.samples} of each, so that its"
+                " numbers would be of something else: leave out the rollout's property sampler, and answers"
                 " are sampled plainly"
             )
         if session.ranks.is_first:
-            trajectories += [
-                _unanswered(problem, sample, lengths[problem.id], config.context_length)
-                for problem in problems
-                if lengths[problem.id] >= config.context_length
-                for sample in range(chosen.samples)
-            ]
+            for problem in problems:
+                length = lengths[problem.id]
+                if length >= config.context_length:
+                    for sample in range(chosen.samples):
+                        trajectories.append(_unanswered(problem, sample, length, config.context_length))
             if claim is not None and claim.lost():
                 session.console.say(
                     f"evaluating {name}: taken over by another process while this one stood still"
@@ -168,41 +196,46 @@ def measure(
                     **services,
                 }
                 write_evaluation(folder, summary, trajectories)
-                session.console.say(f"{name}: {_in_words(summary)}")
+                session.console.say(f"{name}: {_describe(summary)}")
         session.ranks.barrier("evaluation written")
 
 
 SameAnswer = Callable[[str, str, Problem], bool | None]
-"""Says whether two answers to a problem are equal; None where nobody knows."""
+"""Returns whether two answers to a problem are equal; None if the grader can't tell."""
 
 
 def by_domain(
     trajectories: Sequence[Trajectory], seed: int, same_answer: SameAnswer | None = None
 ) -> dict[str, Any]:
-    """Returns `summarise` of each domain, where there are several; a domain without a graded answer has
-    none."""
-    of_domain: dict[str, list[Trajectory]] = {}
-    for one in trajectories:
-        if one.problem.domain:
-            of_domain.setdefault(one.problem.domain, []).append(one)
-    if len(of_domain) < 2:
+    """Returns the summary of each domain with a graded answer, as ``{"domains": {…}}``; empty if the answers
+    have fewer than two domains."""
+    answers_by_domain: dict[str, list[Trajectory]] = {}
+    for answer in trajectories:
+        if answer.problem.domain:
+            answers_by_domain.setdefault(answer.problem.domain, []).append(answer)
+    if len(answers_by_domain) < 2:
         return {}
-    graded = {name: own for name, own in sorted(of_domain.items()) if any(t.grade.is_known for t in own)}
-    return {"domains": {name: summarise(own, seed, same_answer) for name, own in graded.items()}}
+    summaries = {}
+    for domain, answers in sorted(answers_by_domain.items()):
+        if any(answer.grade.is_known for answer in answers):
+            summaries[domain] = summarise(answers, seed, same_answer)
+    return {"domains": summaries}
 
 
 def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterable[Trajectory]) -> None:
-    """Writes a measured set: all answers, then the summary, which has their checksum."""
+    """Writes the answers of a measured set, and then its summary with their checksum."""
     with whole_file(folder / ANSWERS) as file:
-        file.writelines(json.dumps(answer_row(one)) + "\n" for one in trajectories)
-    # Last: it says that the set is measured.
+        file.writelines(json.dumps(answer_row(answer)) + "\n" for answer in trajectories)
+    # Last, since the summary says that the set is measured.
     write_record(folder / "summary.json", summary | {"answers": digest_of(folder / ANSWERS)})
 
 
-def _in_words(summary: dict[str, Any]) -> str:
+def _describe(summary: dict[str, Any]) -> str:
+    """Returns a summary in a line for people: ``pass@1 0.480 [0.431, 0.529] on 500 problems``."""
     note = f", {summary['too_long']} of them too long to be asked" if summary["too_long"] else ""
     by_domain = ", ".join(
-        f"{name} {own['pass_at_1']:.3f}" for name, own in summary.get("domains", {}).items()
+        f"{domain} {summary_of_domain['pass_at_1']:.3f}"
+        for domain, summary_of_domain in summary.get("domains", {}).items()
     )
     return (
         f"pass@1 {summary['pass_at_1']:.3f} [{summary['ci_low']:.3f}, {summary['ci_high']:.3f}]"
@@ -211,7 +244,7 @@ def _in_words(summary: dict[str, Any]) -> str:
 
 
 def _unanswered(problem: Problem, sample: int, length: int, context_length: int) -> Trajectory:
-    """Returns the answer that stands for a problem whose prompt fills the context."""
+    """Returns an empty answer to a problem whose prompt fills the context, which counts as wrong."""
     message = f"the prompt of {length} tokens fills the context of {context_length}"
     return Trajectory(
         problem=problem,
@@ -228,19 +261,19 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
 def summarise(
     trajectories: Sequence[Trajectory], seed: int, same_answer: SameAnswer | None = None
 ) -> dict[str, Any]:
-    """Returns pass@1 with its interval, pass@k, majority vote and lengths, over problems.
+    """Summarises graded answers: pass@1 with its interval, pass@k, majority vote, lengths.
 
-    pass@1 is the mean over problems of the share of their samples that are right; for its 95 % interval
-    see `interval_of_mean`. pass@k for k = 1, 2, 4, … up to the number of samples n is the
-    unbiased ``1 - C(n-c, k)/C(n, k)`` (Chen et al. 2021, eq. 1), c being the samples of full
-    reward. Majority vote: the share of problems whose most frequent extracted answer (the first
-    of several) earned full reward; samples without an answer have no vote. Answers that `same_answer` calls
-    equal, however they are written, have one vote together, and so have all right ones. Where a grader says
-    that an answer is right and not what it says, there is no vote: problems of such a domain are left out,
-    and it is None where all are.
-
-    Answers that nobody could grade are no part of these: a problem has the samples that were graded, is left
-    out of pass@k where it has fewer than k, and of everything where it has none. `unavailable` counts them.
+    * ``pass_at_1``: the mean over problems of the share of their samples that are correct. For its 95 %
+      interval see `interval_of_mean`.
+    * ``pass_at_k`` for k = 1, 2, 4, … up to the number of samples n: the unbiased ``1 - C(n-c, k)/C(n, k)``
+      (Chen et al. 2021, eq. 1), of which c samples are correct.
+    * ``majority_vote``: the share of problems whose most frequent extracted answer is correct (of equally
+      frequent ones, the first). Samples without an extracted answer don't vote. Answers that `same_answer`
+      finds equal vote together, and so do all correct ones. If a domain's grader gives no extracted answer
+      for a correct sample, its problems are left out; None if all are.
+    * ``unavailable``: the number of answers that could not be graded. The other numbers ignore them: a
+      problem counts with its graded samples, is left out of pass@k if it has fewer than k of them, and is
+      left out of everything if it has none.
     """
     groups: dict[str, list[Trajectory]] = {}
     samples: Counter[str] = Counter()
@@ -248,19 +281,27 @@ def summarise(
         samples[trajectory.problem.id] += 1
         if trajectory.grade.is_known:
             groups.setdefault(trajectory.problem.id, []).append(trajectory)
-    means = [sum(t.grade.correct for t in group) / len(group) for group in groups.values()]
+    counts = [len(group) for group in groups.values()]
+    correct_counts = [sum(t.grade.correct for t in group) for group in groups.values()]
+    means = [correct / count for correct, count in zip(correct_counts, counts, strict=True)]
     low, high = interval_of_mean(means, seed)
     n = min(samples.values())
-    correct = [(len(group), sum(t.grade.correct for t in group)) for group in groups.values()]
-    most = max(len(group) for group in groups.values())
-    ks = [2**i for i in range(n.bit_length()) if 2**i <= min(n, most)]
+    ks = [2**i for i in range(n.bit_length()) if 2**i <= min(n, max(counts))]
 
     def mean_pass_at(k: int) -> float:
-        each = [pass_at_k(count, right, k) for count, right in correct if count >= k]
-        return math.fsum(each) / len(each)
+        by_problem = []
+        for count, correct in zip(counts, correct_counts, strict=True):
+            if count >= k:
+                by_problem.append(pass_at_k(count, correct, k))
+        return math.fsum(by_problem) / len(by_problem)
 
-    silent = {t.problem.domain for t in trajectories if t.grade.correct and t.grade.extracted is None}
-    voting = [group for group in groups.values() if group[0].problem.domain not in silent]
+    without_extracted = {
+        t.problem.domain for t in trajectories if t.grade.correct and t.grade.extracted is None
+    }
+    voting = [group for group in groups.values() if group[0].problem.domain not in without_extracted]
+    majority_vote = None
+    if voting:
+        majority_vote = sum(majority_is_right(group, same_answer) for group in voting) / len(voting)
     return {
         "n_problems": len(groups),
         "samples": n,
@@ -268,9 +309,7 @@ def summarise(
         "ci_low": low,
         "ci_high": high,
         "pass_at_k": {str(k): mean_pass_at(k) for k in ks},
-        "majority_vote": sum(majority_is_right(group, same_answer) for group in voting) / len(voting)
-        if voting
-        else None,
+        "majority_vote": majority_vote,
         "unfinished": sum(t.unfinished for t in trajectories) / len(trajectories),
         "mean_tokens": sum(len(t.response_ids) for t in trajectories) / len(trajectories),
         "unavailable": sum(not t.grade.is_known for t in trajectories),
@@ -278,102 +317,107 @@ def summarise(
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Returns the probability that k of n samples, of which c are right, hold a right one."""
+    """Returns the probability that k of n samples, of which c are correct, contain a correct one."""
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 MOST_COMPARISONS = 200
-"""Comparisons of a problem's wrong answers; what is left then counts as it is spelled."""
+"""The most comparisons of a problem's wrong answers. The others then count as they are spelled."""
 
 
 def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | None) -> bool:
-    """Returns whether the most frequent answer of a problem's samples is right; see `summarise`.
+    """Returns whether the most frequent answer of a problem's samples is correct; see `summarise`.
 
-    Right answers are equal to the gold, so they are one answer. Wrong ones are compared with each other only
-    where they could outnumber the right ones together and don't do so as they are spelled.
+    All correct answers equal the reference answer, so they vote together. Comparisons are slow. Wrong answers
+    are compared with each other only if their spellings don't decide the vote: no spelling has as many votes
+    as the correct answers, but all wrong answers together have.
     """
     problem = group[0].problem
     grades = [trajectory.grade for trajectory in group]
     answers = [(grade.extracted, grade.correct) for grade in grades if grade.extracted is not None]
     if same_answer is None or not _are_comparable(answers, same_answer, problem):
-        spelled = Counter(answer for answer, _ in answers)
-        winner = spelled.most_common(1)[0][0] if spelled else None
+        votes_by_spelling = Counter(answer for answer, _ in answers)
+        winner = votes_by_spelling.most_common(1)[0][0] if votes_by_spelling else None
         return any(answer == winner and is_right for answer, is_right in answers)
     right_votes = sum(is_right for _, is_right in answers)
-    first_right = next((place for place, (_, is_right) in enumerate(answers) if is_right), len(answers))
+    first_right_index = next((i for i, (_, is_right) in enumerate(answers) if is_right), len(answers))
     wrong_votes = Counter(answer for answer, is_right in answers if not is_right)
-    first_places = {answer: place for place, (answer, _) in reversed(list(enumerate(answers)))}
+    # Backwards, so that the first of equal spellings is the one that stays.
+    first_index = {answer: i for i, (answer, _) in reversed(list(enumerate(answers)))}
 
-    def beats_the_right(answer: str, votes: int) -> bool:
-        # Of equally frequent answers the first one given counts.
-        return votes > right_votes or (votes == right_votes and first_places[answer] < first_right)
+    def beats_right_answers(answer: str, votes: int) -> bool:
+        # Of equally frequent answers the first one wins.
+        comes_first = first_index[answer] < first_right_index
+        return votes > right_votes or (votes == right_votes and comes_first)
 
-    if right_votes == 0 or any(beats_the_right(*pair) for pair in wrong_votes.items()):
+    if right_votes == 0 or any(beats_right_answers(answer, votes) for answer, votes in wrong_votes.items()):
         return False
     if sum(wrong_votes.values()) < right_votes:
         return True
     comparisons = 0
-    class_votes: dict[str, int] = {}  # by the first answer of each class of equal ones
+    votes_of_class: dict[str, int] = {}  # by the first answer of each class of equal answers
     for answer, votes in wrong_votes.items():
         representative = answer
-        for other in class_votes:
+        for other in votes_of_class:
             if comparisons == MOST_COMPARISONS:
                 break
             comparisons += 1
             is_same = same_answer(answer, other, problem)
-            if is_same is None:  # it hung or crashed: each such comparison may take a whole deadline
+            if is_same is None:
+                # The comparison hung or crashed. Each further comparison might take a whole deadline.
                 comparisons = MOST_COMPARISONS
             elif is_same:
                 representative = other
                 break
-        class_votes[representative] = class_votes.get(representative, 0) + votes
-        if beats_the_right(representative, class_votes[representative]):
+        votes_of_class[representative] = votes_of_class.get(representative, 0) + votes
+        if beats_right_answers(representative, votes_of_class[representative]):
             return False
     return True
 
 
 def _are_comparable(answers: Sequence[tuple[str, bool]], same_answer: SameAnswer, problem: Problem) -> bool:
-    """Returns whether the problem's grader compares answers at all."""
-    right = next((answer for answer, is_right in answers if is_right), None)
-    return right is None or same_answer(right, right, problem) is not None
+    """Returns whether the problem's grader can compare answers, by comparing a correct one with itself."""
+    right_answer = next((answer for answer, is_right in answers if is_right), None)
+    return right_answer is None or same_answer(right_answer, right_answer, problem) is not None
 
 
 # Many checkpoints, many evaluators
 
 
 def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) -> list[int]:
-    """Returns the checkpoints that lack a summary of some set: those that were due by iterations and, where
-    nobody goes on with the run, the newest."""
+    """Returns the checkpoints that lack the summary of a set.
+
+    They are those that were due by iterations and, if the run has ended, the newest one.
+    """
     numbers = directory.regular_checkpoints()
     if not directory.is_running():
         numbers = sorted({*numbers, *directory.checkpoints()[-1:]})
-    return [number for number in numbers if not all(is_measured(directory, number, one) for one in sets)]
+    return [n for n in numbers if not all(is_measured(directory, n, chosen) for chosen in sets)]
 
 
 def follow(sampler: Sampler, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:
-    """Measures every set on every checkpoint that nobody else measures, until all are measured and
-    the experiment, if it goes on, has ended. Collective.
+    """Measures every set on every checkpoint, until the run has ended and all are measured. Collective.
 
-    A set that another evaluator has claimed is waited for, and taken over if that evaluator dies. It lives
-    while it shows signs of life, and what it does has deadlines of its own.
+    It waits for sets that another evaluator has claimed, and takes them over if that evaluator dies. An
+    evaluator that lives makes progress, since all of its waiting has deadlines.
     """
     session, last_message = sampler.session, ""
     directory, sets = session.directory, session.config.evaluation.sets
     while True:
-        going_on = session.ranks.from_first("is it running", directory.is_running())
+        # Before the checkpoints are listed: a run that ends in between leaves its last one for the next turn.
+        is_running = session.ranks.from_first("is it running", directory.is_running())
         numbers = session.ranks.from_first("checkpoints", unmeasured(directory, sets))
-        verdicts = {
-            (number, one.label): measure_claimed(sampler, number, one, claims)
-            for number in numbers
-            for one in sets
-        }
-        if not numbers and not going_on:
+        verdicts: dict[tuple[int, str], Verdict] = {}
+        for number in numbers:
+            for chosen in sets:
+                verdicts[number, chosen.label] = measure_claimed(sampler, number, chosen, claims)
+        if not numbers and not is_running:
             return
-        others = [pair for pair, verdict in verdicts.items() if verdict == "another's"]
-        if numbers and (not others or "ours" in verdicts.values()):
-            continue
-        if others:
-            number, label = others[0]
+        claimed_by_others = [pair for pair, verdict in verdicts.items() if verdict == "another's"]
+        if numbers and (not claimed_by_others or "ours" in verdicts.values()):
+            continue  # this took time, in which new checkpoints may have come
+        if claimed_by_others:
+            number, label = claimed_by_others[0]
             holder = claims.holder(directory.evaluation(number, label) / "claims")
             message = f"waiting for {holder}, which evaluates {label} after iteration {number}"
             if message != last_message:
@@ -383,7 +427,7 @@ def follow(sampler: Sampler, claims: Claims, every_s: float = FOLLOW_EVERY_S) ->
 
 
 def measure_claimed(sampler: Sampler, number: int, chosen: EvaluationSet, claims: Claims) -> Verdict:
-    """Measures one set on one checkpoint (0: the start weights), unless somebody else does. Collective."""
+    """Measures a set on a checkpoint (0: the start weights), unless another process does. Collective."""
     session, directory = sampler.session, sampler.session.directory
     claim: Claim | None = None
     verdict: Verdict = "measured"
@@ -393,7 +437,8 @@ def measure_claimed(sampler: Sampler, number: int, chosen: EvaluationSet, claims
     with contextlib.ExitStack() as stack:
         if claim is not None:
             stack.callback(claim.release)
-            if is_measured(directory, number, chosen):  # by the one who had claimed it just before
+            # The process that held the claim may have finished after the first look.
+            if is_measured(directory, number, chosen):
                 verdict = "measured"
         verdict = session.ranks.from_first("claim", verdict)
         if verdict == "ours":

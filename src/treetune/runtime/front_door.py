@@ -1,7 +1,12 @@
-"""`treetune run`: starts a command's ranks on this machine, and ends with the exit code of the run.
+"""Starts a command's ranks on this machine (`treetune run`), and returns the exit code of the run.
 
-DeepSpeed's own command ends with 0 when its node launcher is killed, though nothing is finished. Here the
-node launcher is this process's child, whose end, whatever it is, is the exit code.
+DeepSpeed's own command returns 0 if its node launcher is killed. Here the node launcher is a child of this
+process, and its exit code counts::
+
+    treetune run  ──starts──►  node launcher  ──starts──►  rank 0, rank 1, …
+         │                          (its own process group)      ▲
+         └── 1st signal: to the ranks alone, which write a checkpoint first
+             2nd signal: SIGTERM to the whole group; 3rd: SIGKILL
 """
 
 from __future__ import annotations
@@ -29,12 +34,16 @@ from treetune.store.files import remove_folder
 
 MAIN = Path(__file__).resolve().parents[1] / "main.py"
 END_S = 60.0
-"""How long ranks may take to end after their launcher; then they are killed."""
+"""The longest that ranks may take to end after their launcher, before they are killed."""
 
 
 def ranks_here(wanted: int | None = None) -> int:
-    """Returns how many ranks this machine gets: `wanted`, else NUM_GPUS, else one for each GPU, or one on a
-    CPU. Raises ValueError where that is no number, or more than there are GPUs."""
+    """Returns the number of ranks on this machine: `wanted`, else NUM_GPUS, else one for each GPU, or one on
+    a CPU.
+
+    Raises:
+        ValueError: NUM_GPUS is not a number, or there are fewer GPUs.
+    """
     there = gpus()
     if wanted is None and (text := os.environ.get("NUM_GPUS")) is not None:
         if not text.isdigit() or int(text) < 1:
@@ -54,7 +63,8 @@ def ranks_here(wanted: int | None = None) -> int:
 
 
 def threads_each(processes: int) -> str:
-    """Returns OMP_NUM_THREADS of each: processes that each take all cores run many times slower."""
+    """Returns OMP_NUM_THREADS for each of several processes: the configured one, or an equal share of the
+    cores, since processes that all use all cores are many times slower."""
     text = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // processes))
     if not text.isdigit() or int(text) < 1:
         raise ValueError(f"OMP_NUM_THREADS is {text!r}; it must be a whole number above 0")
@@ -64,11 +74,19 @@ def threads_each(processes: int) -> str:
 def start_ranks(
     words: Sequence[str], ranks: int, nodes: Sequence[str] = ("localhost",), node: int = 0, port: int = 0
 ) -> int:
-    """Runs main.py with `words` on `ranks` ranks of this machine, which is the `node`-th of `nodes`. Signals
-    are passed on. Returns the exit code: 0 if all ranks ended with 0, and 128 and a signal's number if
-    that ended one of them, the node launcher or the run.
+    """Runs main.py on this machine's ranks, and passes signals on to them.
+
+    Args:
+        words: The arguments of main.py.
+        nodes: The names of all machines, of which this one is number `node`.
+        port: The port at which the ranks meet; 0 for a free one.
+
+    Returns:
+        The exit code: 0 if all ranks ended with 0; 128 + the number of a signal that ended a rank, the node
+        launcher or the run.
     """
-    if not port:  # one that was free a moment ago: several runs may share the machine
+    if not port:
+        # The kernel chooses a free port. A fixed one might be taken by another run on this machine.
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
@@ -78,7 +96,7 @@ def start_ranks(
     environment["OMP_NUM_THREADS"] = threads_each(ranks)
     if not devices:
         devices = [str(i) for i in range(ranks)]
-        # DeepSpeed warns three times where it has to find out itself that there is no accelerator.
+        # Otherwise DeepSpeed warns three times that it finds no accelerator.
         environment.setdefault("DS_ACCELERATOR", "cpu")
     world = base64.urlsafe_b64encode(json.dumps({name: list(devices) for name in nodes}).encode()).decode()
     address = "127.0.0.1" if len(nodes) == 1 else nodes[0]
@@ -89,23 +107,25 @@ def start_ranks(
     launcher = subprocess.Popen(
         command,
         env=environment,
-        start_new_session=True,  # a terminal's Ctrl-C comes here alone, and is passed on once
+        # In a session of its own, it doesn't get a terminal's Ctrl-C, which `pass_on` sends once instead.
+        start_new_session=True,
         preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
     )
-    passed_on: list[int] = []
+    received: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
-        """Asks the ranks alone to end, which write a checkpoint first: their launcher would kill them after
-        30 seconds. The second signal ends the launcher and the ranks, the third kills them."""
-        ending = [earlier for earlier in passed_on if earlier in ENDING]
-        passed_on.append(number)
-        if not ending:
-            asked = signal_ranks(launcher.pid, number)
-            if asked or number == CHECKPOINT:
+        """Sends the first signal to the ranks alone, which write a checkpoint and end. The launcher would
+        kill them after 30 seconds. The second signal ends launcher and ranks, the third kills them."""
+        earlier_ending = [earlier for earlier in received if earlier in ENDING]
+        received.append(number)
+        if not earlier_ending:
+            n_signalled = signal_ranks(launcher.pid, number)
+            # Before there are ranks, the launcher itself is ended; a request for a checkpoint is dropped.
+            if n_signalled or number == CHECKPOINT:
                 return
-        how = signal.SIGKILL if len(ending) > 1 else signal.SIGTERM
+        strength = signal.SIGKILL if len(earlier_ending) > 1 else signal.SIGTERM
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(launcher.pid, how)
+            os.killpg(launcher.pid, strength)
 
     for number in (*ENDING, CHECKPOINT):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
@@ -114,10 +134,16 @@ def start_ranks(
     code = launcher.wait()
     _wait_for_group(launcher.pid)
     remove_folder(Path(meeting))
-    if code and passed_on:
-        return 128 + passed_on[0]
-    # The launcher hands on a rank's code; a signal's is negative, and as an exit code counted from 256.
-    return 128 - code if code < 0 else 128 + 256 - code if code > 256 - signal.NSIG else code
+    if code and received:
+        return 128 + received[0]
+    if code < 0:
+        # A signal ended the launcher: Popen returns its number with a minus.
+        return 128 - code
+    if code > 256 - signal.NSIG:
+        # A signal ended a rank: the launcher exits with minus its number, which is 256 less the number in an
+        # exit code's eight bits.
+        return 128 + 256 - code
+    return code
 
 
 def signal_ranks(launcher: int, number: int) -> int:
@@ -132,11 +158,14 @@ def signal_ranks(launcher: int, number: int) -> int:
 
 
 def _wait_for_group(group: int) -> None:
-    """Waits until no process of the group is left; ranks end by themselves when their launcher is gone."""
-    for number in (None, signal.SIGKILL):
-        if number is not None:
+    """Waits until no process of the group is left, and kills those that are left after `END_S`.
+
+    Ranks end by themselves when their launcher is gone.
+    """
+    for signal_number in (None, signal.SIGKILL):
+        if signal_number is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, number)
+                os.killpg(group, signal_number)
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
             try:

@@ -1,4 +1,13 @@
-"""Makes an iteration's episodes from its problems; each phase is kept as soon as it is done."""
+"""Makes an iteration's episodes from its problems, in two phases, each of which is written when it is done.
+
+::
+
+    problems ──rollout──► trees of graded answers ──shaping, credit, selection──► episodes
+                          rollout.json                                            credit.json
+                          trajectories.arrow                                      episodes.arrow
+
+Each file that ends a phase is written last, so that its presence says that the phase is done.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +23,7 @@ from typing import Any
 import numpy as np
 
 from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
-from treetune.engine.journal import JournaledEngine
-from treetune.engine.pipelined import Call, PipelinedEngine
+from treetune.engine.journal import CallTimes, JournaledEngine
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext, ShapingMemory
@@ -43,44 +51,47 @@ from treetune.runtime.directory import (
     EPISODES,
     SAMPLED_TOKENS,
     is_generated,
+    needs_sampling,
     refuse_misplaced,
-    samples_in,
 )
 from treetune.runtime.machine import memory_in_use
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, seal_of, write_record
-from treetune.tasks.sampling import Drawing
+from treetune.tasks.drawing import Drawing
 from treetune.trainer.ranks import Ranks
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
 PASS_RATES = "pass_rates.json"
-"""In an iteration's folder: the share of right answers to each of its problems, where draws ask for it."""
+"""In an iteration's folder: the share of correct answers to each of its problems, if later draws of problems
+need it."""
 
 MEMORY = "memory.json"
-"""In an iteration's folder: the memory of parts of shaping, of that iteration and all before it."""
+"""In an iteration's folder: what shaping remembers of that iteration and all before it."""
 
 CARRIED = "carried.arrow"
-"""In an iteration's folder: the answers that a rollout carries over to the next one."""
+"""In an iteration's folder: the answers that a rollout carries over to the next iteration."""
 
 BEGIN_AGAIN = "put it back, or begin again under another experiment_name"
 
 FILE_POLL_S = 0.2
-"""Seconds between two looks for a file that another machine has written."""
+"""Seconds between two checks for a file that another machine writes."""
 
 
 def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection[Episode], Metrics]:
-    """Returns all ranks' episodes of the iteration: sampled now, or stored by an interrupted run. One rank
-    alone has them in memory; several read them where the first one has written them.
+    """Returns the iteration's episodes of all ranks, sampled now or by an interrupted run.
 
-    A finished phase is read back, an unfinished one goes on from the requests that were answered. Collective.
+    A finished phase is read from disk. An unfinished phase continues with the requests that its journal
+    lacks. A single rank gets the episodes in memory; several ranks read them from the file, one by one.
+    Collective.
     """
     session = sampler.session
     config, ranks = session.config, session.ranks
     folder = session.directory.iteration(iteration)
-    if samples_in(config, session.directory, iteration):
-        with clock.stopped():  # an engine that is still starting is no matter of this iteration
+    if needs_sampling(config, session.directory, iteration):
+        # The start of the engine is not part of the iteration's time.
+        with clock.stopped():
             sampler.ready()
     path = folder / EPISODES
     episodes: Collection[Episode]
@@ -101,10 +112,11 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection
             if _remembers(config):
                 write_record(folder / MEMORY, memory)
             tokens, model = session.directory.path / TOKENS, session.model
-            if not tokens.is_file():  # readers of episodes look the text of tokens up there
+            if not tokens.is_file():  # readers of episodes look up the text of tokens there
                 write_tokens(tokens, model.codec, 1 + max(model.tokenizer.get_vocab().values()))
-            (folder / SIGNALS).unlink(missing_ok=True)  # of episodes that somebody has deleted
-            # Last: from here on, both phases are done.
+            # Signals of earlier episodes, which a user has deleted to have them made again.
+            (folder / SIGNALS).unlink(missing_ok=True)
+            # Last, because this file says that both phases are done.
             write_episodes(path, selected, model.codec, iteration)
         episodes = selected if ranks.world_size == 1 else stored_for_all(ranks, path)
     if config.rollout.needs_engine:
@@ -116,21 +128,24 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection
 def _roll_out(
     sampler: Sampler, iteration: int, clock: Clock
 ) -> tuple[list[Tree], Metrics, EarlyContinuations | None]:
-    """Returns this rank's trees, all ranks' metrics, and the continuations that credit has begun
-    meanwhile."""
+    """Samples and grades the answers of the iteration, or reads them from disk.
+
+    Returns:
+        This rank's trees, the metrics of all ranks, and the continuations that credit has begun meanwhile.
+    """
     session = sampler.session
     config, ranks, folder = session.config, session.ranks, session.directory.iteration(iteration)
     if (folder / "trajectories.arrow").is_file():
         refuse_another_iterations(folder / "trajectories.arrow", iteration)
         metrics = _read_phase(folder / "rollout.json", clock, "generation", "credit")
         return own_trees(ranks, read_trajectories(folder / "trajectories.arrow")), metrics, None
-    everything = session.train_problems
+    all_problems = session.train_problems
     earlier_metrics = cache(lambda i: _read_earlier(session, i, "rollout.json", HOW_PROBLEMS_WENT)["metrics"])
     pass_rates = cache(lambda i: _read_earlier(session, i, PASS_RATES, HOW_PROBLEMS_WENT))
     drawing = Drawing(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
-    problems = config.task.draw(everything, config.problems_per_iteration or len(everything), drawing)
+    problems = config.task.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
     services: list[object] = [
-        FurtherProblems(lambda: config.task.draw_further(everything, problems, drawing))
+        FurtherProblems(lambda: config.task.draw_further(all_problems, problems, drawing))
     ]
     with (
         _count_tokens(sampler, "generation", clock),
@@ -150,26 +165,30 @@ def _roll_out(
         )
         early = config.credit.early_continuations(context) if config.rollout.needs_engine else None
         trees, metrics = config.rollout.run(context if early is None else early.attached(context), problems)
-        metrics |= config.task.drawing_metrics(everything, drawing)
+        metrics |= config.task.drawing_metrics(all_problems, drawing)
         metrics |= sampler.service_metrics(context.grader)
         if config.rollout.needs_engine:
-            # Before anything is written: where nothing was graded, the next try asks for grades again.
+            # Raises if no answer could be graded. Nothing is written before, so that the next start asks the
+            # grader again.
             unavailable.report(context, f"iteration {iteration + 1}", answers_of(trees))
     if early is not None:
-        metrics |= _move_to_credit(ranks, clock, early.engine)
+        assert isinstance(context.engine, JournaledEngine), "a run's answers are kept"
+        metrics |= _move_to_credit(ranks, clock, context.engine)
     answers: list[Trajectory] = []
-    if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
+    if config.rollout.needs_engine:  # demonstrations are cheaper to make again than to store
         sampled = sum(tree.sampled_tokens for tree in trees)
         metrics[SAMPLED_TOKENS] = float(sum(ranks.exchange("tokens of answers", sampled)))
         answers = trajectories_on_first(ranks, "trajectories", answers_of(trees))
     if ranks.is_first:
         if config.task.remembers_pass_rates:
-            right: dict[str, list[bool]] = {}
+            correct_by_problem: dict[str, list[bool]] = {}
             for answer in answers:
                 if answer.grade.is_known:
-                    right.setdefault(answer.problem.id, []).append(answer.grade.correct)
-            write_record(folder / PASS_RATES, {id: sum(each) / len(each) for id, each in right.items()})
-        # The seconds of early continuations stay credit's, should this process not come to its end.
+                    correct_by_problem.setdefault(answer.problem.id, []).append(answer.grade.correct)
+            rates = {id: sum(correct) / len(correct) for id, correct in correct_by_problem.items()}
+            write_record(folder / PASS_RATES, rates)
+        # With the seconds of continuations that credit has begun: if this process is killed during credit,
+        # the next one counts them.
         _write_phase(folder / "rollout.json", metrics, clock, "generation", "credit")
         if config.rollout.needs_engine:
             write_trajectories(folder / "trajectories.arrow", answers, iteration)
@@ -185,8 +204,13 @@ def _give_credit(
     memory: ShapingMemory,
     early: EarlyContinuations | None,
 ) -> tuple[list[Episode], Metrics]:
-    """Returns what `credited` does, and brings `memory` up to this iteration; `early` was begun by the
-    process that rolled out."""
+    """Gives credit to the answers, and selects the rows to train; see `credited`.
+
+    Args:
+        memory: What shaping remembers; it adds this iteration.
+        early: The continuations that this process began during the rollout; None if the trees were read from
+            disk.
+    """
     session, config = sampler.session, sampler.session.config
     folder = session.directory.iteration(iteration)
     with (
@@ -198,7 +222,7 @@ def _give_credit(
             seed=config.seed,
             iteration=iteration,
             journal=_journal(sampler, folder, "credit") if config.credit.needs_engine else None,
-            # What environments said to continuations among answers lies with what they said to these.
+            # An environment's replies to early continuations are stored with its replies to answers.
             earlier=_journal(sampler, folder, "rollout"),
             progress=show,
             services=[memory],
@@ -209,7 +233,7 @@ def _give_credit(
         try:
             selected, metrics = credited(session.ranks, config, context, trees)
         except unavailable.NothingGraded:
-            if session.ranks.is_first:  # the next try asks for the grades of answers again
+            if session.ranks.is_first:  # so that the next start grades the answers again
                 (folder / "trajectories.arrow").unlink(missing_ok=True)
             raise
         if config.credit.needs_engine:
@@ -220,13 +244,16 @@ def _give_credit(
 def credited(
     ranks: Ranks, config: PolicyIteration, context: RolloutContext, trees: Sequence[Tree]
 ) -> tuple[list[Episode], Metrics]:
-    """Returns the episodes that shaping, credit and selection make of all ranks' `trees`, on the first rank
-    and none on the others, and the metrics, on every rank.
+    """Applies shaping, credit and selection to the trees of all ranks. Collective.
 
-    Raises NothingGraded where no problem is left of which enough answers could be graded. Collective.
+    Returns:
+        The selected episodes on the first rank and none on the others, and the metrics on every rank.
+
+    Raises:
+        NothingGraded: No problem has enough answers that could be graded.
     """
     metrics: Metrics = {}
-    if config.rollout.needs_engine:  # what a teacher wrote is learnt from whatever it is worth
+    if config.rollout.needs_engine:  # demonstrations are trained on whatever their grade
         trees, metrics = unavailable.graded(context, trees, config.credit)
     trees, shaping_metrics = shaped(context, config.shaping, trees)
     episodes, credit_metrics = config.credit.assign(context, trees)
@@ -243,12 +270,13 @@ def credited(
             f"iteration {context.iteration + 1}: so few answers and continuations could be graded that no"
             " problem is left to learn from. The same command asks for grades again, and samples none again"
         )
-    of_all_ranks = episodes_on_first(ranks, "episodes", episodes)
+    # The first rank selects, because a selection may compare episodes of all ranks.
+    all_episodes = episodes_on_first(ranks, "episodes", episodes)
     selected: list[Episode] = []
     selection_metrics: Metrics = {}
     if ranks.is_first:
-        domain_metrics = domain_advantages(of_all_ranks)
-        selected, selection_metrics = config.selection.select(context, of_all_ranks)
+        domain_metrics = domain_advantages(all_episodes)
+        selected, selection_metrics = config.selection.select(context, all_episodes)
         selection_metrics = domain_metrics | selection_metrics
     selection_metrics = ranks.from_first("selection", selection_metrics)
     return selected, metrics | shaping_metrics | credit_metrics | selection_metrics
@@ -256,50 +284,54 @@ def credited(
 
 @contextmanager
 def _count_tokens(sampler: Sampler, phase: str, clock: Clock) -> Iterator[None]:
-    """Keeps the clock of a phase, and counts the tokens that are sampled in it, without those of a journal.
-    Collective."""
+    """Adds the seconds and sampled tokens of the block to a phase of the clock. Tokens that are read from a
+    journal don't count. Collective."""
     engine = sampler.server.engine
-    before = 0 if engine is None else engine.tokens
+    tokens_before = 0 if engine is None else engine.tokens
     with clock.phase(phase):
         yield
-        sampled = 0 if engine is None else engine.tokens - before
+        sampled = 0 if engine is None else engine.tokens - tokens_before
         clock.tokens[phase] += sum(sampler.session.ranks.exchange("sampled tokens", sampled))
 
 
 def _check_answered(sampler: Sampler, request: Request, completions: Sequence[Completion]) -> None:
-    """Raises ValueError for answers whose log-probs the trainer would compute under another distribution than
-    the one that they were sampled from; has the reference score the others."""
+    """Checks answers as they arrive, and passes them to the reference model, which scores them meanwhile.
+
+    Raises:
+        ValueError: The answers were sampled with other parameters than `rollout.sampling`. The trainer would
+            compute their log-probs under another distribution than the one that they were sampled from.
+    """
     expected = sampler.session.config.rollout.sampling or SamplingParams(max_tokens=1)
     for key in ("temperature", "top_p", "top_k"):
-        own, runs = getattr(request.sampling, key), getattr(expected, key)
-        if request.priority == ANSWERS and own != runs:
+        requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)
+        if request.priority == ANSWERS and requested_value != expected_value:
             raise ValueError(
-                f"the rollout asked for answers with {key} = {own}, and its property sampling says {runs}, by"
-                " which they would be trained: let it ask with its own `sampling`, or, for samples that"
-                " aren't trained, with the priority CONTINUATIONS"
+                f"the rollout asked for answers with {key} = {requested_value}, and its property sampling"
+                f" says {expected_value}, by which they would be trained: let it ask with its own `sampling`,"
+                " or, for samples that aren't trained, with the priority CONTINUATIONS"
             )
     if sampler.reference is not None:
         sampler.reference.on_result(request, completions)
 
 
-def _move_to_credit(ranks: Ranks, clock: Clock, engine: PipelinedEngine) -> Metrics:
+def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metrics:
     """Moves to the phase of credit, from that of generation, the tokens of early continuations and the
     seconds in which no rank sampled answers any more.
 
     ``credit/value_overlap_seconds``: how long continuations were sampled beside answers, the longest of all
     ranks; these seconds stay generation's. Collective."""
-    assert isinstance(engine.engine, JournaledEngine), "a run's answers are kept"
-    own = engine.engine.sampled[CONTINUATIONS], engine.calls
-    of_ranks = ranks.exchange("continuations among answers", own)
+    tokens_and_calls = engine.sampled[CONTINUATIONS], engine.calls
+    of_ranks = ranks.exchange("continuations among answers", tokens_and_calls)
     made = time.time() - engine.now()
-    stretches = [
-        (made + max(one.own_end for one in calls), made + max(one.end for one in calls))
-        for calls in zip_longest(*(calls for _, calls in of_ranks), fillvalue=Call(0.0, 0.0, 0.0))
-    ]
+    stretches = []  # of each call of all ranks: from the last answer on to the end
+    for calls in zip_longest(*(calls for _, calls in of_ranks), fillvalue=CallTimes(0.0, 0.0, 0.0)):
+        answers_end, end = max(call.answers_end for call in calls), max(call.end for call in calls)
+        stretches.append((made + answers_end, made + end))
     clock.move("generation", "credit", stretches, sum(tokens for tokens, _ in of_ranks))
     for call in engine.calls:
         if call.overlap:
-            clock.beside("credit", "generation", made + call.own_end - call.overlap, made + call.own_end)
+            answers_end = made + call.answers_end
+            clock.beside("credit", "generation", answers_end - call.overlap, answers_end)
     overlap = max(sum(call.overlap for call in calls) for _, calls in of_ranks)
     return {"credit/value_overlap_seconds": overlap}
 
@@ -308,42 +340,65 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: PipelinedEngine) -> Metr
 
 
 def _journal(sampler: Sampler, folder: Path, phase: str) -> Path | None:
+    """Returns the file of this rank's answered requests in a phase; None if nothing is sampled."""
     if sampler.server.engine is None:
         return None
     return folder / "journal" / f"{phase}-{sampler.session.ranks.rank}.jsonl"
 
 
-def _write_phase(path: Path, metrics: Metrics, clock: Clock, phase: str, *begun: str) -> None:
-    """Writes a finished phase's metrics, seconds and tokens, with those of phases that have `begun`."""
-    counts = {one: {"seconds": clock.seconds[one], "tokens": clock.tokens[one]} for one in (phase, *begun)}
-    about = {"iteration": int(path.parent.name), "metrics": metrics}
-    write_record(path, counts.pop(phase) | about | counts)
+def _write_phase(
+    path: Path, metrics: Metrics, clock: Clock, phase: str, begun_phase: str | None = None
+) -> None:
+    """Writes a finished phase's metrics, seconds and tokens, and those of a phase that has begun within it.
+
+    Example: ``{"seconds": 41.2, "tokens": 90112, "iteration": 3, "metrics": {…}, "credit": {"seconds": 2.0,
+    "tokens": 4096}}``.
+    """
+    record: dict[str, Any] = {
+        "seconds": clock.seconds[phase],
+        "tokens": clock.tokens[phase],
+        "iteration": int(path.parent.name),
+        "metrics": metrics,
+    }
+    if begun_phase is not None:
+        record[begun_phase] = {"seconds": clock.seconds[begun_phase], "tokens": clock.tokens[begun_phase]}
+    write_record(path, record)
 
 
-def _read_phase(path: Path, clock: Clock, phase: str, begun: str | None = None) -> Metrics:
-    """Returns a finished phase's metrics, and adds its seconds and tokens to the clock, with those of the
-    phase that had `begun`."""
+def _read_phase(path: Path, clock: Clock, phase: str, begun_phase: str | None = None) -> Metrics:
+    """Returns the metrics of a finished phase, and adds to the clock the seconds and tokens that
+    `_write_phase` has written."""
     record = read_record(path, f"delete {path.parent} but for its journal/, and give the command again")
     refuse_misplaced(record, path, int(path.parent.name))
-    # Runs of earlier versions didn't count tokens, nor what of a phase was done in another.
-    counts = {phase: record} | ({begun: record.get(begun, {})} if begun else {})
-    for name, counted in counts.items():
-        clock.add_earlier(name, counted.get("seconds", 0.0))
-        clock.tokens[name] += counted.get("tokens", 0)
+    counts_by_phase = {phase: record}
+    if begun_phase is not None:
+        # Runs of earlier versions have no such entry, and no tokens.
+        counts_by_phase[begun_phase] = record.get(begun_phase, {})
+    for name, counts in counts_by_phase.items():
+        clock.add_earlier(name, counts.get("seconds", 0.0))
+        clock.tokens[name] += counts.get("tokens", 0)
     return record["metrics"]
 
 
 HOW_PROBLEMS_WENT = "which says how the policy did on problems then"
 
 
-def _read_earlier(session: Session, iteration: int, name: str, about: str) -> dict[str, Any]:
-    """Returns a record of an earlier iteration. It is always read from disk, so that a run that goes on knows
-    what an undisturbed one knows. Raises ValueError where it is gone. Collective."""
+def _read_earlier(session: Session, iteration: int, name: str, purpose: str) -> dict[str, Any]:
+    """Returns a record of an earlier iteration. Collective.
+
+    It is always read from disk, never kept in memory, so that a restarted run knows the same as an
+    undisturbed one.
+
+    Raises:
+        ValueError: The record is gone; the message says its `purpose`.
+    """
     path = session.directory.iteration(iteration) / name
-    there = session.ranks.is_first and path.is_file()
-    record = session.ranks.from_first(f"earlier {name}", read_record(path, BEGIN_AGAIN) if there else None)
+    record = None
+    if session.ranks.is_first and path.is_file():
+        record = read_record(path, BEGIN_AGAIN)
+    record = session.ranks.from_first(f"earlier {name}", record)
     if record is None:
-        raise ValueError(f"{path} is gone, {about}: {BEGIN_AGAIN}")
+        raise ValueError(f"{path} is gone, {purpose}: {BEGIN_AGAIN}")
     return record
 
 
@@ -352,16 +407,20 @@ def _remembers(config: PolicyIteration) -> bool:
 
 
 def remembered(session: Session, iteration: int) -> ShapingMemory:
-    """Returns the memory of shaping as it was when the iteration before had its credit. Collective."""
+    """Returns what shaping remembers of all iterations before this one. Collective."""
     if iteration == 0 or not _remembers(session.config):
         return ShapingMemory()
-    about = "where shaping had kept what it knows of earlier answers"
-    return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY, about))
+    purpose = "where shaping had kept what it knows of earlier answers"
+    return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY, purpose))
 
 
 def _carry_over(session: Session, iteration: int) -> CarryOver:
-    """Returns the answers of all ranks that the iteration before left, and the function that keeps this
-    one's. Raises ValueError where they are gone."""
+    """Returns the answers that the iteration before carried over, of all ranks, and a function that stores
+    those of this iteration.
+
+    Raises:
+        ValueError: The file of the iteration before is gone.
+    """
     answers: list[Trajectory] = []
     if iteration > 0:
         path = session.directory.iteration(iteration - 1) / CARRIED
@@ -372,59 +431,73 @@ def _carry_over(session: Session, iteration: int) -> CarryOver:
             )
         answers = read_trajectories(path)
 
-    def keep(left: Sequence[Trajectory]) -> None:
-        of_all_ranks = trajectories_on_first(session.ranks, "answers that go on", left)
+    def keep(carried: Sequence[Trajectory]) -> None:
+        carried_by_all_ranks = trajectories_on_first(session.ranks, "answers that go on", carried)
         if session.ranks.is_first:
-            write_trajectories(session.directory.iteration(iteration) / CARRIED, of_all_ranks)
+            write_trajectories(session.directory.iteration(iteration) / CARRIED, carried_by_all_ranks)
 
     return CarryOver(answers, keep)
 
 
-# Answers and episodes of several ranks: sent as columns, of which no number becomes an object
+# Exchange of answers and episodes among ranks. They are sent as columns (Arrow): pickling each number as a
+# Python object would be slow.
 
 
 def own_trees(ranks: Ranks, trajectories: list[Trajectory]) -> list[Tree]:
-    """Returns this rank's share of stored answers, however many ranks had sampled them.
+    """Returns this rank's share of stored answers, whatever the number of ranks that sampled them.
 
-    The answers name the problems themselves: a rollout may have asked more than the iteration began with.
+    The problems are those of the answers, because a rollout may have drawn more problems than the iteration
+    began with.
     """
     problems = list(dict.fromkeys(trajectory.problem.id for trajectory in trajectories))
-    own = set(contiguous_share(problems, ranks.rank, ranks.world_size))
-    return trees_of(one for one in trajectories if one.problem.id in own)
+    problems_of_rank = set(contiguous_share(problems, ranks.rank, ranks.world_size))
+    return trees_of(answer for answer in trajectories if answer.problem.id in problems_of_rank)
 
 
-def trajectories_on_first(ranks: Ranks, name: str, own: Sequence[Trajectory]) -> list[Trajectory]:
-    """Returns all ranks' answers, rank after rank, on the first; none on the others. Collective."""
+def trajectories_on_first(ranks: Ranks, name: str, answers: Sequence[Trajectory]) -> list[Trajectory]:
+    """Returns the answers of all ranks, rank after rank, on the first rank; none on the others.
+    Collective."""
     if ranks.world_size == 1:
-        return list(own)
-    parts = ranks.to_first(name, trajectories_to_bytes(own))
-    return [one for part in parts for one in trajectories_from_bytes(part)]
+        return list(answers)
+    parts = ranks.to_first(name, trajectories_to_bytes(answers))
+    return [answer for part in parts for answer in trajectories_from_bytes(part)]
 
 
-def episodes_on_first(ranks: Ranks, name: str, own: Sequence[Episode]) -> list[Episode]:
-    """Returns all ranks' rows, rank after rank, on the first; none on the others. Collective."""
+def episodes_on_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
+    """Returns the episodes of all ranks, rank after rank, on the first rank; none on the others.
+    Collective."""
     if ranks.world_size == 1:
-        return list(own)
-    return [one for part in ranks.to_first(name, episodes_to_bytes(own)) for one in episodes_from_bytes(part)]
+        return list(episodes)
+    parts = ranks.to_first(name, episodes_to_bytes(episodes))
+    return [episode for part in parts for episode in episodes_from_bytes(part)]
 
 
-def episodes_of_first(ranks: Ranks, name: str, own: Sequence[Episode]) -> list[Episode]:
-    """Returns the first rank's rows, on every rank. Collective."""
+def episodes_of_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
+    """Returns the episodes of the first rank, on every rank. Collective."""
     if ranks.world_size == 1:
-        return list(own)
-    return episodes_from_bytes(ranks.from_first(name, episodes_to_bytes(own) if ranks.is_first else b""))
+        return list(episodes)
+    part = episodes_to_bytes(episodes) if ranks.is_first else b""
+    return episodes_from_bytes(ranks.from_first(name, part))
 
 
-def episodes_everywhere(ranks: Ranks, name: str, own: Sequence[Episode]) -> list[Episode]:
-    """Returns all ranks' rows, rank after rank, on every rank. Collective."""
+def episodes_everywhere(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
+    """Returns the episodes of all ranks, rank after rank, on every rank. Collective."""
     if ranks.world_size == 1:
-        return list(own)
-    return [one for part in ranks.exchange(name, episodes_to_bytes(own)) for one in episodes_from_bytes(part)]
+        return list(episodes)
+    parts = ranks.exchange(name, episodes_to_bytes(episodes))
+    return [episode for part in parts for episode in episodes_from_bytes(part)]
 
 
 def stored_for_all(ranks: Ranks, path: Path) -> StoredEpisodes:
-    """Returns the episodes that the first rank has at `path`, as soon as this rank's machine shows them: a
-    file system that machines share may be late. Raises RuntimeError where it doesn't in time. Collective."""
+    """Returns the episodes that the first rank has written to `path`. Collective.
+
+    Waits until this rank's machine sees the same file: a file system that machines share may show an older
+    state for some seconds.
+
+    Raises:
+        RuntimeError: It doesn't see the file within the ranks' deadline.
+    """
+    # The end of the file, which has its checksum, so that an older file of that name isn't mistaken for it.
     seal = ranks.from_first("episodes are stored", seal_of(path) if ranks.is_first else None)
     deadline = time.monotonic() + ranks.deadline_s
     while seal_of(path) != seal:

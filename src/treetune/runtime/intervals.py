@@ -30,9 +30,12 @@ def wilson(right: float, of: int) -> tuple[float, float]:
     1927)."""
     share, scale = right / of, 1 + Z**2 / of
     centre = (share + Z**2 / (2 * of)) / scale
-    half = Z / scale * math.sqrt(share * (1 - share) / of + Z**2 / (4 * of**2))
-    # At the ends it is the end, which rounding misses by a bit.
-    return (centre - half if right else 0.0), (centre + half if right < of else 1.0)
+    half_width = Z / scale * math.sqrt(share * (1 - share) / of + Z**2 / (4 * of**2))
+    # For a share of 0 the lower bound is exactly 0, and for 1 the upper bound exactly 1. Rounding would miss
+    # both.
+    lower = centre - half_width if right else 0.0
+    upper = centre + half_width if right < of else 1.0
+    return lower, upper
 
 
 def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:

@@ -1,5 +1,29 @@
-"""The loop: sample, credit, train, sync; with ``overlap: 'one_step'`` the next iteration is sampled beside
-training."""
+"""Runs the loop: sample, credit, train, sync; with ``overlap: 'one_step'`` an iteration is sampled while the
+one before it is trained.
+
+An iteration, and what is on disk after each phase. R is a rank, and i counts from 0::
+
+    weights i
+        │
+    generation   iterations/i/journal/rollout-R.jsonl    each request, as soon as it is answered
+        │        iterations/i/rollout.json               metrics of the phase
+        │        iterations/i/trajectories.arrow         graded answers; the phase is finished
+    credit       iterations/i/journal/credit-R.jsonl     each continuation, as soon as it is answered
+        │        iterations/i/credit.json                metrics of both phases
+        │        iterations/i/episodes.arrow             training rows; both phases are finished
+    training     iterations/i/token_signals.arrow        for readers only: weights are in memory
+        │
+    sync         the engine gets weights i + 1, which a canary verifies
+    evaluation   evaluations/i+1/SET/summary.json        where a set is due
+        │
+    commit       iterations/i/metrics.json
+                 checkpoints/i+1/                        where one is due
+                 metrics.jsonl                           a line of it
+
+A kill may fall anywhere, since each file appears whole or not at all. The next start takes the newest
+checkpoint, reads finished phases of later iterations from disk, and continues an unfinished phase with the
+requests that its journal lacks. Only training is repeated, on the same episodes and to the same bits.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +35,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from treetune.runtime.console import Clock
-from treetune.runtime.directory import is_generated, sampled_by, samples_in
+from treetune.runtime.directory import is_generated, needs_sampling, sampling_version
 from treetune.runtime.evaluation import evaluate_due
 from treetune.runtime.generation import generate
 from treetune.runtime.policy_server import PolicyServer
@@ -25,21 +49,21 @@ if TYPE_CHECKING:
     from treetune.trainer.core import PolicyTrainer
 
 END_S = 30.0
-"""How long a run that ends waits for the thread that samples beside training."""
+"""The longest that a run which ends waits for its second thread."""
 
 Generated = tuple[Collection[Episode], Metrics, Clock]
-"""An iteration's episodes, the metrics of making them, and where the seconds of that went."""
+"""An iteration's episodes, the metrics of making them, and the clock with the seconds that it took."""
 
 
 def run_iterations(session: Session, server: PolicyServer, sampler: Sampler, trainer: PolicyTrainer) -> None:
-    """Carries out every iteration that the experiment still lacks. Collective."""
+    """Runs every iteration that the experiment still needs. Collective."""
     start = resume(session, server, trainer)
     with Record.open(session, server, trainer, start) as record, Lookahead.open(sampler) as lookahead:
         for iteration in session.remaining_iterations(start):
             clock = Clock(session.console.timeline, iteration)
             with record.before_training(iteration):
-                episodes, metrics = lookahead.generated(iteration, clock)
-            with lookahead.generating(iteration + 1, clock):
+                episodes, metrics = lookahead.take_episodes(iteration, clock)
+            with lookahead.generate_meanwhile(iteration + 1, clock):
                 metrics |= train(sampler, trainer, iteration, episodes, clock)
             metrics |= server.update(trainer, iteration + 1, clock)
             metrics |= evaluate_due(sampler, iteration + 1, clock)
@@ -47,26 +71,50 @@ def run_iterations(session: Session, server: PolicyServer, sampler: Sampler, tra
 
 
 class Lookahead:
-    """Gives the loop its episodes. With ``overlap: 'one_step'`` it makes those of the next iteration in a
-    thread, from the weights with which the present one's training begins.
+    """Gives the loop its episodes. With ``overlap: 'one_step'`` a second thread makes those of the next
+    iteration while the present one is trained, from the weights that this training begins with.
 
-    Which weights sample what follows from the iterations' numbers (`directory.sampled_by`) and from nothing
-    that depends on time: an iteration's answers are whole before the one before is recorded, so that a
-    checkpoint never lacks what older weights should have sampled. There is one thread for the whole run,
-    because processes that a thread starts end with it."""
+    Both threads of each rank, during iteration i::
+
+        main thread (the loop)                         thread "lookahead"
+        ─────────────────────────────────────────      ──────────────────────────────────────
+        take_episodes(i)                               waits in work.get()
+        generate_meanwhile(i + 1):
+          server.ready(): the engine has weights i
+          work.put(make)  ──────────────────────────►  generate(i + 1), from weights i
+          train(i)                                       │
+          future.result(): waits  ◄──────────────────  future.set_result or set_exception
+        server.update: weights i + 1                   waits in work.get()
+        …
+        at the end of the run:
+          engine.close() if a future isn't done  ───►  the request that it waits for raises
+          work.put(None)  ──────────────────────────►  returns
+          thread.join(END_S)
+
+    The threads never use the engine at the same time: the main thread samples (evaluation) and loads weights
+    only while the other one waits. The second threads of all ranks communicate in a process group of their
+    own, so that their collective calls don't mix with those of training.
+
+    Which weights sample an iteration depends on its number alone (`directory.sampling_version`), never on
+    time. The next iteration's episodes are on disk before this iteration is committed. A checkpoint therefore
+    never needs answers of older weights, which a restart no longer has.
+    """
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._overlaps = sampler.session.config.overlap == "one_step"
-        self._for_thread = sampler.for_thread() if self._overlaps else sampler
+        self._sampler_of_thread = sampler.for_thread() if self._overlaps else sampler
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # One thread for the whole run: child processes that a thread starts die with it (PDEATHSIG).
         self._thread = threading.Thread(target=self._run_thread, name="lookahead", daemon=True)
         self._in_flight: dict[int, Future[Generated]] = {}
+        """The iterations that the thread has begun and the loop hasn't taken."""
 
     @staticmethod
     @contextmanager
     def open(sampler: Sampler) -> Iterator[Lookahead]:
-        """Ends the engine with the run, should it still be at work for the next iteration. Collective."""
+        """Starts the thread, and ends it with the block. An engine that still samples in it is closed.
+        Collective."""
         lookahead = Lookahead(sampler)
         if lookahead._overlaps:
             lookahead._thread.start()
@@ -75,56 +123,69 @@ class Lookahead:
         finally:
             lookahead._end()
 
-    def generated(self, iteration: int, clock: Clock) -> tuple[Collection[Episode], Metrics]:
-        """Returns the iteration's episodes and metrics. Collective."""
-        session = self._sampler.session
+    def take_episodes(self, iteration: int, clock: Clock) -> tuple[Collection[Episode], Metrics]:
+        """Returns the iteration's episodes and metrics, and makes them if the thread has not. Collective."""
         if not self._overlaps:
             return generate(self._sampler, iteration, clock)
-        if (in_flight := self._in_flight.pop(iteration, None)) is not None:
-            episodes, metrics, own = in_flight.result()
+        in_flight = self._in_flight.pop(iteration, None)
+        if in_flight is not None:
+            episodes, metrics, generation_clock = in_flight.result()
         else:
-            known = is_generated(session.directory, iteration)
-            if not known and sampled_by(session.config, iteration) != iteration:
-                session.console.say(
-                    f"iteration {iteration + 1} was not sampled while the one before it was trained (the run"
-                    " was to end there, or its episodes were deleted): it is sampled from the weights that"
-                    " it begins with"
-                )
-            # What was made beside training took none of this iteration's seconds.
-            own = self._clock(iteration) if known and iteration > 0 else clock
-            episodes, metrics = generate(self._sampler, iteration, own)
+            episodes, metrics, generation_clock = self._generate_now(iteration, clock)
         for phase in ("generation", "credit"):
-            metrics[f"overlap/{phase}_seconds"] = own.seconds[phase]
+            metrics[f"overlap/{phase}_seconds"] = generation_clock.seconds[phase]
         if episodes:
             versions = [episode.policy_version for episode in episodes]
             metrics["overlap/staleness"] = iteration - sum(versions) / len(versions)
         return episodes, metrics
 
+    def _generate_now(self, iteration: int, clock: Clock) -> Generated:
+        """Generates in the main thread what no second thread has begun: the first iteration, and the first
+        one after a restart."""
+        session = self._sampler.session
+        is_on_disk = is_generated(session.directory, iteration)
+        should_be_older = sampling_version(session.config, iteration) != iteration
+        if not is_on_disk and should_be_older:
+            session.console.say(
+                f"iteration {iteration + 1} was not sampled while the one before it was trained (the run"
+                " was to end there, or its episodes were deleted): it is sampled from the weights that"
+                " it begins with"
+            )
+        # Episodes on disk were made during the training before, and took no second of this iteration.
+        was_made_meanwhile = is_on_disk and iteration > 0
+        generation_clock = self._clock_of_thread(iteration) if was_made_meanwhile else clock
+        episodes, metrics = generate(self._sampler, iteration, generation_clock)
+        return episodes, metrics, generation_clock
+
     @contextmanager
-    def generating(self, iteration: int, clock: Clock) -> Iterator[None]:
-        """Makes the iteration's episodes while the block runs, from the weights that are there now, and waits
-        for them at its end. Does nothing where iterations don't overlap. Collective."""
+    def generate_meanwhile(self, iteration: int, clock: Clock) -> Iterator[None]:
+        """Makes the iteration's episodes while the block runs, from the present weights, and waits for them
+        at its end. Does nothing without an overlap, or if the iteration needs no sampling. Collective."""
         session, server = self._sampler.session, self._sampler.server
-        if not (self._overlaps and samples_in(session.config, session.directory, iteration)):
+        if not (self._overlaps and needs_sampling(session.config, session.directory, iteration)):
             yield
             return
+        # Before training changes the trainer's weights: the engine must have those that it begins with.
         with clock.phase("sync"):
             server.ready()
         in_flight = self._in_flight[iteration] = Future()
 
         def make() -> None:
             try:
-                own = self._clock(iteration)
-                in_flight.set_result((*generate(self._for_thread, iteration, own), own))
-            except BaseException as error:  # raised where the result is asked for
+                generation_clock = self._clock_of_thread(iteration)
+                episodes, metrics = generate(self._sampler_of_thread, iteration, generation_clock)
+                in_flight.set_result((episodes, metrics, generation_clock))
+            except BaseException as error:  # the main thread raises it, from `in_flight.result()`
                 in_flight.set_exception(error)
 
         self._work.put(make)
         yield
+        # Reached only if training raised nothing: otherwise the run ends, and `_end` stops the thread.
         with clock.phase("generation"):
             in_flight.result()
 
-    def _clock(self, iteration: int) -> Clock:
+    def _clock_of_thread(self, iteration: int) -> Clock:
+        """Returns a clock of phases that take none of the iteration's seconds."""
         return Clock(self._sampler.session.console.timeline, iteration, "phases beside training")
 
     def _run_thread(self) -> None:
@@ -136,6 +197,8 @@ class Lookahead:
             return
         self._work.put(None)
         engine = self._sampler.server.engine
-        if engine is not None and any(not one.done() for one in self._in_flight.values()):
-            engine.close()  # the run is over before its time: whoever waits for the engine gets an error
+        is_sampling = any(not in_flight.done() for in_flight in self._in_flight.values())
+        if engine is not None and is_sampling:
+            # The run ends early. Whatever the thread waits for in the engine then raises, so that it ends.
+            engine.close()
         self._thread.join(END_S)

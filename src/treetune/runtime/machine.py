@@ -147,14 +147,15 @@ def query_gpus(what: str, environment: Mapping[str, str] = os.environ) -> list[s
 
 
 def gpus() -> list[str]:
-    """Returns the GPUs to use, as CUDA_VISIBLE_DEVICES names them: those that were handed out, or else
+    """Returns the GPUs to use: those that CUDA_VISIBLE_DEVICES names or, if it isn't set, the numbers of
     all."""
-    handed_out = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if handed_out is not None:
-        return [name for name in handed_out.split(",") if name]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
-        return [str(i) for i in range(sum(line.startswith("GPU") for line in listed.stdout.splitlines()))]
+        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+        count = sum(line.startswith("GPU") for line in answer.stdout.splitlines())
+        return [str(number) for number in range(count)]
     return []
 
 

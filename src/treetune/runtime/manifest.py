@@ -21,10 +21,11 @@ from treetune.config.explain import as_plain
 from treetune.config.folders import own_modules, searched
 from treetune.config.schema import keys_of
 from treetune.contracts import Part
+from treetune.exceptions import Damaged
 from treetune.runtime.base import PolicyIteration, Runtime, unsafe_remarks, without_sandbox
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.machine import bits_rest_on, unlike
-from treetune.store.checksums import Damaged, config_hash, read_record, write_record
+from treetune.store.checksums import config_hash, read_record, write_record
 from treetune.store.files import write_json
 from treetune.tasks.base import Task
 
@@ -173,7 +174,7 @@ def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[
 
 def refuse_another(
     path: Path, plain: Mapping[str, Any], config: PolicyIteration, *, same_model: bool = False
-) -> list[Difference]:
+) -> list[ChangedKey]:
     """Raises ValueError if the configuration in `path` computed something else than `plain` would have so
     far; otherwise returns the keys whose values change from here on. Where it is surely the `same_model`,
     its path may be another one."""
@@ -309,7 +310,7 @@ def code_commit() -> str | None:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ChangedKey:
     """A key whose value is another one. `changeable` says whether a run goes on with it."""
 
     key: tuple[str, ...]
@@ -326,7 +327,7 @@ class Difference:
         return f"{self.name} was {_in_words(self.before)} and is {_in_words(self.now)}"
 
 
-def differences(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[Difference]:
+def differences(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[ChangedKey]:
     """Returns the keys whose values differ, as deep as both have the same parts. A default that one of them
     spells out is no difference."""
     return list(_between((), stored, plain, plain, changeable=False))
@@ -334,12 +335,12 @@ def differences(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[Dif
 
 def _between(
     path: tuple[str, ...], before: Any, now: Any, root: Mapping[str, Any], changeable: bool
-) -> Iterator[Difference]:
+) -> Iterator[ChangedKey]:
     if before == now or _plain(before) == _plain(now):
         return
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         if before.get("type") != now.get("type"):
-            yield Difference((*path, "type"), before.get("type"), now.get("type"), changeable)
+            yield ChangedKey((*path, "type"), before.get("type"), now.get("type"), changeable)
             return
         part = part_at(Runtime, root, path)
         defaults = {} if part is None else {name: key.default for name, key in keys_of(part).items()}
@@ -352,19 +353,20 @@ def _between(
         for i, pair in enumerate(zip(before, now, strict=True)):
             yield from _between((*path, str(i)), *pair, root, changeable)
     else:
-        yield Difference(path, before, now, changeable)
+        yield ChangedKey(path, before, now, changeable)
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value in JSON's types: defaults are Python's objects."""
+    """Returns a value in JSON's types. The values of a configuration have them already, but the defaults of
+    keys that are left out are Python objects."""
     if value is NOT_SET or isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    described = value if isinstance(value, Mapping) else as_plain(value)
-    if isinstance(described, Mapping):
-        return {key: _plain(item) for key, item in described.items()}
-    return described
+    plain = value if isinstance(value, Mapping) else as_plain(value)
+    if isinstance(plain, Mapping):
+        return {key: _plain(item) for key, item in plain.items()}
+    return plain
 
 
 def _in_words(value: Any) -> str:

@@ -1,4 +1,23 @@
-"""Keeps the engine of a run on the newest weights, and checks by canaries that they arrived."""
+"""Keeps the engine of a run on the newest weights, and verifies by canaries that they arrived.
+
+A canary is a small sample: the engine answers a few prompts with the new weights, and the process that has
+these weights computes the log-probs of the answers itself. If the two differ by more than a tolerance, the
+engine has other weights.
+
+::
+
+    trainer            PolicyServer                      engine
+    ───────            ─────────────────────────         ─────────────────────────
+    train(i)
+       │  update(i+1)
+       ├──────────────►  offer: remembers the trainer
+       │                 _sync, if somebody will sample:
+       │                   folder.send: chunks  ───────►  loads weights i+1
+       │                   canary prompts  ────────────►  samples answers
+       │  score answers  ◄────────────────────────────    log-probs
+       ├──────────────►  compares: within tolerance
+    train(i+1)
+"""
 
 from __future__ import annotations
 
@@ -11,14 +30,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.contracts import SIZED_ENGINES
 from treetune.engine.base import Canary, Engine, EngineLaunch, Rendezvous, TransferMethod
 from treetune.engine.engine import start_engine
 from treetune.engine.settings import VllmSettings
 from treetune.models.control_tokens import special_tokens
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
-from treetune.runtime.directory import samples_after
+from treetune.runtime.directory import will_sample_from
+from treetune.runtime.fitting import sized_by_plan
 from treetune.runtime.machine import SCORED_WITH_BYTES
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import WeightsFolder
@@ -29,31 +48,36 @@ if TYPE_CHECKING:
     from treetune.trainer.core import PolicyTrainer
 
 CANARY_PROMPTS = 4
+"""The number of training problems that the canary samples an answer to."""
 
 Score = Callable[[Sequence[tuple[TokenIds, TokenIds]]], list[list[float]]]
-"""Returns the log-probs of each answer's tokens, from prompts and answers."""
+"""Computes the log-probs of each answer's tokens, from pairs (prompt, answer)."""
 
 
 class PolicyServer:
-    """Holds the engine on the newest weights that somebody samples from; `engine` is None where nobody does.
+    """Keeps the engine on the newest weights; `engine` is None in a run that samples nothing.
 
-    Callers wait in `ready` before they sample: for a server that is still starting, and for weights that a
+    Call `ready` before sampling. It waits for an engine that is still starting, and loads weights that a
     trainer has offered and that nobody has needed so far.
     """
 
     def __init__(self, session: Session, engine: Engine | None, folder: WeightsFolder | None) -> None:
         self.engine, self.folder = engine, folder
         self.trainer: PolicyTrainer | None = None
-        """The trainer that has the memory in turn with the engine."""
+        """The trainer that uses the accelerator's memory in turn with the engine."""
         self._session = session
-        self._started = False
+        self._has_started = False
         self._offer: tuple[PolicyTrainer, int] | None = None
+        """The trainer with the newest weights and their version, if the engine doesn't have them yet."""
 
     @staticmethod
     @contextmanager
     def start(session: Session, *, needed: bool = True, trains: bool = False) -> Iterator[PolicyServer]:
-        """Starts the server in the background, on the start model's weights. `trains` says whether a trainer
-        is going to offer others: only a trainer can send adapters. Collective.
+        """Starts the engine in the background, on the start model's weights. Collective.
+
+        Args:
+            needed: False starts no engine.
+            trains: Whether a trainer will offer new weights.
         """
         if not needed:
             yield PolicyServer(session, None, None)
@@ -62,17 +86,19 @@ class PolicyServer:
         refuse_unreachable_server(config, ranks)
         lora = config.trainer.lora
         with contextlib.ExitStack() as stack:
-            sent = lora if trains and lora is not None and lora.send == "adapters" else None
+            # Only a trainer has adapters to send; checkpoints hold whole weights.
+            sends_adapters = trains and lora is not None and lora.send == "adapters"
+            adapters = lora if sends_adapters else None
             policy = config.engines.policy
-            if isinstance(policy, VllmSettings) and (sized := SIZED_ENGINES.get("vllm")) is not None:
-                policy = sized(config)
+            if isinstance(policy, VllmSettings):
+                policy = sized_by_plan(config, policy)
             transfer: TransferMethod = "file"
             if trains:
                 transfer, why = policy.transfer_method(
-                    device=ranks.device.type, machines=ranks.machines(), adapters=sent is not None
+                    device=ranks.device.type, machines=ranks.machines(), adapters=sends_adapters
                 )
                 session.console.say(f"new weights go to the engine by {transfer}: {why}")
-            folder = WeightsFolder(session, sent, transfer, in_memory=policy.weights_in_memory)
+            folder = WeightsFolder(session, adapters, transfer, in_memory=policy.weights_in_memory)
             stack.callback(folder.remove)
             launch = EngineLaunch(
                 weights=folder.write_start(),
@@ -84,7 +110,7 @@ class PolicyServer:
                 end_ids=session.model.codec.end_ids,
                 special_ids=special_tokens(session.model.tokenizer),
                 trust_remote_code=getattr(config.model, "trust_remote_code", False),
-                adapter_rank=sent.rank if sent is not None else None,
+                adapter_rank=adapters.rank if adapters is not None else None,
                 transfer=transfer,
             )
             engine = start_engine(policy, launch)
@@ -92,35 +118,39 @@ class PolicyServer:
             yield PolicyServer(session, engine, folder)
 
     def ready(self) -> None:
-        """Waits until the engine has sampled a token and has the newest weights. Collective."""
-        self._wait()
+        """Waits until the engine has started and has the newest weights. Collective."""
+        self._wait_for_start()
         self._sync()
 
     def offer(self, trainer: PolicyTrainer, version: int) -> None:
-        """Makes the trainer's present weights the newest: the next sample is from them."""
+        """Makes the trainer's present weights the newest, which the next `ready` loads into the engine."""
         self._offer = trainer, version
 
     def update(self, trainer: PolicyTrainer, version: int, clock: Clock) -> Metrics:
-        """Offers the trainer's weights after `version` iterations, and puts them into the engine now if
-        somebody is going to sample from them. Returns the metrics of that. Collective."""
+        """Offers the trainer's weights after `version` iterations, and loads them into the engine now if a
+        rollout or an evaluation will sample from them. Returns the metrics of loading them. Collective."""
         self.offer(trainer, version)
-        if not samples_after(self._session.config, self._session.directory, version):
+        if not will_sample_from(self._session.config, self._session.directory, version):
             return {}
         with clock.phase("waiting"):
-            self._wait()
+            self._wait_for_start()
         with clock.phase("sync"):
             return self._sync()
 
     def load_checkpoint(self, number: int) -> None:
-        """Loads a checkpoint's weights (0: the start weights), where no trainer holds them, verified. Raises
-        CheckpointGone. Collective.
+        """Loads the weights of a checkpoint (0: the start weights) into the engine, and verifies them.
+        Collective.
+
+        Raises:
+            CheckpointGone: The checkpoint has been deleted.
         """
         assert self.engine is not None and self.folder is not None
-        self._wait()
+        self._wait_for_start()
         if number == self.engine.version:
             return
         with self._session.console.phase(f"weights after iteration {number} into the engine"):
             folder = self.folder.write_stored(number)
+            # No trainer has these weights, so the canary's answers are scored from the files.
             trusted = getattr(self._session.config.model, "trust_remote_code", False)
             score = partial(
                 stored_logprobs,
@@ -134,14 +164,18 @@ class PolicyServer:
 
     @contextmanager
     def asleep(self, *, weights_follow: bool = False) -> Iterator[None]:
-        """Gives the engine's memory to the trainer for a block, if so configured, and outside of it the
-        trainer's to the engine. The trainer trains, saves and loads inside; `weights_follow` says that it
-        offers others afterwards, whatever happens. Collective."""
+        """Lets the engine sleep for a block in which the trainer needs the accelerator's memory, if so
+        configured. Outside of such blocks the engine has the memory. Collective.
+
+        Args:
+            weights_follow: Whether the trainer will offer new weights after the block. The engine may then
+                drop its own.
+        """
         if self.engine is None or self.folder is None:
             yield
             return
         self.engine.wait_settled()
-        # Adapters come without the model that they are on.
+        # An engine that is sent adapters keeps the model that they are added to.
         keep_weights = not weights_follow or self.folder.adapters is not None
         with self.engine.asleep(keep_weights=keep_weights):
             if self.trainer is not None and self.engine.sleeps:
@@ -150,15 +184,15 @@ class PolicyServer:
             if self.trainer is not None and self.engine.sleeps:
                 self.trainer.offload()
 
-    def _wait(self) -> None:
+    def _wait_for_start(self) -> None:
         """Waits until the engine has sampled a token."""
-        if self.engine is not None and not self._started:
+        if self.engine is not None and not self._has_started:
             with self._session.console.phase("waiting for the engine"):
                 self.engine.wait_ready()
-            self._started = True
+            self._has_started = True
 
     def _sync(self) -> Metrics:
-        """Puts offered weights into the live engine, verified."""
+        """Loads offered weights into the engine, and verifies them."""
         if self.engine is None or self.folder is None or self._offer is None:
             return {}
         (trainer, version), self._offer = self._offer, None
@@ -170,8 +204,7 @@ class PolicyServer:
                 chunks = self.folder.send(trainer, version)
             temperature = self._session.temperature
             canary = _canary(self._session, lambda pairs: trainer.score(pairs, temperature))
-            place = self.folder.of(version)
-            report = self.engine.load(place, version, canary, chunks)
+            report = self.engine.load(self.folder.of(version), version, canary, chunks)
             self.folder.keep_only(version)
         if report.gave_up:
             self.folder.transfer = "file"
@@ -185,7 +218,7 @@ class PolicyServer:
 
 
 def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
-    """Raises ValueError where ranks on other machines would share a server, which listens on one alone."""
+    """Raises ValueError if ranks on several machines would share a server that only one of them can reach."""
     machines = sorted(set(ranks.machines()))
     policy = config.engines.policy
     if getattr(policy, "addresses", None) is not None:
@@ -198,12 +231,12 @@ def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
         )
 
 
-# Canaries: samples of the engine, scored by whoever has the weights that it should have
+# Canaries
 
 
 def _canary(session: Session, score: Score) -> Canary:
-    """Returns the prompts that the engine answers, and `score`, which the log-probs of its answers are held
-    to."""
+    """Returns a canary: the prompts that the engine answers, and `score`, whose log-probs the engine's must
+    equal."""
     return Canary(
         prompts=[session.model.codec.encode_prompt(p) for p in session.train_problems[:CANARY_PROMPTS]],
         score=score,
@@ -220,34 +253,47 @@ def stored_logprobs(
     *,
     trust_remote_code: bool = False,
 ) -> list[list[float]]:
-    """Returns the log-probs of each answer's tokens, in float32 on the CPU: the accelerator's memory is the
-    engine's. The first rank scores what the servers of all ranks sampled, and what several sampled once.
-    Collective."""
-    own = [(tuple(map(int, prompt)), tuple(map(int, answer))) for prompt, answer in pairs]
-    of_all = dict.fromkeys(itertools.chain.from_iterable(ranks.exchange("samples of a checkpoint", own)))
+    """Computes the log-probs of each answer's tokens with stored weights. Collective.
+
+    The first rank does it for the answers of all ranks, in float32 on the CPU, since the engine has the
+    accelerator's memory.
+
+    Args:
+        weights: The folder of the model.
+        pairs: The prompts and answers of this rank's server.
+    """
+    pairs_of_rank = [(tuple(map(int, prompt)), tuple(map(int, answer))) for prompt, answer in pairs]
+    by_rank = ranks.exchange("samples of a checkpoint", pairs_of_rank)
+    all_pairs = list(dict.fromkeys(itertools.chain.from_iterable(by_rank)))  # each once
     scores: dict[Any, list[float]] = {}
-    if ranks.is_first and of_all:
+    if ranks.is_first and all_pairs:
         import torch
         from transformers import AutoModelForCausalLM
 
-        # Beyond the limit, a layer's weights are read from the files when it is computed, and dropped then.
-        with tempfile.TemporaryDirectory() as aside, torch.no_grad():
+        # A model larger than SCORED_WITH_BYTES is computed layer by layer: the weights of a layer are read
+        # when it is computed, and dropped after it. All answers are one batch, so that this happens once.
+        with tempfile.TemporaryDirectory() as offload_folder, torch.no_grad():
             model = AutoModelForCausalLM.from_pretrained(
                 weights,
                 dtype=torch.float32,
                 trust_remote_code=trust_remote_code,
                 device_map="sequential",
                 max_memory={"cpu": SCORED_WITH_BYTES},
-                offload_folder=aside,  # for weights that are put together of several
+                offload_folder=offload_folder,  # for weights that are merged from several in the files
             ).eval()
-            # All in one batch, so that they are read once. What follows an answer changes nothing before it.
-            longest = max(len(prompt) + len(answer) for prompt, answer in of_all)
-            ids_BT = torch.tensor([[*p, *a] + [0] * (longest - len(p) - len(a)) for p, a in of_all])
-            first = min(len(prompt) for prompt, _ in of_all) - 1
-            logits_BTV = model(input_ids=ids_BT, logits_to_keep=longest - first).logits
-        for (prompt, answer), logits_TV in zip(of_all, logits_BTV, strict=True):
-            begin = len(prompt) - 1 - first
+            # Padding on the right changes no logits before it.
+            longest = max(len(prompt) + len(answer) for prompt, answer in all_pairs)
+            rows = []
+            for prompt, answer in all_pairs:
+                padding = [0] * (longest - len(prompt) - len(answer))
+                rows.append([*prompt, *answer, *padding])
+            # The logits before the last token of the shortest prompt predict nothing of any answer.
+            first_position = min(len(prompt) for prompt, _ in all_pairs) - 1
+            kept = longest - first_position
+            logits_BTV = model(input_ids=torch.tensor(rows), logits_to_keep=kept).logits
+        for (prompt, answer), logits_TV in zip(all_pairs, logits_BTV, strict=True):
+            begin = len(prompt) - 1 - first_position
             logprobs_TV = (logits_TV[begin : begin + len(answer)] / temperature).log_softmax(-1)
             scores[prompt, answer] = logprobs_TV.gather(-1, torch.tensor(answer)[:, None])[:, 0].tolist()
     scores = ranks.from_first("log-probs of a checkpoint", scores)
-    return [scores[pair] for pair in own]
+    return [scores[pair] for pair in pairs_of_rank]

@@ -1,5 +1,16 @@
-"""Commits an iteration: its metrics, signs of collapse and, where one is due, a checkpoint. A restart
-continues from the newest checkpoint."""
+"""Commits finished iterations, and resumes a run from its newest checkpoint.
+
+The commit of iteration i, in this order::
+
+    iterations/i/metrics.json    the iteration counts as finished work
+    checkpoints/i+1/             if one is due: written beside it, sealed, renamed
+    iterations/i/metrics.json    again, with the seconds of the checkpoint
+    metrics.jsonl                one line more; sinks (W&B, trackio) get it too
+
+A kill before the checkpoint repeats the training after the checkpoint before it. A kill after it repeats
+nothing: `resume` writes metrics.jsonl anew from the iterations' own files, so that no line is lost or
+doubled.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.processes.lifetime import GracefulStop, Stopped, stopping_gracefully
+from treetune.exceptions import Collapsed, Damaged, Stopped
+from treetune.processes.lifetime import GracefulStop, stopping_gracefully
 from treetune.rollouts.metrics import name_in
 from treetune.rollouts.numbers import in_words
 from treetune.runtime.base import PolicyIteration
@@ -24,7 +36,7 @@ from treetune.runtime.checkpoint_schedule import CheckpointSchedule, tidy_checkp
 from treetune.runtime.console import Clock, duration
 from treetune.runtime.diagnostics import (
     REMEDIES,
-    Finding,
+    CollapseSign,
     Sign,
     Watched,
     diagnose,
@@ -46,7 +58,6 @@ from treetune.runtime.session import Session
 from treetune.runtime.sinks import Mirrors
 from treetune.store.checksums import (
     SUMS,
-    Damaged,
     config_hash,
     damage_of,
     digest_of,
@@ -65,22 +76,24 @@ if TYPE_CHECKING:
 
 
 SHOWN_SECONDS = 0.05
-"""Phases that took fewer seconds are left out of the line of an iteration."""
+"""The line of an iteration leaves out phases of fewer seconds."""
 
 MOST_DOMAINS = 8
-"""With more domains, the line has none: the report has all."""
+"""The line of an iteration leaves out domains if there are more; the report has all."""
 
 
 def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> int:
-    """Puts the trainer where the newest resumable checkpoint was; returns the next iteration's number.
+    """Loads the newest checkpoint into the trainer, and returns the number of the next iteration.
 
-    Metrics lines are made again from the iterations' own files, so that a line that a crash kept
-    from being written, or one that will be written again, is neither lost nor doubled. Collective.
+    Writes ``metrics.jsonl`` anew from the iterations' own files. Collective.
     """
     config, directory = session.config, session.directory
-    # Problems are made here, before the clock of the first iteration starts.
+    # This makes the problems, which would otherwise take seconds of the first iteration.
     session.console.say(f"{len(session.train_problems)} training problems, {config.iterations} iterations")
-    start = session.ranks.from_first("newest checkpoint", _whole(session) if session.ranks.is_first else 0)
+    start = 0
+    if session.ranks.is_first:
+        start = _newest_undamaged_checkpoint(session)
+    start = session.ranks.from_first("newest checkpoint", start)
     if start:
         with server.asleep():
             trainer.load(directory.checkpoint(start) / "trainer")
@@ -96,16 +109,16 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
 
 
 def done_again(directory: ExperimentDirectory, start: int) -> str:
-    """Returns what of the work after `start` iterations a run that goes on from there does again; empty where
-    it is nothing."""
+    """Returns the end of a message on what a run repeats that resumes after `start` iterations; empty if it
+    repeats nothing."""
     rows: list[dict[str, Any]] = []
     while (path := directory.iteration(start + len(rows)) / "metrics.json").is_file():
         rows.append(read_record(path, METRICS_REMEDY))
     if not rows:
         return ""
-    which = numbered(start + 1, start + len(rows))
+    iterations = name_iterations(start + 1, start + len(rows))
     are = "is" if len(rows) == 1 else "are"
-    begin = f", the last checkpoint: {which} had been finished after it and {are}"
+    begin = f", the last checkpoint: {iterations} had been finished after it and {are}"
     if all(is_generated(directory, start + number) for number in range(len(rows))):
         seconds = sum(row.get("seconds/training", 0.0) for row in rows)
         return f"{begin} trained again (about {duration(seconds)}); what was sampled is kept"
@@ -113,26 +126,30 @@ def done_again(directory: ExperimentDirectory, start: int) -> str:
     return f"{begin} done again (about {duration(seconds)})"
 
 
-def numbered(first: int, last: int) -> str:
+def name_iterations(first: int, last: int) -> str:
     """Returns ``iteration 3``, or ``iterations 3 to 5``."""
     return f"iteration {first}" if first == last else f"iterations {first} to {last}"
 
 
-def _whole(session: Session) -> int:
-    """Returns the newest checkpoint whose trainer's state is as it was written; 0 where there is none. Raises
-    Damaged where only damaged ones are left."""
-    directory, damaged = session.directory, list[str]()
+def _newest_undamaged_checkpoint(session: Session) -> int:
+    """Returns the newest checkpoint whose trainer's state is undamaged; 0 if there is no checkpoint.
+
+    Raises:
+        Damaged: There are checkpoints, and all of them are damaged.
+    """
+    directory = session.directory
+    damages: list[str] = []
     for number in reversed(directory.resumables()):
         directory.refuse_misplaced_checkpoint(number)
         damage = damage_of(directory.checkpoint(number) / "trainer")
         if damage is None:
-            for message in damaged:
+            for message in damages:
                 session.console.say(f"{message}: going on from the checkpoint before it, {number}")
             return number
-        damaged.append(damage)
-    if damaged:
+        damages.append(damage)
+    if damages:
         raise Damaged(
-            f"{damaged[-1]}, and no older checkpoint holds a trainer's state: delete"
+            f"{damages[-1]}, and no older checkpoint holds a trainer's state: delete"
             f" {directory.path / 'checkpoints'}, and the same command trains again from the beginning, on the"
             " episodes that are stored"
         )
@@ -140,14 +157,14 @@ def _whole(session: Session) -> int:
 
 
 class Record:
-    """The record of a run: lines of metrics and their mirrors, checkpoints, signs of collapse."""
+    """Writes a run's record: metrics and their mirrors, checkpoints, signs of collapse."""
 
     def __init__(
         self,
         session: Session,
         server: PolicyServer,
         trainer: PolicyTrainer,
-        watch: Watch,
+        watch: CollapseWatch,
         mirrors: Mirrors,
         stop: GracefulStop,
     ) -> None:
@@ -155,21 +172,25 @@ class Record:
         self._watch, self._mirrors, self._stop = watch, mirrors, stop
         self._schedule = CheckpointSchedule(session.config.checkpoints)
         self._iteration_s: float | None = None
-        """Seconds of the last iteration of this process."""
+        """The seconds of this process's last iteration; None before its first commit."""
 
     @staticmethod
     @contextmanager
     def open(session: Session, server: PolicyServer, trainer: PolicyTrainer, start: int) -> Iterator[Record]:
-        """Opens the record of a run that goes on after `start` iterations. While it is open, signals ask for
-        an end at the next boundary. Collective."""
-        watch = Watch.of(session, start)
+        """Opens the record of a run that resumes after `start` iterations. Collective.
+
+        While it is open, a signal ends the run at the next boundary: before an iteration's training, or at
+        its commit.
+        """
+        watch = CollapseWatch.of(session, start)
         config = session.config
         sinks = config.sinks if session.ranks.is_first else ()
         directory, name = session.directory.path, config.experiment_name
         mirrors = Mirrors(sinks, directory, name, session.plain_config, done=start)
 
         def say(message: str) -> None:
-            # Called by a signal's handler, in the midst of whatever this process was writing.
+            # A signal's handler calls this, perhaps while the process is within a buffered write: `print` and
+            # `logging` could then fail or deadlock.
             if session.ranks.is_first:
                 os.write(sys.stderr.fileno(), f"{message}\n".encode())
 
@@ -179,47 +200,50 @@ class Record:
 
     @contextmanager
     def before_training(self, iteration: int) -> Iterator[None]:
-        """Makes a boundary of the time before an iteration's training, since the weights are still those that
-        the iteration began with: where a signal asks for the end, they are written, and Stopped is raised.
+        """Ends the run within or after the block, which samples an iteration, if a signal asks for it.
 
-        A single rank without overlap stops within the block, all others at its end, where they agree.
-        Collective.
+        Before training, the weights are still those that the iteration began with. A checkpoint of them loses
+        nothing, since samples are on disk already. A single rank without overlap stops within the block.
+        Several ranks have to stop at the same point, so they agree at its end. Collective.
+
+        Raises:
+            Stopped: A signal asked for the end, and the checkpoint is written.
         """
         session, stop = self._session, self._stop
         self._expect_boundary(
             f"the end of iteration {iteration + 1}", finished=session.done, expected_s=self._iteration_s
         )
-        alone = session.ranks.world_size == 1 and session.config.overlap == "none"
+        may_interrupt = session.ranks.world_size == 1 and session.config.overlap == "none"
         try:
-            with stop.interruptible() if alone else contextlib.nullcontext():
+            with stop.interruptible() if may_interrupt else contextlib.nullcontext():
                 yield
         except Stopped:
-            if alone:
-                self._keep_unkept()
+            if may_interrupt:
+                self._write_missing_checkpoint()
             raise
-        if (number := self._agree_to_stop()) is not None:
-            self._keep_unkept()
-            raise Stopped(128 + number)
+        if (signal_number := self._agree_to_stop()) is not None:
+            self._write_missing_checkpoint()
+            raise Stopped(128 + signal_number)
 
     def _expect_boundary(self, boundary: str, *, finished: int, expected_s: float | None) -> None:
-        """Tells the graceful stop how far the next boundary is, and what an end before it loses of the
-        iterations that are `finished`."""
+        """Tells the graceful stop how far the next boundary is, and which `finished` iterations an end before
+        it would lose."""
         kept = self._session.kept
         would_lose = None
         if finished > kept:
-            would_lose = f"the next start does {numbered(kept + 1, finished)} again"
+            would_lose = f"the next start does {name_iterations(kept + 1, finished)} again"
         self._stop.begin(boundary, would_lose, expected_s)
 
     def _agree_to_stop(self) -> int | None:
-        """Returns the signal that asked one of the ranks for the end; None where none did. Collective."""
-        asked = self._session.ranks.exchange("signals", self._stop.asked_by)
-        signals = [number for number in asked if number is not None]
+        """Returns the signal that any rank has received; None if none has. Collective."""
+        signal_by_rank = self._session.ranks.exchange("signals", self._stop.asked_by)
+        signals = [number for number in signal_by_rank if number is not None]
         if not signals:
             return None
         self._stop.reach_boundary()
         return signals[0]
 
-    def _keep_unkept(self) -> None:
+    def _write_missing_checkpoint(self) -> None:
         """Writes a checkpoint of the present weights, unless there is one. Collective."""
         session = self._session
         if session.done == session.kept:
@@ -230,32 +254,36 @@ class Record:
             session.console.say(f"no checkpoint could be written on the way out: {error}")
 
     def commit(self, iteration: int, metrics: Metrics, clock: Clock) -> None:
-        """Writes the metrics of a finished iteration and, where one is due, a checkpoint. Collective.
+        """Writes the metrics of a finished iteration and, if one is due, a checkpoint. Collective.
 
-        A checkpoint is due where `checkpoints` says so, after the last iteration, and where the run stops.
-        The line is kept before the checkpoint, which makes the iteration count as done, and once more
-        after it, when the seconds of the commit are known. Raises Collapsed where the run is to stop, and
-        Stopped where a signal asked for it.
+        A checkpoint is due by the settings (`checkpoints`), after the last iteration, and when the run stops.
+
+        Raises:
+            Collapsed: A sign of collapse stops the run.
+            Stopped: A signal asked for the end.
         """
         session, watch = self._session, self._watch
         config, done = session.config, iteration + 1
-        # From here on the iteration is finished work: a signal that comes now is heard below, or else before
-        # the next iteration's training.
+        # From here on an end at once would lose this iteration. A signal that comes now is noticed by
+        # `_agree_to_stop` below, or if it comes later, before the next iteration's training.
         self._expect_boundary(f"the end of iteration {done}", finished=done, expected_s=0.0)
         metrics = metrics | watch.look(iteration, metrics)
         with clock.phase("commit"):
-            self._keep_line(iteration, metrics | clock.metrics())
-            last = is_last(config, session.directory, done) or watch.stopping
-            regular = last or self._schedule.is_due_by_iterations(done)
+            # Before the checkpoint: a checkpoint without its iteration's metrics would lose them for good.
+            self._write_metrics(iteration, metrics | clock.metrics())
+            is_end = is_last(config, session.directory, done) or watch.stopping
+            is_regular = is_end or self._schedule.is_due_by_iterations(done)
             iteration_s = clock.metrics()["seconds/total"]
-            by_time = session.ranks.from_first(
+            # The first rank decides, since the clocks of ranks differ.
+            is_due_by_time = session.ranks.from_first(
                 "a checkpoint is due", self._schedule.is_due_by_time(iteration_s)
             )
             stopped_by = self._agree_to_stop()
             session.done = done
-            if regular or by_time or stopped_by is not None:
-                self._timed_checkpoint(done, regular=regular)
-        row = self._keep_line(iteration, metrics | clock.metrics())
+            if is_regular or is_due_by_time or stopped_by is not None:
+                self._timed_checkpoint(done, regular=is_regular)
+        # Once more, now that the seconds of the commit are known.
+        row = self._write_metrics(iteration, metrics | clock.metrics())
         if session.ranks.is_first:
             session.directory.append_metrics(row)
         self._mirrors.log(iteration, row)
@@ -263,17 +291,18 @@ class Record:
         session.console.say(summary_line(row, iterations_of(config, session.directory, done)))
         self._iteration_s = iteration_s
         watch.stop_if_collapsed()
-        if stopped_by is not None and not last:
+        if stopped_by is not None and not is_end:
             raise Stopped(128 + stopped_by)
 
-    def _keep_line(self, iteration: int, metrics: Metrics) -> dict[str, Any]:
+    def _write_metrics(self, iteration: int, metrics: Metrics) -> dict[str, Any]:
+        """Writes the iteration's own file of metrics, and returns its row."""
         row = metrics_row(iteration, time.time(), metrics)
         if self._session.ranks.is_first:
             write_record(self._session.directory.iteration(iteration) / "metrics.json", row)
         return row
 
     def _timed_checkpoint(self, done: int, *, regular: bool) -> None:
-        """Writes the checkpoint after `done` iterations, and notes what it costs. Collective."""
+        """Writes the checkpoint after `done` iterations, and tells the schedule its seconds. Collective."""
         start = time.monotonic()
         with self._server.asleep(), self._session.console.phase(f"iteration {done}: checkpoint"):
             self._checkpoint(done, regular=regular)
@@ -284,38 +313,40 @@ class Record:
         from treetune.models.policy_files import write_critic, write_policy
 
         session, trainer = self._session, self._trainer
-        place = session.directory.checkpoint(done)
-        beside = place.with_name(f".{place.name}.partial")
+        final_folder = session.directory.checkpoint(done)
+        # Everything is written into a hidden folder, which gets its name when it is complete.
+        folder = final_folder.with_name(f".{final_folder.name}.partial")
         if session.ranks.is_first:
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
         session.ranks.barrier("room for the checkpoint")
-        with _failure_explained(place):
-            trainer.save(beside / "trainer")
+        with _explain_failure(final_folder):
+            # All ranks take part in gathering the weights, and the first one writes them.
+            trainer.save(folder / "trainer")
             weights = trainer.weights()
             critic = trainer.critic_weights()
             adapters = trainer.adapters()
             if session.ranks.is_first:
                 architecture = trainer.model.config
-                described = generation_config(session, trainer)
-                write_policy(weights, architecture, session.model.tokenizer, beside / "policy", described)
+                generation = generation_config(session, trainer)
+                write_policy(weights, architecture, session.model.tokenizer, folder / "policy", generation)
                 if trainer.settings.lora is not None:
                     base = str(getattr(architecture, "_name_or_path", ""))
-                    trainer.settings.lora.write(adapters, base, beside / "adapter")
+                    trainer.settings.lora.write(adapters, base, folder / "adapter")
                 if critic:
-                    write_critic(critic, architecture, beside / "critic")
-                for part in beside.iterdir():
+                    write_critic(critic, architecture, folder / "critic")
+                digests = {}
+                for part in folder.iterdir():
                     seal_folder(part)
+                    digests[part.name] = digest_of(part / SUMS)
                 state = {
                     "iteration": done,
                     "config": config_hash(session.plain_config),
                     "regular": regular,
-                    "parts": {
-                        part.name: digest_of(part / SUMS) for part in beside.iterdir() if part.is_dir()
-                    },
+                    "parts": digests,
                 }
-                write_record(beside / "state.json", state)
-                replace_folder(beside, place)
+                write_record(folder / "state.json", state)
+                replace_folder(folder, final_folder)
         if session.ranks.is_first:
             keep_every = session.config.checkpoints.keep_every
             tidy_checkpoints(session.directory, keep_every, self._watch.last_good)
@@ -323,25 +354,26 @@ class Record:
 
 
 def generation_config(session: Session, trainer: PolicyTrainer) -> GenerationConfig | None:
-    """Returns the model's own settings of sampling, with the tokens that end an answer here."""
-    described = copy.deepcopy(trainer.model.generation_config)
-    if described is not None:
-        described.eos_token_id = list(session.model.codec.end_ids)
-        described.pad_token_id = session.model.tokenizer.pad_token_id
-    return described
+    """Returns the model's sampling settings, with the tokens that end an answer in this run."""
+    config = copy.deepcopy(trainer.model.generation_config)
+    if config is not None:
+        config.eos_token_id = list(session.model.codec.end_ids)
+        config.pad_token_id = session.model.tokenizer.pad_token_id
+    return config
 
 
 @contextmanager
-def _failure_explained(place: Path) -> Iterator[None]:
-    """Says why a checkpoint can't be written: each library has its own words for a full disk, or none."""
+def _explain_failure(folder: Path) -> Iterator[None]:
+    """Turns a failure to write a checkpoint into a message with its reason, such as a full disk, for which
+    each library has another error."""
     from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         raise OSError(
-            f"the checkpoint {place} could not be written: {why_not_written(error, place)}. Earlier ones are"
-            " untouched, and the same command goes on from the last"
+            f"the checkpoint {folder} could not be written: {why_not_written(error, folder)}. Earlier ones"
+            " are untouched, and the same command goes on from the last"
         ) from error
 
 
@@ -349,7 +381,13 @@ def _failure_explained(place: Path) -> Iterator[None]:
 
 
 def summary_line(row: Mapping[str, Any], iterations: int) -> str:
-    """Returns one finished iteration for a person: what it earned, how it moved, where its time went."""
+    """Returns the line that the console shows of a finished iteration: rewards, loss, scores, seconds.
+
+    Example::
+
+        iteration 3/40  reward 0.412  (math 0.500, code 0.324)  unfinished 2.1%  loss 0.0031  KL 0.0008
+        tokens/s 5120  test 0.480  12.4 s (generation 7.1, training 4.0)  8 min left
+    """
     parts = [f"iteration {row['iteration'] + 1}/{iterations}"]
     was_shaped = row.get("episodes/score") != row.get("episodes/reward")
     if was_shaped and "episodes/score" in row:
@@ -364,92 +402,101 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
         if key in row:
             parts.append(f"{name} {form.format(row[key])}")
         if name == "reward":
-            domains = {of[0]: row[key] for key in row if (of := name_in(key)) and of[1] == "reward"}
-            if 0 < len(domains) <= MOST_DOMAINS:
-                parts.append(f"({', '.join(f'{domain} {mean:.3f}' for domain, mean in domains.items())})")
+            parts += _rewards_of_domains(row)
     parts += in_words(row)
-    named = [(key.split("/"), value) for key, value in row.items() if key.endswith("/pass_at_1")]
-    scores = [f"{steps[1]} {value:.3f}" for steps, value in named if len(steps) == 3]  # of all domains
+    for key, value in row.items():
+        # ``evaluation/SET/pass_at_1``; the keys of single domains have more parts.
+        group = key.split("/")
+        if group[-1] == "pass_at_1" and len(group) == 3:
+            parts.append(f"{group[1]} {value:.3f}")
     phases = {key.removeprefix("seconds/"): row[key] for key in row if key.startswith("seconds/")}
     total = phases.pop("total")
     times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= SHOWN_SECONDS]
-    parts += [*scores, f"{total:.1f} s ({', '.join(times)})"]
-    if left := (iterations - row["iteration"] - 1) * total:
-        parts.append(f"{duration(left)} left")
+    parts.append(f"{total:.1f} s ({', '.join(times)})")
+    if remaining_s := (iterations - row["iteration"] - 1) * total:
+        parts.append(f"{duration(remaining_s)} left")
     return "  ".join(parts)
+
+
+def _rewards_of_domains(row: Mapping[str, Any]) -> list[str]:
+    """Returns the mean reward of each domain in one text; nothing without domains, or with too many."""
+    texts = []
+    for key, value in row.items():
+        domain_and_name = name_in(key)
+        if domain_and_name is not None and domain_and_name[1] == "reward":
+            texts.append(f"{domain_and_name[0]} {value:.3f}")
+    return [f"({', '.join(texts)})"] if 0 < len(texts) <= MOST_DOMAINS else []
 
 
 # Signs of collapse
 
 
-class Collapsed(RuntimeError):
-    """The run was stopped by a sign of collapse, as its configuration says."""
-
-
 @dataclass
-class Watch:
-    """Diagnostics at work in a run: its metrics so far, and the signs of collapse after the last of them."""
+class CollapseWatch:
+    """Watches a run for signs of collapse: holds its metrics so far, and the signs after the last of them."""
 
     session: Session
     rows: list[dict[str, Any]]
-    signs: Mapping[Sign, Finding] = field(default_factory=dict)
+    signs: Mapping[Sign, CollapseSign] = field(default_factory=dict)
 
     @staticmethod
-    def of(session: Session, start: int) -> Watch:
+    def of(session: Session, start: int) -> CollapseWatch:
         """Reads the metrics of the iterations before `start`. Collective."""
         rows = session.ranks.from_first("the metrics so far", history(session.directory, start))
-        return Watch(session, rows, _look(session.config, rows))
+        return CollapseWatch(session, rows, _look(session.config, rows))
 
     def look(self, iteration: int, metrics: Metrics) -> Metrics:
-        """Returns the metrics of the signs after an iteration, and logs each sign that counts from here on,
-        or no more. Collective."""
-        before = self.signs
-        # The numbers as they are kept, so that a continued run reads the same.
+        """Returns the metrics of the signs after an iteration, and logs each sign that begins or ends.
+        Collective."""
+        signs_before = self.signs
+        # With the digits that the file has, so that a restarted run finds the same signs.
         self.rows.append(metrics_row(iteration, 0.0, metrics))
         self.signs = self.session.ranks.from_first("diagnosis", _look(self.session.config, self.rows))
+        sign_metrics: Metrics = {}
         for sign, now in self.signs.items():
-            was = before.get(sign, Finding(sign))
-            if now.counts and not was.counts:
+            before = signs_before.get(sign, CollapseSign(sign))
+            if now.counts and not before.counts:
                 assert now.since is not None
                 self.session.console.say(
                     f"warning: {sign} in iterations {now.since + 1} to {iteration + 1}: {now.words};"
                     f" {REMEDIES[sign]}"
                 )
-            elif was.counts and not now.counts:
+            elif before.counts and not now.counts:
                 self.session.console.say(f"{sign} is over in iteration {iteration + 1}")
-        counting = {f"diagnostics/{sign}": float(one.counts) for sign, one in self.signs.items()}
-        may_stop = bool(self.session.config.diagnostics.stops)
-        return counting | ({"diagnostics/stop": float(self.stopping)} if may_stop else {})
+            sign_metrics[f"diagnostics/{sign}"] = float(now.counts)
+        if self.session.config.diagnostics.stops:
+            sign_metrics["diagnostics/stop"] = float(self.stopping)
+        return sign_metrics
 
     @property
     def stopping(self) -> bool:
-        """Returns whether a sign ends the run here; a run that is finished anyway is not stopped."""
+        """Whether a sign ends the run here. A run that is finished anyway is not stopped."""
         config, done = self.session.config, _done(self.rows)
-        over = is_last(config, self.session.directory, done)
-        return not over and bool(verdict(config.diagnostics, self.signs))
+        is_finished = is_last(config, self.session.directory, done)
+        return not is_finished and bool(verdict(config.diagnostics, self.signs))
 
     @property
     def last_good(self) -> int | None:
-        """Returns the newest number of finished iterations before any sign: see `diagnostics.last_good`."""
+        """The newest number of finished iterations before any sign: see `diagnostics.last_good`."""
         return last_good(self.session.config.diagnostics, self.signs, _done(self.rows) - 1)
 
     def stop_if_collapsed(self) -> None:
-        """Raises Collapsed after the commit of an iteration in which a sign that may stop the run counts."""
+        """Raises Collapsed if a sign that may stop the run counts. Called after the commit."""
         if self.stopping:
             raise Collapsed(_message(self.session.config, self.session.directory, self.rows, self.signs))
 
 
 def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) -> None:
-    """Raises Collapsed, in the same words, where the run stopped for it or was killed before it could."""
+    """Raises Collapsed if the run was stopped by a sign of collapse, or was killed before it could be."""
     rows = history(directory, directory.resumable() or 0)
-    found = _look(config, rows)
-    if verdict(config.diagnostics, found):
-        raise Collapsed(_message(config, directory, rows, found))
+    signs = _look(config, rows)
+    if verdict(config.diagnostics, signs):
+        raise Collapsed(_message(config, directory, rows, signs))
 
 
 def read_last_good(config: PolicyIteration, directory: ExperimentDirectory) -> int | None:
-    """Returns `last_good` of the rows that an experiment's folder holds: the newest number of finished
-    iterations before any sign of collapse, of which the weights are kept; None where no sign may stop it."""
+    """Returns the newest number of finished iterations before any sign of collapse; None if no sign may stop
+    the run."""
     rows = history(directory, directory.resumable() or 0)
     return last_good(config.diagnostics, _look(config, rows), _done(rows) - 1)
 
@@ -467,10 +514,12 @@ def history(directory: ExperimentDirectory, done: int) -> list[dict[str, Any]]:
 
 
 def _done(rows: list[dict[str, Any]]) -> int:
+    """Returns the number of finished iterations."""
     return int(rows[-1]["iteration"]) + 1 if rows else 0
 
 
-def _look(config: PolicyIteration, rows: list[dict[str, Any]]) -> dict[Sign, Finding]:
+def _look(config: PolicyIteration, rows: list[dict[str, Any]]) -> dict[Sign, CollapseSign]:
+    """Returns the signs of collapse after the last of the rows."""
     sampling = config.rollout.sampling
     watched = Watched(config.rollout.needs_engine, None if sampling is None else sampling.max_tokens)
     return diagnose(config.diagnostics, watched, rows)
@@ -480,14 +529,15 @@ def _message(
     config: PolicyIteration,
     directory: ExperimentDirectory,
     rows: list[dict[str, Any]],
-    found: Mapping[Sign, Finding],
+    signs: Mapping[Sign, CollapseSign],
 ) -> str:
+    """Returns why the run is stopped, which weights are good, and how to continue it."""
     done = _done(rows)
     reasons = [
-        f"{one.sign} since iteration {(one.since or 0) + 1}: {one.words}"
-        for one in verdict(config.diagnostics, found)
+        f"{finding.sign} since iteration {(finding.since or 0) + 1}: {finding.words}"
+        for finding in verdict(config.diagnostics, signs)
     ]
-    good = last_good(config.diagnostics, found, done - 1)
+    good = last_good(config.diagnostics, signs, done - 1)
     assert good is not None
     weights = good_weights(good, {n: directory.checkpoint(n) for n in directory.checkpoints()})
     return (

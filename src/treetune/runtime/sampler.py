@@ -1,5 +1,4 @@
-"""Gives rollout, credit, evaluation and analyses what they sample and grade with: engine, graders,
-services."""
+"""Makes the contexts with which rollout, credit, evaluation and analyses sample and grade."""
 
 from __future__ import annotations
 
@@ -10,11 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.contracts import PHASE_SERVICES, RUN_SERVICES
+from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.engine.journal import JournaledEngine, Observe
 from treetune.rollouts.base import Critic, Rollout
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.runtime.judge_server import judge_server
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """Makes contexts for rollout, credit, evaluation and analyses, from the session, its server and its
-    graders."""
+    """Makes contexts from the session, its engine, its graders and their services."""
 
     def __init__(
         self,
@@ -37,56 +36,68 @@ class Sampler:
         grader: GraderPool,
         services: ServiceContext,
     ) -> None:
-        """`services` are for graders that are services; rollouts get those in it by their types."""
+        """`services` are used by graders; rollouts get them from the context by their types."""
         self.session, self.server, self.grader, self._services = session, server, grader, services
         self._services_were_checked = False
         self.critic: Critic | None = None
-        """The critic of the run's trainer, where the credit asks it (`training.open_trainer`)."""
+        """The critic of the run's trainer, if the credit asks it for values (`training.open_trainer`)."""
         self.reference: ReferencePrefetch | None = None
-        """The reference of the run's trainer, where it scores answers while others are sampled."""
+        """The reference of the run's trainer, if it scores answers while others are sampled."""
 
     @staticmethod
     @contextmanager
     def open(session: Session, server: PolicyServer) -> Iterator[Sampler]:
-        """Starts graders and services, the model that judges among them, where answers are made.
-        Collective."""
+        """Starts graders and their services, such as the server of a judge. Collective."""
         config = session.config
-        # Modules and all else that is there by now stays: each pass of the garbage collector over it takes a
-        # quarter of a second, in the middle of sampling. The trainer's models come later, and may go.
+        # The garbage collector would go through all modules in the middle of sampling, which takes a quarter
+        # of a second each time. Nothing of what exists by now is ever freed, so it is left out from here on.
+        # The trainer's models are made later and can still be freed.
         gc.collect()
         gc.freeze()
         for rollout in (config.rollout, for_fixed_problems(config.evaluation.rollout or config.rollout)):
             rollout.prepare(session.model.codec)
-        grades = server.engine is not None or session.purpose == "run"
+        grades_answers = server.engine is not None or session.purpose == "run"
         with ExitStack() as stack:
-            started = [stack.enter_context(start(session)) for start in RUN_SERVICES] if grades else []
+            run_services: list[object] = []
+            if grades_answers:
+                run_services.append(stack.enter_context(EnvironmentPool(timeline=session.console.timeline)))
+                judge = stack.enter_context(judge_server(session))
+                if judge is not None:
+                    run_services.append(judge)
             name = f"{session.purpose}-{session.ranks.rank}"
-            services = ServiceContext(session.directory.path / "judge", name, started)
+            services = ServiceContext(session.directory.path / "judge", name, run_services)
             stack.enter_context(closing(services))
             grader = stack.enter_context(grader_pool(session, config.task, services))
             yield Sampler(session, server, grader, services)
 
     def ready(self) -> None:
-        """Waits until the engine samples from the newest weights and services have answered once. Raises
-        ValueError where they can't. Collective."""
+        """Waits until the engine samples from the newest weights and each service has answered once.
+        Collective.
+
+        Raises:
+            ValueError: A service can't be used.
+        """
         self.server.ready()
         session = self.session
-        checked = [one for one in self._services.services if isinstance(one, CheckedService)]
-        if not checked or self._services_were_checked:
+        services = [service for service in self._services.services if isinstance(service, CheckedService)]
+        if not services or self._services_were_checked:
             return
-        problem = ""
+        message = ""
         if session.ranks.is_first:
             try:
-                for service in checked:
+                for service in services:
                     service.refuse_unusable(session.config.task, session.train_problems)
             except ValueError as error:
-                problem = str(error)
-        if problem := session.ranks.from_first("services answer", problem):
-            raise ValueError(problem)
+                message = str(error)
+        # All ranks raise together, or the others would wait for the first one.
+        message = session.ranks.from_first("services answer", message)
+        if message:
+            raise ValueError(message)
         self._services_were_checked = True
 
     def for_thread(self) -> Sampler:
-        """Returns a copy for a second thread. Only one of the two samples at a time. Collective."""
+        """Returns a copy for a second thread of each rank; only one of the two may sample at a time.
+        Collective."""
         sampler = copy.copy(self)
         sampler.session = self.session.for_thread()
         return sampler
@@ -108,11 +119,21 @@ class Sampler:
         reads_logprobs: bool = True,
         services: Sequence[object] = (),
     ) -> RolloutContext:
-        """Returns the context for a rollout, or for credit of its answers. With `journal`, finished requests
-        outlive a crash; `journals` have what others finished, `earlier` is that of an earlier phase of this
-        iteration, whose services these ones go on from, and `continuations` is the file for continuations
-        that are requested among answers; `observe` is called with all answered requests. `task` and its
-        `grader` are the run's unless given. `services` are those that features of this phase need.
+        """Returns the context of a rollout, or of the credit of its answers.
+
+        Args:
+            journal: The file of answered requests, which a restart reads instead of sampling again; None to
+                keep none.
+            journals: The journals of other processes for the same requests.
+            earlier: The journal of an earlier phase of this iteration, from whose state the services of this
+                phase continue.
+            continuations: The journal of continuations that are requested while answers are sampled.
+            progress: Gets (done, total).
+            observe: Gets all answered requests.
+            task: None for the run's task.
+            grader: The graders of `task`; None for the run's.
+            reads_logprobs: Whether somebody reads the log-probs of answers.
+            services: Further services of this phase.
         """
         session, engine = self.session, self.server.engine
         services = (for_fixed_problems(rollout), *services, *self._services.services)
@@ -120,8 +141,8 @@ class Sampler:
             services += (self.critic,)
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, observe)
-            others = [*journals, *([earlier] if earlier is not None else [])]
-            services += tuple(start(journal, others) for start in PHASE_SERVICES)
+            other_journals = [*journals, *([earlier] if earlier is not None else [])]
+            services += (TurnJournal.beside(journal, other_journals),)
         return RolloutContext(
             task=task or session.config.task,
             engine=engine,
@@ -139,7 +160,8 @@ class Sampler:
 
     @contextmanager
     def grader_of(self, task: Task | None) -> Iterator[GraderPool]:
-        """Gives the run's graders or, for the block, those of another task that grades otherwise."""
+        """Yields the graders of a task: the run's if the task has the same ones, else others, which end with
+        the block."""
         if task is None or task.grader == self.session.config.task.grader:
             yield self.grader
             return
@@ -147,43 +169,49 @@ class Sampler:
             yield pool
 
     def service_metrics(self, grader: GraderPool, beginning: str = "") -> Metrics:
-        """Returns the numbers of the pool's services on all ranks since the last call, by names such as
-        ``judge/asked``, with `beginning` behind the slash. Collective where there are services.
+        """Returns the counts of the graders' services on all ranks since the last call. Collective if there
+        are services.
+
+        Args:
+            beginning: The beginning of each name after its group: with ``values_``, ``judge/asked`` becomes
+                ``judge/values_asked``.
         """
         if not grader.has_services:
             return {}
-        total: dict[str, tuple[float, float | None]] = {}
+        # A count is a sum, or a mean: a sum with the number of its terms, None for a plain sum.
+        totals: dict[str, tuple[float, float | None]] = {}
         for counts in self.session.ranks.exchange("services", grader.counted()):
-            for name, (value, over) in counts.items():
-                before, parts = total.get(name, (0.0, 0.0))
-                total[name] = before + value, None if over is None else (parts or 0.0) + over
-        return {
-            "/".join([room, beginning + name]): value / (over or 1.0)
-            for full, (value, over) in sorted(total.items())
-            for room, _, name in [full.partition("/")]
-        }
+            for name, (value, terms) in counts.items():
+                total, total_terms = totals.get(name, (0.0, 0.0))
+                totals[name] = total + value, None if terms is None else (total_terms or 0.0) + terms
+        metrics: Metrics = {}
+        for full_name, (total, terms) in sorted(totals.items()):
+            group, _, name = full_name.partition("/")
+            metrics[f"{group}/{beginning}{name}"] = total / (terms or 1.0)
+        return metrics
 
     def phase(self, what: str, unit: str) -> AbstractContextManager[Callable[[int, int], None]]:
         """Shows a phase on the console, with the engine's speed and the last iteration's results."""
 
-        def news() -> str:
-            words = []
-            engine, last = self.server.engine, self.session.last_row
+        def describe_state() -> str:
+            texts = []
+            engine, last_row = self.server.engine, self.session.last_row
             if engine is not None and engine.tokens_per_second:
-                words.append(f"{engine.tokens_per_second:.0f} tokens/s")
+                texts.append(f"{engine.tokens_per_second:.0f} tokens/s")
             for name, key, form in (
                 ("reward", "episodes/reward", "{:.3f}"),
                 ("unfinished", "episodes/unfinished", "{:.0%}"),
                 ("KL", "train/kl", "{:.4f}"),
             ):
-                if key in last:
-                    words.append(f"{name} {form.format(last[key])}")
-            return "  ".join(words)
+                if key in last_row:
+                    texts.append(f"{name} {form.format(last_row[key])}")
+            return "  ".join(texts)
 
-        return self.session.console.phase(what, unit, news)
+        return self.session.console.phase(what, unit, describe_state)
 
 
 def grader_pool(session: Session, task: Task, services: ServiceContext) -> GraderPool:
+    """Returns a pool that grades answers of the task; its processes start with the first answer."""
     config = session.config
     return GraderPool(
         task.grader,

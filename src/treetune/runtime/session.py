@@ -1,5 +1,7 @@
-"""The session of one process on an experiment: opened first, closed last; with the model that the run starts
-from."""
+"""Opens the session of a process on an experiment: its ranks, directory, console and start model.
+
+The session is opened first and closed last.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from treetune.contracts import RANKS_MEET
-from treetune.processes.lifetime import Stopped
+from treetune.exceptions import Stopped
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock, is_last
 from treetune.runtime.manifest import begin
+from treetune.runtime.several_machines import refuse_machines_that_differ
 from treetune.store.files import own_folder
 from treetune.store.timeline import SUFFIX, Timeline
 from treetune.trainer.ranks import Meeting, Ranks
@@ -36,13 +38,14 @@ if TYPE_CHECKING:
 
 
 LAST_START_ENDS_WITHIN_S = 120.0
+"""The longest that ranks of a requeued job's earlier start may take to end."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Session:
-    """The place of this process in a run: ranks, the experiment's directory, the console, the start model."""
+    """What a process knows of its run: ranks, the experiment's directory, the console, the start model."""
 
     config: PolicyIteration
     plain_config: Mapping[str, Any]
@@ -51,13 +54,14 @@ class Session:
     console: Console
     model: StartModel
     purpose: str
-    """``run``, ``analysis``, or ``evaluation-`` and a number: no two processes have the same at one time."""
+    """``run``, ``analysis``, or ``evaluation-`` and a number: different for all running processes of an
+    experiment."""
     iteration: int | None = None
     """The iteration that the loop is in."""
     done: int = 0
-    """How many iterations are finished."""
+    """The number of finished iterations."""
     kept: int = 0
-    """How many of these the newest checkpoint holds."""
+    """The number of finished iterations that the newest checkpoint holds."""
     last_row: Mapping[str, Any] = field(default_factory=dict)
     """The metrics of the last finished iteration."""
 
@@ -66,17 +70,17 @@ class Session:
     def open(
         config: PolicyIteration, plain_config: Mapping[str, Any], lock: Lock = "run"
     ) -> Iterator[Session]:
-        """Joins the ranks and takes the lock: several processes may measure a run, while one changes it
-        and one looks into it. Collective.
+        """Joins the ranks, and takes the lock of a purpose. Collective.
+
+        An experiment may have one process that runs it, one that analyses it, and several that evaluate it.
         """
         with contextlib.ExitStack() as stack:
             directory = ExperimentDirectory.of(config)
 
-            def agree(meeting: Meeting) -> None:
-                for check in RANKS_MEET:
-                    check(meeting, directory.path, plain_config, share=config.share)
+            def compare_machines(meeting: Meeting) -> None:
+                refuse_machines_that_differ(meeting, directory.path, plain_config, share=config.share)
 
-            ranks = Ranks.join(config.rank_deadline, agree)
+            ranks = Ranks.join(config.rank_deadline, compare_machines)
             stack.callback(ranks.leave)
             purpose: str = lock
             remarks: list[str] = []
@@ -89,17 +93,17 @@ class Session:
                 if lock == "run":
                     remarks = begin(directory, config, plain_config, ranks.world_size)
             purpose = ranks.from_first("the experiment directory is ours", purpose)
-            # All ranks do the same at the same time: the first one says when.
-            times = Timeline(directory.logs / f"{purpose}{SUFFIX}" if ranks.is_first else None)
+            # Only the first rank keeps a timeline: all ranks do the same at the same time.
+            timeline = Timeline(directory.logs / f"{purpose}{SUFFIX}" if ranks.is_first else None)
             log_file = directory.logs / "run.log" if ranks.is_first else None
-            console = Console(log_file, ranks.is_first, times)
+            console = Console(log_file, ranks.is_first, timeline)
             stack.callback(console.close)
             stack.push(console.record_failure)
             for remark in remarks:
                 console.say(remark)
             import transformers
 
-            # Libraries report their own progress on standard error, in the middle of our live line.
+            # The progress that libraries write to standard error would break the console's live line.
             transformers.utils.logging.disable_progress_bar()
             for name in ("DeepSpeed", "deepspeed"):
                 logging.getLogger(name).setLevel(logging.WARNING)
@@ -108,11 +112,12 @@ class Session:
             try:
                 yield session
             except (Stopped, KeyboardInterrupt) as stop:
-                console.say(session.words_at_end(stop))
+                console.say(session.farewell(stop))
                 raise
 
-    def words_at_end(self, stop: Stopped | KeyboardInterrupt) -> str:
-        """Returns what a run that a signal ends says: where it was, and what the next start does again."""
+    def farewell(self, stop: Stopped | KeyboardInterrupt) -> str:
+        """Returns the last message of a run that a signal ends: where it was, and what the next start
+        repeats."""
         where = ""
         if self.iteration is not None:
             at_boundary = self.done == self.iteration + 1
@@ -123,13 +128,14 @@ class Session:
             which = f"iteration {last}" if first == last else f"iterations {first} to {last}"
             again = f" after iteration {self.kept}, the last checkpoint, and does {which} again"
         if isinstance(stop, Stopped) and stop.code != 128 + signal.SIGINT:
-            # SIGTERM is also the launcher's, where another rank failed.
-            goes_on = f"; the same command continues{again}" if again else ""
-            return f"ended by {stop.signal_name}{where}{goes_on}"
+            # The launcher also sends SIGTERM, when another rank has failed. The same command may then fail
+            # again, so it is mentioned only if there is something that it would repeat.
+            continuation = f"; the same command continues{again}" if again else ""
+            return f"ended by {stop.signal_name}{where}{continuation}"
         return f"stopped{where}; the same command continues{again}"
 
     def remaining_iterations(self, start: int) -> Iterator[int]:
-        """Yields the iterations that the experiment still lacks, after `start`."""
+        """Yields the iterations from `start` to the end of the run, which a budget may change on the way."""
         iteration = start
         while not is_last(self.config, self.directory, iteration):
             self.iteration = iteration
@@ -137,32 +143,32 @@ class Session:
             iteration += 1
 
     def for_thread(self) -> Session:
-        """Returns a copy for a second thread of each rank, which talks to the others' second threads.
+        """Returns a copy for a second thread of each rank, with a process group of these threads.
         Collective."""
         session = copy.copy(self)
-        session.train_problems = self.train_problems  # made once for both
+        session.train_problems = self.train_problems  # cached here, so that both threads share the list
         session.ranks, session.console = self.ranks.for_thread(), self.console.for_thread()
         return session
 
     @cached_property
     def train_problems(self) -> list[Problem]:
-        """The problems to train on: the split's, without those whose prompts are too long."""
+        """The problems of the training split, without those whose prompts are too long."""
         problems = list(self.config.task.problems("train"))
-        most = self.config.rollout.max_prompt_tokens
-        if most is None:
+        max_tokens = self.config.rollout.max_prompt_tokens
+        if max_tokens is None:
             return problems
-        kept = [p for p in problems if len(self.model.codec.encode_prompt(p)) <= most]
-        if not kept:
+        fitting = [p for p in problems if len(self.model.codec.encode_prompt(p)) <= max_tokens]
+        if not fitting:
             raise ValueError(
                 f"all {len(problems)} training problems have prompts of more than rollout.max_prompt_tokens"
-                f" = {most} tokens"
+                f" = {max_tokens} tokens"
             )
-        if len(kept) < len(problems):
+        if len(fitting) < len(problems):
             self.console.say(
-                f"{len(problems) - len(kept)} of {len(problems)} training problems are left out: their"
-                f" prompts are longer than max_prompt_tokens = {most}"
+                f"{len(problems) - len(fitting)} of {len(problems)} training problems are left out: their"
+                f" prompts are longer than max_prompt_tokens = {max_tokens}"
             )
-        return kept
+        return fitting
 
     @property
     def temperature(self) -> float:
@@ -173,7 +179,7 @@ class Session:
 
     @property
     def nucleus(self) -> Nucleus | None:
-        """The part of that distribution that the rollout's top-p and top-k leave; None: all of it."""
+        """The cut of that distribution by the rollout's top-p and top-k; None if they cut nothing."""
         from treetune.models.logprobs import Nucleus
 
         sampling = self.config.rollout.sampling
@@ -184,15 +190,18 @@ class Session:
 
 
 def patience_for_last_start() -> float:
-    """Returns for how many seconds the ranks of this job's last start may still be ending: SLURM may queue a
-    job again while a node that it lost still ends them."""
+    """Returns the seconds to wait for the lock of this job's last start.
+
+    SLURM may start a requeued job while a node that it lost is still ending the job's ranks.
+    """
     return LAST_START_ENDS_WITHIN_S if int(os.environ.get("SLURM_RESTART_COUNT", "0")) else 0.0
 
 
 class StartModel:
-    """Tokenizer, codec and fresh copies of the experiment's start model, on this rank's device.
+    """The experiment's start model: its tokenizer and codec, and fresh copies of its weights.
 
-    Raises ValueError where tokens are new to a model whose embeddings are not trained.
+    Raises:
+        ValueError: Tokens were added to a model whose embeddings are not trained.
     """
 
     def __init__(self, config: PolicyIteration, device: torch.device) -> None:
@@ -201,8 +210,8 @@ class StartModel:
         self.source: ModelSource = config.model
         self.tokenizer = self.source.load_tokenizer(config.task.alphabet)
         self.codec = self.source.codec(self.tokenizer)
-        # What is trained and what is measured is asked alike, so that demonstrations have the tools of the
-        # evaluation's rollout.
+        # Training and evaluation use the same prompts. Demonstrations have no rollout that samples, so they
+        # get the tools of the evaluation's rollout.
         for rollout in (config.rollout, config.evaluation.rollout or config.rollout):
             if tools := for_fixed_problems(rollout).tools(config.task):
                 if self.codec.with_tools is None:
@@ -211,7 +220,7 @@ class StartModel:
                 break
         refuse_hidden_stops(self.tokenizer, config.stop_strings())
         self._config, self._device = config, device
-        self._said_why_whole = False
+        self._has_logged_reason = False
         if config.trainer.lora is not None and (unlearned := self.source.unlearned_tokens()):
             raise ValueError(
                 f"model.added_tokens has {', '.join(map(repr, unlearned))}, which the model doesn't know yet,"
@@ -220,7 +229,7 @@ class StartModel:
             )
 
     def load(self, device: torch.device | None = None) -> PreTrainedModel:
-        """Returns a fresh copy in the trainer's precision, on `device` (None: this rank's)."""
+        """Loads a fresh copy in the trainer's precision onto `device` (None: this rank's)."""
         import torch
 
         from treetune.trainer.deepspeed_model import cast_parameters
@@ -232,8 +241,11 @@ class StartModel:
         return model.to(device=device or self._device)
 
     def load_like(self, source: ModelSource) -> PreTrainedModel:
-        """Returns another model of the same tokens, on the CPU in the trainer's precision. Raises ValueError
-        where its tokens are others."""
+        """Loads another model of the same tokens, in the trainer's precision onto the CPU.
+
+        Raises:
+            ValueError: The model has other tokens.
+        """
         import torch
 
         from treetune.trainer.deepspeed_model import cast_parameters
@@ -248,24 +260,27 @@ class StartModel:
         return model
 
     def on_cpu(self) -> PreTrainedModel:
-        """Returns a fresh copy on the CPU, to be written or dealt out to ranks."""
+        """Loads a fresh copy onto the CPU, to be written or sharded over the ranks."""
         import torch
 
         return self.load(torch.device("cpu"))
 
     def in_parts(self) -> PreTrainedModel:
-        """Returns a fresh copy to be dealt out to ranks weight by weight: where that can be, its weights are
-        in their files until then; otherwise whole, on the CPU, and the log says once why."""
+        """Returns a fresh copy whose weights stay in their files until they are sharded over the ranks, one
+        by one.
+
+        If the model's format doesn't allow that, it is loaded whole onto the CPU, and the log says why once.
+        """
         import torch
 
-        from treetune.models.shards import NotInParts
+        from treetune.exceptions import NotInParts
 
         try:
             model = self.source.load_in_parts(getattr(torch, self._config.trainer.precision))
         except NotInParts as reason:
-            if not self._said_why_whole:
+            if not self._has_logged_reason:
                 log.info("each rank reads the whole model into the machine's memory at first: %s", reason)
-                self._said_why_whole = True
+                self._has_logged_reason = True
             return self.on_cpu()
         self._refuse_too_few_rows(model)
         return model
@@ -278,6 +293,7 @@ class StartModel:
         return saved_weights(model), model.config
 
     def _refuse_too_few_rows(self, model: PreTrainedModel) -> None:
+        """Raises ValueError if the embeddings have fewer rows than the tokenizer has tokens."""
         rows = model.get_input_embeddings().num_embeddings
         if len(self.tokenizer) > rows:
             raise ValueError(

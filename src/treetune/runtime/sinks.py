@@ -150,10 +150,10 @@ class WandbSink(Sink):
         netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
         logged_in = os.environ.get("WANDB_API_KEY") or (netrc.is_file() and "wandb.ai" in netrc.read_text())
         mode = os.environ.get("WANDB_MODE") or ("online" if logged_in else "offline")
-        same = {"project": self.project, "entity": self.entity, "name": name}
+        identity = {"project": self.project, "entity": self.entity, "name": name}
         if chosen := os.environ.get("WANDB_RUN_ID"):
-            same["id"] = chosen
-        kept = _Kept.read(directory, "wandb", **same)
+            identity["id"] = chosen
+        kept = _Kept.read(directory, "wandb", **identity)
         kept.values.setdefault("id", secrets.token_hex(4))
         run = wandb.init(
             project=self.project,
@@ -165,7 +165,7 @@ class WandbSink(Sink):
             resume="allow",
             mode=mode,  # type: ignore[arg-type]
         )
-        # A server says where the run stands; offline nobody does but the files of the process before.
+        # Online, the server knows which steps it has. Offline, only the files of the last process tell.
         starting_step = getattr(run, "starting_step", None)
         if mode == "online" and starting_step is not None:
             first_missing = starting_step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -11,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.exceptions import Damaged
 from treetune.rollouts.base import Critic
 from treetune.rollouts.credit import scoring_row
 from treetune.rollouts.storage import SIGNALS, write_token_signals
@@ -23,14 +23,14 @@ from treetune.runtime.machine import memory_in_use
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
-from treetune.store.checksums import Damaged, damage_of, read_record, seal_folder, write_record
+from treetune.store.checksums import damage_of, read_record, seal_folder, write_record
 from treetune.store.files import write_text
 from treetune.vocabulary import Column, Episode, Metrics, Trajectory, are_sampled
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from treetune.trainer.core import PolicyTrainer
+    from treetune.trainer.core import OnSignals, PolicyTrainer, StepDone
     from treetune.trainer.tokens import Sequences
 
 
@@ -136,43 +136,13 @@ def train(
         with clock.phase("training"), server.asleep():
             metrics = trainer.restart(episodes, on_signals)
         on_signals = None  # the start weights, which are trained now, sampled none of these tokens
-    with contextlib.ExitStack() as training:
-        show: Callable[[int, int], None]
-
-        def begin() -> None:
-            nonlocal show
-            training.enter_context(clock.phase("training"))
-            training.enter_context(server.asleep(weights_follow=True))
-            show = training.enter_context(sampler.phase(f"iteration {iteration + 1}: training", "steps"))
-
-        after, every = None, None
-        if config.choose_checkpoint is not None:
-            choice = _Choice(sampler, trainer, iteration, config.choose_checkpoint)
-            every = config.choose_checkpoint.every
-            with clock.phase("choice"):
-                choice.consider(0)
-
-            def after(point: int, is_last: bool) -> bool:
-                training.close()  # the engine is needed now
-                with clock.phase("choice"):
-                    choice.consider(point, is_last)
-                    if is_last or choice.is_made:
-                        metrics.update(choice.settle())
-                        return True
-                begin()
-                return False
-
-        begin()
-        metrics |= trainer.train(
-            iteration,
-            episodes,
-            every=every,
-            after=after,
-            progress=lambda done, total: show(done, total),
-            on_signals=on_signals,
-        )
-        if config.choose_checkpoint is None:  # else the engine is awake again
+    if config.choose_checkpoint is None:
+        with _training_phase(sampler, iteration, clock) as show:
+            metrics |= trainer.train(iteration, episodes, progress=show, on_signals=on_signals)
             metrics["memory/training"] = memory_in_use()
+    else:
+        choice = _Choice(sampler, trainer, iteration, config.choose_checkpoint)
+        metrics |= _train_and_choose(choice, episodes, clock, on_signals)
     if (problem := gap_problem(session, iteration, episodes, metrics)) is not None:
         if stops_at_gap(session):
             raise RuntimeError(
@@ -181,6 +151,39 @@ def train(
             )
         session.console.say(problem)
     return metrics
+
+
+@contextmanager
+def _training_phase(sampler: Sampler, iteration: int, clock: Clock) -> Iterator[Callable[[int, int], None]]:
+    """Lends the engine's memory to the trainer for a block, and yields the function that shows how many of
+    the steps are done. Collective."""
+    with (
+        clock.phase("training"),
+        sampler.server.asleep(weights_follow=True),
+        sampler.phase(f"iteration {iteration + 1}: training", "steps") as show,
+    ):
+        yield show
+
+
+def _train_and_choose(
+    choice: _Choice, episodes: Collection[Episode], clock: Clock, on_signals: OnSignals | None
+) -> Metrics:
+    """Trains and measures in turns, until no later candidate can change the choice. Leaves the trainer with
+    the chosen weights. Collective."""
+    with clock.phase("choice"):
+        choice.consider(0)
+    training = choice.trainer.begin(choice.iteration, episodes)
+    steps = training.steps()
+    while True:
+        with _training_phase(choice.sampler, choice.iteration, clock) as show:
+            point, is_last = choice.train_to_next_point(steps, show)
+        # The engine is awake again, and samples from these weights.
+        with clock.phase("choice"):
+            choice.consider(point, is_last)
+            if is_last or choice.is_made:
+                settled = choice.settle()
+                break
+    return settled | training.finish(on_signals)
 
 
 GAP = "engine/logprob_gap_mean"
@@ -257,7 +260,7 @@ class _Choice:
         self, sampler: Sampler, trainer: PolicyTrainer, iteration: int, settings: ChooseCheckpoint
     ) -> None:
         self.session, self.sampler, self.trainer = sampler.session, sampler, trainer
-        self.iteration, self.rule = iteration, settings.rule
+        self.iteration, self.rule, self.every = iteration, settings.rule, settings.every
         self.unit = "epoch" if settings.every is None else "step"
         sets = self.session.config.evaluation.sets
         self.set = next(candidate for candidate in sets if candidate.label == settings.set)
@@ -265,6 +268,19 @@ class _Choice:
         self.accuracies: list[float] = []
         self._measured: list[Path] = []
         self._state = self.session.directory.iteration(iteration) / "candidates" / "state"
+
+    def train_to_next_point(
+        self, steps: Iterator[StepDone], show: Callable[[int, int], None]
+    ) -> tuple[int, bool]:
+        """Trains to the end of the epoch, or as many steps as lie between candidates. Returns the number of
+        epochs or steps that are done, and whether these are all. Collective."""
+        for step in steps:
+            show(step.number, step.of)
+            if self.every is None and step.epochs is not None:
+                return step.epochs, step.is_last
+            if self.every is not None and (step.number % self.every == 0 or step.is_last):
+                return step.number, step.is_last
+        raise AssertionError("the last step is a point of the choice")
 
     @property
     def chosen(self) -> int:

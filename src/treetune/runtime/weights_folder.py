@@ -1,4 +1,12 @@
-"""The folder from which engines take weights: whole ones, or adapters on the start model."""
+"""Holds the folder from which engines load weights: whole ones, or adapters to the start model.
+
+::
+
+    /dev/shm/treetune-x7f3/        one folder for each machine, or one for all beside the experiment
+      0000/                        the start model
+      0004/                        the policy after 4 iterations; older versions are deleted
+      start-model/                 the start model, if the engine is sent adapters
+"""
 
 from __future__ import annotations
 
@@ -13,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from treetune.engine.base import Chunk, TransferMethod
 from treetune.engine.settings import ON_THE_DEVICE, SETTING, VERSIONS
+from treetune.exceptions import CheckpointGone
 from treetune.store import held_folders
 from treetune.store.checksums import digest_of_weights
 from treetune.store.files import new_own_folder, remove_folder, write_text
@@ -31,21 +40,27 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 CHUNK_BYTES = 2**28
-"""Size of a chunk of weights on their way into an engine. A larger weight is a chunk by itself."""
+"""The size of a chunk of weights that is sent to an engine. A larger weight is a chunk by itself."""
 
 WRITERS = 4
-"""Chunks that are written at a time, each by a thread. As many more wait at most."""
+"""The threads that write chunks, and the most further chunks that wait for them."""
 
 MORE_SHARED_MEMORY = "give it more (docker run --ipc=host; otherwise mount -o remount,size=… /dev/shm)"
 
 START_MODEL = "start-model"
-"""The folder of the model whose adapters the engine is sent, beside theirs."""
+"""The subfolder of the model that adapters belong to."""
 
 
 class WeightsFolder:
-    """A folder with one folder for each version of the policy. Each machine has its own, which its first rank
-    writes, unless all of them are to see one. `adapters` are the settings of the adapters that the engine is
-    sent as they are; None where it is sent whole weights. In `meeting` the ranks' engines agree."""
+    """A folder with one subfolder for each version of the policy.
+
+    In memory, each machine has its own, which its first rank writes; on disk, all share one, which the first
+    rank writes.
+
+    Attributes:
+        adapters: The settings of the adapters that the engine is sent; None if it is sent whole weights.
+        meeting: The folder in which the engines of all ranks agree.
+    """
 
     def __init__(
         self,
@@ -64,9 +79,12 @@ class WeightsFolder:
         return self.path / f"{version:04d}"
 
     def write_start(self) -> Path:
-        """Writes the folder that the engine starts on: the start model, or adapters beside it that don't
-        change it yet. Raises ValueError where it wouldn't fit, with the version that comes after it.
-        Collective."""
+        """Writes the folder that the engine starts with: the start model, or the model and adapters that
+        don't change it yet. Collective.
+
+        Raises:
+            ValueError: There is no room for this version and the next one.
+        """
         from treetune.models.policy_files import write_for_engine
         from treetune.models.saved_weights import saved_weights
 
@@ -98,9 +116,17 @@ class WeightsFolder:
         return folder
 
     def send(self, trainer: PolicyTrainer, version: int) -> Iterator[Chunk]:
-        """The trainer's present weights in chunks, on every rank. Where a transfer takes them from the device
-        it has each before it is written. At the end the version's folder is whole. No rank has all weights
-        at a time. Collective, to the end.
+        """Writes the trainer's present weights chunk by chunk, and yields each chunk to the engine, on every
+        rank.
+
+        No rank ever holds all weights. At the end, the version's folder is complete. Collective: every rank
+        must take all chunks.
+
+        By `transfer`::
+
+            nccl, cuda_ipc    yields the tensors on the device; threads write the file meanwhile
+            shared_memory     yields each file with its digest, when it is written
+            file              yields each file, which may not be written before the last one is yielded
         """
         import torch
 
@@ -115,27 +141,29 @@ class WeightsFolder:
         files: dict[str, str] = {}
 
         def keep(weight: Tensor) -> Tensor:
-            """A weight for as long as its chunk is on its way, where somebody needs it there."""
+            """Returns a copy of a weight that lasts until its chunk is sent, on the device or on the CPU."""
             if self.transfer in ON_THE_DEVICE:
                 return weight.contiguous().clone()
             return weight.to("cpu", copy=True).contiguous() if self._writes else weight
 
         def write(chunk: Mapping[str, Tensor], path: Path) -> None:
             if ranks.device.type == "cuda":
-                torch.cuda.set_device(ranks.device)  # a thread begins on the first one
+                torch.cuda.set_device(ranks.device)  # a new thread has the first device
             write_shard({name: weight.to("cpu") for name, weight in chunk.items()}, path)
 
-        checked = self.transfer == "shared_memory"  # by digests, each chunk when it is there
+        # The engine loads each chunk at once, and checks its digest.
+        needs_digest = self.transfer == "shared_memory"
         writing: deque[Future[None]] = deque()
         with ThreadPoolExecutor(WRITERS, "weights-writer") as writers:
             for number, (chunk, last) in enumerate(in_chunks(weights, CHUNK_BYTES, keep)):
                 path = shard_path(folder, number)
                 if ranks.device.type == "cuda":
-                    # Whoever takes the chunk may read it on a stream of its own (vLLM for NCCL does).
+                    # The receiver may read the chunk on another stream (vLLM's NCCL does), which would not
+                    # wait.
                     torch.cuda.current_stream(ranks.device).synchronize()
                 if self._writes:
                     if number == 0:
-                        shutil.rmtree(folder, ignore_errors=True)  # a sync of this version, not finished
+                        shutil.rmtree(folder, ignore_errors=True)  # of a sync that did not finish
                         folder.mkdir(parents=True)
                         dtype = next(iter(chunk.values())).dtype
                         describe_for_engine(config, session.model.tokenizer, folder, dtype)
@@ -143,22 +171,25 @@ class WeightsFolder:
                     files |= dict.fromkeys(chunk, path.name)
                 if self.transfer in ON_THE_DEVICE:
                     yield Chunk(path, number, last, "", chunk)
-                while len(writing) > (0 if checked or last else WRITERS):
+                may_remain = 0 if needs_digest or last else WRITERS
+                while len(writing) > may_remain:
                     writing.popleft().result()
                 if last and self._writes:
                     write_index(files, folder)
                 if self.transfer not in ON_THE_DEVICE:
-                    digest = digest_of_weights(path) if checked and ranks.is_first else ""
-                    if checked or last:
+                    digest = digest_of_weights(path) if needs_digest and ranks.is_first else ""
+                    if needs_digest or last:
                         digest = ranks.from_first("a chunk of weights", digest)
                     yield Chunk(path, number, last, digest)
 
     def write_stored(self, version: int) -> Path:
-        """Writes a checkpoint's weights (0: the start model's). Raises CheckpointGone where a run that goes
-        on has deleted it meanwhile. Collective.
+        """Writes a checkpoint's weights (0: the start model's). Collective.
+
+        Raises:
+            CheckpointGone: The run has deleted the checkpoint meanwhile.
         """
         session, folder = self._session, self.of(version)
-        there = True
+        exists = True
         if self._writes:
             from treetune.models.policy_files import write_for_engine
 
@@ -167,13 +198,14 @@ class WeightsFolder:
             except (OSError, ValueError):
                 if version == 0 or version in session.directory.checkpoints():
                     raise
-                there = False
-        if not all(session.ranks.exchange("checkpoint written for the engine", there)):
+                exists = False
+        # Ranks that write nothing have to know it, too.
+        if not all(session.ranks.exchange("checkpoint written for the engine", exists)):
             raise CheckpointGone(f"checkpoint {version} of {session.directory.path} was deleted meanwhile")
         return folder
 
     def stored(self, version: int) -> tuple[Mapping[str, Tensor], PretrainedConfig]:
-        """A checkpoint's weights (0: the start model's) by name, and their architecture."""
+        """Reads a checkpoint's weights (0: the start model's) by name, and their architecture."""
         from treetune.models.policy_files import read_policy
 
         if version == 0:
@@ -183,7 +215,7 @@ class WeightsFolder:
         return read_policy(self._session.directory.checkpoint(version) / "policy", trust_remote_code=trusted)
 
     def keep_only(self, version: int) -> None:
-        """Removes older weights: the engine may restart from the newest alone."""
+        """Deletes older weights. The engine only ever restarts from the newest."""
         if not self._writes:
             return
         for older in self.path.iterdir():
@@ -199,14 +231,12 @@ class WeightsFolder:
         return self.path / START_MODEL
 
 
-class CheckpointGone(ValueError):
-    """Raised where a run that goes on has deleted the checkpoint."""
-
-
 def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
-    """Bytes that an engine's weights take beside the run: two versions at once, since a server that fails a
-    sync restarts from what is new and what is old is deleted afterwards; the start model once where
-    `adapters_alone` follow. The head is written out, be it tied or not."""
+    """Returns the bytes that the weights take in the folder.
+
+    Two versions exist at a time, since the old one is deleted only when the engine has the new one. With
+    `adapters_alone`, only the start model counts. A head that is tied to the embeddings is written as well.
+    """
     from treetune.models.saved_weights import saved_weights
 
     weights = saved_weights(model)
@@ -218,7 +248,7 @@ def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
 
 
 def no_room(folder: Path, needed: int) -> str | None:
-    """An error message where a folder has less free space than that, or None."""
+    """Returns an error message if a folder has less free space than needed, else None."""
     free = shutil.disk_usage(folder).free
     if free >= needed:
         return None
@@ -237,26 +267,33 @@ def no_room(folder: Path, needed: int) -> str | None:
 def weights_folder(
     experiment: Path, purpose: str, ranks: Ranks, in_memory: bool = True
 ) -> tuple[Path, Path, bool]:
-    """Makes this machine's empty folder for weights: in memory where that is wanted and there is /dev/shm,
-    and otherwise beside the experiment. Returns it, the folder in which all ranks meet, and whether this rank
-    writes the weights.
+    """Makes an empty folder for weights, which no other user can access. Collective.
 
-    With `in_memory` each machine has a folder of its own, otherwise all ranks share one, beside the
-    experiment. In memory, where any user may put something, the name is random, so that nobody can be there
-    first; the experiment's folder remembers it for the next start, which deletes what a killed run left.
-    Nobody else can look into it. Raises ValueError where it is another user's.
+    With `in_memory`, each machine has a folder of its own in /dev/shm; without it, all ranks share one in the
+    experiment's folder. Any user can make files in /dev/shm, so the folder there has a random name, which
+    nobody can have taken before. The experiment's folder remembers the name, so that the next start can
+    delete what a killed run has left.
+
+    Returns:
+        The folder, the folder in which the engines of all ranks agree, and whether this rank writes weights.
+
+    Raises:
+        ValueError: The folder exists and belongs to another user.
     """
     machines = ranks.machines()
-    here, several = machines[ranks.rank], len(set(machines)) > 1
+    this_machine = machines[ranks.rank]
+    has_several_machines = len(set(machines)) > 1
 
-    def named(*words: str) -> str:
-        return held_folders.PREFIX + hashlib.blake2b(" ".join(words).encode(), digest_size=8).hexdigest()
+    def make_name(*identity: str) -> str:
+        return held_folders.PREFIX + hashlib.blake2b(" ".join(identity).encode(), digest_size=8).hexdigest()
 
-    # Evaluators on several machines may share the experiment's file system, and machines that are containers
-    # one memory.
-    identity = [str(experiment.resolve()), purpose, *([] if purpose == "run" else [machines[0]])]
-    of_machine = named(*identity, *([here] if several and in_memory else []))
-    writes = machines.index(here) == ranks.rank if in_memory else ranks.is_first
+    # Evaluators on several machines may share the experiment's folder, so the machine is part of their names.
+    # Machines that are containers may share a memory, so it is part of the names of folders in memory.
+    identity = [str(experiment.resolve()), purpose]
+    if purpose != "run":
+        identity.append(machines[0])
+    of_machine = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
+    writes = machines.index(this_machine) == ranks.rank if in_memory else ranks.is_first
     folder: Path | None = None
     if writes:
         held_folders.sweep()
@@ -269,13 +306,16 @@ def weights_folder(
             folder = experiment / of_machine
             remove_folder(folder)
             new_own_folder(folder)
-    made = ranks.exchange("weights folders", (here, None if folder is None else str(folder)))
-    # Without memory, the first rank's folder is everybody's.
-    paths = [path for machine, path in made if path is not None and (machine == here or not in_memory)]
-    folder = Path(paths[0])
+    path_by_rank = ranks.exchange("weights folders", (this_machine, None if folder is None else str(folder)))
+    for machine, path in path_by_rank:
+        # The folder of this machine's first rank or, on disk, the one folder that there is.
+        if path is not None and (machine == this_machine or not in_memory):
+            folder = Path(path)
+            break
+    assert folder is not None, "the first rank of each machine makes a folder"
     meeting = folder
-    if several:
-        meeting = experiment / named(*identity)
+    if has_several_machines:
+        meeting = experiment / make_name(*identity)
         if ranks.is_first and meeting != folder:
             remove_folder(meeting)
             new_own_folder(meeting)
@@ -284,20 +324,21 @@ def weights_folder(
 
 
 def remembered_folder(remembered: Path) -> Path | None:
-    """Returns the folder in memory whose name a run's last start has kept in a file; None where there is none
-    that can be this user's."""
+    """Returns the folder in memory whose name a run's last start has written to a file; None if it doesn't
+    exist, or is not a folder of this user made by this program."""
     try:
         folder = Path(remembered.read_text())
-        about = folder.lstat()
+        status = folder.lstat()
     except (OSError, ValueError):
         return None
-    is_ours = about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode)
-    is_one_of_these = folder.parent == MEMORY and folder.name.startswith(held_folders.PREFIX)
-    return folder if is_ours and is_one_of_these else None
+    is_folder_of_user = status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode)
+    has_right_name = folder.parent == MEMORY and folder.name.startswith(held_folders.PREFIX)
+    return folder if is_folder_of_user and has_right_name else None
 
 
 def _delete_remembered(remembered: Path) -> None:
-    """Deletes the folder that a killed run has left in memory. The run's lock says that nobody uses it."""
+    """Deletes the folder that a killed run has left in memory. This process has the run's lock, so no other
+    process uses the folder."""
     folder = remembered_folder(remembered)
     if folder is not None:
         remove_folder(folder)

@@ -1,9 +1,15 @@
-"""Checksums of a run's files: a file that isn't as it was written is named, and never read as something else.
+"""Writes and verifies checksums of a run's files, so that a damaged file is named and never read.
 
-A JSON record has it as its last key, an Arrow stream behind its end, a folder in a file of its own, a line
-of a journal in front (`journal`). Records and streams say with their content that they are sealed (`FORMAT`),
-so that no flipped bit makes one that is damaged look like one that an earlier version wrote without a
-checksum: those are read as they are.
+=================  ====================================================
+JSON record        in its last key, ``checksum``
+Arrow stream       in a trailer after its end
+folder             in a file of its own, ``checksums.json``
+line of a journal  at its beginning (`journal`)
+=================  ====================================================
+
+Earlier versions wrote files without checksums, which are read as they are. A single flipped bit must not make
+a file with a checksum look like one without, so records and streams also say in their content that they have
+one (`FORMAT`, `SEALED`).
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+from treetune.exceptions import Damaged
 from treetune.store.files import write_json
 
 KEY = "checksum"
@@ -37,10 +44,6 @@ _HASHED_AT_ONCE = 8
 _CHUNK_BYTES = 2**22
 
 
-class Damaged(ValueError):
-    """A file whose content isn't as it was written."""
-
-
 # JSON records
 
 
@@ -52,12 +55,16 @@ def write_record(path: Path, value: Mapping[str, Any]) -> None:
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON object with its format and its checksum."""
     plain = json.loads(json.dumps(value)) | {FORMAT: 2}
-    return plain | {KEY: _of_record(plain)}
+    return plain | {KEY: _checksum_of_record(plain)}
 
 
 def read_record(path: Path, remedy: str) -> dict[str, Any]:
-    """Returns the content of a file of `write_record`, or of JSON from earlier versions. Raises Damaged with
-    the `remedy`, and FileNotFoundError."""
+    """Returns the content of a file that `write_record`, or an earlier version without checksums, wrote.
+
+    Raises:
+        Damaged: The content is not as it was written; the message ends with the `remedy`.
+        FileNotFoundError: There is no such file.
+    """
     try:
         return record_of(path.read_bytes())
     except Damaged as error:
@@ -65,7 +72,7 @@ def read_record(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def record_of(text: bytes | str) -> dict[str, Any]:
-    """Returns the object that was `sealed`. Raises Damaged."""
+    """Returns the object of a JSON text that `sealed` has made. Raises Damaged if it was changed."""
     if not text:
         raise Damaged("it is empty")
     try:
@@ -74,14 +81,16 @@ def record_of(text: bytes | str) -> dict[str, Any]:
         raise Damaged(str(error)) from error
     if not isinstance(value, dict):
         raise Damaged(f"it holds no JSON object but a {type(value).__name__}")
-    written = value.pop(KEY, None)
-    if written != _of_record(value) and (written is not None or FORMAT in value):
+    checksum = value.pop(KEY, None)
+    # Records of earlier versions have neither key.
+    should_have_checksum = checksum is not None or FORMAT in value
+    if should_have_checksum and checksum != _checksum_of_record(value):
         raise Damaged("its checksum doesn't match its content")
     value.pop(FORMAT, None)
     return value
 
 
-def _of_record(plain: Mapping[str, Any]) -> str:
+def _checksum_of_record(plain: Mapping[str, Any]) -> str:
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
@@ -90,7 +99,7 @@ def _of_record(plain: Mapping[str, Any]) -> str:
 
 
 class SealingFile:
-    """A binary file that knows the digest of what was written to it."""
+    """A binary file that computes the digest of what is written to it, and appends it with `seal`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._hash = file, _hash()
@@ -111,7 +120,11 @@ class SealingFile:
 
 
 def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
-    """Compares a stream's content with its trailer, and goes back to the beginning. Raises Damaged."""
+    """Compares a stream's content with its trailer, and seeks back to the beginning.
+
+    Raises:
+        Damaged: They differ, or the trailer is gone; the message ends with the `remedy`.
+    """
     size = file.seek(0, 2)
     file.seek(max(0, size - _TRAILER_BYTES))
     trailer = file.read()
@@ -120,41 +133,46 @@ def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
         if SEALED in file.read(_CHUNK_BYTES):
             raise Damaged(f"{name} is cut short, or its checksum is damaged: {remedy}")
         file.seek(0)
-        return
+        return  # an earlier version wrote it, without a checksum
     if not trailer.startswith(_TRAILER):
         raise Damaged(f"{name} is cut short: {remedy}")
-    digest, left = _hash(), size - _TRAILER_BYTES
-    while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
+    digest, remaining = _hash(), size - _TRAILER_BYTES
+    while remaining > 0 and (chunk := file.read(min(remaining, _CHUNK_BYTES))):
         digest.update(chunk)
-        left -= len(chunk)
+        remaining -= len(chunk)
     file.seek(0)
     if digest.hexdigest().encode() != trailer[len(_TRAILER) :]:
         raise Damaged(f"{name} is damaged (its checksum doesn't match its content): {remedy}")
 
 
 _verified: dict[Path, tuple[int, int, int]] = {}
+"""The size, time and inode of each file when this process verified it."""
 
 
 def verify_once(path: Path, remedy: str, digest: str | None = None) -> None:
-    """Verifies a file unless its size, time and inode are those of the last time.
+    """Verifies a file, unless this process has done so and the file has not changed since.
 
-    A stream has its checksum behind its end; any other file's `digest` was kept elsewhere. Raises Damaged.
+    Args:
+        digest: The digest that the file should have; None for a stream, which has it in its trailer.
+
+    Raises:
+        Damaged: The file is not as it was written; the message ends with the `remedy`.
     """
     status = path.stat()
-    mark = (status.st_size, status.st_mtime_ns, status.st_ino)
-    if _verified.get(path) == mark:
+    state = (status.st_size, status.st_mtime_ns, status.st_ino)
+    if _verified.get(path) == state:
         return
     if digest is None:
         with path.open("rb") as file:
             verify_stream(file, str(path), remedy)
     elif digest_of(path) != digest:
         raise Damaged(f"{path} is damaged (its checksum doesn't match its content): {remedy}")
-    _verified[path] = mark
+    _verified[path] = state
 
 
 def seal_of(path: Path) -> bytes | None:
-    """Returns the trailer of a sealed stream, or the end of one without, which identifies it; None if there
-    is no such file."""
+    """Returns the last bytes of a stream, which are its trailer and so identify its content; None if there is
+    no such file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TRAILER_BYTES))
@@ -167,13 +185,13 @@ def seal_of(path: Path) -> bytes | None:
 
 
 def seal_folder(folder: Path) -> None:
-    """Writes the digests of all files below it."""
+    """Writes the digests of all files below the folder into ``checksums.json``."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SUMS)
     write_json(folder / SUMS, _digests(folder, files))
 
 
 def damage_of(folder: Path) -> str | None:
-    """Returns the damage in a folder that was sealed, or None."""
+    """Returns a message on the damage in a sealed folder; None if it is undamaged, or was not sealed."""
     path = folder / SUMS
     if not path.is_file():
         return None
@@ -181,11 +199,14 @@ def damage_of(folder: Path) -> str | None:
         written: dict[str, str] = dict(json.loads(path.read_text()))
     except (ValueError, TypeError):
         return f"{path} is damaged"
-    gone = [name for name in written if not (folder / name).is_file()]
-    if gone:
-        return f"{folder / gone[0]} is gone"
-    now = _digests(folder, [folder / name for name in written])
-    return next((f"{folder / name} is damaged" for name in written if now[name] != written[name]), None)
+    for name in written:
+        if not (folder / name).is_file():
+            return f"{folder / name} is gone"
+    present = _digests(folder, [folder / name for name in written])
+    for name in written:
+        if present[name] != written[name]:
+            return f"{folder / name} is damaged"
+    return None
 
 
 def refuse_damaged(folder: Path, remedy: str) -> None:
@@ -199,7 +220,7 @@ def refuse_damaged(folder: Path, remedy: str) -> None:
 
 
 def digest_of_weights(path: Path) -> str:
-    """Returns a digest that is as fast as memory, since files of weights are compared in every iteration."""
+    """Returns a fast digest, which runs at the speed of memory: weights are compared in every iteration."""
     import xxhash
 
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -207,7 +228,8 @@ def digest_of_weights(path: Path) -> str:
 
 
 def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
-    # hashlib lets go of the interpreter: several files are read side by side.
+    """Returns the digests of files by their paths relative to the folder."""
+    # hashlib releases the interpreter's lock, so that threads hash several files at a time.
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as threads:
         digests = threads.map(digest_of, files)
         return {str(path.relative_to(folder)): digest for path, digest in zip(files, digests, strict=True)}
@@ -223,11 +245,13 @@ def _hash() -> hashlib.blake2b:
 
 
 def config_hash(data: Any) -> str:
-    """Returns the content of a configuration as 32 hexadecimal digits, equal for equal JSON whatever its key
-    order.
+    """Returns a hash of a configuration, 32 hexadecimal digits, which doesn't depend on the order of its
+    keys.
 
-    Whole floats count as the integers that they equal, as Jsonnet has one kind of number. Raises
-    ValueError for what JSON can't hold (nan, infinity).
+    ``1.0`` counts as ``1``, since Jsonnet has only one kind of number.
+
+    Raises:
+        ValueError: A value is NaN or infinite, which JSON can't hold.
     """
     text = json.dumps(_canonical(data), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,5 @@
-"""Files and folders that a reader sees whole or not at all: written under another name, synced, renamed."""
+"""Writes files and folders that a reader sees whole or not at all: under another name, synced, then
+renamed."""
 
 from __future__ import annotations
 
@@ -17,15 +18,19 @@ from typing import IO, Any, Literal
 
 
 def why_not_written(error: BaseException, path: Path) -> str:
-    """Returns the cause of a failure to write below `path`, and the remedy; the error's own message if they
-    aren't known."""
-    # Libraries have messages of their own for it, and some have none.
+    """Returns the cause of a failure to write below `path`, with a remedy; if they are unknown, the error's
+    own message."""
+    # Libraries in Rust put the number of the error into their message; others give none.
     match = re.search(r"os error (\d+)", str(error))
-    number = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
+    number: int | None = None
+    if isinstance(error, OSError):
+        number = error.errno
+    elif match:
+        number = int(match[1])
     name = getattr(error, "filename", None)
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else path
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
-    space = os.statvfs(there)
+    nearest_folder = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+    space = os.statvfs(nearest_folder)
     free = f"{space.f_bavail * space.f_frsize / 2**20:.0f} MiB are free there"
     for step in (path, *path.absolute().parents):
         if step.is_symlink() and not step.exists():
@@ -34,19 +39,19 @@ def why_not_written(error: BaseException, path: Path) -> str:
             return f"{step} is a file where a folder belongs: move it away"
     if number in (errno.ENOSPC, None) and space.f_files and not space.f_favail:
         return (
-            f"the file system of {there} has no inodes left, {space.f_files} are used: delete small files"
-            " (or folders of them), whatever their size"
+            f"the file system of {nearest_folder} has no inodes left, {space.f_files} are used: delete small"
+            " files (or folders of them), whatever their size"
         )
     if number == errno.EFBIG:
         return f"{path} would be larger than a file may be here: raise `ulimit -f`, or take another disk"
     if number == errno.EDQUOT:
-        return f"your quota on the file system of {there} is used up ({free}): see `quota -s`"
+        return f"your quota on the file system of {nearest_folder} is used up ({free}): see `quota -s`"
     if number == errno.EISDIR:
         return f"{path} is a folder where a file belongs: move it away"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{path} can't be written by this user ({os.strerror(number)}): give another folder, or rights"
     if number == errno.ENOSPC or (number is None and not space.f_bavail):
-        return f"there is no room left on the file system of {there} ({free}): make room"
+        return f"there is no room left on the file system of {nearest_folder} ({free}): make room"
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     limit = f", and a file may have {largest} bytes (raise `ulimit -f`)" if largest >= 0 else ""
     return f"{error}" if number == errno.ENOENT else f"{error}; {free}{limit}"
@@ -56,53 +61,61 @@ def why_not_written(error: BaseException, path: Path) -> str:
 def whole_file(
     path: Path, mode: Literal["w", "wb"] = "w", *, durable: bool = True, private: bool = False
 ) -> Iterator[IO[Any]]:
-    """Gives a file to write into that takes the name `path` at the end of the block; text is UTF-8.
+    """Opens a file under another name, and renames it to `path` at the end of the block; text is UTF-8.
 
-    An error in the block leaves the earlier file. With `durable`, the new one outlasts a power cut; without,
-    a killed process only. Nobody else can read a `private` one.
+    If the block raises, the earlier file stays.
+
+    Args:
+        durable: Makes the new file outlive a power cut; else only a killed process.
+        private: Makes the file readable for its owner alone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = _beside(path)
+    partial = _partial_path(path)
     try:
-        mask = 0o600 if private else 0o666
+        permissions = 0o600 if private else 0o666
         with open(
-            beside,
+            partial,
             mode,
             encoding=None if mode == "wb" else "utf-8",
-            opener=lambda name, flags: os.open(name, flags, mask),
+            opener=lambda name, flags: os.open(name, flags, permissions),
         ) as file:
             yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        beside.rename(path)
+        partial.rename(path)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     if durable:
         sync(path.parent)
 
 
 def own_folder(path: Path, *, share: bool = False) -> None:
-    """Makes a folder that nobody but its owner can look into; with `share`, whoever the umask lets. The mode
-    of a folder that is there already, and is this user's, is changed."""
+    """Makes a folder for its owner alone or, with `share`, for those whom the umask allows.
+
+    The mode of an existing folder of this user is changed accordingly.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    allowed = 0o777 if share else 0o700
+    permissions = 0o777 if share else 0o700
     try:
-        path.mkdir(mode=allowed)
+        path.mkdir(mode=permissions)
     except FileExistsError:
-        now = path.stat()
-        # Linux tells the umask here: os.umask would have to set it, for all threads.
+        status = path.stat()
+        # Read from /proc, since os.umask can only return it by setting another one, for all threads.
         lines = Path("/proc/self/status").read_text().splitlines()
         umask = next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
-        # A group's folder keeps its set-group-ID and sticky bits.
-        mode = stat.S_IMODE(now.st_mode) & ~0o777 | allowed & ~umask
-        if now.st_uid == os.geteuid() and stat.S_IMODE(now.st_mode) != mode:
+        # The set-group-ID and sticky bits of a group's folder stay.
+        mode = stat.S_IMODE(status.st_mode) & ~0o777 | permissions & ~umask
+        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
             path.chmod(mode)
 
 
 def new_own_folder(path: Path) -> None:
-    """Makes a folder that nobody but its owner can look into. Raises ValueError if something is there
-    already: anyone may have put it into a folder such as /dev/shm."""
+    """Makes a folder for its owner alone.
+
+    Raises:
+        ValueError: Something exists already, which any user may have put into a folder such as /dev/shm.
+    """
     try:
         path.mkdir(mode=0o700, parents=True)
     except FileExistsError as error:
@@ -113,9 +126,9 @@ def new_own_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Deletes what is at a path, be it a folder or something that somebody put in its place.
+    """Deletes a folder, or whatever another user has put in its place.
 
-    Python's rmtree opens the path first, and waits for ever for the other end of a named pipe.
+    Python's rmtree alone would open the path, and wait for ever if it is a named pipe.
     """
     try:
         is_folder = stat.S_ISDIR(path.lstat().st_mode)
@@ -140,36 +153,36 @@ def write_json(path: Path, value: Any, *, durable: bool = True, private: bool = 
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Gives a folder to write into that takes the place of `path` at the end of the block."""
+    """Makes a folder under another name, which takes the place of `path` at the end of the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = _beside(path)
+    partial = _partial_path(path)
     try:
-        beside.mkdir()
-        yield beside
-        replace_folder(beside, path)
+        partial.mkdir()
+        yield partial
+        replace_folder(partial, path)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def replace_folder(beside: Path, path: Path) -> None:
-    """Renames a finished folder to `path`, and then deletes the earlier one."""
-    # A rename may reach the disk before the content.
-    for folder, _, names in os.walk(beside):
+def replace_folder(finished: Path, path: Path) -> None:
+    """Renames a finished folder to `path`, and deletes the earlier one."""
+    # Synced first: after a power cut, the new name may otherwise lead to files without content.
+    for folder, _, names in os.walk(finished):
         for name in names:
             sync(Path(folder, name))
         sync(Path(folder))
-    replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
+    earlier = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
         if path.exists():
-            path.rename(replaced)
-        beside.rename(path)
+            path.rename(earlier)
+        finished.rename(path)
         sync(path.parent)
     finally:
-        shutil.rmtree(replaced, ignore_errors=True)
+        shutil.rmtree(earlier, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
-    """Makes a file's content, or the names in a folder, last through a power cut."""
+    """Writes a file's content, or the names in a folder, to the disk, where a power cut leaves it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -177,5 +190,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _beside(path: Path) -> Path:
+def _partial_path(path: Path) -> Path:
+    """Returns the name for what is not finished, in the same folder, so that it can be renamed."""
     return path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -1,4 +1,8 @@
-"""Folders outside of the experiment that a process holds as long as it lives, and the sweep of those left."""
+"""Makes folders in /dev/shm and /tmp that belong to a living process, and deletes those of dead ones.
+
+A process holds a folder by a lock on the file ``held`` in it, which the kernel releases when the process
+ends, however it ends. `sweep` deletes the folders whose lock it can get.
+"""
 
 from __future__ import annotations
 
@@ -10,55 +14,60 @@ import tempfile
 from pathlib import Path
 
 PREFIX = "treetune-"
-"""Names of these folders begin with it."""
+"""The beginning of the names of these folders."""
 MEMORY = Path("/dev/shm")
 MEETING = "TREETUNE_MEETING"
-"""The variable that names the folder in which the ranks meet that `treetune run` starts: a random name."""
+"""The environment variable with the folder in which the ranks of `treetune run` meet; its name is random."""
 _LOCK = "held"
 
 
 def new_in_memory() -> Path:
-    """Makes a folder in memory that this process holds, with a random name that nobody can guess, and that
-    nobody else can look into."""
+    """Makes a folder in memory that this process holds, for this user alone, with a random name."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY))
     hold(folder)
     return folder
 
 
 def hold(folder: Path) -> None:
-    """Keeps `sweep` away from a folder of this user's for as long as this process lives.
+    """Keeps `sweep` from deleting a folder for as long as this process lives.
 
-    The kernel gives the lock up when the process ends, however it ends, and it is seen from every PID
-    namespace that shares the folder.
+    A lock works for processes in other PID namespaces (containers) that share the folder, where a process id
+    would mean nothing.
     """
+    # The file is locked before it gets its name, so that no sweep finds it unlocked. It is never closed.
     unnamed = folder / f".{_LOCK}"
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    unnamed.rename(folder / _LOCK)  # locked before anybody finds it; never closed
+    unnamed.rename(folder / _LOCK)
 
 
 def sweep() -> None:
-    """Deletes the folders of dead processes of this user, in the folder for temporary files and in memory."""
+    """Deletes the folders of this user's dead processes, in memory and in the folder for temporary files."""
     for base in {Path(tempfile.gettempdir()), MEMORY}:
         for folder in base.glob(f"{PREFIX}*"):
             try:
-                is_left = _is_left(folder)
-            except OSError:  # gone meanwhile, or nothing that this user may look into
+                is_abandoned = _is_abandoned(folder)
+            except OSError:  # locked by a living process, deleted meanwhile, or not readable by this user
                 continue
-            if is_left:
+            if is_abandoned:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_left(folder: Path) -> bool:
-    """Returns whether a process of this user held it and is dead. Never waits for what others put there."""
-    about = folder.lstat()
-    if about.st_uid != os.geteuid() or not stat.S_ISDIR(about.st_mode):
+def _is_abandoned(folder: Path) -> bool:
+    """Returns whether a dead process of this user held the folder.
+
+    Raises:
+        OSError: A living process holds it (BlockingIOError), or it has no lock file.
+    """
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
         return False
+    # Another user may have put a named pipe or a link there: never wait for one, never follow one.
     descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return False
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody lives
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     finally:
         os.close(descriptor)

@@ -1,4 +1,9 @@
-"""Append-only files of JSON rows that outlive a killed process, each row with its checksum."""
+"""Keeps rows of JSON in files that only grow and that outlive a killed process, each row with its checksum.
+
+A line::
+
+    {"crc32":"9ae0daaf","row":["train/17#3",{"token_ids":[20,31]}]}
+"""
 
 from __future__ import annotations
 
@@ -17,30 +22,35 @@ from typing import Any
 
 from typing_extensions import override
 
-from treetune.store.checksums import Damaged
+from treetune.exceptions import Damaged
 from treetune.store.files import sync
 
 FLUSH_ROWS = 256
-"""Rows that are held back at most, where rows are held back."""
+"""The most rows that wait to be written."""
 
 _BLOCK_BYTES = 2**16
 _HEAD, _END = b'{"crc32":"', b"}\n"
+"""The beginning and the end of a line."""
 
 log = logging.getLogger(__name__)
 
 
 class Journal(AbstractContextManager["Journal"]):
-    """Rows of JSON in a file that only grows, found again by their keys.
+    """A file of JSON rows that only grows, with an index of the rows by their keys.
 
-    A row is an object with the entry ``key`` or a list that begins with its key; of rows with one key the
-    last counts. Only their positions are kept in memory. Rows of the files `others` are found as well, and
-    those files are not written to. A row that was added outlives a killed process; with `flush_s` it may be
-    held back for that many seconds. A last line that was cut short is cut off before anything is appended, a
-    damaged line counts as not written, and a line without a checksum is one of an earlier version.
+    A row is an object with the entry ``key``, or a list that begins with its key. If several rows have the
+    same key, the last one counts. Memory holds only the positions of rows. Safe to use from several threads,
+    and after `close`.
 
-    The file is made with the first row, or at once if the journal is `exclusive`: then a second process is
-    refused with a ValueError. A `plain` journal has no checksums, so that other programs read it as JSON
-    lines. Safe to use from several threads, and after `close`.
+    A killed process may leave an incomplete last line, which is cut off before the next row is appended. A
+    damaged line counts as not written. Lines of earlier versions have no checksum and are accepted.
+
+    Args:
+        path: The file, made with the first row.
+        others: Further files in which rows are looked up.
+        exclusive: Makes the file at once, and refuses a second process with a ValueError.
+        flush_s: The seconds that a row may wait to be written; a killed process loses it.
+        plain: Leaves out checksums, so that other programs can read the file as JSON lines.
     """
 
     def __init__(
@@ -57,9 +67,11 @@ class Journal(AbstractContextManager["Journal"]):
         self._lock = threading.RLock()
         self._file: FileIO | None = None
         self._end = 0
-        self._held: list[bytes] = []
-        self._flushed = time.monotonic()
+        """The size of the file, with the lines that wait to be written."""
+        self._unwritten: list[bytes] = []
+        self._flushed_at = time.monotonic()
         self._index: dict[str, tuple[Path, int, int]] | None = None
+        """The file, offset and length of the last line of each key; None until somebody looks up a row."""
         if exclusive:
             self._open()
 
@@ -73,12 +85,12 @@ class Journal(AbstractContextManager["Journal"]):
             return iter(list(self._positions()))
 
     def get(self, key: str) -> Any:
-        """The row with this key, or None."""
+        """Returns the row with this key, or None."""
         with self._lock:
             position = self._positions().get(key)
             if position is None:
                 return None
-            self.flush()
+            self.flush()  # the row itself may still wait to be written
             path, start, length = position
             with path.open("rb") as file:
                 file.seek(start)
@@ -95,33 +107,35 @@ class Journal(AbstractContextManager["Journal"]):
                 if self._index is not None and (key := _key(row)) is not None:
                     self._index[key] = self.path, self._end, len(line)
                 self._end += len(line)
-                self._held.append(line)
-            late = time.monotonic() - self._flushed > self._flush_s
-            if not self._flush_s or late or len(self._held) >= FLUSH_ROWS:
+                self._unwritten.append(line)
+            is_due = time.monotonic() - self._flushed_at > self._flush_s
+            if not self._flush_s or is_due or len(self._unwritten) >= FLUSH_ROWS:
                 self.flush()
 
     def flush(self) -> None:
-        """Writes the rows that are held back."""
+        """Writes the rows that wait."""
         with self._lock:
-            left = memoryview(b"".join(self._held))
-            self._held = []
-            self._flushed = time.monotonic()
+            remaining = memoryview(b"".join(self._unwritten))
+            self._unwritten = []
+            self._flushed_at = time.monotonic()
             try:
-                while left and self._file is not None:
-                    left = left[self._file.write(left) or 0 :]
+                while remaining and self._file is not None:
+                    n_written = self._file.write(remaining) or 0
+                    remaining = remaining[n_written:]
             except OSError as error:
-                self._forget_file()
+                # The next row opens the file anew, and cuts off what was written of a line.
+                self._close_file()
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self, *, durable: bool = False) -> None:
-        """Closes the file. With `durable`, what is in it outlives a power cut too."""
+        """Closes the file. With `durable`, its content outlives a power cut too."""
         with self._lock:
             try:
                 self.flush()
-                if durable and self.path.is_file():  # also rows of an earlier process that was killed
+                if durable and self.path.is_file():  # even if this process has added no row
                     sync(self.path)
             finally:
-                self._forget_file()
+                self._close_file()
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,9 +143,9 @@ class Journal(AbstractContextManager["Journal"]):
         try:
             if self._exclusive:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._end = _whole_bytes(file)
+            self._end = _end_of_last_line(file)
             if self._end < file.seek(0, os.SEEK_END):
-                file.truncate(self._end)
+                file.truncate(self._end)  # a line that was cut short
         except BlockingIOError as error:
             file.close()
             raise ValueError(
@@ -139,12 +153,13 @@ class Journal(AbstractContextManager["Journal"]):
             ) from error
         self._file = file
 
-    def _forget_file(self) -> None:
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _positions(self) -> dict[str, tuple[Path, int, int]]:
+        """Returns the index, for which it reads all files once."""
         if self._index is None:
             self.flush()
             self._index = {}
@@ -156,8 +171,11 @@ class Journal(AbstractContextManager["Journal"]):
 
 
 def read_rows(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
-    """Yields the whole rows of a journal; none if there is no such file. A last line that was cut short is
-    passed over. The numbers of damaged lines (from 1) go to `damaged`, or are logged."""
+    """Yields the rows of all complete, undamaged lines of a journal; none if there is no such file.
+
+    Args:
+        damaged: Gets the numbers of damaged lines, from 1; None logs them.
+    """
     for _, _, row in _rows(path, damaged):
         yield row
 
@@ -170,8 +188,9 @@ def sealed_line(row: str) -> str:
 def row_of(line: bytes) -> bytes:
     """Returns the row of JSON in a line. Raises Damaged if it isn't what was written."""
     if not line.startswith(_HEAD):
-        # Lines of earlier versions have no head. One wrong byte in a head is damage.
-        if sum(a != b for a, b in zip(line, _HEAD, strict=False)) == 1:
+        # Lines of earlier versions begin otherwise. A beginning with exactly one wrong byte is damage.
+        wrong_bytes = sum(a != b for a, b in zip(line, _HEAD, strict=False))
+        if wrong_bytes == 1:
             raise Damaged("its head isn't what was written")
         return line
     row = line[len(_HEAD) + len('00000000","row":') : -len(_END)]
@@ -181,7 +200,7 @@ def row_of(line: bytes) -> bytes:
 
 
 def _rows(path: Path, damaged: list[int] | None) -> Iterator[tuple[int, int, Any]]:
-    """Yields the offset and length of each whole line, and its row."""
+    """Yields the offset, the length and the row of each complete, undamaged line."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -190,12 +209,12 @@ def _rows(path: Path, damaged: list[int] | None) -> Iterator[tuple[int, int, Any
     with file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
-                return  # it was cut short, or is being written
+                return  # cut short, or just being written
             try:
                 row = json.loads(row_of(line))
             except ValueError:
                 if line == b"\n":
-                    pass  # earlier versions put one behind a line that was cut short
+                    pass  # earlier versions wrote an empty line after a line that was cut short
                 elif damaged is None:
                     log.warning("line %d of %s is damaged and counts as not written", number, path)
                 else:
@@ -206,12 +225,17 @@ def _rows(path: Path, damaged: list[int] | None) -> Iterator[tuple[int, int, Any
 
 
 def _key(row: Any) -> str | None:
-    key = row.get("key") if isinstance(row, dict) else row[0] if isinstance(row, list) and row else None
+    """Returns the key of a row; None if it has none."""
+    key = None
+    if isinstance(row, dict):
+        key = row.get("key")
+    elif isinstance(row, list) and row:
+        key = row[0]
     return key if isinstance(key, str) else None
 
 
-def _whole_bytes(file: FileIO) -> int:
-    """Returns the number of bytes up to the end of the last whole line."""
+def _end_of_last_line(file: FileIO) -> int:
+    """Returns the offset after the last newline, which it looks for from the end, block by block."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - _BLOCK_BYTES)

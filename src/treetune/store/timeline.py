@@ -1,7 +1,12 @@
-"""Timelines of processes: spans of time as rows of a journal, written as they begin and as they end.
+"""Records when a process did what: spans of time, as rows of a journal.
 
-A process that is killed leaves the spans that it had begun. One process writes a file at a time; each begins
-with a row about itself.
+A span has a row when it begins and one when it ends, so that a killed process leaves the spans that it had
+begun. Only one process writes a file at a time, and begins with a row about itself::
+
+    {"process": 4711, "host": "node1", "at": 1764412800.1}
+    {"begin": 1, "lane": "phases", "name": "generation", "at": 1764412801.0, "iteration": 3}
+    {"end": 1, "at": 1764412842.2}
+    {"closed": 4711, "at": 1764412990.0}
 """
 
 from __future__ import annotations
@@ -18,22 +23,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from treetune.store.checksums import Damaged
+from treetune.exceptions import Damaged
 from treetune.store.journal import Journal, row_of
 
 SUFFIX = ".timeline.jsonl"
 """The suffix of a timeline's file."""
 
 LATEST = 253_402_300_800
-"""Seconds since 1970 at which the year 9999 is over: no calendar goes on."""
+"""The end of the year 9999 in seconds since 1970, which is the latest that Python's calendar knows."""
 
 LOGGER = "treetune"
 
 
 class Timeline:
-    """A timeline that is written, behind the rows of earlier processes; none without a path. Thread-safe.
+    """Writes a timeline, after the rows of earlier processes; writes nothing without a path. Thread-safe.
 
-    A file that can't be written gives one warning and ends no run: nothing is computed from it.
+    A file that can't be written causes a single warning, and the run continues: nothing depends on it.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -44,31 +49,40 @@ class Timeline:
 
     @contextmanager
     def span(self, lane: str, name: str, **about: Any) -> Iterator[dict[str, Any]]:
-        """Records the time from here to the end of the block. `about` are further facts, such as the
-        iteration's number (from 0); the block may add others to the dictionary that it gets."""
-        at, clock = time.time(), time.perf_counter()
-        number = self._next()
-        self._write({"begin": number, "lane": lane, "name": name, "at": at, **about})
-        ended: dict[str, Any] = {}
+        """Records the time from here to the end of the block.
+
+        Args:
+            lane: The row of a drawing in which the span is shown.
+            about: Further facts, such as the iteration's number.
+
+        Yields:
+            A dictionary to which the block may add facts.
+        """
+        # The end is measured by a clock that nobody sets.
+        start, clock_at_start = time.time(), time.perf_counter()
+        number = self._next_number()
+        self._write({"begin": number, "lane": lane, "name": name, "at": start, **about})
+        facts_at_end: dict[str, Any] = {}
         try:
-            yield ended
+            yield facts_at_end
         finally:
-            self._write({"end": number, "at": at + time.perf_counter() - clock, **ended})
+            end = start + time.perf_counter() - clock_at_start
+            self._write({"end": number, "at": end, **facts_at_end})
 
     def past(self, lane: str, name: str, start: float, end: float, **about: Any) -> None:
         """Records a span that is over, in seconds since 1970."""
-        number = self._next()
+        number = self._next_number()
         self._write({"begin": number, "lane": lane, "name": name, "at": start, **about})
         self._write({"end": number, "at": end})
 
     def close(self) -> None:
-        """Records that the process came to its own end."""
+        """Records that the process ended by itself."""
         if self._has_begun:
             self._write({"closed": os.getpid(), "at": time.time()})
         if self._journal is not None:
             self._journal.close()
 
-    def _next(self) -> int:
+    def _next_number(self) -> int:
         with self._lock:
             self._number += 1
             return self._number
@@ -84,7 +98,7 @@ class Timeline:
                 self._journal.add(*rows)
             except OSError as error:
                 logging.getLogger(LOGGER).warning(
-                    "when what is done is no longer recorded: %s can't be written (%s)",
+                    "the timeline is no longer recorded: %s can't be written (%s)",
                     self._journal.path,
                     error,
                 )
@@ -97,8 +111,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Span:
-    """A span of time, in seconds since 1970. `end` is None if its end wasn't written. `about` are further
-    facts."""
+    """A span of time, in seconds since 1970. `end` is None if its end wasn't written."""
 
     lane: str
     name: str
@@ -108,9 +121,9 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Process:
-    """The rows of one process in a file. `last` is the time of its last row, `closed` whether it came to its
-    own end."""
+class ProcessRows:
+    """The rows of one process in a file. `last` is the time of its last row; `closed` says whether it ended
+    by itself."""
 
     pid: int
     host: str
@@ -120,10 +133,16 @@ class Process:
     spans: tuple[Span, ...]
 
 
-def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]:
-    """Returns the processes of a file, in their order. Damaged and torn lines are passed over; the numbers of
-    the damaged ones go to `damaged`. Raises FileNotFoundError."""
-    processes: list[Process] = []
+def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessRows]:
+    """Returns the processes of a file, in their order, without damaged lines and lines cut short.
+
+    Args:
+        damaged: Gets the numbers of damaged lines, from 1.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    processes: list[ProcessRows] = []
     spans: dict[int, Span] = {}
     for line_number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         try:
@@ -132,8 +151,8 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]
             if not 0 <= at < LATEST:
                 raise ValueError(f"nothing happens at {at}")
             if "process" in row:
-                _settle(processes, spans)
-                processes.append(Process(row["process"], row["host"], at, at, False, ()))
+                _finish_last(processes, spans)
+                processes.append(ProcessRows(row["process"], row["host"], at, at, False, ()))
                 continue
             if not processes:
                 continue
@@ -149,13 +168,14 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]
                 processes[-1] = replace(processes[-1], closed=True)
             processes[-1] = replace(processes[-1], last=max(processes[-1].last, at))
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            if damaged is not None and line.endswith(b"\n"):  # else a crash tore it
+            if damaged is not None and line.endswith(b"\n"):  # else a crash cut it short
                 damaged.append(line_number)
-    _settle(processes, spans)
+    _finish_last(processes, spans)
     return processes
 
 
-def _settle(processes: list[Process], spans: dict[int, Span]) -> None:
+def _finish_last(processes: list[ProcessRows], spans: dict[int, Span]) -> None:
+    """Moves the spans into the last process."""
     if processes:
         processes[-1] = replace(processes[-1], spans=tuple(spans.values()))
     spans.clear()

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from textwrap import indent
 
-from treetune.config.errors import ConfigError, ConfigIssue, did_you_mean
+from treetune.config.errors import ConfigIssue, did_you_mean
 from treetune.config.schema import OWN_PACKAGE, package_of
 from treetune.contracts import Continuations, CriticValues, Pairs
+from treetune.exceptions import ConfigError
 from treetune.findings import placed_parts
 from treetune.rollouts.metrics import OF_ITERATION, PREFIX, name_in
 from treetune.rollouts.numbers import EVALUATED, LARGEST, OF_CORRECT, registered
@@ -16,7 +17,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import PHASES
 from treetune.runtime.diagnostics import SIGNS
 from treetune.tables.columns import PASS_AT_1, value_named
-from treetune.tables.runs import Plan, make_plan
+from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import Reproduction
 from treetune.tasks.base import Task
 
@@ -45,8 +46,8 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " ratio reference_ahead reference_seconds skipped_by_ratio skipped_steps steps tokens",
     }.items()
 }
-"""The metrics of the package's own parts. Many are recorded by some experiments alone; `ONLY_WITH` knows of
-whole groups."""
+"""The metrics of the parts in this package. Only some experiments record many of them; `ONLY_WITH` has the
+condition for whole groups."""
 
 ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     "choice": (lambda root: root.choose_checkpoint is not None, "it chooses no checkpoint"),
@@ -66,133 +67,153 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
 
 
 def known_metrics(root: PolicyIteration) -> set[str]:
-    """All that such an experiment may record in an iteration."""
-    names = {f"{group}/{name}" for group, own in METRICS.items() for name in own}
+    """Returns the names of all metrics that such an experiment may record in an iteration."""
+    names = {f"{group}/{name}" for group, group_names in METRICS.items() for name in group_names}
     names |= {f"seconds/{name}" for name in (*PHASES, "other", "total")} | {"iteration", "wall_time"}
     names |= {f"diagnostics/{sign}" for sign in (*SIGNS, "stop")}
-    names |= {f"shaping/{one.label}" for one in root.shaping}
-    names |= {f"{one.label}/{name}" for one in root.shaping for name in one.measures}
+    names |= {f"shaping/{shaping.label}" for shaping in root.shaping}
+    names |= {f"{shaping.label}/{name}" for shaping in root.shaping for name in shaping.measures}
     numbers = {
         f"{group.name}/{name}{ending}"
         for group in registered().values()
         for name in group.numbers
         for ending in ("", OF_CORRECT, LARGEST)
     }
-    for one in root.evaluation.sets:
-        names |= {f"evaluation/{one.label}/{name}" for name in (*EVALUATED, *numbers)}
-        for domain in (one.task or root.task).domain_names() or ():
-            names |= {f"evaluation/{one.label}/{PREFIX}{domain}/{name}" for name in EVALUATED}
+    for evaluation_set in root.evaluation.sets:
+        prefix = f"evaluation/{evaluation_set.label}"
+        names |= {f"{prefix}/{name}" for name in (*EVALUATED, *numbers)}
+        task = evaluation_set.task or root.task
+        for domain in task.domain_names() or ():
+            names |= {f"{prefix}/{PREFIX}{domain}/{name}" for name in EVALUATED}
     return names | numbers
 
 
-def lacks_metric(root: PolicyIteration, name: str) -> str | None:
-    """Why an experiment won't record a metric; None where it will or may. A user's own part may record
-    anything."""
-    if (of := name_in(name)) is not None:
-        return _lacks_domain(root.task, of[0]) or _unlike(of[1], OF_ITERATION)
-    known = known_metrics(root)
-    if name not in known:
-        own = any(package_of(type(placed.part)) != OWN_PACKAGE for placed in placed_parts(root))
-        return None if own else did_you_mean(name, sorted(known))
+def why_no_metric(root: PolicyIteration, name: str) -> str | None:
+    """Returns the reason why an experiment won't record a metric; None where it will or may.
+
+    A user's component may record anything, so that an experiment with one is never refused.
+    """
+    domain_and_name = name_in(name)
+    if domain_and_name is not None:
+        domain, name_in_domain = domain_and_name
+        return _why_no_domain(root.task, domain) or _why_not_among(name_in_domain, OF_ITERATION)
+    metrics = known_metrics(root)
+    if name not in metrics:
+        packages = {package_of(type(placed.part)) for placed in placed_parts(root)}
+        has_users_part = bool(packages - {OWN_PACKAGE})
+        return None if has_users_part else did_you_mean(name, sorted(metrics))
     for beginning, (applies, why) in ONLY_WITH.items():
         if name.startswith(beginning) and not applies(root):
             return why
     return None
 
 
-def lacks_value(root: PolicyIteration, label: str, value: str) -> str | None:
-    """Why an evaluation set of the experiment won't have a number; None where it will or may."""
-    samples = {one.label: one.samples for one in root.evaluation.sets}
-    if label not in samples:
-        return f"it has no evaluation set {label!r}; {did_you_mean(label, list(samples))}"
+def why_no_value(root: PolicyIteration, label: str, value: str) -> str | None:
+    """Returns the reason why an evaluation set won't have a number; None where it will or may."""
+    sets = {evaluation_set.label: evaluation_set for evaluation_set in root.evaluation.sets}
+    if label not in sets:
+        return f"it has no evaluation set {label!r}; {did_you_mean(label, list(sets))}"
     value_named(value)
-    if (of := name_in(value)) is not None:
-        chosen = next(one for one in root.evaluation.sets if one.label == label)
-        return _lacks_domain(chosen.task or root.task, of[0]) or lacks_value(root, label, of[1])
-    k = value.removeprefix("pass_at_")
-    if k != value and int(k) > samples[label]:
-        return f"its set {label!r} has {samples[label]} samples of each problem"
+    domain_and_name = name_in(value)
+    if domain_and_name is not None:
+        domain, name_in_domain = domain_and_name
+        task = sets[label].task or root.task
+        return _why_no_domain(task, domain) or why_no_value(root, label, name_in_domain)
+    k, samples = value.removeprefix("pass_at_"), sets[label].samples
+    if k != value and int(k) > samples:
+        return f"its set {label!r} has {samples} samples of each problem"
     if k != value and int(k).bit_count() > 1:
         return f"pass@k is measured for k = 1, 2, 4 and so on, and not for {k}"
     return None
 
 
-def _lacks_domain(task: Task, name: str) -> str | None:
+def _why_no_domain(task: Task, name: str) -> str | None:
     names = task.domain_names()
-    if names is None:
+    if names is None:  # the task doesn't know its domains before it has read its data
         return None
-    return _unlike(name, names) if names else "its problems have no domains"
+    return _why_not_among(name, names) if names else "its problems have no domains"
 
 
-def _unlike(name: str, known: Sequence[str]) -> str | None:
-    return None if name in known else f"there is no {name!r}; {did_you_mean(name, known)}"
+def _why_not_among(name: str, names: Sequence[str]) -> str | None:
+    return None if name in names else f"there is no {name!r}; {did_you_mean(name, names)}"
 
 
-REMEDY = "mend the experiment's configuration, or what the table asks of it"
+REMEDY = "fix the experiment's configuration, or the column or panel of the table"
 
 
 def check(table: Reproduction) -> None:
-    """Raises ConfigError with every experiment that can't be run, and all that no run will write."""
+    """Raises ConfigError with every experiment that can't be run, and every number that no run will write."""
     plan = make_plan(table)
-    wrong = {run.name: filter(None, run.wrong.splitlines()) for run in plan.runs if run.wrong}
-    issues = [
-        ConfigIssue(
-            "can't be run", f"experiments.{name}", remedy=REMEDY, excerpt=indent("\n".join(why), "    ")
-        )
-        for name, why in wrong.items()
-    ]
-    issues += unwritten(plan)
+    issues_by_experiment: dict[str, ConfigIssue] = {}  # all seeds of an experiment have the same issue
+    for run in plan.runs:
+        if run.wrong:
+            lines = [line for line in run.wrong.splitlines() if line]
+            issues_by_experiment[run.name] = ConfigIssue(
+                "can't be run",
+                f"experiments.{run.name}",
+                remedy=REMEDY,
+                excerpt=indent("\n".join(lines), "    "),
+            )
+    issues = [*issues_by_experiment.values(), *unwritten(plan)]
     if issues:
         raise ConfigError(issues)
 
 
-def refuse_unwritten(plan: Plan) -> None:
-    """Raises ConfigError if a column or a panel would stay empty whatever is run."""
+def refuse_unwritten(plan: TableRuns) -> None:
+    """Raises ConfigError if no run can fill some column or panel."""
     issues = list(unwritten(plan))
     if issues:
         raise ConfigError(issues)
 
 
-def unwritten(plan: Plan) -> Iterator[ConfigIssue]:
-    """Yields what the table shows and no run will write. Experiments that can't be built are not judged."""
+def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:
+    """Yields an issue for everything that the table shows and no run will write.
+
+    Experiments that can't be built are not judged.
+    """
     table = plan.table
     roots = {run.name: run.root for run in plan.runs if run.root is not None}
     for number, column in enumerate(table.columns):
         key, names = f"columns.{number}", [row.cell(column.name).experiment for row in table.rows]
         if column.evaluation is not None and column.over is None:
-            lacks = partial(lacks_value, label=column.evaluation, value=column.number)
-            yield from _lacking(f"{key}.value", column.number, names, roots, lacks)
+            why_missing = partial(why_no_value, label=column.evaluation, value=column.number)
+            yield from _issue_if_in_no_row(f"{key}.value", column.number, names, roots, why_missing)
         if column.curve is not None:
-            lacks = partial(lacks_value, label=column.curve, value=PASS_AT_1)
-            yield from _lacking(f"{key}.curve", f"the set {column.curve!r}", names, roots, lacks)
-    before = {name for experiment in table.experiments.values() for name in experiment.needs}
+            why_missing = partial(why_no_value, label=column.curve, value=PASS_AT_1)
+            shown = f"the set {column.curve!r}"
+            yield from _issue_if_in_no_row(f"{key}.curve", shown, names, roots, why_missing)
+    # Experiments that others start from, such as an SFT: panels leave their metrics out.
+    starts = {name for experiment in table.experiments.values() for name in experiment.needs}
     for number, panel in enumerate(table.panels):
         key, names = f"panels.{number}", [row.experiment for row in table.rows]
         if panel.evaluation is not None:
-            lacks = partial(lacks_value, label=panel.evaluation, value=panel.number)
-            yield from _lacking(f"{key}.value", panel.number, names, roots, lacks)
+            why_missing = partial(why_no_value, label=panel.evaluation, value=panel.number)
+            yield from _issue_if_in_no_row(f"{key}.value", panel.number, names, roots, why_missing)
         if panel.metric is not None:
-            lacks = partial(lacks_metric, name=panel.metric)
-            trained = [name for name in names if name not in before]
-            yield from _lacking(f"{key}.metric", panel.metric, trained, roots, lacks)
+            why_missing = partial(why_no_metric, name=panel.metric)
+            trained = [name for name in names if name not in starts]
+            yield from _issue_if_in_no_row(f"{key}.metric", panel.metric, trained, roots, why_missing)
 
 
-def _lacking(
+def _issue_if_in_no_row(
     key: str,
-    what: str,
+    shown: str,
     names: list[str | None],
     roots: dict[str, PolicyIteration],
-    lacks: Callable[[PolicyIteration], str | None],
+    why_missing: Callable[[PolicyIteration], str | None],
 ) -> Iterator[ConfigIssue]:
-    """An issue if every experiment lacks it: what one row has is worth its place."""
-    used = list(dict.fromkeys(name for name in names if name is not None))
-    reasons = {name: lacks(roots[name]) for name in used if name in roots}
-    if len(reasons) < len(used) or not used or not all(reasons.values()):
+    """Yields an issue if no experiment will write what is `shown`. A single row that has it is enough."""
+    experiments = list(dict.fromkeys(name for name in names if name is not None))
+    reasons = {name: why_missing(roots[name]) for name in experiments if name in roots}
+    all_could_be_built = len(reasons) == len(experiments)
+    if not experiments or not all_could_be_built or not all(reasons.values()):
         return
     name, reason = next(iter(reasons.items()))
-    others = f", as all {len(used)} experiments of the rows" if len(used) > 1 else ""
+    others = (
+        f" (nor does any of the {len(experiments)} experiments of the rows)" if len(experiments) > 1 else ""
+    )
     yield ConfigIssue(
-        f"no run will write {what}: the experiment {name!r} lacks it{others}: {reason}",
+        f"no run will write {shown}: the experiment {name!r} doesn't record it{others}: {reason}",
         key,
         remedy="name something that the rows' experiments record, or add it to them",
     )

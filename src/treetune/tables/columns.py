@@ -25,112 +25,134 @@ PASS_AT_1 = "pass_at_1"
 
 
 @dataclass(frozen=True)
-class Value:
-    """The kind of a number: a `share` of 1 or not, and which way a difference is an improvement."""
+class ValueKind:
+    """The kind of a number: whether it is a share between 0 and 1, and which direction is an improvement.
+
+    Example: `ValueKind("lower", share=True)` is the kind of `unfinished`.
+    """
 
     better: Better
     share: bool = False
 
 
-_OWN = {
-    PASS_AT_1: Value("higher", share=True),
-    "majority_vote": Value("higher", share=True),
-    "unfinished": Value("lower", share=True),
-    "mean_tokens": Value("lower"),
+# The numbers that every evaluation has, whatever its task.
+_BASIC_NUMBERS = {
+    PASS_AT_1: ValueKind("higher", share=True),
+    "majority_vote": ValueKind("higher", share=True),
+    "unfinished": ValueKind("lower", share=True),
+    "mean_tokens": ValueKind("lower"),
 }
 
 
-def value_named(name: str) -> Value:
-    """Raises ValueError for a name that no evaluation has, with the nearest that one has.
+def value_named(name: str) -> ValueKind:
+    """Returns the kind of a number of an evaluation.
 
-    Known are the evaluation's own numbers, ``pass_at_K`` for every K that its samples allow, declared
-    numbers of answers (``num_tokens_in_the_longest_thread``, or with its group ``threads/…``), each with
-    ``_right`` at its end for the mean over correct answers alone, ratios over another row, and the
-    evaluation's own numbers of a domain (``domains/logic/pass_at_1``).
+    These names exist:
+
+    * the numbers of every evaluation (``pass_at_1``, ``unfinished``, …), and ``pass_at_K`` for every K that
+      its samples allow;
+    * declared numbers of answers, with or without their group (``threads/num_tokens_in_the_longest_thread``),
+      and with ``_right`` at the end for the mean over correct answers alone;
+    * ratios to another row (``speed_up``);
+    * the numbers of every evaluation for a single domain (``domains/logic/pass_at_1``).
+
+    Raises ValueError for any other name, and suggests the nearest one.
     """
-    if (of := name_in(name)) is not None:
-        if not of[0] or full_name(of[1]) or is_ratio(of[1]):
-            raise ValueError(f"{name!r} is no number of a domain: those are {', '.join(_OWN)} and pass_at_K")
-        return value_named(of[1])
-    if name in _OWN:
-        return _OWN[name]
+    domain_and_name = name_in(name)
+    if domain_and_name is not None:
+        domain, name_in_domain = domain_and_name
+        if not domain or full_name(name_in_domain) or is_ratio(name_in_domain):
+            names = ", ".join(_BASIC_NUMBERS)
+            raise ValueError(f"{name!r} is not a number of a domain: those are {names} and pass_at_K")
+        return value_named(name_in_domain)
+    if name in _BASIC_NUMBERS:
+        return _BASIC_NUMBERS[name]
     if is_ratio(name):
-        return Value("higher")
+        return ValueKind("higher")
     full = full_name(name)
     if full is not None:
         number = declared()[full.removesuffix(OF_CORRECT)]
-        return Value(number.better, number.share)
+        return ValueKind(number.better, number.share)
     if re.fullmatch(r"pass_at_[1-9]\d*", name):
-        return _OWN[PASS_AT_1]
-    known = [*_OWN, *(full.partition("/")[2] for full in declared()), *declared_ratios()]
+        return _BASIC_NUMBERS[PASS_AT_1]
+    declared_names = [full.partition("/")[2] for full in declared()]
+    valid_names = [*_BASIC_NUMBERS, *declared_names, *declared_ratios()]
     raise ValueError(
-        f"{name!r} is no number of an evaluation; {did_you_mean(name, known)} (pass_at_K is known for"
+        f"{name!r} is not a number of an evaluation; {did_you_mean(name, valid_names)} (pass_at_K exists for"
         " other K as well)"
     )
 
 
 def is_ratio(name: str) -> bool:
-    """Returns whether a number is over another row, and so not in any one evaluation's files."""
+    """Returns whether a number is a ratio of two rows, so that no single evaluation has it in its files."""
     return name in declared_ratios()
 
 
 def number_in(summary: Mapping[str, Any], name: str, where: Path | str) -> float:
-    """The number in an evaluation's summary. Raises ValueError that says what the summary lacks."""
+    """Returns a number from an evaluation's summary. Raises ValueError that says what is missing there."""
     value_named(name)
-    if (of := name_in(name)) is not None:
+    domain_and_name = name_in(name)
+    if domain_and_name is not None:
+        domain, name_in_domain = domain_and_name
         domains = summary.get("domains") or {}
-        if of[0] not in domains:
-            there = ", ".join(domains) or "none"
-            raise ValueError(f"no domain {of[0]!r} in {where}: its domains are {there}")
-        return number_in(domains[of[0]], of[1], where)
+        if domain not in domains:
+            raise ValueError(
+                f"no domain {domain!r} in {where}: its domains are {', '.join(domains) or 'none'}"
+            )
+        return number_in(domains[domain], name_in_domain, where)
     full = full_name(name)
     if full is not None:
         group, _, short = full.partition("/")
         numbers = summary.get(group)
         if not isinstance(numbers, Mapping):
             raise ValueError(
-                f"no {group} counted: {where} has no key {group!r}. It is from before they were counted,"
-                " or the model's answers have none"
+                f"no {group} counted: {where} has no key {group!r}. An earlier version wrote it, which did"
+                " not count them, or the model's answers have none"
             )
-        found, missing = numbers.get(short), f"no {short}: not in {group} of {where}"
+        value, message = numbers.get(short), f"no {short}: not in {group} of {where}"
     elif name in summary:
-        found, missing = summary[name], f"no {name}: not in {where}"
+        value, message = summary[name], f"no {name}: not in {where}"
     else:
-        found = (summary.get("pass_at_k") or {}).get(name.removeprefix("pass_at_"))
-        missing = f"no {name}: {where} is of {summary.get('samples', 'too few')} samples to a problem"
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise ValueError(missing)
-    return float(found)
+        value = (summary.get("pass_at_k") or {}).get(name.removeprefix("pass_at_"))
+        samples = summary.get("samples", "too few")
+        message = f"no {name}: {where} has {samples} samples of each problem"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(message)
+    return float(value)
 
 
 def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float] | None:
-    """Each problem's mean over its answers; None where it is no mean over answers, or one lacks it. What
-    nobody could grade is no part of an accuracy."""
+    """Returns each problem's mean over its answers: `{"train/45": 0.75}` where 3 of 4 are correct.
+
+    None where the number is not a mean over answers, or an answer has no such number. An answer that could
+    not be graded is left out of an accuracy.
+    """
     domain, name = name_in(name) or ("", name)
-    found: dict[str, list[float]] = {}
+    numbers_by_problem: dict[str, list[float]] = {}
     for row in rows:
         if domain and row.get("domain") != domain:
             continue
         if name == PASS_AT_1 and row.get("outcome") == "unavailable":
             continue
-        number = _of_answer(row, name)
+        number = _number_of_answer(row, name)
         if number is None:
             return None
-        found.setdefault(row["problem"], []).append(number)
-    return {problem: sum(some) / len(some) for problem, some in found.items()}
+        numbers_by_problem.setdefault(row["problem"], []).append(number)
+    return {problem: sum(numbers) / len(numbers) for problem, numbers in numbers_by_problem.items()}
 
 
-def _of_answer(row: Mapping[str, Any], name: str) -> float | None:
+def _number_of_answer(row: Mapping[str, Any], name: str) -> float | None:
     if name == PASS_AT_1:
         return float(row["reward"] >= CORRECT_SCORE)
+    number: Any
     if name == "unfinished":
-        found: Any = row.get("finish_reason") and float(row["finish_reason"] == "length")
+        number = row.get("finish_reason") and float(row["finish_reason"] == "length")
     elif name == "mean_tokens":
-        found = row.get("tokens")
+        number = row.get("tokens")
     else:
         group, _, short = (full_name(name) or "").partition("/")
-        found = (row.get(group) or {}).get(short)
-    return float(found) if isinstance(found, int | float) else None
+        number = (row.get(group) or {}).get(short)
+    return float(number) if isinstance(number, int | float) else None
 
 
 Name = Annotated[str, MinLen(1)]
@@ -141,9 +163,10 @@ Axis = Literal["tokens", "seconds", "steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """The factor by which a row needs less of `over` than the row `of` until that one's best accuracy.
+    """The factor by which a row needs less of `over` than the row `of` to reach the best accuracy of `of`.
 
-    Both are read along training, on the column's `curve`, at the checkpoints that are kept.
+    Both accuracies are measured along training, on the column's `curve`, at the checkpoints that are kept.
+    Example: 2.0 where `of` is at its best (0.53) after 10 M tokens, and the row has 0.53 after 5 M.
     """
 
     of: Name
@@ -152,8 +175,10 @@ class Speedup:
 
 @dataclass(frozen=True, kw_only=True)
 class Area:
-    """The area under the column's `curve` from no cost on, as a mean accuracy: between measurements it is
-    taken to change evenly, behind the last one it stays."""
+    """The area under the column's `curve` from cost 0 to `upto`, given as a mean accuracy.
+
+    Between two measurements the accuracy changes linearly; after the last one it stays as it is.
+    """
 
     over: Axis
     """The cost."""
@@ -163,46 +188,49 @@ class Area:
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """The amount of `over` that it takes until the column's `curve` first comes to `accuracy`."""
+    """The amount of `over` that a row needs until the column's `curve` first reaches `accuracy`."""
 
     accuracy: Annotated[float, Gt(0), Le(1)]
     over: Axis
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
-    """A quantity, measured for every row: exactly one of `evaluation`, `analysis`, `speedup`, `area` and
-    `reach`."""
+class MeasuredColumn:
+    """A quantity that is measured for every row: exactly one of `evaluation`, `analysis`, `speedup`, `area`
+    and `reach`.
+
+    Example: `{name: "MATH500", evaluation: "math500_test", value: "pass_at_8"}`.
+    """
 
     name: Name
-    """Stands above the column."""
+    """The title above the column."""
     evaluation: Name | None = None
-    """The evaluation set whose pass@1 it is, or the number that `value` names."""
+    """The evaluation set whose pass@1 is shown, or the number that `value` names."""
     analysis: Name | None = None
-    """The analysis in whose ``result.json`` it is a number."""
+    """The analysis whose ``result.json`` has the number."""
     value: Name | None = None
     """A number of the evaluation (see `value_named`), or the dotted key path in the analysis, which a cell
     may replace."""
     over: Name | None = None
-    """The row that a ratio is over, seed by seed: ``speed_up`` is how many times longer its mean answer is
-    than the mean longest thread of this one."""
+    """The row that a ratio compares with, seed by seed: ``speed_up`` is the mean answer length of that row,
+    divided by the mean length of the longest thread of this one."""
     speedup: Speedup | None = None
     area: Area | None = None
     reach: Reach | None = None
     curve: Name | None = None
     """The evaluation set to draw along training, where one is measured then."""
     percent: bool | None = None
-    """Shows shares as percent; null: as the value's kind says, and other numbers are taken for shares."""
+    """Shows shares as percent; null: follows the value's kind, and takes any other number for a share."""
     digits: Annotated[int, Ge(0)] | None = None
-    """Digits behind the point."""
+    """Digits after the decimal point."""
     unit: str = ""
-    """Stands behind numbers."""
+    """A unit, written after each number."""
     better: Better | None = None
-    """The direction in which a difference is an improvement; null: as the value's kind says, else higher."""
+    """The direction in which a difference is an improvement; null: follows the value's kind, else higher."""
 
     def __post_init__(self) -> None:
-        of_curve = {"speedup": self.speedup, "area": self.area, "reach": self.reach}
-        kinds = (self.evaluation, self.analysis, *of_curve.values())
+        read_from_curve = {"speedup": self.speedup, "area": self.area, "reach": self.reach}
+        kinds = (self.evaluation, self.analysis, *read_from_curve.values())
         if sum(kind is not None for kind in kinds) != 1:
             raise ValueError(
                 f"column {self.name!r} needs one of evaluation (a set whose pass@1 it shows), analysis (whose"
@@ -218,16 +246,17 @@ class Column:
                 raise ValueError(f"column {self.name!r}: {error}") from None
         if (self.over is not None) != (self.evaluation is not None and is_ratio(self.number)):
             raise ValueError(
-                f"column {self.name!r}: a ratio such as speed_up is over another row, which over names, and"
-                " nothing else is"
+                f"column {self.name!r}: a ratio such as speed_up needs the row that it compares with: set"
+                " over; no other column takes over"
             )
-        for kind, settings in of_curve.items():
+        for kind, settings in read_from_curve.items():
             if settings is not None and self.curve is None:
-                raise ValueError(f"column {self.name!r}: {kind} is read along the curve of a set; name one")
+                raise ValueError(
+                    f"column {self.name!r}: {kind} is computed from an accuracy curve: set curve to the name"
+                    " of an evaluation set"
+                )
         if self.curve is not None and self.evaluation is not None and self.number != PASS_AT_1:
-            raise ValueError(
-                f"column {self.name!r}: a curve is of pass@1; panels draw {self.number} along training"
-            )
+            raise ValueError(f"column {self.name!r}: a curve shows pass@1; draw {self.number} in a panel")
 
     @property
     def number(self) -> str:
@@ -235,19 +264,19 @@ class Column:
         return self.value or PASS_AT_1
 
     @property
-    def known(self) -> Value:
-        """The kind of its number; analyses and a `speedup` are taken for shares of which more is better."""
+    def kind(self) -> ValueKind:
+        """The kind of its number. Analyses and a `speedup` count as shares of which more is better."""
         if self.reach is not None:
-            return Value("lower")
-        return value_named(self.number) if self.evaluation is not None else Value("higher", share=True)
+            return ValueKind("lower")
+        return value_named(self.number) if self.evaluation is not None else ValueKind("higher", share=True)
 
     @property
     def in_percent(self) -> bool:
-        return self.known.share if self.percent is None else self.percent
+        return self.kind.share if self.percent is None else self.percent
 
     @property
     def improves(self) -> Better:
-        return self.better or self.known.better
+        return self.better or self.kind.better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,15 +285,15 @@ class Panel:
     `evaluation`."""
 
     name: Name
-    """Stands above the panel."""
+    """The title above the panel."""
     metric: Name | None = None
     """A key of ``metrics.jsonl``."""
     evaluation: Name | None = None
-    """A set whose pass@1 it is, or the number that `value` names."""
+    """The evaluation set whose pass@1 is drawn, or the number that `value` names."""
     value: Name | None = None
     """A number of the evaluation."""
     percent: bool | None = None
-    """Shows shares as percent; null: those of evaluations."""
+    """Shows shares as percent; null: does so for shares of evaluations."""
 
     def __post_init__(self) -> None:
         if (self.metric is None) == (self.evaluation is None):
@@ -279,7 +308,9 @@ class Panel:
         except ValueError as error:
             raise ValueError(f"panel {self.name!r}: {error}") from None
         if is_ratio(self.number):
-            raise ValueError(f"panel {self.name!r}: {self.number} is over another row, which panels have not")
+            raise ValueError(
+                f"panel {self.name!r}: {self.number} compares with another row, and a panel has none"
+            )
 
     @property
     def number(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from treetune.cli.command import Argument, Command, built, evaluated
 
 if TYPE_CHECKING:
-    from treetune.tables.runs import Plan
+    from treetune.tables.runs import TableRuns
     from treetune.tables.settings import Reproduction, Table
 
 REPRODUCTION = "reproduction"
@@ -30,24 +30,25 @@ def write_table(options: argparse.Namespace) -> int:
 
 
 def reproduce_table(options: argparse.Namespace) -> int:
-    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation
+    from treetune.exceptions import ConfigError
 
     config = evaluated(options)
     root = built(config, options.command, "a table")
     if config.data["type"] != REPRODUCTION:
         issue = ConfigIssue(
-            f"reproduce_table runs tables of type {REPRODUCTION!r}, and this is one of type"
+            f"reproduce_table runs tables of type {REPRODUCTION!r}, but this table's type is"
             f" {config.data['type']!r}",
             key="type",
             source=Explanation(config).source(("type",)),
-            remedy="make_table fills it from experiments that have been run",
+            remedy="use make_table, which fills it from experiments that have been run",
         )
         raise ConfigError([issue])
     from treetune.tables.launch import run
     from treetune.tables.write import copy, write_runs_table
 
-    def show(plan: Plan) -> None:
+    def show(plan: TableRuns) -> None:
         copy(write_runs_table(plan, _command_line()), options.output)
 
     return run(cast("Reproduction", root), options, show)
@@ -67,7 +68,7 @@ COMMANDS = (
         "make_table",
         write_table,
         "rows and columns of experiments, with intervals, from a table's configuration",
-        "Writes a table from what lies on disk, as Markdown, LaTeX, HTML, JSON and pictures. It runs"
+        "Writes a table from the results on disk, as Markdown, LaTeX, HTML, JSON and pictures. It runs"
         " nothing.",
         (f"treetune {TABLE} make_table",),
         (OUTPUT,),
@@ -75,9 +76,9 @@ COMMANDS = (
     Command(
         "reproduce_table",
         reproduce_table,
-        "run what a table lacks, seed by seed, and write the table; resumes",
-        "Runs the experiments that the table lacks, one after the other, resumes those that were"
-        " interrupted, goes on past those that fail, and writes the table.",
+        "run a table's missing experiments, seed by seed, and write the table; resumes",
+        "Runs the experiments that are missing for the table, one after the other, resumes those that were"
+        " interrupted, continues after one that fails, and writes the table.",
         (
             f"treetune {TABLE} reproduce_table --plan",
             "treetune --configs configs/tables/vineppo_main.jsonnet reproduce_table --slurm jobs.sh",
@@ -97,7 +98,7 @@ COMMANDS = (
             ),
             Argument(
                 "--at-once",
-                {"type": int, "default": 1, "metavar": "N", "help": "so many runs side by side, on a CPU"},
+                {"type": int, "default": 1, "metavar": "N", "help": "run N at a time (only on a CPU)"},
             ),
             OUTPUT,
         ),

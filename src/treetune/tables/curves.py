@@ -1,4 +1,4 @@
-"""Costs of training, and measurements along it, for cells, curves and panels."""
+"""Computes the costs of training, and curves of measurements along it, for cells, curves and panels."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from statistics import fmean
 from typing import Any
 
 from treetune.config.errors import did_you_mean
+from treetune.exceptions import NotReached
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune.tables.columns import PASS_AT_1, Axis, Column, Panel, number_in
-from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
+from treetune.tables.columns import PASS_AT_1, Axis, MeasuredColumn, Panel, number_in
+from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns
 from treetune.tables.settings import MethodRow, PanelAxis
 from treetune.view.experiment import read_summaries
 
 Measured = dict[int, tuple[dict[Axis, float], float]]
-"""(costs so far, value) by finished iterations."""
+"""The costs so far and the measured value, by finished iterations.
+
+Example: `{0: ({"tokens": 0.0, "seconds": 0.0, "steps": 0.0}, 0.41), 50: ({"tokens": 2e6, …}, 0.48)}`.
+"""
 
 Points = Sequence[tuple[float, float]]
-"""(cost so far, accuracy), by rising cost. Between two measurements accuracy is taken to change evenly."""
+"""(cost so far, accuracy) by rising cost. Accuracy changes linearly between two measurements."""
 
 AXES: Mapping[Axis, str] = {
     "tokens": "sampled tokens",
     "seconds": "seconds without evaluation",
     "steps": "gradient steps",
 }
-AXIS_WORDS: dict[PanelAxis, str] = {"iterations": "iterations", **{axis: AXES[axis] for axis in AXES}}
-
-
-class NotReached(ValueError):
-    """The accuracy is above every one that was measured."""
+AXIS_TITLES: dict[PanelAxis, str] = {"iterations": "iterations", **{axis: AXES[axis] for axis in AXES}}
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """All seeds after the same number of iterations, or at their ends: mean costs, mean accuracy and its
-    range."""
+    """All seeds after the same number of iterations, or all at their ends: means over seeds, and the range.
+
+    Example: `CurvePoint(50, {"tokens": 2e6, …}, mean=0.48, low=0.46, high=0.5, by_seed={1: 0.46, 2: 0.5})`.
+    """
 
     iteration: float
+    """The mean over seeds, where they ended after different numbers of iterations."""
     costs: Mapping[Axis, float]
     mean: float
     low: float
@@ -61,8 +64,10 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """A row in a panel: the numbers that its finished runs recorded, over seeds. One with a single point is a
-    level to compare with."""
+    """The line of a row in a panel, from its finished runs.
+
+    A curve with a single point is drawn as a level to compare with, such as an SFT model's accuracy.
+    """
 
     row: MethodRow
     panel: Panel
@@ -70,41 +75,45 @@ class Curve:
     seeds: tuple[int, ...]
 
     def xs(self, axis: PanelAxis) -> list[float]:
-        return [
-            float(point.iteration) if axis == "iterations" else point.costs[axis] for point in self.points
-        ]
+        if axis == "iterations":
+            return [float(point.iteration) for point in self.points]
+        return [point.costs[axis] for point in self.points]
 
 
 def _answers_in(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
-    """Returns the answers of an iteration that were sampled to train on; demonstrations are not, nor are
-    continuations for values."""
-    return float(row.get("episodes/count", 0.0)) if config["rollout"]["type"] != "demonstrations" else 0.0
+    """Returns how many answers an iteration sampled to train on.
+
+    Demonstrations are not sampled, and continuations that estimate values are not trained on.
+    """
+    if config["rollout"]["type"] == "demonstrations":
+        return 0.0
+    return float(row.get("episodes/count", 0.0))
 
 
 def _tokens_in(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
-    """Returns the tokens that the engine sampled in an iteration, for answers and for their credit."""
-    # Runs of earlier versions did not count those of answers.
-    counted = _answers_in(row, config) * row.get("episodes/response_tokens", 0.0)
-    return float(row.get(SAMPLED_TOKENS, counted) + row.get(VALUE_TOKENS, 0.0))
+    """Returns how many tokens the engine sampled in an iteration, for answers and for their credit."""
+    # Runs of earlier versions have no count of the answers' tokens, only their mean length.
+    tokens_by_mean = _answers_in(row, config) * row.get("episodes/response_tokens", 0.0)
+    return float(row.get(SAMPLED_TOKENS, tokens_by_mean) + row.get(VALUE_TOKENS, 0.0))
 
 
 def _seconds_in(row: Mapping[str, Any]) -> float:
     return float(row.get("seconds/total", 0.0) - row.get("seconds/evaluation", 0.0))
 
 
-def finished(plan: Plan, name: str | None) -> list[PlannedRun]:
+def finished(plan: TableRuns, name: str | None) -> list[PlannedRun]:
     """Returns the runs of an experiment that were trained to the end."""
     return [run for run in plan.of(name) if plan.statuses[run.key].state in MEASURABLE]
 
 
-def costs_of(plan: Plan, name: str) -> list[Cost]:
+def costs_of(plan: TableRuns, name: str) -> list[Cost]:
     """Returns the costs of an experiment's finished runs."""
-    found = []
+    costs = []
     for run in finished(plan, name):
         if (config := run.template) is None:
             continue
         rows = run.directory.read_metrics()
-        found.append(
+        costs.append(
             Cost(
                 seed=run.seed,
                 answers=round(sum(_answers_in(row, config) for row in rows)),
@@ -113,11 +122,11 @@ def costs_of(plan: Plan, name: str) -> list[Cost]:
                 seconds=sum(map(_seconds_in, rows)),
             )
         )
-    return found
+    return costs
 
 
 def _costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis, float]]]:
-    """Returns the lines of a run's metrics, and the cost of training after none, one, two, … of them."""
+    """Returns the rows of a run's metrics, and the costs of training after 0, 1, 2, … of them."""
     config = run.config
     assert config is not None
     rows = sorted(run.directory.read_metrics(), key=lambda row: int(row["iteration"]))
@@ -126,35 +135,48 @@ def _costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis,
         "seconds": list(accumulate(map(_seconds_in, rows), initial=0.0)),
         "steps": list(accumulate((float(row.get("train/steps", 0.0)) for row in rows), initial=0.0)),
     }
-    return rows, [{axis: totals[axis][done] for axis in AXES} for done in range(len(rows) + 1)]
+    costs = [{axis: totals[axis][done] for axis in AXES} for done in range(len(rows) + 1)]
+    return rows, costs
 
 
-def measured_along(plan: Plan, run: PlannedRun, label: str, value: str = PASS_AT_1) -> Measured:
-    """Returns accuracy, or another number of the set, along training. At 0 it is that of the start weights.
+def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PASS_AT_1) -> Measured:
+    """Returns the accuracy, or another number of the set, along training. At 0 it is the start weights'.
 
-    Checkpoints whose summary lacks the number are left out."""
+    Checkpoints whose summary has no such number are left out.
+    """
     rows, costs = _costs_along(run)
     summaries = read_summaries(run.directory.path / "evaluations", label)
     if 0 not in summaries:
-        # The start weights may have been measured by the needed run whose last checkpoint they are.
-        start = str(((run.config or {}).get("model") or {}).get("name_or_path", ""))
-        for other in (plan.run(*needed) for needed in run.needs):
-            if other.config is not None and start.startswith(f"{other.directory.path}/checkpoints/"):
-                theirs = read_summaries(other.directory.path / "evaluations", label)
-                if other.iterations in theirs:
-                    summaries = {0: theirs[other.iterations], **summaries}
-                    break
-    found = {}
-    for done in sorted(summaries):
-        if done <= len(rows):
-            with contextlib.suppress(ValueError):
-                found[done] = (costs[done], number_in(summaries[done], value, label))
-    return found
+        start_summary = _summary_of_start(plan, run, label)
+        if start_summary is not None:
+            summaries = {0: start_summary, **summaries}
+    measured = {}
+    for iteration in sorted(summaries):
+        if iteration <= len(rows):
+            with contextlib.suppress(ValueError):  # the summary has no such number
+                measured[iteration] = (costs[iteration], number_in(summaries[iteration], value, label))
+    return measured
 
 
-def curve_of(plan: Plan, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
-    """Returns the curve of the experiment called `name`; None where no finished run of it has what the panel
-    shows. The number that an iteration recorded stands where the iteration was finished, as in the report."""
+def _summary_of_start(plan: TableRuns, run: PlannedRun, label: str) -> dict[str, Any] | None:
+    """Returns the summary of a run's start weights, measured at the end of the needed run that made them."""
+    model = (run.config or {}).get("model") or {}
+    start_weights = str(model.get("name_or_path", ""))
+    for needed_key in run.needs:
+        needed_run = plan.run(*needed_key)
+        checkpoints = f"{needed_run.directory.path}/checkpoints/"
+        if needed_run.config is not None and start_weights.startswith(checkpoints):
+            summaries = read_summaries(needed_run.directory.path / "evaluations", label)
+            if needed_run.iterations in summaries:
+                return summaries[needed_run.iterations]
+    return None
+
+
+def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
+    """Returns the curve of an experiment in a panel; None where no finished run of it has what it shows.
+
+    The number that an iteration recorded is drawn at the end of the iteration, as in the report.
+    """
     by_seed: dict[int, Measured] = {}
     for run in finished(plan, name):
         if panel.evaluation is not None:
@@ -174,148 +196,172 @@ def curve_of(plan: Plan, row: MethodRow, panel: Panel, name: str | None) -> Curv
 
 
 def _over_seeds(by_seed: Mapping[int, Measured]) -> tuple[CurvePoint, ...]:
-    """Returns mean and range where all seeds have been measured. Runs that a budget ends have no last
-    iteration in common, and their ends are one point."""
-    ends = {seed: max(points) for seed, points in by_seed.items()}
-    shared = set.intersection(*(set(points) for points in by_seed.values()))
-    iterations = [dict.fromkeys(by_seed, iteration) for iteration in sorted(shared)]
-    if len(set(ends.values())) > 1:
-        iterations = [one for one in iterations if max(one.values()) < min(ends.values())] + [ends]
+    """Returns a point for each iteration at which all seeds were measured.
+
+    Runs that a budget ends have different last iterations; their ends are then one common point.
+    """
+    last_iterations = {seed: max(measured) for seed, measured in by_seed.items()}
+    shared_iterations = sorted(set.intersection(*(set(measured) for measured in by_seed.values())))
+    # The iteration of each seed, for each point.
+    iterations_of_points = [dict.fromkeys(by_seed, iteration) for iteration in shared_iterations]
+    if len(set(last_iterations.values())) > 1:
+        first_end = min(last_iterations.values())
+        before_ends = [iteration for iteration in shared_iterations if iteration < first_end]
+        iterations_of_points = [dict.fromkeys(by_seed, iteration) for iteration in before_ends]
+        iterations_of_points.append(last_iterations)
     points = []
-    for of_seeds in iterations:
-        here = {seed: by_seed[seed][done] for seed, done in of_seeds.items()}
-        values = {seed: value for seed, (_, value) in here.items()}
-        costs: dict[Axis, float] = {axis: fmean(cost[axis] for cost, _ in here.values()) for axis in AXES}
+    for iterations in iterations_of_points:
+        measured = [by_seed[seed][iteration] for seed, iteration in iterations.items()]
+        costs: dict[Axis, float] = {axis: fmean(cost[axis] for cost, _ in measured) for axis in AXES}
+        values = {seed: by_seed[seed][iteration][1] for seed, iteration in iterations.items()}
         mean, low, high = fmean(values.values()), min(values.values()), max(values.values())
-        points.append(CurvePoint(fmean(of_seeds.values()), costs, mean, low, high, values))
+        points.append(CurvePoint(fmean(iterations.values()), costs, mean, low, high, values))
     return tuple(points)
 
 
-def column_panel(column: Column) -> Panel:
+def column_panel(column: MeasuredColumn) -> Panel:
     """Returns the panel of a column that names a set to draw along training."""
     return Panel(name=column.name, evaluation=column.curve)
 
 
-def curves(plan: Plan) -> list[Curve]:
-    """Returns the curves of every column that names a set to draw, and every row with a finished run. Columns
-    that read the same curves have them once."""
+def curves(plan: TableRuns) -> list[Curve]:
+    """Returns the curves of all columns that name a set to draw, for all rows with a finished run.
+
+    Of columns with the same set and the same experiments, only the first is drawn.
+    """
     table = plan.table
-    columns = {
-        (column.curve, *(row.cell(column.name).experiment for row in table.rows)): column
-        for column in reversed(table.columns)
-        if column.curve is not None
-    }
-    found = [
+    columns: dict[tuple[str | None, ...], MeasuredColumn] = {}  # by the set and the rows' experiments
+    for column in table.columns:
+        if column.curve is not None:
+            experiments = [row.cell(column.name).experiment for row in table.rows]
+            columns.setdefault((column.curve, *experiments), column)
+    all_curves = [
         curve_of(plan, row, column_panel(column), row.cell(column.name).experiment)
-        for column in reversed(columns.values())
+        for column in columns.values()
         for row in table.rows
     ]
-    return [curve for curve in found if curve is not None]
+    return [curve for curve in all_curves if curve is not None]
 
 
-def panel_curves(plan: Plan) -> list[Curve]:
-    """Returns panel after panel the curves of every row with an experiment of its own and a finished run.
+def panel_curves(plan: TableRuns) -> list[Curve]:
+    """Returns the curves of all panels, for all rows with a finished run.
 
-    Metrics that an experiment recorded before others start from it are not beside theirs. Measurements of
-    its weights are where they begin.
+    An experiment that others start from, such as an SFT, has no curve of metrics: its iterations came before
+    theirs. It has one of evaluations, because its weights are where the others begin.
     """
-    before = {name for experiment in plan.table.experiments.values() for name in experiment.needs}
-    found = [
+    starts = {name for experiment in plan.table.experiments.values() for name in experiment.needs}
+    all_curves = [
         curve_of(plan, row, panel, row.experiment)
         for panel in plan.table.panels
         for row in plan.table.rows
-        if panel.metric is None or row.experiment not in before
+        if panel.metric is None or row.experiment not in starts
     ]
-    return [curve for curve in found if curve is not None]
+    return [curve for curve in all_curves if curve is not None]
 
 
-def panel_notes(plan: Plan, found: Sequence[Curve]) -> list[str]:
-    """Returns notes on what is drawn, and on metrics that no finished run has recorded."""
+def panel_notes(plan: TableRuns, drawn: Sequence[Curve]) -> list[str]:
+    """Returns notes below the panels: on what is drawn, and on numbers that no finished run has recorded."""
     if not plan.table.panels:
         return []
-    notes = ["Means over seeds, with their range, along training."] if found else []
+    notes = ["Means over seeds, with their range, along training."] if drawn else []
     for panel in plan.table.panels:
-        if any(curve.panel == panel for curve in found):
+        if any(curve.panel == panel for curve in drawn):
             continue
-        if panel.metric is None:
-            if panel.value is not None and found:
+        if panel.metric is not None:
+            metrics = _recorded_metrics(plan)
+            if metrics:
                 notes.append(
-                    f"No finished run's measurements on {panel.evaluation} have {panel.value} ({panel.name})."
+                    f"No finished run recorded {panel.metric} ({panel.name}):"
+                    f" {did_you_mean(panel.metric, metrics)}"
                 )
-            continue
-        runs = [run for row in plan.table.rows for run in finished(plan, row.experiment)]
-        known = {key for run in runs for line in run.directory.read_metrics()[:1] for key in line}
-        if known:
+        elif panel.value is not None and drawn:
             notes.append(
-                f"No finished run recorded {panel.metric} ({panel.name}):"
-                f" {did_you_mean(panel.metric, sorted(known))}"
+                f"No finished run's measurements on {panel.evaluation} have {panel.value} ({panel.name})."
             )
     return notes
 
 
-def speedup(plan: Plan, run: PlannedRun, of: PlannedRun, label: str, axis: Axis) -> float:
-    """Returns how many times less of `axis` a run needs than another until that one's best accuracy.
+def _recorded_metrics(plan: TableRuns) -> list[str]:
+    """Returns the names of all metrics in the first iteration of any finished run."""
+    names: set[str] = set()
+    for row in plan.table.rows:
+        for run in finished(plan, row.experiment):
+            for metrics in run.directory.read_metrics()[:1]:
+                names |= set(metrics)
+    return sorted(names)
 
-    Each at the first checkpoint that is as good. Raises ValueError where one of them never is.
+
+def speedup(plan: TableRuns, run: PlannedRun, other: PlannedRun, label: str, axis: Axis) -> float:
+    """Returns how many times less of `axis` a run needs than another to reach the other's best accuracy.
+
+    The cost is that of the first checkpoint that is as good. Raises ValueError where there is none.
     """
-    theirs, own = measured_along(plan, of, label), measured_along(plan, run, label)
-    if not theirs or not own:
+    measured, other_measured = measured_along(plan, run, label), measured_along(plan, other, label)
+    if not other_measured or not measured:
         raise ValueError(f"not measured along training on {label!r}")
-    best = max(accuracy for _, accuracy in theirs.values())
-    spent = next(costs[axis] for costs, accuracy in theirs.values() if accuracy >= best)
-    needed = [costs[axis] for costs, accuracy in own.values() if accuracy >= best]
-    if not needed:
-        raise ValueError(f"never as good as {of.name} at its best ({best:.3f} on {label})")
-    if not needed[0] or not spent:
-        raise ValueError(f"{of.name} was at its best before training on {label!r} began")
-    return spent / needed[0]
+    best = max(accuracy for _, accuracy in other_measured.values())
+    other_costs = [costs[axis] for costs, accuracy in other_measured.values() if accuracy >= best]
+    costs_at_best = [costs[axis] for costs, accuracy in measured.values() if accuracy >= best]
+    if not costs_at_best:
+        raise ValueError(f"never as good as {other.name} at its best ({best:.3f} on {label})")
+    if not costs_at_best[0] or not other_costs[0]:
+        raise ValueError(f"{other.name} was at its best before training on {label!r} began")
+    return other_costs[0] / costs_at_best[0]
 
 
 def area_under(points: Points, upto: float) -> float:
-    """Returns the mean accuracy from no cost to the cost `upto`. Behind the last measurement it stays.
+    """Returns the mean accuracy from cost 0 to the cost `upto`: the area of trapezoids, divided by `upto`.
 
-    Raises ValueError where the start was not measured."""
+    After the last measurement the accuracy stays as it is. Raises ValueError where the start was not
+    measured."""
     if not points or points[0][0] > 0:
         raise ValueError("the start model was not measured on the curve's set")
-    total = 0.0
-    for (begin, low), (end, high) in pairwise([*points, (max(upto, points[-1][0]), points[-1][1])]):
+    last_cost, last_accuracy = points[-1]
+    prolonged = [*points, (max(upto, last_cost), last_accuracy)]
+    area = 0.0
+    for (begin, accuracy_at_begin), (end, accuracy_at_end) in pairwise(prolonged):
         if begin >= upto or end <= begin:
             continue
         cut = min(end, upto)
-        at_cut = low + (high - low) * (cut - begin) / (end - begin)
-        total += (cut - begin) * (low + at_cut) / 2
-    return total / upto
+        accuracy_at_cut = accuracy_at_begin + (accuracy_at_end - accuracy_at_begin) * (cut - begin) / (
+            end - begin
+        )
+        area += (cut - begin) * (accuracy_at_begin + accuracy_at_cut) / 2
+    return area / upto
 
 
 def cost_to_reach(points: Points, accuracy: float) -> float:
-    """Returns the cost at which the curve first comes to an accuracy. Raises NotReached."""
+    """Returns the cost at which the curve first reaches an accuracy. Raises NotReached where it never
+    does."""
     if points and points[0][1] >= accuracy:
         return points[0][0]
     for (begin, low), (end, high) in pairwise(points):
         if high >= accuracy:
             return begin + (end - begin) * (accuracy - low) / (high - low)
-    best = max((accuracy for _, accuracy in points), default=0.0)
+    best = max((measured for _, measured in points), default=0.0)
     raise NotReached(f"not reached: {best:.3f} at best")
 
 
-def curves_json(found: Sequence[Curve], **heads: str) -> list[dict[str, Any]]:
-    """Returns curves for programs. `heads` are keys and the properties of their panels that stand there."""
-    return [
+def curves_json(curves: Sequence[Curve], **panel_keys: str) -> list[dict[str, Any]]:
+    """Returns curves as JSON, for programs.
+
+    `panel_keys` are keys to add, each with the attribute of the curve's panel that is its value:
+    `curves_json(curves, column="name")` adds `"column": curve.panel.name`.
+    """
+    return [_curve_json(curve, panel_keys) for curve in curves]
+
+
+def _curve_json(curve: Curve, panel_keys: Mapping[str, str]) -> dict[str, Any]:
+    values_of_panel = {key: getattr(curve.panel, attribute) for key, attribute in panel_keys.items()}
+    points = [
         {
-            **{key: getattr(curve.panel, name) for key, name in heads.items()},
-            "row": curve.row.name,
-            "seeds": list(curve.seeds),
-            "points": [
-                {
-                    "iteration": point.iteration,
-                    **{str(axis): cost for axis, cost in point.costs.items()},
-                    "mean": point.mean,
-                    "low": point.low,
-                    "high": point.high,
-                    "by_seed": {str(seed): value for seed, value in point.by_seed.items()},
-                }
-                for point in curve.points
-            ],
+            "iteration": point.iteration,
+            **{str(axis): cost for axis, cost in point.costs.items()},
+            "mean": point.mean,
+            "low": point.low,
+            "high": point.high,
+            "by_seed": {str(seed): value for seed, value in point.by_seed.items()},
         }
-        for curve in found
+        for point in curve.points
     ]
+    return {**values_of_panel, "row": curve.row.name, "seeds": list(curve.seeds), "points": points}

@@ -1,4 +1,4 @@
-"""A table of kind `experiments`: filled from evaluations, and written as JSON and Markdown."""
+"""Tables of type `experiments`: reads evaluations, and writes the table as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.store.files import write_json, write_text
-from treetune.tables.settings import ExperimentsTable, Row
+from treetune.tables.settings import ExperimentsTable, TableRow
 from treetune.tables.text import DASH, frame, frame_as_markdown
 from treetune.view.experiment import read_summaries
 
@@ -26,14 +26,18 @@ REPORTED = (
     "top_p",
     "seed",
 )
-"""The numbers that a row takes over from an evaluation's summary, where they are there."""
+"""The numbers that a row copies from an evaluation's summary, where the summary has them."""
 
 
 @dataclass(frozen=True)
-class Result:
-    """A filled row. `values` is a summary's part that is reported, and which checkpoint it is of."""
+class FilledRow:
+    """A filled row.
 
-    row: Row
+    Example of `values`: `{"pass_at_1": 0.53, "n_problems": 500, "iteration": 1000, "experiment":
+    "experiments/ppo", "evaluation": "test"}`.
+    """
+
+    row: TableRow
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -55,23 +59,26 @@ def write_experiments_table(table: ExperimentsTable) -> list[Path]:
     return [output, output.with_suffix(".md")]
 
 
-def fill(table: ExperimentsTable) -> list[Result]:
-    """Reads every row's evaluation; optional rows that have none are left out."""
+def fill(table: ExperimentsTable) -> list[FilledRow]:
+    """Reads every row's evaluation, and leaves out optional rows that have none.
+
+    Raises ValueError that names every other row without one.
+    """
     results, missing = [], []
     for row in table.rows:
         folder = Path(table.directory) / row.experiment
         summary = _chosen_summary(folder / "evaluations", table)
         if summary is not None:
             values = {key: summary[key] for key in REPORTED if key in summary}
-            place = {"experiment": str(folder), "evaluation": table.evaluation}
-            results.append(Result(row, {**values, "iteration": summary["iteration"], **place}))
+            origin = {"experiment": str(folder), "evaluation": table.evaluation}
+            results.append(FilledRow(row, {**values, "iteration": summary["iteration"], **origin}))
         elif not row.optional:
             missing.append(f"{row.name}: {folder} {_why_missing(folder, table)}")
     if missing:
         raise ValueError(
             "rows without a measured checkpoint:\n  "
             + "\n  ".join(missing)
-            + "\nRun run_iteration_loop, then run_evaluation, of these experiments, or mark the rows optional"
+            + "\nRun run_iteration_loop, then run_evaluation for these experiments, or mark the rows optional"
         )
     if not results:
         raise ValueError(f"none of the optional rows has been evaluated yet in {table.directory}")
@@ -79,41 +86,46 @@ def fill(table: ExperimentsTable) -> list[Result]:
 
 
 def _chosen_summary(evaluations: Path, table: ExperimentsTable) -> dict[str, Any] | None:
+    """Returns the summary of the checkpoint that the table reports; None where none was measured."""
     reported = read_summaries(evaluations, table.evaluation)
     if not reported:
         return None
     if table.checkpoint == "last":
         return reported[max(reported)]
-    chosen_on = read_summaries(evaluations, table.best_on)
-    both = [iteration for iteration in reported if iteration in chosen_on]
-    if not both:
+    selection = read_summaries(evaluations, table.best_on)
+    candidates = sorted(iteration for iteration in reported if iteration in selection)
+    if not candidates:
         return None
-    # Of equals the earliest: it cost least.
-    return reported[max(sorted(both), key=lambda iteration: chosen_on[iteration]["pass_at_1"])]
+    # Of equally good checkpoints `max` takes the first: the earliest, which cost least.
+    best = max(candidates, key=lambda iteration: selection[iteration]["pass_at_1"])
+    return reported[best]
 
 
 def _why_missing(folder: Path, table: ExperimentsTable) -> str:
     if not folder.is_dir():
         return "does not exist"
     if table.checkpoint == "best" and read_summaries(folder / "evaluations", table.evaluation):
-        return f"has no checkpoint that was measured on {table.evaluation!r} and on {table.best_on!r}"
+        return f"has no checkpoint that was measured on both {table.evaluation!r} and {table.best_on!r}"
     return f"has no evaluation {table.evaluation!r}"
 
 
-def as_markdown(table: ExperimentsTable, results: list[Result]) -> str:
-    """The same table for readers, with shares in percent."""
+def as_markdown(table: ExperimentsTable, results: list[FilledRow]) -> str:
+    """Returns the table as Markdown, with shares in percent."""
     published = any(result.row.published is not None for result in results)
     heads = ["", "pass@1", "95 % interval", "problems", "unfinished", "tokens", "iteration"]
     rows = [_cells(result, published) for result in results]
     note = f"`{table.evaluation}` of the {table.checkpoint} checkpoint"
     if table.checkpoint == "best":
         note += f" by `{table.best_on}`"
+    if published:
+        heads.append("published")
     parts = [f"## {table.title}"] if table.title else []
-    parts.append(frame_as_markdown(frame([*heads, "published"] if published else heads, rows)))
-    return "\n\n".join([*parts, f"Shares in percent; {note}."]) + "\n"
+    parts.append(frame_as_markdown(frame(heads, rows)))
+    parts.append(f"Shares in percent; {note}.")
+    return "\n\n".join(parts) + "\n"
 
 
-def _cells(result: Result, with_published: bool) -> list[str]:
+def _cells(result: FilledRow, with_published: bool) -> list[str]:
     values, published = result.values, result.row.published
 
     def formatted(key: str, scale: float = 1.0) -> str:

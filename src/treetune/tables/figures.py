@@ -1,15 +1,16 @@
-"""A table's figures: dots with intervals, and curves along training."""
+"""Draws a table's figures: dots with intervals, and curves along training."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.tables.columns import Column, Panel
-from treetune.tables.curves import AXIS_WORDS, Curve, column_panel
+from treetune.tables.columns import MeasuredColumn, Panel
+from treetune.tables.curves import AXIS_TITLES, Curve, column_panel
 from treetune.tables.measure import Results
 from treetune.tables.settings import PanelAxis, Reproduction
 from treetune.tables.text import MARKS, number_text, why_empty
@@ -24,15 +25,15 @@ DPI = 160
 TITLE_CHARACTERS_PER_INCH = 12
 LEGEND_CHARACTERS_PER_INCH = 14
 LEGEND_LINE = 8
-"""Characters that a line and the space around a name take in a legend."""
+"""The width of a line sample and the space around a name in a legend, in characters."""
 CHART_INCHES = (4.2, 3.0)
 PANELS_ACROSS = 2
-"""Three where that would be more than a square."""
+"""The number of charts in a row; one more where there are more rows than that."""
 
 
 @dataclass(frozen=True)
-class Chart:
-    """Lines under one title over `x_name`; without series where no finished run has recorded any."""
+class LineChart:
+    """A chart with lines over the axis `x_name`. It has no series where no finished run recorded any."""
 
     title: str
     series: list[Series]
@@ -44,54 +45,54 @@ def row_colours(table: Reproduction) -> dict[str, str]:
     return {row.name: colour_of(number) for number, row in enumerate(table.rows)}
 
 
-def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
-    """Returns for every column with a curve of more than one point a chart over each cost.
+def curve_charts(results: Results, curves: Sequence[Curve]) -> list[LineChart]:
+    """Returns the charts of columns that have a curve of more than one point, each column over every cost.
 
-    They are named after the set that is drawn, which is seldom the one that the column reports.
+    Titles name the set that is drawn, which is seldom the one that the column reports.
     """
-    drawn = {curve.panel.name for curve in curves if len(curve.points) > 1}
-    columns = [column for column in results.plan.table.columns if column.name in drawn]
-    return [
-        Chart(
-            f"pass@1 on {column.curve} (%)" + (f", {column.name}" if len(columns) > 1 else ""),
-            _series(results, curves, column_panel(column), axis),
-            words,
-            "up",
-        )
-        for column in columns
-        for axis, words in AXIS_WORDS.items()
-    ]
+    drawn_columns = {curve.panel.name for curve in curves if len(curve.points) > 1}
+    columns = [column for column in results.plan.table.columns if column.name in drawn_columns]
+    charts = []
+    for column in columns:
+        title = f"pass@1 on {column.curve} (%)" + (f", {column.name}" if len(columns) > 1 else "")
+        for axis, axis_title in AXIS_TITLES.items():
+            series = _series(results, curves, column_panel(column), axis)
+            charts.append(LineChart(title, series, axis_title, "up"))
+    return charts
 
 
-def panel_charts(results: Results, found: Sequence[Curve]) -> list[Chart]:
+def panel_charts(results: Results, curves: Sequence[Curve]) -> list[LineChart]:
     """Returns a chart for each panel of the table."""
     axis = results.plan.table.panels_over
-
-    def better(panel: Panel) -> Better:  # of what is measured, accuracy alone has a good direction
-        if panel.metric is not None:
-            return better_of(panel.metric)
-        return "up" if panel.value in (None, "pass_at_1") else ""
-
     return [
-        Chart(panel.title, _series(results, found, panel, axis), AXIS_WORDS[axis], better(panel))
+        LineChart(
+            panel.title, _series(results, curves, panel, axis), AXIS_TITLES[axis], _better_direction(panel)
+        )
         for panel in results.plan.table.panels
     ]
 
 
-def _series(results: Results, found: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
-    """Returns means over seeds with their range, a series for each row; one measured once is a level."""
+def _better_direction(panel: Panel) -> Better:
+    if panel.metric is not None:
+        return better_of(panel.metric)
+    return "up" if panel.value in (None, "pass_at_1") else ""
+
+
+def _series(results: Results, curves: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
+    """Returns a series for each row of a panel: means over seeds with their range."""
     colours, scale = row_colours(results.plan.table), 100.0 if panel.in_percent else 1.0
-    return [
-        Series(
-            curve.row.name,
-            [(x, scale * point.mean) for x, point in zip(curve.xs(axis), curve.points)],
-            colours[curve.row.name],
-            {x: (scale * point.low, scale * point.high) for x, point in zip(curve.xs(axis), curve.points)},
-            is_level=len(curve.points) == 1,
-        )
-        for curve in found
-        if curve.panel == panel
-    ]
+    all_series = []
+    for curve in curves:
+        if curve.panel == panel:
+            xs = curve.xs(axis)
+            means = [(x, scale * point.mean) for x, point in zip(xs, curve.points, strict=True)]
+            ranges = {
+                x: (scale * point.low, scale * point.high) for x, point in zip(xs, curve.points, strict=True)
+            }
+            is_level = len(curve.points) == 1
+            series = Series(curve.row.name, means, colours[curve.row.name], ranges, is_level=is_level)
+            all_series.append(series)
+    return all_series
 
 
 def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
@@ -101,11 +102,11 @@ def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[F
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes: list[Axes] = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(visible=True, color=palette()["line"], linewidth=0.7)
-        one.set_axisbelow(True)
-        one.tick_params(colors=palette()["soft"], labelsize=8)
+    for panel in axes:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(visible=True, color=palette()["line"], linewidth=0.7)
+        panel.set_axisbelow(True)
+        panel.tick_params(colors=palette()["soft"], labelsize=8)
     return figure, axes
 
 
@@ -115,8 +116,8 @@ def _put_title(figure: Figure, title: str, inches: float) -> None:
 
 
 def draw_table(results: Results, path: Path) -> None:
-    """Draws a panel for each column: mean and interval of every row, its seeds as dots, published numbers as
-    diamonds."""
+    """Draws a panel for each column: each row's mean and interval, its seeds as dots, its published number as
+    a diamond."""
     table = results.plan.table
     width, height = 1.9 + 3.1 * len(table.columns), 1.5 + 0.42 * len(table.rows)
     figure, panels = _new_figure(width, height, 1, len(table.columns))
@@ -129,7 +130,7 @@ def draw_table(results: Results, path: Path) -> None:
     figure.savefig(path)
 
 
-def _draw_column(panel: Axes, results: Results, column: Column) -> None:
+def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
     scale = 100.0 if column.in_percent else 1.0
     for y, row in enumerate(results.plan.table.rows):
         cell, colour = results.cells[row.name, column.name], palette()[colour_of(y)]
@@ -145,7 +146,7 @@ def _draw_column(panel: Axes, results: Results, column: Column) -> None:
         low, high = cell.estimate.low, cell.estimate.high
         if low is not None and high is not None:
             panel.plot([scale * low, scale * high], [y, y], color=colour, linewidth=2.4, alpha=0.55)
-        values = [scale * one.value for one in cell.seeds]
+        values = [scale * result.value for result in cell.seeds]
         panel.plot(values, [y + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.8)
         panel.plot(scale * cell.estimate.mean, y, "o", color=colour, markersize=6)
         panel.annotate(
@@ -165,19 +166,21 @@ def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
     return _draw_charts(results, curve_charts(results, curves), PANELS_ACROSS, paths)
 
 
-def draw_panels(results: Results, found: Sequence[Curve], paths: Sequence[Path]) -> Figure:
+def draw_panels(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
     """Draws all panels in one figure: mean over seeds with their range."""
-    charts = panel_charts(results, found)
-    across = min(len(charts), PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1)
-    return _draw_charts(results, charts, across, paths)
+    charts = panel_charts(results, curves)
+    across = PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1
+    return _draw_charts(results, charts, min(len(charts), across), paths)
 
 
-def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: Sequence[Path]) -> Figure:
-    """Draws the charts `across` beside each other, with one legend for all."""
+def _draw_charts(results: Results, charts: Sequence[LineChart], across: int, paths: Sequence[Path]) -> Figure:
+    """Draws charts in rows of `across`, with one legend for all, into each of the files."""
     import matplotlib
     from matplotlib.lines import Line2D
 
-    table, down, width = results.plan.table, -(-len(charts) // across), CHART_INCHES[0] * across
+    table = results.plan.table
+    down = math.ceil(len(charts) / across)
+    width = CHART_INCHES[0] * across
     figure, axes = _new_figure(width, CHART_INCHES[1] * down + 1.0, down, across)
     for panel, chart in zip(axes, charts):
         panel.set_title(chart.title, fontsize=9, loc="left")
@@ -193,14 +196,15 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
         panel.set_visible(False)
     title = f"{table.title or table.name}: means over seeds and their range, along training"
     _put_title(figure, title, width)
-    drawn = {one.name for chart in charts for one in chart.series}
-    names = {name: palette()[colour] for name, colour in row_colours(table).items() if name in drawn}
-    longest = max(map(len, names), default=1) + LEGEND_LINE
+    drawn_rows = {series.name for chart in charts for series in chart.series}
+    colours = {name: palette()[colour] for name, colour in row_colours(table).items() if name in drawn_rows}
+    longest_entry = max(map(len, colours), default=1) + LEGEND_LINE
+    entries_across = int(width * LEGEND_CHARACTERS_PER_INCH) // longest_entry
     figure.legend(
-        [Line2D([], [], color=colour, linewidth=1.6) for colour in names.values()],
-        list(names),
+        [Line2D([], [], color=colour, linewidth=1.6) for colour in colours.values()],
+        list(colours),
         loc="outside lower center",
-        ncols=max(1, min(8, len(names), int(width * LEGEND_CHARACTERS_PER_INCH) // longest)),
+        ncols=max(1, min(8, len(colours), entries_across)),
         fontsize=8,
         frameon=False,
     )

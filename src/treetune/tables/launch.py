@@ -1,4 +1,11 @@
-"""The command `reproduce_table`: runs what a table lacks, each run a process, and writes the table."""
+"""The command `reproduce_table`: runs a table's missing experiments, each in a process, and writes the table.
+
+    carry_out ──► begin ──► start_next_command ──► a process (run_iteration_loop, run_evaluation, …)
+        ▲                          ▲                       │ ends
+        └── poll every 0.2 s ──────┴── end_command ◄───────┘ or passes the deadline, and is ended
+
+One thread polls; a run needs the runs before it only through the files that they left on disk.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from treetune.cluster import submission
 from treetune.cluster.jobs import Processes, one_at_work, slurm_header
@@ -26,9 +33,9 @@ from treetune.tables.runs import (
     MEASURABLE,
     TO_DO,
     Key,
-    Plan,
     PlannedRun,
-    Status,
+    RunStatus,
+    TableRuns,
     inspect,
     make_plan,
     refreshed,
@@ -42,15 +49,16 @@ TAIL_BYTES, MESSAGE_CHARACTERS = 64 * 1024, 400
 FAILURE = re.compile(r" failed: |^wrong configuration")
 RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
 ONE_RANK = ("run_analyzers", "fork")
-"""Commands that work in one process, however many ranks train."""
+"""Commands that take a single process, however many ranks train."""
 
 Announce = Callable[[str], None]
-Write = Callable[[Plan], object]
-"""Writes the table from what lies on disk."""
+"""Prints a line for the user."""
+Write = Callable[[TableRuns], object]
+"""Writes the table from the results on disk."""
 
 
 def run(table: Reproduction, options: Any, write: Write) -> int:
-    """Carries the command out with its options, and returns the exit code."""
+    """Runs the command with its options, and returns the exit code."""
     at_once = options.at_once
     if at_once < 1:
         raise ValueError(f"--at-once is {at_once}: it must be 1 or more")
@@ -69,31 +77,32 @@ def run(table: Reproduction, options: Any, write: Write) -> int:
 
 
 def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = None, at_once: int = 1) -> int:
-    """Runs what is missing, so many runs at once, and writes the table; returns 1 if a run could not be
-    finished.
+    """Runs what is missing, at most `at_once` runs at a time, and writes the table.
 
-    Where the table adds seeds until it knows enough, the results decide which seeds follow.
+    Where the table adds seeds (`until`), the results decide which seeds follow. Returns 1 if a run could not
+    be finished, else 0.
     """
     launcher = launcher or Launcher.of_this_machine(at_once)
     exit_on_signals()
     folder = Path(table.directory)
     with one_at_work(
-        folder / ".reproduction.lock", f"another reproduce_table is at work in {folder}: wait for it to end"
+        folder / ".reproduction.lock", f"another reproduce_table is running in {folder}: wait for it to end"
     ):
         plan, finished = grown(make_plan(table)), set[Key]()
         refuse_unwritten(plan)
         say(cost_line(plan, at_once))
         while True:
-            unfinished = carry_out(plan, launcher, say, at_once, known=finished)
+            unfinished = carry_out(plan, launcher, say, at_once, already_announced=finished)
             plan = refreshed(plan)
             finished = {run.key for run in plan.runs if plan.statuses[run.key].state == "finished"}
-            more = grown(plan)
+            larger_plan = grown(plan)
             for line in until_lines(plan):
                 say(line)
-            if len(more.runs) == len(plan.runs):
+            if len(larger_plan.runs) == len(plan.runs):
                 break
-            say("more seeds: " + "; ".join(run.label for run in more.runs if run.key not in plan.statuses))
-            plan = more
+            added = [run.label for run in larger_plan.runs if run.key not in plan.statuses]
+            say("more seeds: " + "; ".join(added))
+            plan = larger_plan
         write(plan)
     return 1 if unfinished else 0
 
@@ -104,9 +113,9 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The way in which a command of an experiment is started: ranks, threads for each, and the program.
+    """How commands of experiments are started: the number of ranks, the threads of each, and the program.
 
-    `program` stands for main.py and what starts it; None: this environment's.
+    `program` is the command line up to main.py; None: this environment's Python and main.py.
     """
 
     ranks: int
@@ -115,15 +124,15 @@ class Launcher:
 
     @staticmethod
     def of_this_machine(at_once: int = 1) -> Launcher:
-        """Returns run.sh's: all GPUs or one rank on a CPU (NUM_GPUS), the cores shared among the ranks of so
-        many runs at once.
+        """Returns what run.sh takes: a rank for each GPU or one rank on a CPU (NUM_GPUS), and for each rank
+        an equal share of the cores.
 
-        Raises ValueError for a NUM_GPUS that is no number, and for several runs at once on GPUs, which each
-        would take whole.
+        Raises ValueError for a NUM_GPUS that is not a number, and for several runs at once on GPUs: each run
+        takes all of them.
         """
         if at_once > 1 and gpus():
             raise ValueError(
-                "every run takes all GPUs, so several can't be at work at once here: share them out with"
+                "every run takes all GPUs, so several can't run at once here: distribute them with"
                 " --launch-lines or --slurm"
             )
         ranks = ranks_here()
@@ -133,32 +142,43 @@ class Launcher:
         program = self.program or ("python", "-u", relative(MAIN))
         if self.ranks > 1 and command not in ONE_RANK:
             program += "run", f"--num_gpus={self.ranks}"
-        overrides = [word for text in run.recipe.overrides for word in ("--override", text)]
+        overrides = []
+        for override in run.recipe.overrides:
+            overrides += ["--override", override]
         return [*program, "--configs", ",".join(run.recipe.configs), *overrides, command, *more]
 
     def environment(self, run: PlannedRun) -> dict[str, str]:
-        """Returns the variables that are set for the run, beside those that it inherits."""
+        """Returns the variables that are set for the run, in addition to those that it inherits."""
         return {**run.environment, "OMP_NUM_THREADS": str(self.threads)}
 
     def line(self, run: PlannedRun, command: str, *more: str) -> str:
         """Returns the command as a line of the shell."""
-        settings = " ".join(f"{k}={shlex.quote(v)}" for k, v in self.environment(run).items())
-        return f"{settings} {shlex.join(self.command(run, command, *more))}"
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment(run).items()]
+        return f"{' '.join(variables)} {shlex.join(self.command(run, command, *more))}"
 
 
-def commands_of(plan: Plan, run: PlannedRun, status: Status) -> list[tuple[str, ...]]:
-    """Returns the commands that a run still needs, in order, with what stands behind them."""
-    found: list[tuple[str, ...]] = []
+def commands_of(plan: TableRuns, run: PlannedRun, status: RunStatus) -> list[tuple[str, ...]]:
+    """Returns the commands that a run still needs, in order, with their arguments.
+
+    Example: `[("fork", "experiments/sft/seed-1/sft"), ("run_iteration_loop",)]`.
+    """
+    commands: list[tuple[str, ...]] = []
     if status.state == "unmeasured":
-        found += [("run_evaluation",)] if status.unmeasured else []
-        return [*found, ("run_analyzers",)] if status.unanalysed else found
+        if status.unmeasured:
+            commands.append(("run_evaluation",))
+        if status.unanalysed:
+            commands.append(("run_analyzers",))
+        return commands
     if status.state == "missing" and run.recipe.fork is not None:
-        found += [("fork", str(plan.run(run.recipe.fork, run.seed).directory.path))]
-    return [*found, ("run_iteration_loop",)] if status.state in TO_DO else found
+        start = plan.run(run.recipe.fork, run.seed)
+        commands.append(("fork", str(start.directory.path)))
+    if status.state in TO_DO:
+        commands.append(("run_iteration_loop",))  # it evaluates and analyses at its end
+    return commands
 
 
 class _Attempt:
-    """A command of a run at work, which its record and the console follow."""
+    """A command of a run that is running now. Writes its record and log, and prints its progress."""
 
     def __init__(self, run: PlannedRun, command: str, line: str, label: str, announce: Announce) -> None:
         self.run, self.command, self.label, self.announce = run, command, label, announce
@@ -188,70 +208,90 @@ class _Attempt:
         progress = f"iteration 1 of {total}"
         if rows:
             mean = sum(row.get("seconds/total", 0.0) for row in rows) / len(rows)
-            left = duration((total - len(rows)) * mean)
-            progress = f"{len(rows)} of {total} iterations, {mean:.1f} s each, about {left} left"
+            time_left = duration((total - len(rows)) * mean)
+            progress = f"{len(rows)} of {total} iterations, {mean:.1f} s each, about {time_left} left"
         self.announce(f"{self.label}: {progress}, {self.seconds:.0f} s")
 
     def error_message(self) -> str:
-        """Returns the log's line about what went wrong: main.py's own, a traceback's last, else any last."""
+        """Returns the line of the log that says best what went wrong.
+
+        This is the first line in main.py's format, else the last line of the last traceback, else the last
+        line that isn't DeepSpeed's launcher's.
+        """
         with self.run.log.open("rb") as file:
             file.seek(max(self._log_start, self.run.log.stat().st_size - TAIL_BYTES))
             lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
         lines = [line for line in lines if line]
-        failures = [line for line in lines if FAILURE.search(line)][:1]
+        first_failure = [line for line in lines if FAILURE.search(line)][:1]
         raised = [line for line in lines if RAISED.match(line)]
-        own = [line for line in lines if "] [launch.py:" not in line]
-        return (failures or raised or own or lines or ["it said nothing"])[-1][:MESSAGE_CHARACTERS]
+        not_of_launcher = [line for line in lines if "] [launch.py:" not in line]
+        candidates = first_failure or raised or not_of_launcher or lines or ["its log is empty"]
+        return candidates[-1][:MESSAGE_CHARACTERS]
 
 
 def carry_out(
-    plan: Plan, launcher: Launcher, announce: Announce, at_once: int = 1, known: Collection[Key] = ()
+    plan: TableRuns,
+    launcher: Launcher,
+    announce: Announce,
+    at_once: int = 1,
+    already_announced: Collection[Key] = (),
 ) -> int:
-    """Runs or resumes what is missing, needed runs first and so many at once, and returns how many runs could
-    not be finished. Runs that are `known` to be finished are passed over in silence."""
-    labels = {run.key: f"[{n}/{len(plan.runs)}] {run.label}" for n, run in enumerate(plan.runs, start=1)}
+    """Runs or resumes what is missing, at most `at_once` runs at a time, each after those that it needs.
+
+    Prints nothing about finished runs that are `already_announced`. Returns how many runs could not be
+    finished.
+    """
+    labels = {
+        run.key: f"[{number}/{len(plan.runs)}] {run.label}" for number, run in enumerate(plan.runs, start=1)
+    }
     waiting, statuses = list(plan.runs), dict(plan.statuses)
-    at_work: dict[Key, _Attempt] = {}
+    attempts: dict[Key, _Attempt] = {}  # the commands that are running now
     tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)
-    ended: list[tuple[PlannedRun, Status]] = []
+    ended: list[tuple[PlannedRun, RunStatus]] = []  # the runs that ended in this turn of the loop
     unfinished, deadline_s = 0, plan.table.deadline_hours * 3600
 
-    def go_on(run: PlannedRun, status: Status) -> None:
-        """Starts the next command that a run needs; ends it where there is none, or one helped nothing."""
-        words, label = next(iter(commands_of(plan, run, status)), ()), labels[run.key]
-        if words in tried[run.key]:
-            why = f"{words[0]} ended well and left it as it was (log {run.log})"
-            status, words = Status("failed", status.done, why), ()
-        if not words:
+    def start_next_command(run: PlannedRun, status: RunStatus) -> None:
+        """Starts the next command that a run needs; ends the run where there is none."""
+        commands, label = commands_of(plan, run, status), labels[run.key]
+        command = commands[0] if commands else ()
+        # Without this, a command that succeeds and writes nothing would be started for ever.
+        if command in tried[run.key]:
+            why = f"{command[0]} succeeded but changed nothing (log {run.log})"
+            status, command = RunStatus("failed", status.done, why), ()
+        if not command:
             if status.state != "finished":
                 announce(f"{label}: {status.state}: {status.why}")
             ended.append((run, status))
             return
-        tried[run.key].add(words)
-        what = "continues" if status.state in ("interrupted", "failed") and status.done else "starts"
-        announce(f"{label}: {words[0]} {what} (log {run.log})")
-        program, *more = launcher.command(run, *words)
-        at_work[run.key] = _Attempt(run, words[0], launcher.line(run, *words), label, announce)
-        processes.start(run.key, [_program(program), *more], launcher.environment(run), run.log)
+        tried[run.key].add(command)
+        is_resumed = status.state in ("interrupted", "failed") and status.done
+        announce(f"{label}: {command[0]} {'continues' if is_resumed else 'starts'} (log {run.log})")
+        program, *arguments = launcher.command(run, *command)
+        attempts[run.key] = _Attempt(run, command[0], launcher.line(run, *command), label, announce)
+        processes.start(run.key, [_program(program), *arguments], launcher.environment(run), run.log)
 
     def begin(run: PlannedRun) -> None:
+        """Starts a run's first command; ends the run where it is finished already or can't be run."""
         status, label = inspect(run), labels[run.key]
-        lacking = [name for name, seed in run.needs if statuses[name, seed].state not in MEASURABLE]
+        missing = [name for name, seed in run.needs if statuses[name, seed].state not in MEASURABLE]
+        if status.state in TO_DO and not missing:
+            start_next_command(run, status)
+            return
         if status.state == "finished":
-            if run.key not in known:
+            if run.key not in already_announced:
                 announce(f"{label}: finished before")
-        elif lacking:
-            announce(f"{label}: skipped, for it needs {', '.join(lacking)}")
-        elif status.state not in TO_DO:
-            announce(f"{label}: {status.state}, {status.why}")
+        elif missing:
+            announce(f"{label}: skipped, for it needs {', '.join(missing)}")
         else:
-            return go_on(run, status)
+            announce(f"{label}: {status.state}, {status.why}")
         ended.append((run, status))
-        return None
 
-    def end_one(key: Key, code: int, message: str | None = None) -> None:
-        attempt = at_work.pop(key)
-        attempt.record(exit_code=code, message=message or (attempt.error_message() if code else ""))
+    def end_command(key: Key, code: int, message: str | None = None) -> None:
+        """Records how a command ended; goes on to the run's next one unless it failed."""
+        attempt = attempts.pop(key)
+        if message is None:
+            message = attempt.error_message() if code else ""
+        attempt.record(exit_code=code, message=message)
         status = inspect(attempt.run)
         if code:
             if status.state != "finished":
@@ -259,24 +299,26 @@ def carry_out(
             ended.append((attempt.run, status))
         else:
             announce(f"{attempt.label}: {attempt.command} took {attempt.seconds:.0f} s")
-            go_on(attempt.run, status)
+            start_next_command(attempt.run, status)
 
     with Processes[Key]() as processes:
-        while waiting or at_work:
+        while waiting or attempts:
             for run in list(waiting):
-                if len(at_work) == at_once:
+                if len(attempts) == at_once:
                     break
-                if not {*at_work, *(other.key for other in waiting)} & set(run.needs):
+                unfinished_keys = {*attempts, *(other.key for other in waiting)}
+                if not unfinished_keys & set(run.needs):
                     waiting.remove(run)
                     begin(run)
+                    # What ended at once must be in `statuses` before a run that needs it begins.
                     if ended:
                         break
             for key, code in processes.take_ended().items():
-                end_one(key, code)
-            for key, attempt in list(at_work.items()):
+                end_command(key, code)
+            for key, attempt in list(attempts.items()):
                 if attempt.seconds > deadline_s:
-                    late = f"it took longer than {deadline_s / 3600:g} h and was ended"
-                    end_one(key, processes.end(key), late)
+                    message = f"it took longer than {deadline_s / 3600:g} h and was ended"
+                    end_command(key, processes.end(key), message)
                 else:
                     attempt.show_progress()
             for run, status in ended:
@@ -284,7 +326,7 @@ def carry_out(
                 if status.state != "finished":
                     unfinished += 1
                     if plan.table.on_failure == "stop":
-                        announce("stopped there, as on_failure says; the same command goes on")
+                        announce("stopped there, as on_failure says; the same command continues")
                         return unfinished
             if not ended:
                 time.sleep(POLL_S)
@@ -293,70 +335,74 @@ def carry_out(
 
 
 def _program(name: str) -> str:
-    """Returns the program of this Python's environment, else that of the PATH."""
-    beside = Path(sys.executable).parent / name
-    path = str(beside) if beside.is_file() else shutil.which(name)
+    """Returns the path of a program, from this Python's environment or else from the PATH."""
+    in_environment = Path(sys.executable).parent / name
+    path = str(in_environment) if in_environment.is_file() else shutil.which(name)
     if path is None:
-        raise ValueError(f"there is no {name} beside {sys.executable} or on the PATH: run ./scripts/setup.sh")
+        raise ValueError(
+            f"there is no {name} next to {sys.executable} or on the PATH: run ./scripts/setup.sh"
+        )
     return path
 
 
-# For others to run: a command line per run, or a SLURM array
+# Runs that others start: a command line per run, or a SLURM array
 
 
-def _waves(plan: Plan) -> list[list[PlannedRun]]:
-    """Returns the runs to do, each wave needing only what earlier ones make. Blocked runs are left out."""
-    depth: dict[Key, int] = {}
-    found: list[list[PlannedRun]] = []
-    for run in plan.to_do():
+def _waves(plan: TableRuns) -> list[list[PlannedRun]]:
+    """Returns the runs to do in waves: a run needs only runs of earlier waves. Leaves blocked runs out."""
+    wave_numbers: dict[Key, int] = {}
+    waves: list[list[PlannedRun]] = []
+    for run in plan.to_do():  # each after those that it needs
         if plan.blocked_by(run):
             continue
-        depth[run.key] = 1 + max((depth.get(needed, -1) for needed in run.needs), default=-1)
-        if len(found) <= depth[run.key]:
-            found.append([])
-        found[depth[run.key]].append(run)
-    return found
+        # A needed run without a number is finished.
+        latest_needed = max((wave_numbers.get(key, -1) for key in run.needs), default=-1)
+        wave_numbers[run.key] = latest_needed + 1
+        if len(waves) <= wave_numbers[run.key]:
+            waves.append([])
+        waves[wave_numbers[run.key]].append(run)
+    return waves
 
 
-def _line(plan: Plan, run: PlannedRun, launcher: Launcher) -> str:
+def _shell_line(plan: TableRuns, run: PlannedRun, launcher: Launcher) -> str:
     commands = commands_of(plan, run, plan.statuses[run.key])
     if run.analyses and ("run_analyzers",) not in commands:
         commands.append(("run_analyzers",))
-    return " && ".join(launcher.line(run, *words) for words in commands)
+    return " && ".join(launcher.line(run, *command) for command in commands)
 
 
-def launch_lines(plan: Plan, launcher: Launcher) -> list[str]:
+def launch_lines(plan: TableRuns, launcher: Launcher) -> list[str]:
     """Returns a line of the shell for each run, with comments on what has to be finished before it."""
     lines: list[str] = []
     for number, wave in enumerate(_waves(plan)):
-        after = "when those above have ended" if number else "at once, side by side where the machine allows"
-        lines += [f"# {after}:", *(_line(plan, run, launcher) for run in wave)]
+        when = "when those above have ended" if number else "now, in parallel where the machine allows"
+        lines += [f"# {when}:", *(_shell_line(plan, run, launcher) for run in wave)]
     for run in plan.to_do():
-        if blocked := plan.blocked_by(run):
-            lines.append(f"# {run.label}: blocked by {', '.join(blocked)}")
+        if blocking := plan.blocked_by(run):
+            lines.append(f"# {run.label}: blocked by {', '.join(blocking)}")
     return lines or ["# nothing is missing"]
 
 
-def slurm_script(plan: Plan, launcher: Launcher, working_directory: Path) -> str:
+def slurm_script(plan: TableRuns, launcher: Launcher, working_directory: Path) -> str:
     """Returns a script that submits itself: ``bash FILE`` queues one array per wave, each after the last.
 
-    A wave starts when the one before has ended, well or not: a run whose start weights are missing
-    then ends at once, and says so, while the others go on.
+    A wave starts when the one before has ended, whether its runs succeeded or not. A run whose start weights
+    are missing then fails at once with a message, and the others continue.
     """
     table = plan.table
-    tasks: list[str] = []
-    cases: list[str] = []
+    task_ranges: list[str] = []  # as sbatch's --array takes them: "0-3"
+    cases: list[str] = []  # of the shell's `case`, one for each task
     for wave in _waves(plan):
-        tasks.append(f"{len(cases)}-{len(cases) + len(wave) - 1}")
+        task_ranges.append(f"{len(cases)}-{len(cases) + len(wave) - 1}")
         for run in wave:
-            cases.append(f"    {len(cases)}) # {run.label}\n        {_line(plan, run, launcher)} ;;")
-    if not tasks:
+            cases.append(f"    {len(cases)}) # {run.label}\n        {_shell_line(plan, run, launcher)} ;;")
+    if not task_ranges:
         raise ValueError("nothing is missing: there is no run to put into a SLURM script")
     logs = Path(table.directory) / "logs"
     comment = """\
 #
-# `bash FILE` submits this file: one array per wave, each when the one before has ended. What follows the
-# file's name goes to sbatch (--partition, --time). When all have ended, reproduce_table fills the table."""
+# `bash FILE` submits this file: one array per wave, each when the one before has ended. Options after the
+# file's name go to sbatch (--partition, --time). When all have ended, reproduce_table fills the table."""
     options = (
         "--nodes=1",
         "--ntasks=1",
@@ -369,7 +415,7 @@ def slurm_script(plan: Plan, launcher: Launcher, working_directory: Path) -> str
 if [ -z "${{SLURM_ARRAY_TASK_ID:-}}" ]; then
     mkdir -p {shlex.quote(str(logs))}
     after=()
-    for wave in {" ".join(tasks)}; do
+    for wave in {" ".join(task_ranges)}; do
         job=$({shlex.quote(sys.executable)} {shlex.quote(submission.__file__)} \\
             --parsable "${{after[@]}}" --array="$wave" "$@" "${{BASH_SOURCE[0]}}")
         echo "tasks $wave: job $job"
@@ -386,84 +432,99 @@ case "$SLURM_ARRAY_TASK_ID" in
 
 # The plan as text: states, and the cost of what is left
 
-Cost = tuple[float | None, str]
-"""Seconds that a run still needs, None where nobody knows, and where that is from."""
+
+class RunCost(NamedTuple):
+    """The seconds that a run still needs, and how they are known: (120.0, "60.0 s an iteration in seed
+    1")."""
+
+    seconds: float | None
+    """None where the cost is unknown."""
+    basis: str
 
 
-def estimate(plan: Plan, run: PlannedRun) -> Cost:
-    """Returns the cost from finished runs of other seeds, else from measured iterations of this run or of
-    other seeds, else from what the table states."""
+def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
+    """Estimates the cost of a run.
+
+    From finished runs of other seeds; else from measured iterations of this run or of other seeds; else from
+    the seconds that the table's configuration has.
+    """
     status = plan.statuses[run.key]
     if status.state not in TO_DO:
-        return (0.0, "")
+        return RunCost(0.0, "")
     if status.state == "missing":
         finished = [other for other in plan.of(run.name) if plan.statuses[other.key].state == "finished"]
-        whole = {other.seed: other.seconds for other in finished if other.seconds}
-        if whole:
-            each = sum(whole.values()) / len(whole)
-            seeds = ", ".join(map(str, whole))
-            return (each, f"{each:.0f} s a run in seed{'s' if len(whole) > 1 else ''} {seeds}")
+        seconds_by_seed = {other.seed: other.seconds for other in finished if other.seconds}
+        if seconds_by_seed:
+            mean = sum(seconds_by_seed.values()) / len(seconds_by_seed)
+            seeds = ", ".join(map(str, seconds_by_seed))
+            plural = "s" if len(seconds_by_seed) > 1 else ""
+            return RunCost(mean, f"{mean:.0f} s a run in seed{plural} {seeds}")
         if run.recipe.seconds_per_run is not None:
-            return _stated(run, run.recipe.seconds_per_run, "a run")
-    left = run.iterations - status.done
+            return _stated_cost(run, run.recipe.seconds_per_run, "a run")
     if status.state == "unmeasured":
-        return (None, "evaluation alone")
+        return RunCost(None, "evaluation alone")
+    iterations_left = run.iterations - status.done
     peers = [other for other in plan.runs if other.name == run.name and other.template]
-    peers.sort(key=lambda other: other.seed != run.seed)  # its own iterations first
+    peers.sort(key=lambda other: other.seed != run.seed)  # the run's own iterations first
     for peer in peers:
         if plan.statuses[peer.key].state == "different":
             continue
         totals = [row["seconds/total"] for row in peer.directory.read_metrics() if "seconds/total" in row]
         if totals:
-            each = sum(totals) / len(totals)
-            return (left * each, f"{each:.1f} s an iteration in seed {peer.seed}")
+            mean = sum(totals) / len(totals)
+            return RunCost(iterations_left * mean, f"{mean:.1f} s an iteration in seed {peer.seed}")
     if run.recipe.seconds_per_iteration is not None:
-        return _stated(run, run.recipe.seconds_per_iteration, "an iteration", left)
+        return _stated_cost(run, run.recipe.seconds_per_iteration, "an iteration", iterations_left)
     if run.recipe.seconds_per_run is not None:
-        return _stated(run, run.recipe.seconds_per_run, "a run")
-    return (None, "nothing measured or stated")
+        return _stated_cost(run, run.recipe.seconds_per_run, "a run")
+    return RunCost(None, "nothing measured or stated")
 
 
-def _stated(run: PlannedRun, each: float, of: str, times: int = 1) -> Cost:
+def _stated_cost(run: PlannedRun, seconds: float, unit: str, units: int = 1) -> RunCost:
     source = f", {run.recipe.estimated_from}" if run.recipe.estimated_from else ""
-    return (times * each, f"{each:g} s {of} stated{source}")
+    return RunCost(units * seconds, f"{seconds:g} s {unit} stated{source}")
 
 
 DASH = "–"
 
 
-def plan_text(plan: Plan, at_once: int = 1) -> str:
-    """A line for each run, what they may cost with so many at once, and what is wrong with some."""
+def plan_text(plan: TableRuns, at_once: int = 1) -> str:
+    """Returns a line for each run, the cost of all, and the reasons why some can't be run or have failed."""
     rows = [["run", "seed", "state", "iterations", "still needs", "directory"]]
-    notes: dict[str, list[str]] = {}
+    labels_by_reason: dict[str, list[str]] = {}
     for run in plan.runs:
         status = plan.statuses[run.key]
         if status.why and status.state != "interrupted":
-            notes.setdefault(status.why, []).append(run.label)
-        place = str(run.directory.path) if run.template else DASH
+            labels_by_reason.setdefault(status.why, []).append(run.label)
+        folder = str(run.directory.path) if run.template else DASH
         iterations = f"{status.done}/{run.iterations}" if run.template else DASH
         seed = "shared" if run.recipe.shared else str(run.seed)
-        rows.append([run.name, seed, status.state, iterations, _needs(plan, run), place])
-    reasons = [f"{'; '.join(runs)}:\n  " + "\n  ".join(why.splitlines()) for why, runs in notes.items()]
-    return "\n".join([*_aligned(rows), "", cost_line(plan, at_once), *([""] if reasons else []), *reasons])
+        rows.append([run.name, seed, status.state, iterations, _remaining_need(plan, run), folder])
+    lines = [*_aligned(rows), "", cost_line(plan, at_once)]
+    if labels_by_reason:
+        lines.append("")
+    for reason, labels in labels_by_reason.items():
+        lines.append(f"{'; '.join(labels)}:")
+        lines += [f"  {line}" for line in reason.splitlines()]
+    return "\n".join(lines)
 
 
-def cost_line(plan: Plan, at_once: int = 1) -> str:
-    """Returns the number of runs, their states, and the cost of what is left with so many at once."""
+def cost_line(plan: TableRuns, at_once: int = 1) -> str:
+    """Returns the number of runs, their states, and the cost of the runs that are left."""
     states = [status.state for status in plan.statuses.values()]
-    told = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    parts = [f"{len(plan.runs)} runs: {told}"]
-    left = [estimate(plan, run)[0] for run in plan.to_do() if not plan.blocked_by(run)]
-    if seconds := sum(known for known in left if known is not None):
-        together = f", or {duration(seconds / at_once)} with {at_once} at once" if at_once > 1 else ""
-        parts.append(f"still about {duration(seconds)} of runs{together}")
-    if unknown := left.count(None):
-        parts.append(f"{unknown} runs whose cost nobody knows yet")
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    parts = [f"{len(plan.runs)} runs: {counts}"]
+    costs = [estimate(plan, run).seconds for run in plan.to_do() if not plan.blocked_by(run)]
+    if seconds := sum(cost for cost in costs if cost is not None):
+        in_parallel = f", or {duration(seconds / at_once)} with {at_once} at once" if at_once > 1 else ""
+        parts.append(f"still about {duration(seconds)} of runs{in_parallel}")
+    if unknown := costs.count(None):
+        parts.append(f"{unknown} runs of unknown cost")
     return "; ".join(parts)
 
 
-def _needs(plan: Plan, run: PlannedRun) -> str:
-    """Returns the cost that a run may still have, and what has to be done before."""
+def _remaining_need(plan: TableRuns, run: PlannedRun) -> str:
+    """Returns the time that a run may still take, and what has to be finished before it."""
     if plan.statuses[run.key].state not in TO_DO:
         return ""
     if blocked := plan.blocked_by(run):

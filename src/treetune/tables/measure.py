@@ -1,4 +1,4 @@
-"""The cells of a table: numbers by seed from what runs left on disk, estimates, and differences of rows."""
+"""The cells of a table: reads numbers by seed from disk, estimates means, and compares rows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from treetune.exceptions import NotReached
 from treetune.lab.paired import paired
 from treetune.rollouts.numbers import declared_ratios
 from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import MEASURE_AGAIN
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import config_hash, read_record
-from treetune.tables.columns import Area, Column, number_in
+from treetune.tables.columns import Area, MeasuredColumn, number_in
 from treetune.tables.curves import (
     Cost,
-    NotReached,
     area_under,
     cost_to_reach,
     costs_of,
@@ -25,11 +25,11 @@ from treetune.tables.curves import (
     measured_along,
     speedup,
 )
-from treetune.tables.runs import MEASURABLE, Plan, PlannedRun, problem_means
+from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns, problem_means
 from treetune.tables.settings import MethodRow, Reproduction
 from treetune.tables.statistics import (
     SIGNIFICANT,
-    Estimate,
+    MeanWithInterval,
     holm,
     of_shares,
     over_seeds,
@@ -39,7 +39,10 @@ from treetune.tables.statistics import (
 
 @dataclass(frozen=True)
 class SeedResult:
-    """The number of one seed. `by_problem` (each problem's mean) where it is a mean over answers."""
+    """The number of one seed in a cell.
+
+    Example: `SeedResult(1, 0.53, "experiments/seed-1/ppo", "9f2c…", 1000, {"test/0": 0.75, …}, samples=16)`.
+    """
 
     seed: int
     value: float
@@ -47,56 +50,65 @@ class SeedResult:
     config_hash: str
     iteration: int
     by_problem: Mapping[str, float] | None = None
+    """Each problem's mean, where the number is a mean over answers."""
     samples: int | None = None
+    """The number of answers to each problem."""
     bounds: tuple[float, float] | None = None
-    """An analysis' own interval, over what it looked at."""
+    """The interval that an analysis gives with its number."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row less another one, in one column, over the seeds that both have, paired by seed and problem.
+    """The difference between two rows (`row` minus `to`) in one column, paired by seed and problem.
 
-    `p` is that of a mean difference of 0 (None where nothing says how much it varies), and `adjusted` what it
-    is among all comparisons of the table. Where the table declares some, the interval of a `declared` one is
-    a confidence sequence, and there are no p-values: they don't hold at every look.
+    Example: `Comparison("PPO", "GRPO", column, seeds=3, difference=Estimate(0.06, 0.02, 0.1), p=0.004,
+    adjusted=0.012)`.
     """
 
     row: str
     to: str
-    column: Column
+    column: MeasuredColumn
     seeds: int
-    difference: Estimate
+    """The number of seeds that both rows have."""
+    difference: MeanWithInterval
     p: float | None = None
+    """The p-value of a mean difference of 0; None where the spread is unknown, and where the table declares
+    comparisons: p-values are not valid at every look."""
     adjusted: float | None = None
+    """The p-value after Holm's correction for all comparisons of the table."""
     declared: bool = False
+    """Whether the table declared the comparison before anything ran; its interval is then a confidence
+    sequence."""
 
     @property
     def called(self) -> str | None:
-        """The direction, where its interval leaves out 0 and `adjusted` is below 0.05, or it is declared:
-        "better" or "worse", or where neither is better "higher" or "lower". Elsewhere None: the two are not
-        told apart."""
-        told = self.declared or (self.adjusted is not None and self.adjusted < SIGNIFICANT)
-        if not told or not self.difference.excludes_zero:
+        """The direction of a significant difference; None where it isn't significant.
+
+        "better" or "worse", or "higher" or "lower" where neither direction is an improvement. Significant is
+        a difference whose interval excludes 0, and which is either declared or has an adjusted p below 0.05.
+        """
+        may_be_called = self.declared or (self.adjusted is not None and self.adjusted < SIGNIFICANT)
+        if not may_be_called or not self.difference.excludes_zero:
             return None
-        up = self.difference.mean > 0
+        is_higher = self.difference.mean > 0
         if self.column.improves == "neither":
-            return "higher" if up else "lower"
-        return "better" if up == (self.column.improves == "higher") else "worse"
+            return "higher" if is_higher else "lower"
+        return "better" if is_higher == (self.column.improves == "higher") else "worse"
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell. `estimate` is None where no seed is measured; `absent` says why, by seed.
-
-    `against` is how it differs from the baseline's cell in the same column.
-    """
+    """A cell of the table: one row in one column, over all seeds."""
 
     row: MethodRow
-    column: Column
+    column: MeasuredColumn
     seeds: tuple[SeedResult, ...] = ()
     absent: Mapping[int, str] = field(default_factory=dict)
-    estimate: Estimate | None = None
+    """The reason why a seed has no number, by seed: {3: "failed: …"}."""
+    estimate: MeanWithInterval | None = None
+    """The mean over seeds; None where no seed has a number."""
     against: Comparison | None = None
+    """The difference to the baseline's cell in the same column."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -112,7 +124,7 @@ class CellResult:
         return self.row.cell(self.column.name).experiment
 
     @property
-    def difference(self) -> Estimate | None:
+    def difference(self) -> MeanWithInterval | None:
         return None if self.against is None else self.against.difference
 
     @property
@@ -120,156 +132,179 @@ class CellResult:
         return None if self.against is None else self.against.called
 
     def is_shared(self, table: Reproduction) -> bool:
-        """Returns whether all seeds share the one run that it shows."""
+        """Returns whether the cell shows a single run that all seeds share."""
         return self.experiment is not None and table.experiments[self.experiment].shared
 
 
 @dataclass(frozen=True)
 class Results:
-    """All cells by (row, column), costs by the table's experiment, comparisons of rows that are not with the
-    baseline, how many comparisons there are in all, and by row how many of its runs have failed, and how many
-    collapsed: lost half of the best accuracy that they had on the first curve."""
+    """Everything that a table shows."""
 
-    plan: Plan
+    plan: TableRuns
     cells: Mapping[tuple[str, str], CellResult]
+    """By names of row and column."""
     costs: Mapping[str, list[Cost]]
+    """The costs of finished runs, by the experiment's name in the table."""
     pairs: Sequence[Comparison] = ()
+    """The comparisons with other rows than the baseline."""
     comparisons: int = 0
+    """The number of all comparisons, which Holm's correction counts."""
     fates: Mapping[str, str] = field(default_factory=dict)
+    """How many of a row's runs failed and collapsed, by row: "0, 1 of 3"."""
 
 
-def measure(plan: Plan) -> Results:
-    """Reads every cell. Runs that are missing, failed or of another configuration are left out, and named."""
+def measure(plan: TableRuns) -> Results:
+    """Reads every cell, and compares rows.
+
+    Runs that are missing, have failed or have another configuration are left out; their cells say so.
+    """
     table = plan.table
     cells = {
         (row.name, column.name): _cell(plan, row, column) for row in table.rows for column in table.columns
     }
     costs = {name: costs_of(plan, name) for name in table.order()}
-    asked = [(row.name, table.baseline) for row in table.rows if table.baseline not in (None, row.name)]
-    further = (*table.comparisons, *table.pairs)
-    asked += [(pair.row, pair.to) for pair in further]
-    found: dict[tuple[str, str | None, str], Comparison] = {}
+    with_baseline = []
+    if table.baseline is not None:
+        with_baseline = [(row.name, table.baseline) for row in table.rows if row.name != table.baseline]
+    with_others = [(pair.row, pair.to) for pair in (*table.comparisons, *table.pairs)]
+    comparisons: dict[tuple[str, str | None, str], Comparison] = {}  # by row, other row, column
     remarks: dict[tuple[str, str], tuple[str, ...]] = {}
     for column in table.columns:
-        for row, to in dict.fromkeys(asked):
-            cell, other = cells[row, column.name], cells[to or row, column.name]
+        for row, to in dict.fromkeys([*with_baseline, *with_others]):
             try:
-                comparison = _compared(table, cell, other)
+                comparison = _compare(table, cells[row, column.name], cells[to, column.name])
             except ValueError as error:
                 remarks[row, column.name] = (str(error),)
                 continue
             if comparison is not None:
-                found[row, to, column.name] = comparison
-    tested = [] if table.comparisons else [key for key, one in found.items() if one.p is not None]
-    for key, adjusted in zip(tested, holm([found[key].p or 0.0 for key in tested]), strict=True):
-        found[key] = replace(found[key], adjusted=adjusted)
-    cells = {
-        (row, column): replace(
+                comparisons[row, to, column.name] = comparison
+    if not table.comparisons:  # p-values of declared comparisons wouldn't hold at every look
+        p_values = {key: comparison.p for key, comparison in comparisons.items() if comparison.p is not None}
+        for key, adjusted in zip(p_values, holm(list(p_values.values())), strict=True):
+            comparisons[key] = replace(comparisons[key], adjusted=adjusted)
+    for (row, column_name), cell in cells.items():
+        cells[row, column_name] = replace(
             cell,
-            against=found.get((row, table.baseline, column)),
-            notes=(*cell.notes, *remarks.get((row, column), ())),
+            against=comparisons.get((row, table.baseline, column_name)),
+            notes=(*cell.notes, *remarks.get((row, column_name), ())),
         )
-        for (row, column), cell in cells.items()
-    }
-    keys = [(pair.row, pair.to, column.name) for pair in dict.fromkeys(further) for column in table.columns]
-    pairs = [found[key] for key in keys if key in found]
-    fates = {row.name: _fate(plan, row) for row in table.rows}
-    return Results(plan, cells, costs, pairs, len(table.comparisons) or len(found), fates)
+    keys = [(row, to, column.name) for row, to in dict.fromkeys(with_others) for column in table.columns]
+    pairs = [comparisons[key] for key in keys if key in comparisons]
+    fates = {row.name: _failed_and_collapsed(plan, row) for row in table.rows}
+    return Results(plan, cells, costs, pairs, len(table.comparisons) or len(comparisons), fates)
 
 
-def _fate(plan: Plan, row: MethodRow) -> str:
-    runs, collapsed = plan.of(row.experiment), 0
+def _failed_and_collapsed(plan: TableRuns, row: MethodRow) -> str:
+    """Returns how many of a row's runs failed, and how many collapsed: "0, 1 of 3".
+
+    A run has collapsed that ends with less than half of its best accuracy on the table's first curve.
+    """
+    runs = plan.of(row.experiment)
+    if not runs:
+        return "–"
     failed = sum(plan.statuses[run.key].state == "failed" for run in runs)
+    collapsed = 0
     labels = [column.curve for column in plan.table.columns if column.curve is not None]
-    for run in finished(plan, row.experiment) if labels else ():
-        accuracies = [accuracy for _, accuracy in measured_along(plan, run, labels[0]).values()]
-        collapsed += bool(accuracies) and accuracies[-1] < max(accuracies) / 2
-    return f"{failed}, {collapsed} of {len(runs)}" if runs else "–"
+    if labels:
+        for run in finished(plan, row.experiment):
+            accuracies = [accuracy for _, accuracy in measured_along(plan, run, labels[0]).values()]
+            if accuracies and accuracies[-1] < max(accuracies) / 2:
+                collapsed += 1
+    return f"{failed}, {collapsed} of {len(runs)}"
 
 
-def _compared(table: Reproduction, cell: CellResult, other: CellResult) -> Comparison | None:
-    """Returns None where they have no seed in common, or one of them no estimate."""
+def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Comparison | None:
+    """Compares two cells of a column, paired by seed, and by problem where both have means of problems.
 
-    def by_seed(cell: CellResult) -> dict[int, SeedResult]:
-        if cell.is_shared(table):  # every seed is compared by the one result
-            return {seed: one for seed in table.seeds for one in cell.seeds}
-        return {one.seed: one for one in cell.seeds}
-
-    own, theirs = by_seed(cell), by_seed(other)
-    common = [seed for seed in own if seed in theirs]
+    Returns None where they have no seed in common, or one of them has no estimate.
+    """
+    by_seed, other_by_seed = _results_by_seed(table, cell), _results_by_seed(table, other)
+    seeds = [seed for seed in by_seed if seed in other_by_seed]
     if cell.is_shared(table) and other.is_shared(table):
-        common = common[:1]
-    if not common or cell.estimate is None or other.estimate is None:
+        seeds = seeds[:1]  # every seed has the same two results
+    if not seeds or cell.estimate is None or other.estimate is None:
         return None
-    pairs = [(own[seed].by_problem, theirs[seed].by_problem) for seed in common]
-    differences = [
-        {problem: a[problem] - b[problem] for problem in a}
-        for a, b in pairs
-        if a is not None and b is not None and a.keys() == b.keys()
-    ]
-    kind = table.interval
+    pairs = [(by_seed[seed], other_by_seed[seed]) for seed in seeds]
+    differences = [result.value - other_result.value for result, other_result in pairs]
+    names, kind = (cell.row.name, other.row.name), table.interval
     if table.comparisons and table.until is not None:
-        numbers = [own[seed].value - theirs[seed].value for seed in common]
-        declared = cell.column == table.judged and (cell.row.name, other.row.name) in table.decisive_pairs
-        difference = table.until.sequence(numbers, table.level) if declared else over_seeds(numbers, kind)
-        names = cell.row.name, other.row.name
-        return Comparison(*names, cell.column, len(common), difference, declared=declared)
-    if len(differences) == len(common):
-        difference = over_seeds_and_problems(differences, kind)
+        declared = cell.column == table.judged and names in table.decisive_pairs
+        if declared:
+            difference = table.until.sequence(differences, table.level)
+        else:
+            difference = over_seeds(differences, kind)
+        return Comparison(*names, cell.column, len(seeds), difference, declared=declared)
+    differences_by_problem = []
+    for result, other_result in pairs:
+        means, other_means = result.by_problem, other_result.by_problem
+        if means is not None and other_means is not None and means.keys() == other_means.keys():
+            differences_by_problem.append(
+                {problem: means[problem] - other_means[problem] for problem in means}
+            )
+    if len(differences_by_problem) == len(seeds):
+        difference = over_seeds_and_problems(differences_by_problem, kind)
     else:
-        numbers = [own[seed].value - theirs[seed].value for seed in common]
-        difference, differences = over_seeds(numbers, kind), [{"": number} for number in numbers]
-    *_, p = paired(differences)
-    return Comparison(cell.row.name, other.row.name, cell.column, len(common), difference, p)
+        difference = over_seeds(differences, kind)
+        differences_by_problem = [{"": number} for number in differences]
+    *_, p = paired(differences_by_problem)
+    return Comparison(*names, cell.column, len(seeds), difference, p)
 
 
-def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
+def _results_by_seed(table: Reproduction, cell: CellResult) -> dict[int, SeedResult]:
+    if cell.is_shared(table):  # its only result is compared with that of every seed
+        return {seed: result for seed in table.seeds for result in cell.seeds}
+    return {result.seed: result for result in cell.seeds}
+
+
+def _cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellResult:
     name, kind = row.cell(column.name).experiment, plan.table.interval
     if name is None:
         return CellResult(row, column)
-    found: list[SeedResult] = []
+    results: list[SeedResult] = []
     absent: dict[int, str] = {}
     reached_by_all = True
     for run in plan.of(name):
         try:
-            found.append(read(plan, run, row, column))
+            results.append(read(plan, run, row, column))
         except ValueError as error:
             absent[run.seed] = str(error)
             reached_by_all = reached_by_all and not isinstance(error, NotReached)
     estimate, notes = None, []
-    if found and reached_by_all:  # a mean over those that did would say that all do
+    # Where some seeds never reach an accuracy, a mean over the others would look as if all did.
+    if results and reached_by_all:
         try:
-            estimate = _estimate(found, plan, column)
+            estimate = _estimate(results, plan, column)
         except ValueError as error:
             notes.append(str(error))
-            estimate = over_seeds([one.value for one in found], kind)
+            estimate = over_seeds([result.value for result in results], kind)
         if column.evaluation is not None or column.area is not None:
-            estimate = estimate.within(0.0, 1.0 if column.known.share else math.inf)
-    return CellResult(row, column, tuple(found), absent, estimate, notes=tuple(notes))
+            estimate = estimate.within(0.0, 1.0 if column.kind.share else math.inf)
+    return CellResult(row, column, tuple(results), absent, estimate, notes=tuple(notes))
 
 
-def _estimate(found: list[SeedResult], plan: Plan, column: Column) -> Estimate:
-    means = [one.by_problem for one in found if one.by_problem is not None]
-    if len(means) == len(found):
-        are_shares = column.evaluation is not None and column.known.share
+def _estimate(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn) -> MeanWithInterval:
+    means = [result.by_problem for result in results if result.by_problem is not None]
+    if len(means) == len(results):
+        are_shares = column.evaluation is not None and column.kind.share
         return (of_shares if are_shares else over_seeds_and_problems)(means, plan.table.interval)
-    if len(found) == 1 and found[0].bounds is not None:
-        return Estimate(found[0].value, *found[0].bounds)
-    return over_seeds([one.value for one in found], plan.table.interval)
+    if len(results) == 1 and results[0].bounds is not None:
+        return MeanWithInterval(results[0].value, *results[0].bounds)
+    return over_seeds([result.value for result in results], plan.table.interval)
 
 
-def read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedResult:
-    """Returns the number of one run. Raises ValueError that says why there is none."""
+def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColumn) -> SeedResult:
+    """Returns the number of one run in a row and column. Raises ValueError that says why there is none."""
     status = plan.statuses[run.key]
     if status.state not in MEASURABLE:
-        lacking = plan.blocked_by(run) if status.state == "missing" else []
-        lacking += [
+        unmet_needs = plan.blocked_by(run) if status.state == "missing" else []
+        unmet_needs += [
             f"{name} ({plan.statuses[name, seed].state})"
             for name, seed in run.needs
             if plan.statuses[name, seed].state == "failed"
         ]
-        why = f"{status.state}: {status.why}" if status.why else str(status.state)
-        raise ValueError(f"skipped, for it needs {', '.join(lacking)}" if lacking else why)
+        if unmet_needs:
+            raise ValueError(f"skipped, for it needs {', '.join(unmet_needs)}")
+        raise ValueError(f"{status.state}: {status.why}" if status.why else str(status.state))
     folder = run.directory.path
     common: dict[str, Any] = {
         "seed": run.seed,
@@ -283,36 +318,39 @@ def read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRes
         return SeedResult(value=value, bounds=bounds, **common)
     if column.speedup is not None:
         assert column.curve is not None
-        of = _run_of(plan, column.speedup.of, column, run.seed)
-        return SeedResult(value=speedup(plan, run, of, column.curve, column.speedup.over), **common)
-    if (asked := column.area or column.reach) is not None:
+        other_run = _run_of(plan, column.speedup.of, column, run.seed)
+        factor = speedup(plan, run, other_run, column.curve, column.speedup.over)
+        return SeedResult(value=factor, **common)
+    settings = column.area or column.reach
+    if settings is not None:
         assert column.curve is not None
-        along = measured_along(plan, run, column.curve)
-        points = sorted((costs[asked.over], accuracy) for costs, accuracy in along.values())
+        measurements = measured_along(plan, run, column.curve).values()
+        points = sorted((costs[settings.over], accuracy) for costs, accuracy in measurements)
         if any(run.name in experiment.needs for experiment in plan.table.experiments.values()):
-            points = [(0.0, accuracy) for _, accuracy in points[-1:]]  # a start costs the others nothing
-        found = (
-            area_under(points, asked.upto)
-            if isinstance(asked, Area)
-            else cost_to_reach(points, asked.accuracy)
-        )
-        return SeedResult(value=found, **common)
+            # Others start from this run. To them its last accuracy costs nothing.
+            points = [(0.0, accuracy) for _, accuracy in points[-1:]]
+        if isinstance(settings, Area):
+            return SeedResult(value=area_under(points, settings.upto), **common)
+        return SeedResult(value=cost_to_reach(points, settings.accuracy), **common)
     summary, folder = _summary(plan, run, column)
     common["samples"] = summary["samples"]
     if column.over is not None:
-        upper, lower = declared_ratios()[column.number]
-        own = number_in(summary, lower, folder / "summary.json")
-        if not own:
-            raise ValueError(f"no {column.number}: {lower} is 0 in {folder}")
-        theirs, there = _summary(plan, _run_of(plan, column.over, column, run.seed), column)
-        return SeedResult(value=number_in(theirs, upper, there / "summary.json") / own, **common)
+        numerator_name, denominator_name = declared_ratios()[column.number]
+        denominator = number_in(summary, denominator_name, folder / "summary.json")
+        if not denominator:
+            raise ValueError(f"no {column.number}: {denominator_name} is 0 in {folder}")
+        other_run = _run_of(plan, column.over, column, run.seed)
+        other_summary, other_folder = _summary(plan, other_run, column)
+        numerator = number_in(other_summary, numerator_name, other_folder / "summary.json")
+        return SeedResult(value=numerator / denominator, **common)
     value = number_in(summary, column.number, folder / "summary.json")
     return SeedResult(value=value, by_problem=problem_means(folder, column.number), **common)
 
 
-def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:
-    """Returns the run that fills another row's cell of the column."""
-    name = next(one for one in plan.table.rows if one.name == row).cell(column.name).experiment
+def _run_of(plan: TableRuns, row: str, column: MeasuredColumn, seed: int) -> PlannedRun:
+    """Returns the run that fills another row's cell of the column. Raises ValueError where none does."""
+    table_row = next(table_row for table_row in plan.table.rows if table_row.name == row)
+    name = table_row.cell(column.name).experiment
     if name is None:
         raise ValueError(f"{row} has no experiment in this column")
     run = next((run for run in plan.of(name) if run.recipe.shared or run.seed == seed), None)
@@ -323,8 +361,8 @@ def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:
     return run
 
 
-def _summary(plan: Plan, run: PlannedRun, column: Column) -> tuple[dict[str, Any], Path]:
-    """Returns the summary at the run's end on the column's set, and the folder that it is in."""
+def _summary(plan: TableRuns, run: PlannedRun, column: MeasuredColumn) -> tuple[dict[str, Any], Path]:
+    """Returns the summary of the column's set at the end of a run, and its folder."""
     assert column.evaluation is not None
     folder = run.directory.evaluation(run.iterations, column.evaluation)
     if not (folder / "summary.json").is_file():
@@ -333,7 +371,11 @@ def _summary(plan: Plan, run: PlannedRun, column: Column) -> tuple[dict[str, Any
 
 
 def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, float] | None]:
-    """Returns the number at a dotted key path of an analysis' result, and its interval where it has one."""
+    """Returns the number at a dotted key path of an analysis' result, and its interval if it has one.
+
+    `_number_at(folder, "states.0.error")` reads 0.2 from `{"states": [{"error": 0.2}]}`, and 0.2 with the
+    interval (0.1, 0.3) from `{"states": [{"error": {"value": 0.2, "low": 0.1, "high": 0.3}}]}`.
+    """
     result = analysis / "result.json"
     if path is None:
         raise ValueError(f"the table doesn't say which number of {result}: set value")
@@ -346,13 +388,13 @@ def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, fl
         elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
             value = value[int(key)]
         else:
-            known = ", ".join(value) if isinstance(value, dict) else type(value).__name__
-            raise ValueError(f"{result} has no {path!r}: at {key!r} there is {known}")
+            there = ", ".join(value) if isinstance(value, dict) else type(value).__name__
+            raise ValueError(f"{result} has no {path!r}: at {key!r} there is {there}")
     bounds = None
     if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
         if value["low"] is not None and value["high"] is not None:
             bounds = float(value["low"]), float(value["high"])
         value = value["value"]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{path!r} in {result} is no number")
+        raise ValueError(f"{path!r} in {result} is not a number")
     return float(value), bounds

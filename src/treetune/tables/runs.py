@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.progress import track
 
 from treetune.config.build import build
-from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import Config, load
+from treetune.exceptions import ConfigError
 from treetune.runtime.base import PolicyIteration, Runtime, StopAfter
 from treetune.runtime.directory import ExperimentDirectory, expected_iterations, verify_answers
 from treetune.runtime.manifest import different_keys, read_config
@@ -24,42 +24,58 @@ from treetune.tables.columns import by_problem
 from treetune.tables.settings import Reproduction, TableExperiment
 
 State = Literal["finished", "unmeasured", "interrupted", "missing", "running", "failed", "different", "wrong"]
-"""`unmeasured` is trained and lacks evaluations or analyses; `different` holds an experiment of another
-configuration; `wrong` has a configuration that can't be built. `failed` and `interrupted` continue."""
+"""The state of a run on disk:
+
+* finished: trained, with all evaluations and analyses that the table shows;
+* unmeasured: trained, but evaluations or analyses are missing;
+* interrupted, failed: begun; the next `reproduce_table` resumes it;
+* missing: not begun;
+* running: another process runs it now;
+* different: its directory has an experiment of another configuration;
+* wrong: its configuration can't be built.
+"""
 
 MEASURABLE: tuple[State, ...] = ("finished", "unmeasured")
-"""Trained to the end."""
+"""The states of a run that was trained to the end."""
 
 TO_DO: tuple[State, ...] = ("unmeasured", "interrupted", "missing", "failed")
 """The states that `reproduce_table` runs."""
 
 Key = tuple[str, int]
-"""An experiment's name in the table, and a seed."""
+"""An experiment's name in the table, and a seed: ("ppo", 3)."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """An experiment with one seed.
+    """An experiment of the table with one seed.
 
-    `template` is its configuration with the table's first seed, checked; None where it can't be
-    built, and `wrong` says why. Jsonnet takes its time, and a run that isn't there needs no more.
-    The table reads its evaluation `sets` at the end, those in `along` at every checkpoint that is
-    kept, and its `analyses`.
+    Example: `name="ppo", seed=3, base=Path("experiments/quickstart")`, whose directory is
+    experiments/quickstart/seed-3/ppo_countdown.
     """
 
     name: str
+    """The experiment's name in the table."""
     seed: int
     recipe: TableExperiment
     base: Path
+    """The table's directory."""
     template: Mapping[str, Any] | None
+    """The checked configuration with the table's first seed; None where it can't be built.
+
+    Jsonnet is slow, so that the configuration with this run's seed is only evaluated where it is needed.
+    """
     wrong: str | None = None
+    """The reason why the configuration can't be built."""
     sets: tuple[str, ...] = ()
+    """The evaluation sets that the table shows at the end of training."""
     along: tuple[str, ...] = ()
+    """The evaluation sets that the table shows at every checkpoint that is kept."""
     analyses: tuple[str, ...] = ()
+    """The analyses that the table shows."""
     root: PolicyIteration | None = None
     """The object that the template builds."""
     shared: Mapping[str, int] = field(default_factory=dict)
-    """The experiments of the table that all seeds share, and the seed of each."""
+    """The table's experiments that all seeds share, with the seed of each."""
 
     @property
     def key(self) -> Key:
@@ -75,7 +91,7 @@ class PlannedRun:
 
     @cached_property
     def config(self) -> Mapping[str, Any] | None:
-        """The configuration with this run's own seed and directory."""
+        """The configuration with this run's seed and directory."""
         if self.template is None or self.template.get("seed") == self.seed:
             return self.template
         return _load(self.recipe, self.environment).data
@@ -92,15 +108,16 @@ class PlannedRun:
 
     @property
     def iterations(self) -> int:
-        """The number of all its iterations; where a budget ends it, the number to expect from those that are
-        there."""
-        most = int(self.template["iterations"]) if self.template else 0
-        done = max([*self.directory.checkpoints(), len(self.directory.read_metrics())], default=0)
-        return most if self.template is None else expected_iterations(most, self.budget, self.directory, done)
+        """The number of iterations in all. Where a budget ends the run, it is estimated from those done."""
+        if self.template is None:
+            return 0
+        most = int(self.template["iterations"])
+        done = max([*self.directory.checkpoints(), len(self.directory.read_metrics())])
+        return expected_iterations(most, self.budget, self.directory, done)
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """The variables that the run's configuration reads beside its files."""
+        """The environment variables that the run's configuration reads."""
         return run_environment(self.base, self.recipe, self.seed)
 
     @property
@@ -114,12 +131,12 @@ class PlannedRun:
 
     @property
     def record(self) -> Path:
-        """Attempts at this run: commands, seconds, exit codes."""
+        """The file of the attempts at this run, with commands, seconds and exit codes."""
         return self.log.with_suffix(".json")
 
     @property
     def seconds(self) -> float:
-        """The seconds of all attempts, with starts and evaluations; 0 where nobody wrote them down."""
+        """The seconds of all attempts, with starts and evaluations; 0 where no record exists."""
         return sum(float(attempt.get("seconds") or 0.0) for attempt in self.attempts())
 
     def attempts(self) -> list[dict[str, Any]]:
@@ -130,70 +147,83 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Status:
-    """The state of a run on disk. `done` iterations are in its metrics; `why` is for people."""
+class RunStatus:
+    """The state of a run on disk.
+
+    Example: `RunStatus("unmeasured", 1000, "test after 1000 missing", ("test after 1000",))`.
+    """
 
     state: State
     done: int = 0
+    """The number of iterations in its metrics."""
     why: str = ""
+    """The reason for the state, for people."""
     unmeasured: tuple[str, ...] = ()
+    """The evaluations that are missing."""
     unanalysed: tuple[str, ...] = ()
+    """The analyses that are missing."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The runs in the order in which they can be carried out, and how each one stands."""
+class TableRuns:
+    """The table's runs, each after those that it needs, with their states."""
 
     table: Reproduction
     runs: list[PlannedRun]
-    statuses: Mapping[Key, Status] = field(default_factory=dict)
+    statuses: Mapping[Key, RunStatus] = field(default_factory=dict)
 
     def run(self, name: str, seed: int) -> PlannedRun:
-        """The experiment's with that seed, or the one that all seeds share."""
+        """Returns an experiment's run with a seed, or the run that all seeds share."""
         return next(run for run in self.of(name) if run.recipe.shared or run.seed == seed)
 
     def of(self, name: str | None) -> list[PlannedRun]:
-        """The experiment's runs, in the order of their seeds."""
+        """Returns an experiment's runs, in the order of their seeds."""
         return [run for run in self.runs if run.name == name]
 
     def blocked_by(self, run: PlannedRun) -> list[str]:
-        """Needed runs that can't become finished by being run, in words."""
-        found = []
-        for key in run.needs:
-            status = self.statuses[key]
+        """Returns the needed runs that running won't finish, with their states: ["sft (different)"]."""
+        blocking = []
+        for needed_key in run.needs:
+            status = self.statuses[needed_key]
             if status.state not in ("finished", *TO_DO):
-                found.append(f"{key[0]} ({status.state})")
-            elif status.state not in MEASURABLE:
-                found += self.blocked_by(self.run(*key))
-        return found
+                blocking.append(f"{needed_key[0]} ({status.state})")
+            elif status.state not in MEASURABLE:  # it can be run, unless it is blocked itself
+                blocking += self.blocked_by(self.run(*needed_key))
+        return blocking
 
     def to_do(self) -> list[PlannedRun]:
         return [run for run in self.runs if self.statuses[run.key].state in TO_DO]
 
 
-def refreshed(plan: Plan) -> Plan:
-    """The same runs, as they stand now."""
-    return Plan(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
+def refreshed(plan: TableRuns) -> TableRuns:
+    """Returns the same runs with the states that they have now."""
+    return TableRuns(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
 
 
-def with_seeds(plan: Plan, wanted: Mapping[str, Sequence[int]]) -> Plan:
-    """The plan with these seeds of its experiments besides, and of those that they need."""
+def with_seeds(plan: TableRuns, wanted: Mapping[str, Sequence[int]]) -> TableRuns:
+    """Returns the plan with further seeds of some experiments, and of all that these need.
+
+    `wanted` has the seeds by experiment: `{"ppo": [4, 5]}`.
+    """
     table = plan.table
-    missing = dict.fromkeys(key for name in wanted for key in all_needed(table, name, wanted[name]))
-    there = {run.key for run in plan.runs}
-    added = [replace(plan.of(name)[0], seed=seed) for name, seed in missing if (name, seed) not in there]
-    if not added:
+    needed_keys: list[Key] = []
+    for name, seeds in wanted.items():
+        needed_keys += all_needed(table, name, seeds)
+    planned_keys = {run.key for run in plan.runs}
+    new_keys = [key for key in dict.fromkeys(needed_keys) if key not in planned_keys]
+    if not new_keys:
         return plan
-    places = {name: place for place, name in enumerate(table.order())}
+    added = [replace(plan.of(name)[0], seed=seed) for name, seed in new_keys]
     shared = [run for run in plan.runs if run.recipe.shared]
-    own = [run for run in [*plan.runs, *added] if not run.recipe.shared]
-    own.sort(key=lambda run: (table.seeds.index(run.seed), places[run.name]))
-    runs = [*shared, *own]  # who is shared needs nobody that isn't
-    return Plan(table, runs, {**plan.statuses, **{run.key: inspect(run) for run in added}})
+    seeded = [run for run in [*plan.runs, *added] if not run.recipe.shared]
+    order = table.order()
+    seeded.sort(key=lambda run: (table.seeds.index(run.seed), order.index(run.name)))
+    runs = [*shared, *seeded]  # a shared run needs only shared ones
+    return TableRuns(table, runs, {**plan.statuses, **{run.key: inspect(run) for run in added}})
 
 
 def all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[Key]:
-    """Yields the runs, but for shared ones, that an experiment with these seeds takes: itself last."""
+    """Yields the runs that an experiment with these seeds needs, and its own runs last; no shared runs."""
     recipe = table.experiments[name]
     for needed in recipe.needs:
         yield from all_needed(table, needed, seeds)
@@ -209,110 +239,148 @@ def run_environment(base: Path, recipe: TableExperiment, seed: int) -> dict[str,
     return {"APP_SEED": str(seed), "APP_DIRECTORY": str(base / folder_of(recipe, seed))}
 
 
-def make_plan(table: Reproduction) -> Plan:
-    """Evaluates every experiment's configuration, and looks at what is there of its runs: with the seeds that
-    every row has. (What else a row needs, `until.grown` says.)"""
-    base, found = Path(table.directory), _configurations(table)
-    shared = {name: recipe.seed for name, recipe in table.experiments.items() if recipe.shared}
+def make_plan(table: Reproduction) -> TableRuns:
+    """Evaluates every experiment's configuration, and reads the states of its runs from disk.
+
+    The plan has the seeds that every row has; `until.grown` adds those that only some rows need.
+    """
+    base, configurations = Path(table.directory), _configurations(table)
+    shared_seeds = {name: recipe.seed for name, recipe in table.experiments.items() if recipe.shared}
     runs = []
-    for seed in table.seeds_of_all_rows:  # seed by seed: a table of fewer seeds is complete early
-        for name, (config, root, wrong) in found.items():
-            recipe, readings = table.experiments[name], _read_by(table, name)
-            if seed == table.seeds[0] or not recipe.shared:
-                own = shared.get(name, seed)
-                run = PlannedRun(name, own, recipe, base, config, wrong, *readings, root=root, shared=shared)
-                runs.append(run)
-    return Plan(table, runs, {run.key: inspect(run) for run in runs})
+    # All experiments of a seed come before the next seed, so that a table of fewer seeds is complete early.
+    for table_seed in table.seeds_of_all_rows:
+        for name, configuration in configurations.items():
+            recipe = table.experiments[name]
+            if recipe.shared and table_seed != table.seeds[0]:
+                continue
+            measurements = _measurements_of(table, name)
+            run = PlannedRun(
+                name,
+                shared_seeds.get(name, table_seed),
+                recipe,
+                base,
+                configuration.config,
+                configuration.wrong,
+                sets=measurements.sets,
+                along=measurements.along,
+                analyses=measurements.analyses,
+                root=configuration.root,
+                shared=shared_seeds,
+            )
+            runs.append(run)
+    return TableRuns(table, runs, {run.key: inspect(run) for run in runs})
 
 
-Checked = tuple[dict[str, Any] | None, PolicyIteration | None, str | None]
-"""A configuration and what it builds, or what is wrong with it."""
+class _Configuration(NamedTuple):
+    """An experiment's configuration and the object that it builds, or the reason why it can't be run."""
+
+    config: dict[str, Any] | None = None
+    root: PolicyIteration | None = None
+    wrong: str | None = None
 
 
-def _configurations(table: Reproduction) -> dict[str, Checked]:
-    """Returns each experiment with the first seed, in the order in which they can be run."""
-    base, shown = Path(table.directory), Console(stderr=True)
-    environments = {
-        name: run_environment(base, recipe, recipe.seed if recipe.shared else table.seeds[0])
-        for name, recipe in table.experiments.items()
+class _Measurements(NamedTuple):
+    """The evaluations and analyses of an experiment that the table shows."""
+
+    sets: tuple[str, ...]
+    """Evaluation sets at the end of training."""
+    along: tuple[str, ...]
+    """Evaluation sets at every checkpoint that is kept."""
+    analyses: tuple[str, ...]
+
+
+def _configurations(table: Reproduction) -> dict[str, _Configuration]:
+    """Returns each experiment's configuration with its first seed, each after those that it needs."""
+    base, console = Path(table.directory), Console(stderr=True)
+    order = track(
+        table.order(), "experiments", console=console, transient=True, disable=not console.is_terminal
+    )
+    configurations: dict[str, _Configuration] = {}
+    for name in order:
+        recipe = table.experiments[name]
+        seed = recipe.seed if recipe.shared else table.seeds[0]
+        environment = run_environment(base, recipe, seed)
+        configurations[name] = _configuration(recipe, environment, _measurements_of(table, name))
+    experiment_names = {
+        name: configuration.config["experiment_name"]
+        for name, configuration in configurations.items()
+        if configuration.config
     }
-    order = track(table.order(), "experiments", console=shown, transient=True, disable=not shown.is_terminal)
-    found = {
-        name: _checked(table.experiments[name], environments[name], *_read_by(table, name)) for name in order
-    }
-    names = {name: config["experiment_name"] for name, (config, *_) in found.items() if config}
-    for name, experiment_name in names.items():
-        same = [other for other, theirs in names.items() if theirs == experiment_name and other != name]
-        if same:
-            clash = (
-                f"{same[0]} is called {experiment_name!r} as well, and would write to the same directory:"
-                " give it a name of its own, such as overrides:"
+    for name, experiment_name in experiment_names.items():
+        namesakes = [
+            other
+            for other, other_name in experiment_names.items()
+            if other_name == experiment_name and other != name
+        ]
+        if namesakes:
+            message = (
+                f"{namesakes[0]} is called {experiment_name!r} as well, and would write to the same"
+                " directory: give it another name, such as overrides:"
                 f" [\"{{experiment_name+: '_{name}'}}\"]"
             )
-            found[name] = None, None, clash
-    return found
+            configurations[name] = _Configuration(wrong=message)
+    return configurations
 
 
-def _read_by(table: Reproduction, name: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Returns what the table's cells read of an experiment: sets, sets along training, analyses."""
+def _measurements_of(table: Reproduction, name: str) -> _Measurements:
     columns = [
         column
         for column in table.columns
         if any(row.cell(column.name).experiment == name for row in table.rows)
     ]
-    sets = dict.fromkeys(column.evaluation for column in columns if column.evaluation is not None)
-    along = dict.fromkeys(column.curve for column in columns if column.speedup and column.curve is not None)
+    sets = [column.evaluation for column in columns if column.evaluation is not None]
+    along = [column.curve for column in columns if column.speedup and column.curve is not None]
     if any(row.experiment == name for row in table.rows):
-        along |= dict.fromkeys(panel.evaluation for panel in table.panels if panel.evaluation is not None)
-    analyses = dict.fromkeys(column.analysis for column in columns if column.analysis is not None)
-    return tuple(sets), tuple(along), tuple(analyses)
+        along += [panel.evaluation for panel in table.panels if panel.evaluation is not None]
+    analyses = [column.analysis for column in columns if column.analysis is not None]
+    # Columns may show the same set or analysis more than once.
+    return _Measurements(*(tuple(dict.fromkeys(names)) for names in (sets, along, analyses)))
 
 
-def _checked(
-    recipe: TableExperiment,
-    environment: Mapping[str, str],
-    sets: Sequence[str],
-    along: Sequence[str],
-    analyses: Sequence[str],
-) -> Checked:
+def _configuration(
+    recipe: TableExperiment, environment: Mapping[str, str], measurements: _Measurements
+) -> _Configuration:
     try:
         config = _load(recipe, environment)
         root = build(Runtime, config.data, Explanation(config))
     except ConfigError as error:
-        return None, None, str(error)
+        return _Configuration(wrong=str(error))
     assert isinstance(root, PolicyIteration)
-    lacking = _lacking(config.data, [*sets, *along], analyses)
-    return (None, None, lacking) if lacking else (config.data, root, None)
+    wrong = _why_not_measured(config.data, measurements)
+    return _Configuration(wrong=wrong) if wrong else _Configuration(config.data, root)
 
 
 def _load(recipe: TableExperiment, environment: Mapping[str, str]) -> Config:
-    inherited = {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"}
+    # A name that the caller's environment gives to one experiment must not become the name of all.
+    inherited = {name: value for name, value in os.environ.items() if name != "APP_EXPERIMENT_NAME"}
     return load(recipe.configs, recipe.overrides, inherited | dict(environment))
 
 
-def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[str]) -> str | None:
-    """Returns a message on what the table reports and the experiment doesn't measure."""
-    known = [one.get("name") or one["split"] for one in (config.get("evaluation") or {}).get("sets", ())]
-    missing = [label for label in sets if label not in known]
+def _why_not_measured(config: Mapping[str, Any], measurements: _Measurements) -> str | None:
+    """Returns a message where the table shows something that the experiment doesn't measure."""
+    experiment = config["experiment_name"]
+    set_settings = (config.get("evaluation") or {}).get("sets", ())
+    labels = [settings.get("name") or settings["split"] for settings in set_settings]
+    missing = [label for label in (*measurements.sets, *measurements.along) if label not in labels]
     if missing:
         return (
-            f"{config['experiment_name']} has no evaluation set {', '.join(map(repr, missing))}, which the"
-            f" table reports; it has {', '.join(known) or 'none'}"
+            f"{experiment} has no evaluation set {', '.join(map(repr, missing))}, which the"
+            f" table reports; it has {', '.join(labels) or 'none'}"
         )
-    analyzers = [one.get("name") or one["type"] for one in config.get("analyzers") or ()]
-    missing = [name for name in analyses if name not in analyzers]
+    analyzers = [settings.get("name") or settings["type"] for settings in config.get("analyzers") or ()]
+    missing = [name for name in measurements.analyses if name not in analyzers]
     if missing:
         return (
-            f"{config['experiment_name']} has no analyzer {', '.join(map(repr, missing))}, which the table"
-            " reports: put its file below configs/analyzers/ on the right of the experiment's configs"
+            f"{experiment} has no analyzer {', '.join(map(repr, missing))}, which the table reports: append"
+            " its file below configs/analyzers/ to the experiment's configs"
         )
     return None
 
 
-def inspect(run: PlannedRun) -> Status:
-    """Returns the state of a run, from its directory alone."""
+def inspect(run: PlannedRun) -> RunStatus:
+    """Returns the state of a run. Reads its directory, and the table's record of attempts at it."""
     if run.template is None:
-        return Status("wrong", why=run.wrong or "")
+        return RunStatus("wrong", why=run.wrong or "")
     directory = run.directory
     done = len(directory.read_metrics())
     stored = directory.path / "config.json"
@@ -320,36 +388,43 @@ def inspect(run: PlannedRun) -> Status:
         assert run.config is not None
         different = different_keys(read_config(directory.path), run.config)
         if different:
-            return Status("different", done, f"other {', '.join(different)} in {stored}")
+            return RunStatus("different", done, f"other {', '.join(different)} in {stored}")
     if directory.is_running():
-        return Status("running", done, f"another process is at work in {directory.path}")
-    if run.iterations in directory.checkpoints():
-        wanted = [(run.iterations, label) for label in run.sets]
-        wanted += [(number, label) for number in directory.regular_checkpoints() for label in run.along]
-        unmeasured = tuple(
-            f"{label} after {number}"
-            for number, label in wanted
-            if not (directory.evaluation(number, label) / "summary.json").is_file()
-        )
-        unanalysed = tuple(
-            name
-            for name in run.analyses
-            if not (directory.path / "analyses" / name / "result.json").is_file()
-        )
+        return RunStatus("running", done, f"another process is running in {directory.path}")
+    is_trained = run.iterations in directory.checkpoints()
+    if is_trained:
+        unmeasured, unanalysed = _missing_evaluations(run), _missing_analyses(run)
         if not unmeasured and not unanalysed:
-            return Status("finished", done)
-        why = failure(run) or "lacks " + ", ".join((*unmeasured, *unanalysed))
-        return Status("unmeasured", done, why, unmeasured, unanalysed)
+            return RunStatus("finished", done)
+        why = failure(run) or f"{', '.join((*unmeasured, *unanalysed))} missing"
+        return RunStatus("unmeasured", done, why, unmeasured, unanalysed)
     why = failure(run)
     if why:
-        return Status("failed", done, why)
+        return RunStatus("failed", done, why)
     if directory.has_work():
-        return Status("interrupted", done, f"at iteration {done} of {run.iterations}")
-    return Status("missing")
+        return RunStatus("interrupted", done, f"at iteration {done} of {run.iterations}")
+    return RunStatus("missing")
+
+
+def _missing_evaluations(run: PlannedRun) -> tuple[str, ...]:
+    """Returns the evaluations that the table shows and the run has not: ("test after 1000",)."""
+    directory = run.directory
+    shown = [(run.iterations, label) for label in run.sets]
+    shown += [(iteration, label) for iteration in directory.regular_checkpoints() for label in run.along]
+    return tuple(
+        f"{label} after {iteration}"
+        for iteration, label in shown
+        if not (directory.evaluation(iteration, label) / "summary.json").is_file()
+    )
+
+
+def _missing_analyses(run: PlannedRun) -> tuple[str, ...]:
+    folder = run.directory.path / "analyses"
+    return tuple(name for name in run.analyses if not (folder / name / "result.json").is_file())
 
 
 def failure(run: PlannedRun) -> str:
-    """Returns the failure of the last attempt; empty where it ended well."""
+    """Returns a message on the failure of the last attempt; empty where it succeeded."""
     attempts = run.attempts()
     if not attempts or not attempts[-1].get("exit_code"):
         return ""

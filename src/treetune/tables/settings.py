@@ -1,9 +1,10 @@
-"""The configurations of tables: of experiments that were run, and of ones that the table runs itself."""
+"""The configurations of tables: `experiments` shows experiments that were run, `reproduction` runs its
+own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal
 
@@ -13,8 +14,8 @@ from typing_extensions import override
 from treetune.config.errors import did_you_mean
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Root
-from treetune.tables.columns import Column, Name, Panel
-from treetune.tables.statistics import LEVEL, Estimate, confidence_sequence, normal_sequence
+from treetune.tables.columns import MeasuredColumn, Name, Panel
+from treetune.tables.statistics import LEVEL, MeanWithInterval, confidence_sequence, normal_sequence
 
 
 class Table(Registrable, Root, root="a table"):
@@ -26,21 +27,21 @@ class Table(Registrable, Root, root="a table"):
         return ()
 
     def check_experiments(self) -> None:
-        """Checks what can't be seen in the table alone. Raises ValueError that names all that is wrong."""
+        """Checks the table against its experiments' configurations. Raises ValueError with all mistakes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TableRow:
     """An experiment of a table."""
 
     name: Annotated[str, MinLen(1)]
-    """Stands in the row's first cell."""
+    """The title of the row, in its first cell."""
     experiment: Annotated[str, MinLen(1)]
     """The experiment's folder below the table's directory."""
     published: Annotated[float, Ge(0), Le(1)] | None = None
-    """A pass@1 to stand beside the measured one."""
+    """A published pass@1 to show next to the measured one."""
     source: str | None = None
-    """The place where that was published."""
+    """The publication with that number."""
     optional: bool = False
     """Leaves the row out where its experiment has not been evaluated."""
 
@@ -50,11 +51,11 @@ class Row:
 class ExperimentsTable(Table):
     """Rows of experiments, each with one evaluation of one checkpoint."""
 
-    rows: Annotated[tuple[Row, ...], MinLen(1)]
+    rows: Annotated[tuple[TableRow, ...], MinLen(1)]
     output: str = "table.json"
-    """A file below `directory`; beside it goes the same table as Markdown."""
+    """A file below `directory`; the same table as Markdown is written next to it."""
     title: str = ""
-    """Stands above the table."""
+    """The title above the table."""
     directory: str = "experiments"
     """The folder of runs and of the table's files."""
     evaluation: str = "test"
@@ -62,7 +63,8 @@ class ExperimentsTable(Table):
     checkpoint: Literal["last", "best"] = "last"
     """The last checkpoint that was measured on the set, or the best by pass@1 on `best_on`."""
     best_on: str = "validation"
-    """Another set: to choose on the set that is reported would flatter every row."""
+    """The set to choose the best checkpoint on. It must differ from the reported one: a checkpoint that was
+    chosen on the reported set looks better than it is."""
 
     @override
     def check(self, table: ExperimentsTable) -> Iterable[Finding]:
@@ -91,18 +93,19 @@ class TableExperiment:
     """An experiment, run once for every seed of the table, with its cost where none has been measured yet."""
 
     configs: Annotated[tuple[Name, ...], MinLen(1)]
-    """Files, as behind ``--configs``."""
+    """Files, as for ``--configs``."""
     overrides: tuple[str, ...] = ()
-    """Objects, as behind ``--override``."""
+    """Objects, as for ``--override``."""
     needs: tuple[Name, ...] = ()
-    """The table's experiments that must be finished before, such as the one that makes the start weights."""
+    """The table's experiments that must finish first, such as the one that makes the start weights."""
     fork: Name | None = None
-    """The one of `needs`, of the same seed, from whose state it goes on after its last iteration: weights,
-    optimiser, problems and seeds (the command `fork`); its own cost has that of the fork's stem in it."""
+    """One of `needs`. The experiment continues from the end of its run with the same seed: weights,
+    optimiser, problems and seeds (the command `fork`). Its cost includes that of the run it continues."""
     shared: bool = False
-    """Runs it once in all, with `seed`, below ``<directory>/shared``: a start of every method and seed."""
+    """Runs it only once, with `seed`, below ``<directory>/shared``, for all methods and seeds to start
+    from."""
     seed: Annotated[int, Ge(0)] = 1
-    """The seed of an experiment that is shared; others have the table's."""
+    """The seed of a shared experiment; all others have the table's seeds."""
     seconds_per_iteration: Annotated[float, Gt(0)] | None = None
     """Seconds of an iteration."""
     seconds_per_run: Annotated[float, Gt(0)] | None = None
@@ -112,39 +115,40 @@ class TableExperiment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """The content of one column of a row, where that is not the row's own experiment."""
+class CellSource:
+    """The content of one column of a row, where it is not filled by the row's experiment.
+
+    Example: `{experiment: "ppo_MATH", published: 0.181, source: "VinePPO, Table 1"}`.
+    """
 
     experiment: Name | None = None
-    """The experiment that fills it; None: the row's."""
+    """The experiment that fills it; null: the row's."""
     value: Name | None = None
-    """A key path in the analysis that the column shows, where it isn't the column's."""
+    """A key path in the analysis that the column shows; null: the column's."""
     published: float | None = None
-    """A published number in the column's own unit: a share (0.534), not percent."""
+    """A published number in the column's unit, with shares between 0 and 1 (0.534, not 53.4 percent)."""
     source: str | None = None
-    """The place where that was published."""
+    """The publication with that number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodRow:
-    """A method."""
+    """A method of the table, such as PPO, with the experiments that measure it."""
 
     name: Name
-    """Stands in the row's first cell."""
+    """The title of the row, in its first cell."""
     experiment: Name | None = None
     """The experiment of every column that has no cell."""
-    cells: Mapping[str, Cell] = field(default_factory=dict)
+    cells: Mapping[str, CellSource] = field(default_factory=dict)
     """Cells by column name."""
 
-    def cell(self, column: str) -> Cell:
-        """The cell with its experiment filled in; without one where nothing is measured."""
-        own = self.cells.get(column, Cell())
-        return Cell(
-            experiment=own.experiment or self.experiment,
-            value=own.value,
-            published=own.published,
-            source=own.source,
-        )
+    def cell(self, column: str) -> CellSource:
+        """Returns the cell of a column, filled by the row's experiment unless the cell names another.
+
+        Its `experiment` is None where nothing is measured.
+        """
+        cell = self.cells.get(column, CellSource())
+        return replace(cell, experiment=cell.experiment or self.experiment)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +163,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Seeds:
-    """The number of the table's seeds that a row has: the first `at_least`, and at most `at_most` (None:
+    """How many of the table's seeds a row has: at least the first `at_least`, at most `at_most` (null:
     all)."""
 
     at_least: Annotated[int, Ge(2)]
@@ -168,34 +172,38 @@ class Seeds:
 
 @dataclass(frozen=True, kw_only=True)
 class Until:
-    """Adds seeds, in the order of the table's, until differences are known well enough.
+    """Adds seeds, in the table's order, until differences are measured precisely enough.
 
-    A row of `rows` (its difference to the `baseline`), or else each of the table's `comparisons`, has enough
-    seeds when the 95 % confidence sequence of the difference in `column` (None: the table's first) reaches
-    no further than `difference` to each side on average: half its width. It is asked after every seed from
-    `at_least` on, and stops at the first that is enough or at `at_most`. A confidence sequence holds at every
-    look, so wherever that is, and with whatever distribution: a row that collapses in one run of ten is not
-    taken for known after eight runs that didn't. That costs seeds: with differences of shares (`bound` 1), of
-    seeds that all come out alike, 16 know it to 0.28, 64 to 0.08 and 180 to 0.03. A smaller `bound` makes it
-    cheaper in proportion, and `assume` cheaper still. It is of what training gives on these problems; the
-    table's interval is of other problems, too. The mean where it stops is not quite unbiased; the interval is
-    what holds.
+    The differences are those of `rows` to the `baseline`, or else the table's `comparisons`. A difference has
+    enough seeds when its 95 % confidence sequence in `column` (null: the table's first) has a half-width of
+    at most `difference`. This is tested after every seed from `at_least` on. Seeds end at the first that is
+    enough, or at `at_most`.
+
+    A confidence sequence is valid at every look, so stopping early is allowed. It is also valid for every
+    distribution: a row that collapses in one run of ten does not count as precise after eight runs that
+    didn't. This costs seeds: for shares (`bound` 1) and seeds whose differences are all equal, the half-width
+    is 0.28 with 16 seeds, 0.08 with 64 and 0.03 with 180. A smaller `bound` reduces it in proportion;
+    ``assume: 'normal'`` needs fewer seeds still.
+
+    The confidence sequence is about training on these problems; the table's interval covers other problems,
+    too. The mean at the stopping point has a small bias, which the interval allows for.
     """
 
     difference: Annotated[float, Gt(0)]
+    """The half-width to reach."""
     assume: Literal["bounded", "normal"] = "bounded"
-    """``bounded`` holds whatever the differences' distribution within `bound`. ``normal`` takes them for
-    normal with an unknown spread, and knows of nothing rare; it needs far fewer seeds: with eight, half of it
-    is 4.4 standard errors."""
+    """``bounded`` is valid for every distribution of differences within `bound`. ``normal`` assumes a normal
+    distribution of unknown spread, in which rare events such as a collapse don't occur. It needs far fewer
+    seeds: with eight, its half-width is 4.4 standard errors."""
     stop_losers: bool = False
-    """Whether a row gets no further seeds once its confidence sequence has it worse than the other."""
+    """Gives a row no further seeds once its confidence sequence shows it to be worse than the other row."""
     bound: Annotated[float, Gt(0)] = 1.0
-    """The most that two runs can differ by, to either side, whatever happens to one of them."""
+    """The largest possible difference between two runs, in either direction, even if one collapses."""
     rows: tuple[Name, ...] = ()
     seeds: Seeds
     column: Name | None = None
 
-    def sequence(self, differences: Sequence[float], level: float = LEVEL) -> Estimate:
+    def sequence(self, differences: Sequence[float], level: float = LEVEL) -> MeanWithInterval:
         if self.assume == "normal":
             return normal_sequence(differences, level)
         return confidence_sequence(differences, self.bound, level)
@@ -204,22 +212,23 @@ class Until:
 @Table.register("reproduction")
 @dataclass(frozen=True, kw_only=True)
 class Reproduction(Table):
-    """Rows of methods, columns of evaluation sets or analyses, every cell over all seeds.
+    """A table of methods (rows) by evaluation sets or analyses (columns); each cell is a mean over all seeds.
 
-    Runs go to ``<directory>/seed-<seed>/<experiment_name>``, shared ones to
-    ``<directory>/shared/<experiment_name>``; tables may share a directory and with it their runs.
+    Runs are in ``<directory>/seed-<seed>/<experiment_name>``, shared ones in
+    ``<directory>/shared/<experiment_name>``. Tables with the same directory share their runs.
     """
 
     name: Name
     """The name of the table's files."""
     seeds: Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)]
-    """Every experiment that isn't shared is run once with each; with `until`, those that may be run."""
+    """Every experiment that isn't shared runs once with each seed. With `until`, these are the seeds that may
+    be run."""
     experiments: Annotated[Mapping[str, TableExperiment], MinLen(1)]
     """The experiments to run, by their names in the table."""
     rows: Annotated[tuple[MethodRow, ...], MinLen(1)]
-    columns: Annotated[tuple[Column, ...], MinLen(1)]
+    columns: Annotated[tuple[MeasuredColumn, ...], MinLen(1)]
     title: str = ""
-    """Stands above the table."""
+    """The title above the table."""
     directory: Name = "experiments"
     """The folder of runs and of the table's files."""
     panels: tuple[Panel, ...] = ()
@@ -231,18 +240,19 @@ class Reproduction(Table):
     pairs: tuple[Pair, ...] = ()
     """Further differences."""
     comparisons: Annotated[tuple[Pair, ...], MaxLen(3)] = ()
-    """The differences that the table is made for, named before anything is run; with `until`. They alone are
-    called better or worse, by confidence sequences that hold at every look and at 95 % for all together."""
+    """The differences that answer the table's question, declared before anything runs; they need `until`.
+    Only they are called better or worse, by confidence sequences that are valid at every look, and together
+    at 95 %."""
     until: Until | None = None
     """Adds seeds; all rows have the first ``until.seeds.at_least`` of them."""
     on_failure: Literal["go_on", "stop"] = "go_on"
-    """Goes on with the other runs after one has failed, or stops."""
+    """Continues with the other runs after one has failed, or stops."""
     interval: Literal["bootstrap", "student"] = "student"
     """The kind of intervals, see `statistics.over_seeds_and_problems`."""
     deadline_hours: Annotated[float, Gt(0)] = 240.0
     """Hours after which a run that hangs is ended."""
     notes: tuple[str, ...] = ()
-    """Stand below the table."""
+    """Texts below the table."""
 
     @override
     def check(self, table: Reproduction) -> Iterable[Finding]:
@@ -379,21 +389,21 @@ class Reproduction(Table):
             )
 
     @property
-    def judged(self) -> Column:
+    def judged(self) -> MeasuredColumn:
         """The column whose differences say how many seeds a row needs."""
         name = self.until.column if self.until is not None else None
         return next((column for column in self.columns if column.name == name), self.columns[0])
 
     @property
     def decisive_pairs(self) -> list[tuple[str, str]]:
-        """The differences, as (row, other row), that say how many seeds there are."""
-        rows = () if self.until is None or self.baseline is None else self.until.rows
-        pairs = [(row, self.baseline or row) for row in rows]
-        return pairs or [(pair.row, pair.to) for pair in self.comparisons]
+        """The differences, as (row, other row), that decide how many seeds there are."""
+        if self.until is not None and self.baseline is not None and self.until.rows:
+            return [(row, self.baseline) for row in self.until.rows]
+        return [(pair.row, pair.to) for pair in self.comparisons]
 
     @property
     def level(self) -> float:
-        """That of each difference's interval, so that those of all comparisons hold at 95 % (Bonferroni)."""
+        """The level of each comparison's interval at which all of them together hold at 95 % (Bonferroni)."""
         return 1 - (1 - LEVEL) / max(1, len(self.comparisons))
 
     @property
@@ -415,10 +425,12 @@ class Reproduction(Table):
         check(self)
 
     def order(self) -> list[str]:
-        """The experiments' names, each after those that it needs, else in the order of the rows."""
+        """Returns the experiments' names in the order of the rows, but each after those that it needs."""
         used = [row.cell(column.name).experiment for row in self.rows for column in self.columns]
-        used += [row.experiment for row in self.rows if self.panels]
-        names = list(dict.fromkeys([*(name for name in used if name is not None), *self.experiments]))
+        if self.panels:
+            used += [row.experiment for row in self.rows]
+        used_names = [name for name in used if name is not None]
+        names = list(dict.fromkeys([*used_names, *self.experiments]))
         sorter = self._sorter(names)
         ordered: list[str] = []
         while sorter.is_active():
@@ -428,7 +440,7 @@ class Reproduction(Table):
         return ordered
 
     def _sorter(self, names: Sequence[str]) -> TopologicalSorter[str]:
-        """Raises CycleError."""
+        """Returns a sorter that is ready for use. Raises CycleError where experiments need each other."""
         sorter = TopologicalSorter({name: self.experiments[name].needs for name in names})
         sorter.prepare()
         return sorter

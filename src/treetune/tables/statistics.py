@@ -1,4 +1,7 @@
-"""Means over seeds and problems with intervals, and tests of differences."""
+"""Estimates means over seeds and problems with intervals, and corrects p-values.
+
+Arrays have a letter for each axis: S seeds, P problems, B bootstrap resamples, N numbers, C bets.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,24 @@ RESAMPLES = 4000
 LEVEL = 0.95
 
 WEIGHT = 0.1
-"""Of a mixture over differences, in numbers: 0.1 makes `normal_sequence` narrowest at 5 to 16 of them."""
+"""The weight of `normal_sequence`'s prior, counted in numbers; 0.1 makes it narrowest after 5 to 16
+numbers."""
 
 Kind = Literal["bootstrap", "student"]
 
 HELD = {2: 0.61, 3: 0.81, 4: 0.83, 5: 0.88}
-"""The share of cases in which a "bootstrap" interval of so few seeds holds the true mean of normal draws,
-instead of 0.95 (600 tries each). The "student" ones: 0.94 to 0.95."""
+"""How often a "bootstrap" interval contains the true mean, by the number of seeds. It should be 0.95.
+
+Measured with normal draws, 600 tries each. "student" intervals contain it in 0.94 to 0.95.
+"""
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A mean and its 95 % interval; the bounds are None where nothing says how much it varies."""
+class MeanWithInterval:
+    """A mean and its 95 % interval: `MeanWithInterval(0.53, 0.51, 0.55)`.
+
+    The bounds are None where the spread is unknown, as with a single seed.
+    """
 
     mean: float
     low: float | None
@@ -39,26 +48,34 @@ class Estimate:
     def excludes_zero(self) -> bool:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
-    def within(self, least: float, most: float) -> Estimate:
-        """Returns the estimate cut to its possible values: Student's intervals don't know that shares have
-        bounds."""
+    def within(self, least: float, most: float) -> MeanWithInterval:
+        """Returns the estimate with its interval cut to the possible values.
+
+        Student's intervals may leave them: a share's may reach above 1.
+        """
         if self.low is None or self.high is None:
             return self
-        return Estimate(self.mean, max(self.low, least), min(self.high, most))
+        return MeanWithInterval(self.mean, max(self.low, least), min(self.high, most))
 
 
-def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> Estimate:
-    """The mean of one value per problem for every seed (all seeds have the same problems).
+def over_seeds_and_problems(
+    values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap"
+) -> MeanWithInterval:
+    """Estimates the mean of one value per problem and seed, where all seeds have the same problems.
 
-    A hierarchical bootstrap: every resample draws seeds with replacement, and problems with
-    replacement. The problems are those of one test set for all seeds, so that one draw of them
-    serves all drawn seeds (the "pigeonhole" bootstrap of Owen 2007); drawing anew for every seed
-    would take what makes a problem hard for noise that averages out.
+    `values` has a mapping for each seed: `[{"test/0": 0.75, "test/1": 0.0}, {"test/0": 0.5, "test/1":
+    0.25}]`.
 
-    Resampled means of S seeds vary by (S − 1)/S of what they should; the seeds' part is stretched
-    by √(S/(S − 1)). What a percentile interval of few seeds still lacks is the uncertainty of the
-    spread itself, see HELD: `kind` "student" stretches that part further, by t(S − 1)/z, which is 2.2
-    for three seeds, and holds what it says. With one seed the interval is of problems alone.
+    The interval is a hierarchical bootstrap: every resample draws seeds with replacement, and problems with
+    replacement. All seeds share the problems of one test set, so that one draw of problems serves all drawn
+    seeds (the "pigeonhole" bootstrap of Owen 2007). Drawing problems anew for every seed would treat the
+    difficulty of problems as noise that averages out over seeds.
+
+    The variance of resampled means of S seeds is too small by a factor of (S − 1)/S, so the seeds' part is
+    stretched by √(S/(S − 1)). A percentile interval of few seeds is still too narrow, because the spread
+    itself is uncertain (see HELD). `kind` "student" stretches the seeds' part further, by t(S − 1)/z, which
+    is 2.2 for three seeds; its intervals contain the mean as often as they should. With a single seed the
+    interval covers the problems only.
 
     Raises ValueError if the seeds' problems differ.
     """
@@ -68,7 +85,7 @@ def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = 
     for other in values[1:]:
         if other.keys() != values[0].keys():
             raise ValueError("the seeds were measured on different problems")
-    matrix_SP = np.array([[one[problem] for problem in problems] for one in values])
+    matrix_SP = np.array([[seed_values[problem] for problem in problems] for seed_values in values])
     n_seeds, n_problems = matrix_SP.shape
     generator = np.random.default_rng(0)
     seeds_BS = generator.multinomial(n_seeds, [1 / n_seeds] * n_seeds, size=RESAMPLES) / n_seeds
@@ -80,90 +97,112 @@ def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = 
     means_B += (stretch(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
     tail = (1 - LEVEL) / 2
     low, high = float(np.quantile(means_B, tail)), float(np.quantile(means_B, 1 - tail))
-    return Estimate(float(matrix_SP.mean()), low, high)
+    return MeanWithInterval(float(matrix_SP.mean()), low, high)
 
 
-def normal_sequence(values: Sequence[float], level: float = LEVEL) -> Estimate:
-    """The mean of normal numbers of unknown spread, with an interval that holds at every count at once, as
-    that of `confidence_sequence` does: a t-interval for whoever looks after each number.
+def normal_sequence(values: Sequence[float], level: float = LEVEL) -> MeanWithInterval:
+    """Estimates the mean of normal numbers of unknown spread, with an interval that is valid at every count.
 
-    Each candidate mean m is left out where a mixture of normal means m + δσ, δ from N(0, 1 / WEIGHT), and of
-    all spreads σ, has become 1 / (1 − level) times likelier than m: √r · ((1 + u) / (1 + r · u))^(n / 2),
-    with r = WEIGHT / (n + WEIGHT), u = t² / (n − 1) and Student's t of m. That is a martingale that begins
-    with 1 (Wang and Ramdas 2023, arXiv:2310.03722, the Gaussian mixture in the reduced filtration; Lai 1976),
-    so that it ever gets there with a chance of at most 1 − level (Ville 1939). The bounds are None where so
-    few numbers leave out none."""
+    It is a t-interval that one may look at after each number, as with `confidence_sequence`.
+
+    A candidate mean m is excluded when the numbers are 1 / (1 − level) times likelier under a mixture than
+    under m. The mixture is over normal means m + δσ, with δ from N(0, 1 / WEIGHT), and over all spreads σ.
+    The likelihood ratio is √r · ((1 + u) / (1 + r · u))^(n / 2), with r = WEIGHT / (n + WEIGHT), u = t² / (n
+    − 1) and Student's t of m. It is a martingale that begins with 1 (Wang and Ramdas 2023, arXiv:2310.03722,
+    the Gaussian mixture in the reduced filtration; Lai 1976), so that the true mean is ever excluded with a
+    probability of at most 1 − level (Ville 1939).
+
+    The bounds are None where the numbers are too few to exclude any mean.
+    """
     count, mean = len(values), fmean(values)
     if count < 2:
-        return Estimate(mean, None, None)
-    ratio = WEIGHT / (count + WEIGHT)
-    bar, spread = ((1 - level) * math.sqrt(ratio)) ** (-2 / count), stdev(values)
-    if bar * ratio >= 1 or not spread:  # numbers that are all the same are no normal ones
-        return Estimate(mean, None, None)
-    half = spread * math.sqrt((count - 1) / count * (bar - 1) / (1 - bar * ratio))
-    return Estimate(mean, mean - half, mean + half)
+        return MeanWithInterval(mean, None, None)
+    # Solves the ratio above for t. With q = (1 + u) / (1 + r · u) at its limit, u = (q − 1) / (1 − q · r).
+    r = WEIGHT / (count + WEIGHT)
+    q = ((1 - level) * math.sqrt(r)) ** (-2 / count)
+    spread = stdev(values)
+    if q * r >= 1 or not spread:  # equal numbers are not normally distributed
+        return MeanWithInterval(mean, None, None)
+    half_width = spread * math.sqrt((count - 1) / count * (q - 1) / (1 - q * r))
+    return MeanWithInterval(mean, mean - half_width, mean + half_width)
 
 
-def confidence_sequence(values: Sequence[float], bound: float, level: float = LEVEL) -> Estimate:
-    """The mean of numbers between −bound and bound, drawn alike one after the other, with an interval
-    that holds at every count at once: whoever looks after each number and stops when they like has it, too.
+def confidence_sequence(values: Sequence[float], bound: float, level: float = LEVEL) -> MeanWithInterval:
+    """Estimates the mean of numbers between −bound and bound, with an interval that is valid at every count.
 
-    A bet against each candidate mean m: of its capital a share c goes up or down with each number, as much
-    as is fair if m is right, so that the capital is a martingale, averaged over 64 shares for each side. At
-    95 % it comes to 20 times its beginning with a chance of at most 1/20 (Ville 1939), and m is left out then
-    (Waudby-Smith and Ramdas, JRSS B 86, 2024, section 4; Cover's average over shares in place of their
-    predicted one, so that the order doesn't matter). Nothing is assumed of the numbers' distribution: what is
-    rare and large, as a run that collapses, may not have been seen yet, and the interval knows.
+    One may look at it after each number and stop at any time. The numbers are independent draws from one
+    distribution, about which nothing else is assumed: a rare and large number, such as a run that collapses,
+    may not have been drawn yet, and the interval allows for it.
 
-    Raises ValueError for a number outside of the bounds."""
+    It bets against each candidate mean m. A share c of the capital is staked on each number, at odds that are
+    fair if m is the mean, so that the capital is a martingale. The capital is averaged over 64 shares for
+    each direction. If m is the mean, the capital ever grows to 1 / (1 − level) times its start (20 times at
+    95 %) with a probability of at most 1 − level (Ville 1939); a candidate against which it does is excluded.
+
+    Waudby-Smith and Ramdas, JRSS B 86, 2024, section 4, with Cover's average over shares in place of a
+    predicted share, so that the order of the numbers doesn't matter.
+
+    Raises ValueError for a number outside of the bounds.
+    """
     import numpy as np
 
-    if outside := next((one for one in values if abs(one) > bound), None):
-        raise ValueError(f"a difference of {outside:.3g} is outside of ±{bound:g}: set `bound` to its most")
-    units_N = (np.array(values) / bound + 1) / 2
-    shares_C1 = ((np.arange(64) + 0.5) / 64)[:, None]
+    too_large = [value for value in values if abs(value) > bound]
+    if too_large:
+        raise ValueError(
+            f"a difference of {too_large[0]:.3g} is outside of ±{bound:g}: set `bound` to the largest"
+            " possible difference"
+        )
+    numbers_N = (np.array(values) / bound + 1) / 2  # between 0 and 1
+    stakes_C1 = ((np.arange(64) + 0.5) / 64)[:, None]
 
-    def is_left_out(candidate: float) -> bool:
-        logs = [
-            np.log1p(shares_C1 * (seen / fair - 1)).sum(axis=1)
-            for seen, fair in ((units_N, candidate), (1 - units_N, 1 - candidate))
-        ]
-        capital = np.logaddexp.reduce(np.concatenate(logs)) - math.log(2 * len(shares_C1))
-        return bool(capital >= -math.log(1 - level))
+    def is_excluded(candidate: float) -> bool:
+        # Bets that the mean is above the candidate, and bets that it is below.
+        log_capital_above_C = np.log1p(stakes_C1 * (numbers_N / candidate - 1)).sum(axis=1)
+        log_capital_below_C = np.log1p(stakes_C1 * ((1 - numbers_N) / (1 - candidate) - 1)).sum(axis=1)
+        log_sum = np.logaddexp.reduce(np.concatenate([log_capital_above_C, log_capital_below_C]))
+        log_capital = log_sum - math.log(2 * len(stakes_C1))
+        return bool(log_capital >= -math.log(1 - level))
 
-    mean, bounds = float(units_N.mean()), []
-    for beyond in (0.0, 1.0):
-        within = mean  # never left out: no bet against the mean itself has gained
-        for _ in range(0 if within == beyond else 40):
-            candidate = (within + beyond) / 2
-            within, beyond = (within, candidate) if is_left_out(candidate) else (candidate, beyond)
-        bounds.append((2 * beyond - 1) * bound)
-    return Estimate((2 * mean - 1) * bound, *bounds)
+    mean, bounds = float(numbers_N.mean()), []
+    for extreme in (0.0, 1.0):
+        # Bisects for the bound between the mean, which is never excluded (no bet against it has gained), and
+        # the extreme. Forty halvings are far below the precision of any table.
+        inside, outside = mean, extreme
+        for _ in range(0 if mean == extreme else 40):
+            candidate = (inside + outside) / 2
+            if is_excluded(candidate):
+                outside = candidate
+            else:
+                inside = candidate
+        bounds.append((2 * outside - 1) * bound)
+    return MeanWithInterval((2 * mean - 1) * bound, *bounds)
 
 
-def of_shares(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> Estimate:
-    """The same where each problem's value is a share, which is nowhere surer than its problems are many.
+def of_shares(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> MeanWithInterval:
+    """Estimates the mean as `over_seeds_and_problems` does, where each problem's value is a share.
 
-    Resampling knows no spread where all problems went alike, and too little where each of one seed went right
-    or wrong: there the interval is Wilson's, of the problems.
+    Resampling finds no spread where all shares are 0 or all are 1, and too little where a single seed has one
+    answer for each problem. The interval is then Wilson's, over the problems.
     """
-    found = over_seeds_and_problems(values, kind)
-    everything = {value for of_seed in values for value in of_seed.values()}
-    if everything in ({0.0}, {1.0}) or (len(values) == 1 and everything <= {0.0, 1.0}):
+    estimate = over_seeds_and_problems(values, kind)
+    shares = set()
+    for seed_values in values:
+        shares |= set(seed_values.values())
+    if shares in ({0.0}, {1.0}) or (len(values) == 1 and shares <= {0.0, 1.0}):
         problems = len(values[0])
-        return Estimate(found.mean, *wilson(found.mean * problems, problems))
-    return found
+        return MeanWithInterval(estimate.mean, *wilson(estimate.mean * problems, problems))
+    return estimate
 
 
-def over_seeds(values: Sequence[float], kind: Kind = "bootstrap") -> Estimate:
-    """The same where each seed has one number and nothing is known of problems."""
+def over_seeds(values: Sequence[float], kind: Kind = "bootstrap") -> MeanWithInterval:
+    """Estimates the mean as `over_seeds_and_problems` does, where each seed has a single number."""
     if len(values) == 1:
-        return Estimate(values[0], None, None)
+        return MeanWithInterval(values[0], None, None)
     return over_seeds_and_problems([{"": value} for value in values], kind)
 
 
 def stretch(seeds: int, kind: Kind) -> float:
-    """Returns the factor by which the part of the seeds is drawn out."""
+    """Returns the factor that widens the seeds' part of an interval; see `over_seeds_and_problems`."""
     if seeds == 1:
         return 1.0
     factor = math.sqrt(seeds / (seeds - 1))
@@ -175,15 +214,19 @@ def stretch(seeds: int, kind: Kind) -> float:
 
 
 SIGNIFICANT = 0.05
-"""A p-value below which a difference is called one."""
+"""A difference is significant if its p-value is below this."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Each p-value as it counts among all of them (Holm, 1979): the smallest times their number, the next
-    times one less, none below one before it, none above 1. That one of them is below 0.05 by chance alone, in
-    whichever of the comparisons there is no difference, happens in at most 5 of 100 tables."""
+    """Returns p-values that are corrected for their number (Holm, 1979), in the same order.
+
+    The smallest is multiplied by their number, the next by one less, and so on; none may be below a smaller
+    one's, and none above 1. `holm([0.01, 0.04, 0.03])` is `[0.03, 0.06, 0.06]`. At most 5 of 100 tables then
+    have a p-value below 0.05 where there is no difference.
+    """
     adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        adjusted[place] = largest
+    indices_by_p = sorted(range(len(p_values)), key=p_values.__getitem__)
+    for rank, index in enumerate(indices_by_p):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
     return adjusted

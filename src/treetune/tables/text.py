@@ -1,4 +1,4 @@
-"""A table as Markdown and LaTeX, and the grids of text and the legend that all its forms share."""
+"""A table as Markdown and LaTeX; the grids of text and the legend that all its forms share."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING
 
 from treetune.rollouts.numbers import declared, declared_ratios
 from treetune.runtime.console import duration
-from treetune.tables.columns import Column, Panel
+from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import AXES, Curve, panel_notes
 from treetune.tables.measure import CellResult, Comparison, Results
-from treetune.tables.runs import Plan
-from treetune.tables.statistics import HELD, Estimate
+from treetune.tables.runs import TableRuns
+from treetune.tables.statistics import HELD, MeanWithInterval
 from treetune.tables.until import seconds_a_seed, verdicts
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 WHOLE_FROM = 999.5
-"""Numbers from here on are shown without a fraction."""
+"""The smallest number that is shown without decimals."""
 DASH = "–"
 STATES = {"missing": "not run", "different": "other configuration", "wrong": "wrong configuration"}
 MARKS = {"better": "▲", "worse": "▼", "higher": "△", "lower": "▽", None: ""}
-COST_WORDS = (
-    "Means over seeds. Answers that were sampled to train on; tokens of those and of the continuations that"
-    " gave them credit; seconds without evaluation."
+COST_NOTE = (
+    "Means over seeds. Answers: those sampled for training. Tokens: of these answers, and of the"
+    " continuations that estimate their credit. Seconds: without evaluation."
 )
 
 
-def number_text(value: float | None, column: Column, sign: bool = False) -> str:
+def number_text(value: float | None, column: MeasuredColumn, sign: bool = False) -> str:
     if value is None:
         return DASH
     plus = "+" if sign else ""
@@ -42,14 +42,14 @@ def number_text(value: float | None, column: Column, sign: bool = False) -> str:
     return text.replace("-", "−") + column.unit
 
 
-def interval_text(estimate: Estimate, column: Column, sign: bool = False) -> str:
+def interval_text(estimate: MeanWithInterval, column: MeasuredColumn, sign: bool = False) -> str:
     if estimate.low is None:
         return ""
     return f"[{number_text(estimate.low, column, sign)}, {number_text(estimate.high, column, sign)}]"
 
 
 def _three_digits(value: float, sign: str = "") -> str:
-    """Returns three digits, or all of those before the point."""
+    """Returns a number with three significant digits, or as a whole number where that needs more."""
     return f"{value:{sign},.0f}" if abs(value) >= WHOLE_FROM else f"{value:{sign}.3g}"
 
 
@@ -59,26 +59,32 @@ def why_empty(cell: CellResult) -> str:
         return DASH
     if cell.column.reach is not None and cell.seeds:
         return f"reached by {len(cell.seeds)} of {len(cell.seeds) + len(cell.absent)} seeds"
-    words = {text.split(":")[0].split(",")[0] for text in cell.absent.values()}
-    return " / ".join(sorted(STATES.get(word, word) for word in words))
+    # Reasons begin with the run's state: "failed: …", "skipped, for it needs …".
+    states = {reason.split(":")[0].split(",")[0] for reason in cell.absent.values()}
+    return " / ".join(sorted(STATES.get(state, state) for state in states))
 
 
-def seeds_lacking(cell: CellResult) -> str:
-    """Returns how many seeds a cell has where some are absent, else nothing."""
+def seeds_note(cell: CellResult) -> str:
+    """Returns how many seeds a cell has ("2 of 3 seeds") where some are missing, else nothing."""
     return f"{len(cell.seeds)} of {len(cell.seeds) + len(cell.absent)} seeds" if cell.absent else ""
 
 
 def _plain_cell(cell: CellResult) -> str:
-    """Returns mean, interval, mark and lacking seeds; or why there is none."""
+    """Returns mean, interval, mark and missing seeds ("53.1 [51.0, 55.2] ▲ (2 of 3 seeds)"), or why empty."""
     if cell.estimate is None:
         return why_empty(cell)
-    parts = [number_text(cell.estimate.mean, cell.column), interval_text(cell.estimate, cell.column)]
-    lacking = seeds_lacking(cell)
-    return " ".join(filter(None, [*parts, MARKS[cell.called], f"({lacking})" if lacking else ""]))
+    note = seeds_note(cell)
+    parts = [
+        number_text(cell.estimate.mean, cell.column),
+        interval_text(cell.estimate, cell.column),
+        MARKS[cell.called],
+        f"({note})" if note else "",
+    ]
+    return " ".join(part for part in parts if part)
 
 
 def legend(results: Results) -> list[str]:
-    """Returns the lines that a reader needs below the table."""
+    """Returns the lines below the table that explain it."""
     table = results.plan.table
     not_shared = [cell for cell in results.cells.values() if not cell.is_shared(table)]
     seeds = max((len(cell.seeds) + len(cell.absent) for cell in not_shared), default=1)
@@ -89,33 +95,38 @@ def legend(results: Results) -> list[str]:
     lines.append(f"Means over {seeds} seed{'s' if seeds > 1 else ''} with 95 % intervals over {over}.")
     shared = [row.name for row in table.rows if row.experiment and table.experiments[row.experiment].shared]
     if shared:
-        lines.append(f"{', '.join(shared)} is one run that all seeds share; its interval is of the problems.")
+        lines.append(
+            f"{', '.join(shared)} is a single run that all seeds share; its interval is over the problems."
+        )
     lines += until_lines(results.plan)
     if table.interval == "bootstrap" and seeds in HELD:
         lines.append(
-            f"Where seeds differ most, a bootstrap of {seeds} of them holds the true mean in about"
-            f" {100 * HELD[seeds]:.0f} of 100 cases, not 95: read the seeds' own values below."
+            f"Where most of the spread is between seeds, a bootstrap over {seeds} seeds contains the true"
+            f" mean in about {100 * HELD[seeds]:.0f} of 100 cases, not 95: look at each seed's value below."
         )
     if table.comparisons:
-        named = ", ".join(f"{pair.row} less {pair.to}" for pair in table.comparisons)
+        declared_pairs = ", ".join(f"{pair.row} − {pair.to}" for pair in table.comparisons)
         lines.append(
-            f"▲ better and ▼ worse: of the comparisons that were declared before ({named}, in"
-            f" {table.judged.name}) alone, where the confidence sequence, at 95 % for all of them together"
-            " (Bonferroni), excludes 0. The other differences are to look at, and have no mark."
+            f"▲ better and ▼ worse: only for the comparisons that were declared before ({declared_pairs}, in"
+            f" {table.judged.name}), where the confidence sequence, at 95 % for all of them together"
+            " (Bonferroni), excludes 0. The other differences are exploratory, and have no mark."
         )
     elif table.baseline is not None:
         count = f"{results.comparisons} comparison{'s' if results.comparisons != 1 else ''}"
         lines.append(
             f"▲ better and ▼ worse than {table.baseline}, paired by seed and problem, where the interval of"
             f" the difference excludes 0 and p is below 0.05 after Holm's correction for {count};"
-            " without a mark the two are not told apart."
+            " without a mark the difference is not significant."
         )
         if any(cell.called in ("higher", "lower") for cell in results.cells.values()):
-            lines.append("△ and ▽ are the same where neither more nor less is better.")
+            lines.append("△ higher and ▽ lower: the same, for columns without a better direction.")
     for column in table.columns:
         if column.over is not None:
-            upper, lower = (declared()[name].title for name in declared_ratios()[column.number])
-            lines.append(f"{column.name}: {upper} of {column.over} over {lower} of the row, means by seed.")
+            numerator, denominator = (declared()[name].title for name in declared_ratios()[column.number])
+            lines.append(
+                f"{column.name}: {numerator} of {column.over} divided by {denominator} of the row, means by"
+                " seed."
+            )
         if column.area is not None:
             lines.append(
                 f"{column.name}: the mean of pass@1 on {column.curve} from the start to"
@@ -123,150 +134,177 @@ def legend(results: Results) -> list[str]:
             )
         if column.reach is not None:
             lines.append(
-                f"{column.name}: {AXES[column.reach.over]} until pass@1 on {column.curve} first comes to"
-                f" {column.reach.accuracy:.0%}; a mean stands where every seed came to it."
+                f"{column.name}: {AXES[column.reach.over]} until pass@1 on {column.curve} first reaches"
+                f" {column.reach.accuracy:.0%}; empty unless every seed reached it."
             )
-    lines.append(f"{FATE}: runs that ended with an error, that lost half of their curve's best accuracy.")
+    lines.append(
+        f"{FATE}: runs that ended with an error, and runs that ended below half of the best accuracy on"
+        " their curve."
+    )
     sources = dict.fromkeys(cell.source for cell in results.cells.values() if cell.source)
     if sources:
         lines.append(f"Published: {'; '.join(sources)}.")
     return [*lines, *table.notes]
 
 
-def until_lines(plan: Plan) -> list[str]:
-    """Returns what is known of each difference that `until` judges, and what more would cost."""
+def until_lines(plan: TableRuns) -> list[str]:
+    """Returns a line for each difference that `until` looks at: its interval, and what more seeds would cost.
+
+    Example: "PPO − GRPO: difference +6.0 ± 7.0 after 8 seeds, 12 more seeds, about 3 h of runs, until ± 5.0."
+    """
     until, column = plan.table.until, plan.table.judged
     if until is None:
         return []
-    asked = number_text(until.difference, column)
+    goal = number_text(until.difference, column)
     lines = [
-        f"Seeds are added until half the 95 % confidence sequence of a difference in {column.name} is at most"
-        f" {asked}; it holds at every look."
+        f"Seeds are added until the half-width of the 95 % confidence sequence of a difference in"
+        f" {column.name} is at most {goal}; the sequence is valid at every look."
     ]
-    why = {
-        "narrow": "which is as narrow as asked",
-        "loses": "so that it loses and gets no further ones",
-        "at_most": f"and there are no further ones, to ± {asked}",
+    reason_texts = {
+        "narrow": "which is narrow enough",
+        "loses": "which is worse, so that it gets no further seeds",
+        "at_most": f"and the table has no further seeds to reach ± {goal}",
         "lacking": "and one of the runs has no result",
-        "more": f"and all that are left won't make it ± {asked}, if they are like these",
+        "more": f"and all remaining seeds won't reach ± {goal} if they are like these",
     }
-    for one in verdicts(plan):
-        reason, each = why[one.reason], seconds_a_seed(plan, one)
-        if one.further is not None:
-            takes = "" if each is None else f", about {duration(one.further * each)} of runs,"
-            reason = f"and {one.further} more seed{'s' if one.further > 1 else ''}{takes} to ± {asked}"
-        elif one.reason == "more" and one.seeds < until.seeds.at_least:
-            reason = "and further ones are to be run"
-        numbers = (None, None) if one.known is None else (one.known.mean, one.known.half_width)
-        known = f"{number_text(numbers[0], column, sign=True)} ± {number_text(numbers[1], column)}"
-        count = f"{one.seeds} seed{'s' if one.seeds != 1 else ''}"
-        lines.append(f"{one.row} less {one.to}: difference {known} after {count}, {reason}.")
+    for verdict in verdicts(plan):
+        reason = reason_texts[verdict.reason]
+        if verdict.further is not None:
+            seconds = seconds_a_seed(plan, verdict)
+            cost = "" if seconds is None else f", about {duration(verdict.further * seconds)} of runs,"
+            reason = f"{verdict.further} more seed{'s' if verdict.further > 1 else ''}{cost} until ± {goal}"
+        elif verdict.reason == "more" and verdict.seeds < until.seeds.at_least:
+            reason = "and further seeds are to be run"
+        mean, half_width = None, None
+        if verdict.known is not None:
+            mean, half_width = verdict.known.mean, verdict.known.half_width
+        difference = f"{number_text(mean, column, sign=True)} ± {number_text(half_width, column)}"
+        count = f"{verdict.seeds} seed{'s' if verdict.seeds != 1 else ''}"
+        lines.append(f"{verdict.row} − {verdict.to}: difference {difference} after {count}, {reason}.")
     return lines
 
 
 def main_grid(
     results: Results,
-    shown: Callable[[CellResult], str] = _plain_cell,
-    text: Callable[[str], str] = str,
+    cell_text: Callable[[CellResult], str] = _plain_cell,
+    escape: Callable[[str], str] = str,
 ) -> DataFrame:
-    """Returns the table itself, a row for each method; published numbers stand beside their column.
+    """Returns the table's main part: a row for each method, with published numbers next to the measured ones.
 
-    `shown` writes a measured cell, and `text` what is text already.
+    `cell_text` formats a measured cell; `escape` makes any other text safe for the output format.
     """
     table = results.plan.table
-    heads, rows = [""], [[text(row.name)] for row in table.rows]
+    heads, rows = [""], [[escape(row.name)] for row in table.rows]
     for column in table.columns:
+        heads.append(escape(column.name))
         published = has_published(results, column)
-        heads += [text(column.name), "published"] if published else [text(column.name)]
+        if published:
+            heads.append("published")
         for row, cells in zip(table.rows, rows, strict=True):
             cell = results.cells[row.name, column.name]
-            cells.append(shown(cell))
+            cells.append(cell_text(cell))
             if published:
-                cells.append(text(number_text(cell.published, column)))
-    rows = [[*cells, text(results.fates[row.name])] for row, cells in zip(table.rows, rows, strict=True)]
-    return frame([*heads, text(FATE)], rows)
+                cells.append(escape(number_text(cell.published, column)))
+    heads.append(escape(FATE))
+    for row, cells in zip(table.rows, rows, strict=True):
+        cells.append(escape(results.fates[row.name]))
+    return frame(heads, rows)
 
 
 FATE = "failed, collapsed"
 
 
-def has_published(results: Results, column: Column) -> bool:
+def has_published(results: Results, column: MeasuredColumn) -> bool:
     return any(results.cells[row.name, column.name].published is not None for row in results.plan.table.rows)
 
 
-COMPARED = ("seeds", "difference", "95 % interval", "p", "p (Holm)", "called")
+COMPARISON_HEADS = ("seeds", "difference", "95 % interval", "p", "p (Holm)", "result")
 
 
 def difference_grid(results: Results) -> DataFrame:
     """Returns every measured difference to the baseline, significant or not."""
-    found = [cell.against for cell in results.cells.values() if cell.against is not None]
-    return frame(["", "column", *COMPARED], [[one.row, one.column.name, *_compared(one)] for one in found])
+    comparisons = [cell.against for cell in results.cells.values() if cell.against is not None]
+    rows = [[item.row, item.column.name, *_comparison_cells(item)] for item in comparisons]
+    return frame(["", "column", *COMPARISON_HEADS], rows)
 
 
 def pair_grid(results: Results) -> DataFrame:
     """Returns the differences of the table's pairs."""
-    rows = [[one.row, one.to, one.column.name, *_compared(one)] for one in results.pairs]
-    return frame(["", "less", "column", *COMPARED], rows)
+    rows = [[item.row, item.to, item.column.name, *_comparison_cells(item)] for item in results.pairs]
+    return frame(["", "minus", "column", *COMPARISON_HEADS], rows)
 
 
-def _compared(one: Comparison) -> list[str]:
-    p_values = [DASH if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" for p in (one.p, one.adjusted)]
+def _comparison_cells(comparison: Comparison) -> list[str]:
+    """Returns the cells below COMPARISON_HEADS."""
+    column, difference, called = comparison.column, comparison.difference, comparison.called
     return [
-        str(one.seeds),
-        number_text(one.difference.mean, one.column, sign=True),
-        interval_text(one.difference, one.column, sign=True) or DASH,
-        *p_values,
-        f"{one.called} {MARKS[one.called]}" if one.called else "not told apart",
+        str(comparison.seeds),
+        number_text(difference.mean, column, sign=True),
+        interval_text(difference, column, sign=True) or DASH,
+        _p_text(comparison.p),
+        _p_text(comparison.adjusted),
+        f"{called} {MARKS[called]}" if called else "not significant",
     ]
+
+
+def _p_text(p: float | None) -> str:
+    if p is None:
+        return DASH
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def cost_grid(results: Results) -> DataFrame:
     """Returns the experiments' costs as means over their seeds."""
     quantities = ("answers", "sampled_tokens", "gradient_steps", "seconds")
-    rows = [
-        [name, str(len(costs)), *(f"{fmean(getattr(one, key) for one in costs):,.0f}" for key in quantities)]
-        for name, costs in results.costs.items()
-        if costs
-    ]
+    rows = []
+    for name, costs in results.costs.items():
+        if costs:
+            means = [fmean(getattr(cost, quantity) for cost in costs) for quantity in quantities]
+            rows.append([name, str(len(costs)), *(f"{mean:,.0f}" for mean in means)])
     heads = ["experiment", "seeds", "sampled answers", "sampled tokens", "gradient steps", "seconds"]
     return frame(heads, rows)
 
 
 def seeds_grid(results: Results) -> DataFrame:
-    """Returns the origin of every number: seed by seed, with directory and configuration."""
+    """Returns the origin of every number, seed by seed, with directory and configuration."""
     rows = []
     for cell in results.cells.values():
-        begin = [cell.row.name, cell.column.name]
-        for one in cell.seeds:
-            measured = f"{len(one.by_problem)} × {one.samples}" if one.by_problem is not None else DASH
-            value = number_text(one.value, cell.column)
-            rows.append([*begin, str(one.seed), value, measured, one.directory, one.config_hash])
-        for seed, why in cell.absent.items():
-            rows.append([*begin, str(seed), DASH, DASH, why.splitlines()[0], DASH])
+        names = [cell.row.name, cell.column.name]
+        for result in cell.seeds:
+            answers = (
+                f"{len(result.by_problem)} × {result.samples}" if result.by_problem is not None else DASH
+            )
+            value = number_text(result.value, cell.column)
+            rows.append([*names, str(result.seed), value, answers, result.directory, result.config_hash])
+        for seed, reason in cell.absent.items():
+            rows.append([*names, str(seed), DASH, DASH, reason.splitlines()[0], DASH])
     return frame(["", "column", "seed", "value", "problems × samples", "experiment", "configuration"], rows)
 
 
 def panel_grid(results: Results, panels: Sequence[Curve]) -> DataFrame:
-    """Returns each method's first and last point in each panel, with the range over seeds."""
+    """Returns each method's first and last point in each panel: "40.1 → 53.2 [51.0, 55.0]".
+
+    The brackets hold the range over seeds at the last point.
+    """
     table = results.plan.table
     curves = {(curve.row.name, curve.panel.name): curve for curve in panels}
-
-    def cell(curve: Curve | None, panel: Panel) -> str:
-        if curve is None:
-            return DASH
-        last = curve.points[-1]
-        numbers = [curve.points[0].mean, last.mean, last.low, last.high]
-        first, mean, low, high = (
-            (f"{100 * one:.1f}" if panel.in_percent else _three_digits(one)).replace("-", "−")
-            for one in numbers
-        )
-        return f"{f'{first} → ' if len(curve.points) > 1 else ''}{mean} [{low}, {high}]"
-
-    rows = [
-        [row.name, *(cell(curves.get((row.name, panel.name)), panel) for panel in table.panels)]
-        for row in (table.rows if panels else ())
-    ]
+    rows = []
+    if curves:
+        for row in table.rows:
+            cells = [_ends_text(curves.get((row.name, panel.name)), panel) for panel in table.panels]
+            rows.append([row.name, *cells])
     return frame(["", *(panel.title for panel in table.panels)], rows)
+
+
+def _ends_text(curve: Curve | None, panel: Panel) -> str:
+    def text(value: float) -> str:
+        return (f"{100 * value:.1f}" if panel.in_percent else _three_digits(value)).replace("-", "−")
+
+    if curve is None:
+        return DASH
+    first, last = curve.points[0], curve.points[-1]
+    start = f"{text(first.mean)} → " if len(curve.points) > 1 else ""
+    return f"{start}{text(last.mean)} [{text(last.low)}, {text(last.high)}]"
 
 
 def frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
@@ -276,18 +314,24 @@ def frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
 
 
 def frame_as_markdown(grid: DataFrame, code: Sequence[str] = ()) -> str:
-    """Returns a grid in Markdown; `code` are the columns that are set as such."""
-    shown = grid.apply(lambda column: column.map(lambda cell: f"`{cell}`") if column.name in code else column)
-    lines = [list(shown.columns), *shown.to_numpy().tolist()]
-    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-    return "\n".join([rows[0], "|---" + "|---:" * (len(shown.columns) - 1) + "|", *rows[1:]])
+    """Returns a grid in Markdown, with the columns named in `code` in backticks."""
+    heads = list(grid.columns)
+    rows = [
+        [f"`{cell}`" if head in code else cell for head, cell in zip(heads, row, strict=True)]
+        for row in grid.to_numpy().tolist()
+    ]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [heads, *rows]]
+    alignment = "|---" + "|---:" * (len(heads) - 1) + "|"
+    return "\n".join([lines[0], alignment, *lines[1:]])
 
 
 def as_markdown(
     results: Results, account: Mapping[str, str], panels: Sequence[Curve] = (), figure: str | None = None
 ) -> str:
-    """Returns table, panels, differences, costs, origins and the account of how it was made. `figure` is the
-    panels' file beside it."""
+    """Returns a document with the table, panels, differences, costs, origins, and how it was made.
+
+    `figure` is the name of the panels' picture, in the same folder.
+    """
     table = results.plan.table
     parts = [f"# {table.title or table.name}", frame_as_markdown(main_grid(results))]
     parts.append("\n".join(legend(results)))
@@ -301,8 +345,8 @@ def as_markdown(
     for head, grid, code, note in (
         (f"Differences to {table.baseline}", difference_grid(results), (), ""),
         ("Further differences", pair_grid(results), (), ""),
-        ("What it took", cost_grid(results), (), COST_WORDS),
-        ("Where the numbers are from", seeds_grid(results), ("experiment", "configuration"), ""),
+        ("Costs", cost_grid(results), (), COST_NOTE),
+        ("Origin of the numbers", seeds_grid(results), ("experiment", "configuration"), ""),
     ):
         if len(grid):
             parts += filter(None, [f"## {head}", frame_as_markdown(grid, code), note])
@@ -326,7 +370,7 @@ _SPECIAL = str.maketrans({
 
 
 def as_latex(results: Results) -> str:
-    """Returns a `tabular` with booktabs, to be \\input; its legend is a comment above it, for a caption."""
+    """Returns a `tabular` with booktabs for \\input. Comments above it have the legend, for a caption."""
 
     def escaped(text: str) -> str:
         return text.translate(_SPECIAL)
@@ -335,15 +379,16 @@ def as_latex(results: Results) -> str:
         if cell.estimate is None:
             return escaped(why_empty(cell))
         interval = escaped(interval_text(cell.estimate, cell.column))
-        lacking = seeds_lacking(cell)
-        return (
-            escaped(number_text(cell.estimate.mean, cell.column))
-            + (rf"\,{_SIGNS[MARKS[cell.called]]}" if cell.called else "")
-            + (rf" {{\scriptsize {interval}}}" if interval else "")
-            + (rf" \scriptsize ({lacking})" if lacking else "")
-        )
+        text = escaped(number_text(cell.estimate.mean, cell.column))
+        if cell.called:
+            text += rf"\,{_SIGNS[MARKS[cell.called]]}"
+        if interval:
+            text += rf" {{\scriptsize {interval}}}"
+        if note := seeds_note(cell):
+            text += rf" \scriptsize ({note})"
+        return text
 
     table, grid = results.plan.table, main_grid(results, cell_text, escaped)
     comments = [table.title or table.name, "needs \\usepackage{booktabs,amssymb}", *legend(results)]
     tabular = grid.to_latex(index=False, escape=False, column_format="l" + "r" * (len(grid.columns) - 1))
-    return "".join(f"% {words}\n" for words in comments) + tabular
+    return "".join(f"% {line}\n" for line in comments) + tabular

@@ -1,4 +1,4 @@
-"""The rule `until`: further seeds that a table asks for, and why it asks for no more."""
+"""The rule `until`: which further seeds a table needs, and why it needs no more."""
 
 from __future__ import annotations
 
@@ -9,109 +9,138 @@ from statistics import fmean
 from typing import Literal
 
 from treetune.tables.measure import read
-from treetune.tables.runs import TO_DO, Plan, all_needed, with_seeds
+from treetune.tables.runs import TO_DO, TableRuns, all_needed, with_seeds
 from treetune.tables.settings import Until
-from treetune.tables.statistics import Estimate
+from treetune.tables.statistics import MeanWithInterval
 
 Reason = Literal["narrow", "loses", "at_most", "lacking", "more"]
-"""Why a row has the seeds that it has: the interval is as narrow as asked, the row is worse and stopped for
-it, there are no further seeds, one of its runs has no result. "more" are to come."""
+"""The reason for a row's number of seeds:
+
+* narrow: the interval of the difference is as narrow as the table asks for;
+* loses: the row is worse than the other one, and `stop_losers` ends it;
+* at_most: the table allows no further seeds;
+* lacking: one of the runs has no result;
+* more: further seeds are to be run.
+"""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """On the difference of `row` to the row `to`: the first `seeds` of the table's are what it has. `known`
-    is its confidence sequence with these, and `next_seed` the one that it lacks. `further` seeds like these
-    would make it as narrow as asked; None where nobody knows, or all that are left wouldn't."""
+class DifferenceVerdict:
+    """The state of the difference between `row` and the row `to`, after the first `seeds` of the table's
+    seeds.
+
+    Example::
+
+        DifferenceVerdict(
+            "PPO", "GRPO", 8, "more", MeanWithInterval(0.06, -0.01, 0.13), next_seed=9, further=12
+        )
+    """
 
     row: str
     to: str
     seeds: int
     reason: Reason
-    known: Estimate | None = None
+    known: MeanWithInterval | None = None
+    """The confidence sequence of the difference over these seeds."""
     next_seed: int | None = None
+    """The seed to be run next."""
     further: int | None = None
+    """How many further seeds like these would make it as narrow as the table asks for; None where that can't
+    be told, or where all seeds that are left are too few."""
 
 
-def grown(plan: Plan) -> Plan:
-    """The plan with all seeds that the table asks for, as far as the results that are there say. It has at
-    most one seed of a row that hasn't been run: what comes after depends on it."""
+def grown(plan: TableRuns) -> TableRuns:
+    """Returns the plan with all seeds that the table needs, judged by the results on disk.
+
+    It has at most one seed of a row that hasn't been run: whether another follows depends on its result.
+    """
     while True:
         wanted: dict[str, list[int]] = {}
         for verdict in verdicts(plan):
             if verdict.next_seed is not None:
                 for name in experiments_of(plan, verdict.row, verdict.to):
                     wanted.setdefault(name, []).append(verdict.next_seed)
-        more = with_seeds(plan, wanted)
-        if len(more.runs) == len(plan.runs):
+        larger_plan = with_seeds(plan, wanted)
+        if len(larger_plan.runs) == len(plan.runs):
             return plan
-        plan = more
+        plan = larger_plan
 
 
-def verdicts(plan: Plan) -> list[Verdict]:
-    """Returns a verdict on every difference of the rule, from the results that are there. The same results
-    give the same seeds, in whatever order they came."""
+def verdicts(plan: TableRuns) -> list[DifferenceVerdict]:
+    """Returns a verdict on every difference that the rule names, from the results on disk.
+
+    The order in which results arrived changes nothing: seeds are always looked at in the table's order.
+    """
     until = plan.table.until
     return [] if until is None else [_verdict(plan, until, row, to) for row, to in plan.table.decisive_pairs]
 
 
-def _verdict(plan: Plan, until: Until, row: str, to: str) -> Verdict:
+def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerdict:
     table = plan.table
     least, most = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
-    rows = [next(one for one in table.rows if one.name == name) for name in (row, to)]
+    rows_by_name = {table_row.name: table_row for table_row in table.rows}
     differences: list[float] = []
-    known: Estimate | None = None
+    sequence: MeanWithInterval | None = None
 
-    def verdict(count: int, reason: Reason, next_seed: int | None = None) -> Verdict:
-        further = _further(table.level, until, differences, most) if reason == "more" else None
-        return Verdict(row, to, count, reason, known, next_seed, further)
+    def verdict(count: int, reason: Reason, next_seed: int | None = None) -> DifferenceVerdict:
+        further = _further_seeds(table.level, until, differences, most) if reason == "more" else None
+        return DifferenceVerdict(row, to, count, reason, sequence, next_seed, further)
 
     for count, seed in enumerate(table.seeds[:most], start=1):
-        runs = [
-            next((run for run in plan.of(name) if run.recipe.shared or run.seed == seed), None)
-            for name in experiments_of(plan, row, to)
-        ]
-        if any(run is None for run in runs):
+        names = experiments_of(plan, row, to)
+        if any(not _is_planned(plan, name, seed) for name in names):
             return verdict(count - 1, "more", seed)
+        runs = [plan.run(name, seed) for name in names]
         try:
-            own, theirs = (
-                read(plan, run, one, table.judged).value for run, one in zip(runs, rows, strict=True) if run
-            )
-        except ValueError:
-            to_come = any(run and plan.statuses[run.key].state in TO_DO for run in runs)
+            numbers = [
+                read(plan, run, rows_by_name[name], table.judged).value
+                for run, name in zip(runs, (row, to), strict=True)
+            ]
+        except ValueError:  # one of the runs has no result, or none yet
+            to_come = any(plan.statuses[run.key].state in TO_DO for run in runs)
             return verdict(len(differences), "more") if to_come else verdict(count, "lacking")
-        differences.append(own - theirs)
-        known = until.sequence(differences, table.level)
-        if count >= least and known.half_width is not None:
-            if known.half_width <= until.difference:
+        differences.append(numbers[0] - numbers[1])
+        sequence = until.sequence(differences, table.level)
+        if count >= least and sequence.half_width is not None:
+            if sequence.half_width <= until.difference:
                 return verdict(count, "narrow")
-            worse = {"higher": known.mean < 0, "lower": known.mean > 0}.get(table.judged.improves, False)
-            if until.stop_losers and known.excludes_zero and worse:
+            is_worse = {"higher": sequence.mean < 0, "lower": sequence.mean > 0}
+            if until.stop_losers and sequence.excludes_zero and is_worse.get(table.judged.improves, False):
                 return verdict(count, "loses")
     return verdict(most, "at_most")
 
 
-def _further(level: float, until: Until, differences: Sequence[float], most: int) -> int | None:
-    for count in range(len(differences) + 1, most + 1) if len(differences) > 1 else ():
-        like_these = until.sequence(list(islice(cycle(differences), count)), level)
-        if like_these.half_width is not None and like_these.half_width <= until.difference:
+def _is_planned(plan: TableRuns, name: str, seed: int) -> bool:
+    return any(run.recipe.shared or run.seed == seed for run in plan.of(name))
+
+
+def _further_seeds(level: float, until: Until, differences: Sequence[float], most: int) -> int | None:
+    """Returns how many further seeds would do if their differences were those seen so far, over and over."""
+    if len(differences) < 2:
+        return None
+    for count in range(len(differences) + 1, most + 1):
+        repeated = list(islice(cycle(differences), count))
+        half_width = until.sequence(repeated, level).half_width
+        if half_width is not None and half_width <= until.difference:
             return count - len(differences)
     return None
 
 
-def experiments_of(plan: Plan, row: str, to: str) -> list[str]:
-    """Returns the experiments of both rows."""
-    rows = {one.name: one for one in plan.table.rows}
-    names = [rows[name].cell(plan.table.judged.name).experiment for name in (row, to)]
+def experiments_of(plan: TableRuns, row: str, to: str) -> list[str]:
+    """Returns the experiments of both rows in the column that the rule looks at."""
+    rows_by_name = {table_row.name: table_row for table_row in plan.table.rows}
+    column = plan.table.judged.name
+    names = [rows_by_name[name].cell(column).experiment for name in (row, to)]
     return [name for name in names if name is not None]
 
 
-def seconds_a_seed(plan: Plan, verdict: Verdict) -> float | None:
-    """Returns how long both rows and what they need took with a seed, on average; None where nobody knows."""
-    names = {
-        needed
-        for name in experiments_of(plan, verdict.row, verdict.to)
-        for needed, _ in all_needed(plan.table, name, [0])
-    }
-    each = [[run.seconds for run in plan.of(name) if run.seconds] for name in names]
-    return sum(map(fmean, each)) if all(each) else None
+def seconds_a_seed(plan: TableRuns, verdict: DifferenceVerdict) -> float | None:
+    """Returns how long a seed of both rows took on average, with all that they need.
+
+    None where an experiment has no measured run.
+    """
+    names = set()
+    for name in experiments_of(plan, verdict.row, verdict.to):
+        names |= {needed for needed, _ in all_needed(plan.table, name, [0])}
+    seconds_by_experiment = [[run.seconds for run in plan.of(name) if run.seconds] for name in names]
+    return sum(map(fmean, seconds_by_experiment)) if all(seconds_by_experiment) else None

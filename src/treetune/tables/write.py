@@ -1,4 +1,4 @@
-"""The command `make_table`: a table in all its forms, from what lies on disk. Nothing is run."""
+"""The command `make_table`: writes a table in all its forms from the results on disk, and runs nothing."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from treetune.tables.figures import (
     row_colours,
 )
 from treetune.tables.measure import CellResult, Comparison, Results, measure
-from treetune.tables.runs import Plan, make_plan
+from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import ExperimentsTable, Reproduction, Table
-from treetune.tables.statistics import Estimate
+from treetune.tables.statistics import MeanWithInterval
 from treetune.tables.text import (
-    COST_WORDS,
+    COST_NOTE,
     FATE,
     MARKS,
     as_latex,
@@ -44,7 +44,7 @@ from treetune.tables.text import (
     pair_grid,
     panel_grid,
     seeds_grid,
-    seeds_lacking,
+    seeds_note,
     why_empty,
 )
 from treetune.tables.until import grown, verdicts
@@ -55,7 +55,7 @@ from treetune.view.templates import page
 def make_table(table: Table, command: str, output: Path | None = None) -> int:
     """Writes the table, copies its files to the folder `output` as well, and returns the exit code.
 
-    `command` is how it is made again. Raises ValueError where a required row has nothing to show.
+    `command` is the command line that makes it again. Raises ValueError where a required row has no results.
     """
     if isinstance(table, ExperimentsTable):
         written = write_experiments_table(table)
@@ -66,11 +66,13 @@ def make_table(table: Table, command: str, output: Path | None = None) -> int:
     return 0
 
 
-def write_runs_table(plan: Plan, command: str) -> list[Path]:
+def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
     """Writes every form of a table of runs and its figures, and returns the files."""
     table = plan.table
-    results, along, panels = measure(plan), curves(plan), panel_curves(plan)
+    results, column_curves, panels = measure(plan), curves(plan), panel_curves(plan)
     account = _account(plan, command)
+    # A curve of a single point is a level, and a figure of levels alone would show nothing.
+    has_curves = any(len(curve.points) > 1 for curve in column_curves)
     figure = f"{table.name}_panels.png" if any(len(curve.points) > 1 for curve in panels) else None
     markdown = as_markdown(results, account, panels, figure)
     folder = Path(table.directory)
@@ -81,17 +83,17 @@ def write_runs_table(plan: Plan, command: str) -> list[Path]:
         written.append(folder / f"{table.name}{ending}")
         return written[-1]
 
-    whole = as_json(results, account) | {
-        "curves": curves_json(along, column="name", evaluation="evaluation"),
+    data = as_json(results, account) | {
+        "curves": curves_json(column_curves, column="name", evaluation="evaluation"),
         "panels": curves_json(panels, panel="name", metric="metric", evaluation="evaluation", value="value"),
     }
-    write_json(file(".json"), whole)
+    write_json(file(".json"), data)
     write_text(file(".md"), markdown)
     write_text(file(".tex"), as_latex(results))
-    write_text(file(".html"), as_html(results, along, account, panels))
+    write_text(file(".html"), as_html(results, column_curves, account, panels))
     draw_table(results, file(".png"))
-    if any(len(curve.points) > 1 for curve in along):
-        draw_curves(results, along, [file("_curves.png"), file("_curves.svg")])
+    if has_curves:
+        draw_curves(results, column_curves, [file("_curves.png"), file("_curves.svg")])
     if figure is not None:
         draw_panels(results, panels, [file("_panels.png"), file("_panels.svg")])
     print(markdown.split("\n## ")[0].strip())
@@ -99,16 +101,16 @@ def write_runs_table(plan: Plan, command: str) -> list[Path]:
 
 
 def copy(written: list[Path], output: Path | None) -> None:
-    """Copies the files of a table to a folder, if there is one to copy to, and says where they are."""
+    """Copies the files of a table to the folder `output`, if there is one, and prints where they are."""
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         written = [Path(shutil.copyfile(path, output / path.name)) for path in written]
     print(f"\nwritten: {', '.join(map(str, written))}", flush=True)
 
 
-def _account(plan: Plan, command: str) -> dict[str, str]:
-    """Returns command, machine and time, for somebody who wants the same again."""
-    seconds = sum(float(one.get("seconds") or 0.0) for run in plan.runs for one in run.attempts())
+def _account(plan: TableRuns, command: str) -> dict[str, str]:
+    """Returns how the table was made: command, time, machine and versions."""
+    seconds = sum(run.seconds for run in plan.runs)
     finished = sum(status.state == "finished" for status in plan.statuses.values())
     name, _, _ = processor()[0].partition(",")
     packages = {"Python": platform.python_version(), **versions()}
@@ -124,8 +126,12 @@ def _account(plan: Plan, command: str) -> dict[str, str]:
 
 
 def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the table for programs."""
+    """Returns the table as JSON, for programs."""
     table = results.plan.table
+    pairs = []
+    for comparison in results.pairs:
+        names = {"row": comparison.row, "to": comparison.to, "column": comparison.column.name}
+        pairs.append(names | {"seeds": comparison.seeds} | _comparison_json(comparison))
     return {
         "name": table.name,
         "title": table.title,
@@ -133,15 +139,13 @@ def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:
         "baseline": table.baseline,
         "interval": table.interval,
         "cells": [_cell_json(cell) for cell in results.cells.values()],
-        "pairs": [
-            {"row": one.row, "to": one.to, "column": one.column.name, "seeds": one.seeds}
-            | _comparison_json(one)
-            for one in results.pairs
-        ],
+        "pairs": pairs,
         "comparisons": results.comparisons,
         "failed_and_collapsed": dict(results.fates),
-        "until": [vars(one) | {"known": _estimate_json(one.known)} for one in verdicts(results.plan)],
-        "costs": {name: [dict(vars(one)) for one in costs] for name, costs in results.costs.items()},
+        "until": [
+            vars(verdict) | {"known": _estimate_json(verdict.known)} for verdict in verdicts(results.plan)
+        ],
+        "costs": {name: [dict(vars(cost)) for cost in costs] for name, costs in results.costs.items()},
         "account": dict(account),
     }
 
@@ -157,30 +161,34 @@ def _cell_json(cell: CellResult) -> dict[str, Any]:
         "experiment": cell.experiment,
         "seeds": [
             {
-                "seed": one.seed,
-                "value": one.value,
-                "directory": one.directory,
-                "config_hash": one.config_hash,
-                "iteration": one.iteration,
-                "problems": None if one.by_problem is None else len(one.by_problem),
-                "samples": one.samples,
+                "seed": result.seed,
+                "value": result.value,
+                "directory": result.directory,
+                "config_hash": result.config_hash,
+                "iteration": result.iteration,
+                "problems": None if result.by_problem is None else len(result.by_problem),
+                "samples": result.samples,
             }
-            for one in cell.seeds
+            for result in cell.seeds
         ],
         "absent": {str(seed): why for seed, why in cell.absent.items()},
         "notes": list(cell.notes),
     }
 
 
-def _comparison_json(one: Comparison | None) -> dict[str, Any]:
-    if one is None:
+def _comparison_json(comparison: Comparison | None) -> dict[str, Any]:
+    if comparison is None:
         return dict.fromkeys(("difference", "p", "p_holm", "declared", "called"))
-    difference = _estimate_json(one.difference)
-    told = {"p": one.p, "p_holm": one.adjusted, "declared": one.declared, "called": one.called}
-    return {"difference": difference, **told}
+    return {
+        "difference": _estimate_json(comparison.difference),
+        "p": comparison.p,
+        "p_holm": comparison.adjusted,
+        "declared": comparison.declared,
+        "called": comparison.called,
+    }
 
 
-def _estimate_json(estimate: Estimate | None) -> dict[str, float | None] | None:
+def _estimate_json(estimate: MeanWithInterval | None) -> dict[str, float | None] | None:
     if estimate is None:
         return None
     return {"mean": estimate.mean, "ci_low": estimate.low, "ci_high": estimate.high}
@@ -189,71 +197,79 @@ def _estimate_json(estimate: Estimate | None) -> dict[str, float | None] | None:
 def as_html(
     results: Results, curves: Sequence[Curve], account: Mapping[str, str], panels: Sequence[Curve] = ()
 ) -> str:
-    """Returns one self-contained page: numbers, differences, curves, costs, origins."""
+    """Returns a self-contained page with numbers, differences, curves, costs and origins."""
     table, colours = results.plan.table, row_colours(results.plan.table)
-    settings = {name: vars(one) for name, one in table.experiments.items()}
+    settings = {name: vars(experiment) for name, experiment in table.experiments.items()}
     return page(
         "table.html",
         title=table.title or table.name,
         heads=[(column.name, has_published(results, column)) for column in table.columns],
-        fate=FATE,
+        fate_head=FATE,
         rows=[
             {
                 "name": row.name,
                 "colour": colours[row.name],
-                "cells": [_cell(results.cells[row.name, column.name]) for column in table.columns],
+                "cells": [_cell_values(results.cells[row.name, column.name]) for column in table.columns],
                 "fate": results.fates[row.name],
             }
             for row in table.rows
         ],
         legend=legend(results),
-        along=_along(results, curves, panels),
+        over_training=_over_training(results, curves, panels),
         baseline=table.baseline,
         differences=_html(difference_grid(results)),
         pairs=_html(pair_grid(results)),
         costs=_html(cost_grid(results)),
-        cost_words=COST_WORDS,
+        cost_note=COST_NOTE,
         origins=_html(seeds_grid(results)),
         account=account,
         experiments=json.dumps(settings, indent=1, ensure_ascii=False),
     )
 
 
-def _cell(cell: CellResult) -> dict[str, Any]:
+def _cell_values(cell: CellResult) -> dict[str, Any]:
+    """Returns what the template table.html shows of a cell."""
     column, estimate = cell.column, cell.estimate
-    shown: dict[str, Any] = {
+    values: dict[str, Any] = {
         "published": number_text(cell.published, column),
         "source": cell.source,
-        "found": estimate is not None,
+        "is_measured": estimate is not None,
     }
     if estimate is None:
-        why = "\n".join(f"seed {seed}: {words}" for seed, words in cell.absent.items())
-        return shown | {"words": why_empty(cell), "title": why}
-    low, high = (estimate.mean if bound is None else bound for bound in (estimate.low, estimate.high))
-    return shown | {
-        "words": number_text(estimate.mean, column),
-        "title": "\n".join(f"seed {one.seed}: {one.value:.4g} ({one.directory})" for one in cell.seeds),
-        "called": MARKS[cell.called],
+        reasons = [f"seed {seed}: {reason}" for seed, reason in cell.absent.items()]
+        return values | {"text": why_empty(cell), "title": "\n".join(reasons)}
+    low = estimate.mean if estimate.low is None else estimate.low
+    high = estimate.mean if estimate.high is None else estimate.high
+    seed_values = [f"seed {result.seed}: {result.value:.4g} ({result.directory})" for result in cell.seeds]
+    return values | {
+        "text": number_text(estimate.mean, column),
+        "title": "\n".join(seed_values),
+        "mark": MARKS[cell.called],
         "interval": interval_text(estimate, column),
-        "seeds": seeds_lacking(cell),
-        "mark": (estimate.mean, max(0.0, low), min(1.0, high)) if column.in_percent else None,
+        "seeds": seeds_note(cell),
+        "interval_drawing": (estimate.mean, max(0.0, low), min(1.0, high)) if column.in_percent else None,
     }
 
 
-def _along(results: Results, curves: Sequence[Curve], panels: Sequence[Curve]) -> dict[str, Any] | None:
+def _over_training(
+    results: Results, curves: Sequence[Curve], panels: Sequence[Curve]
+) -> dict[str, Any] | None:
     """Returns panels and curves with one legend, and every method's first and last point in the panels."""
     charts = [*panel_charts(results, panels), *curve_charts(results, curves)]
-    drawn = {one.name for chart in charts for one in chart.series}
+    drawn_rows = {series.name for chart in charts for series in chart.series}
     notes = panel_notes(results.plan, panels)
-    if not drawn and not notes:
+    if not drawn_rows and not notes:
         return None
+    colours = row_colours(results.plan.table)
     return {
         "notes": notes or ["Means over seeds; bands are their range."],
-        "rows": {name: c for name, c in row_colours(results.plan.table).items() if name in drawn},
+        "colours": {name: colour for name, colour in colours.items() if name in drawn_rows},
         "charts": [
-            line_chart(Chart(one.title, one.series, one.better, "range over seeds", x_name=one.x_name))
-            for one in charts
-            if one.series
+            line_chart(
+                Chart(chart.title, chart.series, chart.better, "range over seeds", x_name=chart.x_name)
+            )
+            for chart in charts
+            if chart.series
         ],
         "ends": _html(panel_grid(results, panels)),
     }

@@ -11,17 +11,13 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
+from treetune.tasks.drawing import Drawing, draw_problems, further_problems
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.sampling import Drawing, further_problems, sample_problems
 from treetune.tasks.steps import as_if_going_on, ends_of_lines
 from treetune.vocabulary import Metrics, Problem
 
 Split = Literal["train", "validation", "test"]
 Params = TypeVar("Params")
-
-
-class NoSplit(ValueError):
-    """A split that the configuration doesn't have."""
 
 
 class Task(Registrable):
@@ -64,8 +60,8 @@ class Task(Registrable):
         return params
 
     def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
-        """Draws an iteration's problems from all training problems; see `sample_problems`."""
-        return sample_problems(problems, count, drawing.seed, drawing.iteration, drawing.replacement)
+        """Draws an iteration's problems from all training problems; see `draw_problems`."""
+        return draw_problems(problems, count, drawing.seed, drawing.iteration, drawing.replacement)
 
     def draw_further(
         self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing

@@ -12,11 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import override
 
+from treetune.exceptions import BadRow
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.countdown import MOST_DIGITS, CountdownGrader, gold_of
-from treetune.tasks.rows import BadRow, RowsTask
+from treetune.tasks.rows import RowsTask
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
 

@@ -18,7 +18,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from treetune.tasks.graders.extraction import NoValue, read_value
+from treetune.exceptions import NoPlainValue, UnreadableValue
+from treetune.tasks.graders.extraction import read_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,10 +28,6 @@ LARGEST_EXACT = 2.0**53
 """The largest size up to which a float of 64 bits holds every whole number."""
 
 log = logging.getLogger(__name__)
-
-
-class NoPlainValue(ValueError):
-    """A value that no JSON can hold; the message says of what type it is, and where in its row."""
 
 
 def plain_value(value: Any) -> Any:
@@ -114,7 +111,7 @@ def messages_in_text(text: str) -> list[dict[str, Any]] | None:
         return None
     try:
         value = read_value(text)
-    except NoValue as error:
+    except UnreadableValue as error:
         raise ValueError(f"begins like a chat written as text, and can't be read as one: {error}") from error
     messages = value if isinstance(value, list) else [value]
     if not all(isinstance(message, dict) and "role" in message for message in messages):

@@ -17,11 +17,12 @@ from typing_extensions import override
 
 from treetune.config.errors import did_you_mean
 from treetune.contracts import Finding, lacking
+from treetune.exceptions import BadRow, NoPlainValue, NoSplit
 from treetune.seeds import derived_random
-from treetune.tasks.base import NoSplit, Split, Task
+from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.numeric import Numeric
-from treetune.tasks.row_values import NoPlainValue, check_plain, is_empty, messages_in_text, text_of_value
+from treetune.tasks.row_values import check_plain, is_empty, messages_in_text, text_of_value
 from treetune.tasks.sources import InFiles, OnDisk, Row, Source, count_rows, is_array, json_lines, read_rows
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
@@ -41,10 +42,6 @@ NUMERIC, LINES = Numeric(), Lines()
 _CALCULATION = re.compile(r"<<[^<>\n]*>>")
 
 log = logging.getLogger(__name__)
-
-
-class BadRow(ValueError):
-    """A row that is no problem of its task; the message says what it lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)

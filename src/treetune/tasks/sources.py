@@ -16,7 +16,8 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.tasks.base import NoSplit, Split
+from treetune.exceptions import NoSplit
+from treetune.tasks.base import Split
 from treetune.tasks.row_values import plain_value, refuse_unclear_nulls, restored_integers, whole_fields
 
 Row = tuple[str, dict[str, Any]]

@@ -1,6 +1,6 @@
 """Answers that fork into threads and join again (ThreadWeaver): all that is particular to them.
 
-The rollout (`parallel_threads`, which drives the state machine of `fork_join`), demonstrations as it would
+The rollout (`parallel_threads`, whose answers `fork_join` writes), demonstrations as it would
 have made them, where the states lie that credit values, numbers of an answer, and what is paid for a short
 critical path.
 

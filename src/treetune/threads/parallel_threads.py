@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Annotated
@@ -16,10 +16,11 @@ from typing_extensions import override
 import treetune.threads.numbers  # noqa: F401  (declares what is counted here)
 from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, Need, OneLine, SampledAnswers
 from treetune.engine.base import Completion, Request
+from treetune.engine.programs import result_of
 from treetune.rollouts.answers import (
     UNGRADED,
+    Announcer,
     GrowingRollout,
-    Growth,
     Start,
     is_decided,
     measured_trees,
@@ -28,7 +29,7 @@ from treetune.rollouts.answers import (
     with_unfinished,
 )
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import AnswerObserver, RolloutContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import sample_answers
 from treetune.rollouts.states import WholeAnswers
 from treetune.rollouts.values import AnswerPrefix, StateRule, StepRows
@@ -36,9 +37,9 @@ from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.threads.fork_join import (
     EVENTS,
-    Call,
     ForkJoin,
     Glue,
+    LineRequest,
     Malformed,
     Stragglers,
 )
@@ -46,7 +47,6 @@ from treetune.tree import Tree
 from treetune.vocabulary import (
     Branch,
     FinishReason,
-    Grade,
     Metrics,
     Problem,
     Segment,
@@ -137,73 +137,41 @@ class ParallelThreads(GrowingRollout):
         return measured_trees(context, trees)
 
     @override
-    def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
-        glue, observer = Glue.of(context.codec, self.conclusion), context.find(AnswerObserver)
-        known = [_known_calls(start.segments) for start in starts]
-        growing: dict[int, ForkJoin] = {}
-        grown: dict[int, tuple[Trajectory, Future[Grade]]] = {}
-        # The request number i is `asked[i]`: (which start, which call).
-        asked: list[tuple[int, Call] | None] = []
+    async def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
+        glue, announcer = Glue.of(context.codec, self.conclusion), Announcer(context, len(starts))
+        return await asyncio.gather(*(self._answer(context, start, glue, announcer) for start in starts))
 
-        def sampled(number: int, calls: list[Call]) -> list[Request]:
-            """Returns the requests for these calls, with those that are known already received."""
-            answer, start, unknown = growing[number], starts[number], list[Call]()
-            while calls:
-                call = calls.pop()
-                segment = known[number].get((call.branch, call.turn))
-                if segment is None:
-                    unknown.append(call)
-                else:
-                    calls += answer.receive(call, _completion(segment, call, context.codec))
-            if answer.done:
-                finished(number)
-            unknown.sort(key=lambda call: call.branch)
-            asked.extend((number, call) for call in unknown)
-            return [
-                Request(
-                    prompt_ids=call.context_ids,
-                    seed=derive_seed(start.seed, repr(call.branch), call.turn),
-                    n=1,
-                    sampling=replace(self.sampling, max_tokens=call.max_tokens, stop_ids=call.stop_ids),
-                    reads_logprobs=context.settings.reads_logprobs,
-                )
-                for call in unknown
-            ]
+    async def _answer(
+        self, context: RolloutContext, start: Start, glue: Glue, announcer: Announcer
+    ) -> Trajectory:
+        assert context.engine is not None, "a rollout that samples needs an engine"
+        engine, sampled_before = context.engine, _segments_by_request(start.segments)
 
-        def finished(number: int) -> None:
-            answer, start = growing.pop(number), starts[number]
-            trajectory = self._trajectory(context, start, answer)
-            decided = is_decided(trajectory.finish_reason, self.unfinished_reward)
-            grade = context.grader.submit(trajectory.text, start.problem, decided=decided)
-            grown[number] = trajectory, grade
-            if observer is not None:
-                observer.observe(trajectory, grade)
-            context.log.progress(len(grown), len(starts))
+        async def sample(line: LineRequest) -> Completion:
+            segment = sampled_before.get((line.branch, line.turn))
+            if segment is not None:
+                return _completion(segment, line, context.codec)
+            request = Request(
+                line.context_ids,
+                seed=derive_seed(start.seed, repr(line.branch), line.turn),
+                n=1,
+                sampling=replace(self.sampling, max_tokens=line.max_tokens, stop_ids=line.stop_ids),
+                priority=context.settings.priority,
+                reads_logprobs=context.settings.reads_logprobs,
+            )
+            (completion,) = await engine.sample(request)
+            return completion
 
-        def on_result(index: int, completions: list[Completion]) -> list[Request]:
-            number_and_call = asked[index]
-            assert number_and_call is not None, "every request is reported once"
-            asked[index] = None  # its context is as long as the answer
-            number, call = number_and_call
-            return sampled(number, growing[number].receive(call, completions[0]))
-
-        def graded() -> list[Trajectory]:
-            assert len(grown) == len(starts), "the engine reports every request"
-            return [
-                replace(
-                    trajectory,
-                    grade=with_unfinished(grade.result(), trajectory.finish_reason, self.unfinished_reward),
-                )
-                for trajectory, grade in (grown[number] for number in range(len(starts)))
-            ]
-
-        requests = []
-        for number, start in enumerate(starts):
-            max_tokens = context.task.of(start.problem).sampling(self.sampling).max_tokens
-            budget = context.settings.token_budget(start.prompt_ids, max_tokens)
-            growing[number] = ForkJoin(glue, self, start.prompt_ids, budget)
-            requests += sampled(number, growing[number].begin())
-        return Growth(requests, on_result, graded)
+        max_tokens = context.task.of(start.problem).sampling(self.sampling).max_tokens
+        budget = context.settings.token_budget(start.prompt_ids, max_tokens)
+        fork_join = ForkJoin(glue, self, sample, start.prompt_ids, budget)
+        await fork_join.write()
+        answer = self._trajectory(context, start, fork_join)
+        decided = is_decided(answer.finish_reason, self.unfinished_reward)
+        grade = await result_of(context.grader.submit(answer.text, start.problem, decided=decided))
+        answer = replace(answer, grade=with_unfinished(grade, answer.finish_reason, self.unfinished_reward))
+        await announcer.announce(answer)
+        return answer
 
     def _trajectory(self, context: RolloutContext, start: Start, answer: ForkJoin) -> Trajectory:
         segments = answer.segments
@@ -226,13 +194,13 @@ class ParallelThreads(GrowingRollout):
         )
 
 
-def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
+def _completion(segment: Segment, line: LineRequest, codec: TextCodec) -> Completion:
     """Returns what the engine had answered when the segment was sampled."""
-    stopped = known.token_ids[-1] in (*call.stop_ids, *codec.end_ids)
+    stopped = segment.token_ids[-1] in (*line.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
     # Where it is only gone on from, nobody asks how likely it was.
-    logprobs = [0.0] * len(known.token_ids) if known.logprobs is None else known.logprobs
-    return Completion(known.token_ids, logprob_array(logprobs), reason, known.policy_version or 0)
+    logprobs = [0.0] * len(segment.token_ids) if segment.logprobs is None else segment.logprobs
+    return Completion(segment.token_ids, logprob_array(logprobs), reason, segment.policy_version or 0)
 
 
 @StateRule.register("threads")
@@ -263,8 +231,10 @@ class ThreadStates(WholeAnswers):
     @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         ends = accumulate(len(segment.token_ids) for segment in trajectory.segments)
-        of_samples = [end for end, one in zip(ends, trajectory.segments) if one.origin == "sampled"]
-        return (0, *of_samples[:-1])
+        ends_of_samples = [
+            end for end, segment in zip(ends, trajectory.segments) if segment.origin == "sampled"
+        ]
+        return (0, *ends_of_samples[:-1])
 
     @override
     def step_rows(
@@ -293,16 +263,16 @@ class ThreadStates(WholeAnswers):
     @override
     def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
         samples = [segment for segment in prefix.segments if segment.origin == "sampled"]
-        known = repr(tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples))
-        return derive_seed(context.seed, context.iteration, prefix.problem.id, known, f"thread {purpose}")
+        state = repr(tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples))
+        return derive_seed(context.seed, context.iteration, prefix.problem.id, state, f"thread {purpose}")
 
 
-def _known_calls(segments: Sequence[Segment]) -> dict[tuple[Branch, int], Segment]:
-    """Returns the sampled segments by the calls (branch, turn) that they came from."""
+def _segments_by_request(segments: Sequence[Segment]) -> dict[tuple[Branch, int], Segment]:
+    """Returns the sampled segments by the requests (branch, turn) that they were sampled for."""
     turns: Counter[Branch] = Counter()
-    known = {}
+    by_request = {}
     for segment in segments:
         if segment.origin == "sampled":
-            known[segment.branch, turns[segment.branch]] = segment
+            by_request[segment.branch, turns[segment.branch]] = segment
             turns[segment.branch] += 1
-    return known
+    return by_request

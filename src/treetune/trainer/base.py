@@ -1,4 +1,4 @@
-"""The trainer's configuration; the work is in `trainers.core`."""
+"""The configuration of the trainer. The work is done in `trainer.core`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,14 @@
-"""Minibatches, dealt out to ranks and cut into micro-batches, the tensors that models run on.
+"""Distributes minibatches over the ranks, and cuts them into micro-batches, the tensors that models run on.
 
-The plan is a pure function of lengths, computed alike on every rank, and never changes the update:
-only how fast it is computed.
+::
+
+    minibatch         the sequences of a step, the same on every rank
+       │ plan_micro_batches: longest first, to the rank with the fewest tokens
+       ├─► rank 0:    micro-batch, micro-batch, …
+       └─► rank 1:    micro-batch, micro-batch, dummy      as many as rank 0
+
+Every rank computes the same plan from the lengths alone (or, for trees, from the tokens). The plan changes
+only how fast the update is computed, never the update.
 """
 
 from __future__ import annotations
@@ -26,34 +33,36 @@ from treetune.vocabulary import Episode
 
 @dataclass(frozen=True)
 class Minibatch:
-    """The sequences that a step is taken on, the same on every rank. `weights_N` are over all of the
-    iteration's tokens.
-
-    `units` are the rows that are run, sequence by sequence or pair by pair: sequences without weight add
-    nothing to the loss. None are left where there is nothing to learn, and no step is taken then.
-    `keep_units` says whether a unit's rows have to run together.
-    """
+    """The sequences of a step, the same on every rank."""
 
     units: list[Unit]
+    """The rows that are computed, grouped by sequence or by pair. Sequences of weight 0 are left out. Empty
+    if there is nothing to learn; then no step is taken."""
     keep_units: bool
+    """Whether the rows of a unit must be in the same micro-batch."""
     weights_N: Tensor
+    """The weight of each trained token of the iteration; 0 outside of the minibatch."""
     weight_sum: float
     sequence_weight: float
+    """1 / number of sequences."""
     pair_weight: float
+    """1 / number of pairs."""
 
     @staticmethod
     def of(sequences: Sequences, units: Sequence[Unit], objective: Objective) -> Minibatch:
-        starts, indices = sequences.starts, [index for unit in units for index in unit]
-        weights = objective.sequence_weights(
-            [starts[index + 1] - starts[index] for index in indices],
-            [sequences.scores[index] for index in indices],
-        )
+        starts = sequences.starts
+        indices = [index for unit in units for index in unit]
+        lengths = [starts[index + 1] - starts[index] for index in indices]
+        scores = [sequences.scores[index] for index in indices]
+        weights = objective.sequence_weights(lengths, scores)
         weights_N = torch.zeros(sequences.n_tokens)
+        with_weight = set()
         for index, weight in zip(indices, weights, strict=True):
             weights_N[starts[index] : starts[index + 1]] = weight
-        weighing = {index for index, weight in zip(indices, weights, strict=True) if weight != 0}
+            if weight != 0:
+                with_weight.add(index)
         return Minibatch(
-            units=[sequences.rows_of(unit) for unit in units if weighing.intersection(unit)],
+            units=[sequences.rows_of(unit) for unit in units if with_weight.intersection(unit)],
             keep_units=objective.needs_whole_sequences,
             weights_N=weights_N,
             weight_sum=float(weights_N.double().sum()),
@@ -64,27 +73,27 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The rows that a model runs on at once.
+    """The rows that a model computes at once.
 
-    A dummy repeats rows of its rank's so that all ranks run equally often; its results are dropped and
-    its loss weighs nothing.
+    A dummy repeats rows so that all ranks run the model equally often. Its results are dropped, and its loss
+    has weight 0.
     """
 
     inputs: ModelInputs
     flat_index_N: Tensor
-    """Where its trained tokens lie in the iteration's flat tensors, int64."""
+    """The indices of its trained tokens in the iteration's flat tensors, int64."""
     trained_tokens: tuple[int, ...]
-    """Number of trained tokens of each of its sequences, of which it may hold a part."""
+    """The number of trained tokens of each of its sequences; a sequence may be only in part in it."""
     computed_tokens: int
-    """Tokens that a model runs over, padding left out."""
+    """The number of tokens without padding."""
     is_dummy: bool
     loss_scale: float
-    """Factor of this rank's loss on it: one over the ranks that run it together; 0 of a dummy's."""
+    """The factor of this rank's loss: 1 / (number of ranks that compute it together); 0 for a dummy."""
 
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """Indices of rows (or trees) that run at once. A dummy only keeps the ranks in step."""
+    """The indices of the rows (or trees) of a micro-batch. A dummy only keeps the ranks in step."""
 
     indices: Unit
     is_dummy: bool = False
@@ -99,44 +108,50 @@ def plan_micro_batches(
     max_rows: int | None,
     layout: Layout,
 ) -> list[list[PlannedBatch]]:
-    """Micro-batches for each rank, as many on one as on another.
+    """Returns the micro-batches of each rank, the same number for all.
 
-    `lengths` are of all rows, `units` those of this minibatch. Units go, longest first, to
-    the rank with the fewest tokens so far; on a rank, neighbours in length share a micro-batch of
-    at most `max_tokens` tokens (padding included) and at most `max_rows` rows. A unit beyond the
-    budget runs alone.
+    Units go, longest first, to the rank with the fewest tokens so far. On a rank, units of similar length
+    then share a micro-batch.
+
+    Args:
+        lengths: The lengths of all rows of the iteration.
+        units: The units of this minibatch.
+        max_tokens: The most tokens of a micro-batch, with padding. A longer unit has one to itself.
+        max_rows: The most rows of a micro-batch; None for no limit.
     """
-    widths = {unit: max(lengths[i] for i in unit) for unit in units}
-    totals = {unit: sum(lengths[i] for i in unit) for unit in units}
+    width_of = {unit: max(lengths[i] for i in unit) for unit in units}
+    tokens_of = {unit: sum(lengths[i] for i in unit) for unit in units}
     units_by_rank: list[list[Unit]] = [[] for _ in range(ranks)]
-    load = [(0, rank) for rank in range(ranks)]
-    for unit in sorted(units, key=lambda u: (-widths[u], -totals[u], u)):
-        tokens, rank = heapq.heappop(load)
+    loads = [(0, rank) for rank in range(ranks)]  # a heap: the rank with the fewest tokens comes first
+    for unit in sorted(units, key=lambda unit: (-width_of[unit], -tokens_of[unit], unit)):
+        load, rank = heapq.heappop(loads)
         units_by_rank[rank].append(unit)
-        heapq.heappush(load, (tokens + totals[unit], rank))
+        heapq.heappush(loads, (load + tokens_of[unit], rank))
     planned: list[list[PlannedBatch]] = []
     for units_of_rank in units_by_rank:
         batches: list[Unit] = []
-        current: Unit = ()
-        width = total = 0
+        batch: Unit = ()
+        width = tokens_of_batch = 0
         for unit in units_of_rank:
-            # They come longest first, so a padded micro-batch is as wide as its first unit.
-            rows = len(current) + len(unit)
-            tokens = width * rows if layout == "padded" else total + totals[unit]
-            if current and (tokens > max_tokens or (max_rows is not None and rows > max_rows)):
-                batches.append(current)
-                current, total = (), 0
-            if not current:
-                width = widths[unit]
-            current += unit
-            total += totals[unit]
-        if current:
-            batches.append(current)
+            rows = len(batch) + len(unit)
+            # The longest unit comes first, so a padded micro-batch is as wide as its first unit.
+            tokens = width * rows if layout == "padded" else tokens_of_batch + tokens_of[unit]
+            is_full = tokens > max_tokens or (max_rows is not None and rows > max_rows)
+            if batch and is_full:
+                batches.append(batch)
+                batch, tokens_of_batch = (), 0
+            if not batch:
+                width = width_of[unit]
+            batch += unit
+            tokens_of_batch += tokens_of[unit]
+        if batch:
+            batches.append(batch)
         planned.append([PlannedBatch(indices) for indices in batches])
-    # With ZeRO 2 and 3 every backward pass is a collective: a rank with fewer would be waited for for ever.
+    # With ZeRO 2 and 3 every backward pass is a collective call: a rank with fewer micro-batches would make
+    # the others wait for ever.
     most = max(map(len, planned))
-    shortest = min(units, key=lambda u: (totals[u], u))
-    return [batches + [PlannedBatch(shortest, is_dummy=True)] * (most - len(batches)) for batches in planned]
+    dummy = PlannedBatch(min(units, key=lambda unit: (tokens_of[unit], unit)), is_dummy=True)
+    return [batches + [dummy] * (most - len(batches)) for batches in planned]
 
 
 def micro_batches(
@@ -148,21 +163,24 @@ def micro_batches(
     keep_units: bool = False,
     with_gradient: bool = True,
 ) -> Iterator[MicroBatch]:
-    """This rank's micro-batches of the `units`, which are of rows: as many as every other rank's.
+    """Yields this rank's micro-batches of the `units` (of rows); every rank has the same number.
 
-    Without `keep_units`, any row may run apart from the others of its unit.
+    Args:
+        keep_units: Whether the rows of a unit must be in the same micro-batch.
+        with_gradient: Whether a backward pass follows, which leaves less memory for rows.
     """
-    planned, rows_by_group = _planned(sequences, units, settings, ranks, keep_units, with_gradient)
+    planned, rows_by_group = _plan(sequences, units, settings, ranks, keep_units, with_gradient)
     group = ranks.rank // settings.model_parallel_size
-    for turn, batch in enumerate(planned[group]):
-        # Every rank runs the head on as many chunks as the one with the most positions: see `PolicyModule`.
-        most = max(sum(sequences.rows[i].trained for i in rows[turn]) for rows in rows_by_group)
+    for number, batch in enumerate(planned[group]):
+        # Every rank computes the head in as many chunks as the rank with the most positions: see
+        # `PolicyModule`.
+        positions = [sum(sequences.rows[i].trained for i in rows[number]) for rows in rows_by_group]
         yield micro_batch(
             sequences,
-            rows_by_group[group][turn],
+            rows_by_group[group][number],
             settings.layout,
             ranks.device,
-            max_positions=most,
+            max_positions=max(positions),
             is_dummy=batch.is_dummy,
             model_parallel_size=settings.model_parallel_size,
         )
@@ -177,9 +195,11 @@ def rows_of_rank(
     keep_units: bool = False,
     with_gradient: bool = True,
 ) -> set[int]:
-    """The rows that `micro_batches` would run on this rank. Where `layout` isn't ``tree``, which is cut by
-    tokens, lengths alone decide it: no row need have its tokens."""
-    _, rows_by_group = _planned(sequences, units, settings, ranks, keep_units, with_gradient)
+    """Returns the rows that `micro_batches` would compute on this rank.
+
+    Only the layout ``tree`` needs the rows' tokens for that; the others need their lengths alone.
+    """
+    _, rows_by_group = _plan(sequences, units, settings, ranks, keep_units, with_gradient)
     return {row for rows in rows_by_group[ranks.rank // settings.model_parallel_size] for row in rows}
 
 
@@ -191,32 +211,37 @@ def sequences_of_rank(
     *,
     scores_all: bool,
 ) -> Sequences:
-    """The episodes' sequences, with the tokens of those that this rank runs in these `steps`, each given by
-    its sequences, and, with `scores_all`, when models are run over the whole iteration before them."""
+    """Returns the episodes' sequences, with the tokens of only those rows that this rank computes.
+
+    Args:
+        steps: The sequences of each step.
+        scores_all: Whether models are run over all sequences before the first step.
+    """
+    # The plan of trees depends on the tokens themselves, so that every rank needs all of them.
     if ranks.world_size == 1 or settings.layout == "tree":
-        return Sequences.of(
-            episodes
-        )  # prefix trees are cut by their tokens, so that every rank needs them all
-    known = Sequences.of(episodes, kept=())
+        return Sequences.of(episodes)
+    # The plan of the other layouts depends on lengths alone: make it without tokens, then load those needed.
+    without_tokens = Sequences.of(episodes, kept=())
     kept: set[int] = set()
     if scores_all:
-        kept |= rows_of_rank(known, known.once(), settings, ranks, with_gradient=False)
-    for members in steps:
-        minibatch = Minibatch.of(known, members, settings.objective)
+        units = without_tokens.once()
+        kept |= rows_of_rank(without_tokens, units, settings, ranks, with_gradient=False)
+    for sequences_of_step in steps:
+        minibatch = Minibatch.of(without_tokens, sequences_of_step, settings.objective)
         if minibatch.units:
             keep_units = minibatch.keep_units
-            kept |= rows_of_rank(known, minibatch.units, settings, ranks, keep_units=keep_units)
+            kept |= rows_of_rank(without_tokens, minibatch.units, settings, ranks, keep_units=keep_units)
     if settings.reference_scores == "while_sampling":
-        kept |= rows_scored_by(known, ranks)
+        kept |= rows_scored_by(without_tokens, ranks)
     return Sequences.of(episodes, kept)
 
 
 def rows_scored_by(sequences: Sequences, ranks: Ranks) -> set[int]:
-    """The rows that this rank scores under the reference, where nobody has scored them while sampling."""
+    """Returns the rows that this rank scores under the reference, of those not scored while sampling."""
     return set(range(ranks.rank, len(sequences.rows), ranks.world_size))
 
 
-def _planned(
+def _plan(
     sequences: Sequences,
     units: Sequence[Unit],
     settings: Trainer,
@@ -224,20 +249,23 @@ def _planned(
     keep_units: bool,
     with_gradient: bool,
 ) -> tuple[list[list[PlannedBatch]], list[list[list[int]]]]:
-    """The micro-batches of each group of ranks that run them together, and the rows of each of them."""
+    """Plans the micro-batches of each group of ranks that compute theirs together.
+
+    Returns:
+        For each group its micro-batches, and for each of these its rows.
+    """
     layout = settings.layout
     max_tokens = settings.tokens_per_micro_batch * settings.sequence_parallel_size
     if not with_gradient:
-        max_tokens *= 2  # there is no graph to keep
-    groups: list[Unit]
+        max_tokens *= 2  # no activations are kept for a backward pass
+    # The plan distributes items: trees of rows, or single rows.
+    rows_of_item: list[Unit]
     if layout == "tree":
-        groups, lengths = _trees(sequences, units, max_tokens, keep_units)
-        units = [(tree,) for tree in range(len(groups))]
+        rows_of_item, lengths = _grow_trees(sequences, units, max_tokens, keep_units)
+        units = [(tree,) for tree in range(len(rows_of_item))]
     else:
-        groups, lengths = (
-            [(row,) for row in range(len(sequences.rows))],
-            [row.length for row in sequences.rows],
-        )
+        rows_of_item = [(row,) for row in range(len(sequences.rows))]
+        lengths = [row.length for row in sequences.rows]
         units = units if keep_units else [(row,) for unit in units for row in unit]
     planned = plan_micro_batches(
         lengths,
@@ -247,8 +275,13 @@ def _planned(
         max_rows=settings.sequences_per_micro_batch,
         layout=layout,
     )
-    rows = [[[row for i in batch.indices for row in groups[i]] for batch in batches] for batches in planned]
-    return planned, rows
+    rows_by_group: list[list[list[int]]] = []
+    for batches in planned:
+        rows_of_batches = []
+        for batch in batches:
+            rows_of_batches.append([row for item in batch.indices for row in rows_of_item[item]])
+        rows_by_group.append(rows_of_batches)
+    return planned, rows_by_group
 
 
 def micro_batch(
@@ -261,85 +294,109 @@ def micro_batch(
     is_dummy: bool = False,
     model_parallel_size: int = 1,
 ) -> MicroBatch:
-    """The tensors of one micro-batch of these rows, which `model_parallel_size` ranks run together."""
+    """Makes the tensors of a micro-batch of rows, which `model_parallel_size` ranks compute together.
+
+    Args:
+        max_positions: The most trained positions that a rank has in its micro-batch of the same number.
+    """
     rows = [sequences.rows[i] for i in indices]
-    inputs, computed_tokens = _laid_out(rows, layout)
-    tensors = {name: x.to(device) for name, x in inputs._asdict().items() if isinstance(x, Tensor)}
-    by_sequence = itertools.groupby(rows, key=lambda row: row.sequence)
+    inputs, computed_tokens = _lay_out(rows, layout)
+    tensors_on_device = {
+        name: value.to(device) for name, value in inputs._asdict().items() if isinstance(value, Tensor)
+    }
+    rows_by_sequence = itertools.groupby(rows, key=lambda row: row.sequence)
     return MicroBatch(
-        inputs=inputs._replace(**tensors, max_positions=max_positions),
+        inputs=inputs._replace(**tensors_on_device, max_positions=max_positions),
         flat_index_N=sequences.flat_index(indices),
-        trained_tokens=tuple(sum(row.trained for row in group) for _, group in by_sequence),
+        trained_tokens=tuple(sum(row.trained for row in group) for _, group in rows_by_sequence),
         computed_tokens=computed_tokens,
         is_dummy=is_dummy,
         loss_scale=0.0 if is_dummy else 1 / model_parallel_size,
     )
 
 
-def _laid_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
-    """The input of a model for these rows, and its number of tokens without padding."""
-    ids = [row.token_ids for row in rows]
-    predicting = [row.predicting for row in rows]
-    labels_N = torch.cat([ids_T[at + 1] for ids_T, at in zip(ids, predicting, strict=True)])
+def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
+    """Returns the model's inputs for these rows, and their number of tokens without padding.
+
+    Example: the rows ``5 6 7`` and ``5 6 8 9``, by layout::
+
+        padded    5 6 7 0          packed   5 6 7 5 6 8 9          tree   5 6 7 8 9
+                  5 6 8 9                   positions 0 1 2 0 1 2 3       depths 0 1 2 2 3
+    """
+    ids_by_row = [row.token_ids for row in rows]
+    predicting_by_row = [row.predicting for row in rows]
+    labels_N = torch.cat([ids_T[at + 1] for ids_T, at in zip(ids_by_row, predicting_by_row, strict=True)])
     tokens = sum(row.length for row in rows)
     if layout == "tree":
-        # One row that is their prefix tree. A token's position is its depth, and it is predicted at its
-        # parent, which stands where the depth-first walk has put it.
-        tree = PrefixTree.of([ids_T.numpy() for ids_T in ids])
-        paths = [torch.from_numpy(path) for path in tree.paths]
-        positions_N = torch.cat([path[at] for path, at in zip(paths, predicting, strict=True)])
-        ids_1T, depths_1T, last_1T = (
-            torch.from_numpy(array)[None] for array in (tree.token_ids_T, tree.depths_T, tree.subtree_last_T)
+        # All rows become one: their prefix tree. The position of a token is its depth. Its logits are those
+        # of its parent, which may be anywhere before it in the order of the depth-first walk.
+        tree = PrefixTree.of([ids_T.numpy() for ids_T in ids_by_row])
+        nodes_by_row = [torch.from_numpy(path) for path in tree.paths]
+        positions_N = torch.cat(
+            [nodes_T[at] for nodes_T, at in zip(nodes_by_row, predicting_by_row, strict=True)]
         )
-        return ModelInputs(ids_1T, positions_N, labels_N, depths_1T, last_1T), len(tree.token_ids_T)
+        ids_1T = torch.from_numpy(tree.token_ids_T)[None]
+        depths_1T = torch.from_numpy(tree.depths_T)[None]
+        subtree_last_1T = torch.from_numpy(tree.subtree_last_T)[None]
+        inputs = ModelInputs(ids_1T, positions_N, labels_N, depths_1T, subtree_last_1T)
+        return inputs, len(tree.token_ids_T)
     if layout == "packed":
-        # One row, with position ids that start again at every one of ours, from which transformers keeps them
+        # All rows become one. Position ids start again with each row, by which transformers tells the rows
         # apart.
-        starts = itertools.accumulate((len(ids_T) for ids_T in ids), initial=0)
-        positions_N = torch.cat([at + start for at, start in zip(predicting, starts, strict=False)])
-        counts_1T = torch.cat([torch.arange(len(ids_T)) for ids_T in ids])[None]
-        return ModelInputs(torch.cat(ids)[None], positions_N, labels_N, counts_1T), tokens
-    # Right padding and no attention mask: under causal attention no real token sees a token to its right.
-    ids_BT = pad_sequence(ids, batch_first=True)
-    positions_N = torch.cat([at + number * ids_BT.shape[1] for number, at in enumerate(predicting)])
+        ends = list(itertools.accumulate(len(ids_T) for ids_T in ids_by_row))
+        starts = [0, *ends[:-1]]
+        positions_N = torch.cat([at + start for at, start in zip(predicting_by_row, starts, strict=True)])
+        position_ids_1T = torch.cat([torch.arange(len(ids_T)) for ids_T in ids_by_row])[None]
+        return ModelInputs(torch.cat(ids_by_row)[None], positions_N, labels_N, position_ids_1T), tokens
+    # Padding on the right needs no attention mask: a token sees only tokens on its left.
+    ids_BT = pad_sequence(ids_by_row, batch_first=True)
+    width = ids_BT.shape[1]
+    positions_N = torch.cat([at + number * width for number, at in enumerate(predicting_by_row)])
     return ModelInputs(ids_BT, positions_N, labels_N), tokens
 
 
-def _trees(
+def _grow_trees(
     sequences: Sequences, units: Sequence[Unit], max_tokens: int, keep_units: bool
 ) -> tuple[list[Unit], list[int]]:
-    """The rows of each tree, and its number of tokens.
+    """Packs the units of each problem into prefix trees of at most `max_tokens` tokens.
 
-    The units of a problem grow one tree until it would exceed `max_tokens`; then the next one begins. A unit
-    that exceeds them alone is taken apart row by row, unless it has to be kept (`keep_units`).
+    A unit that alone exceeds them is split into its rows, unless `keep_units` is set.
+
+    Returns:
+        The rows of each tree, and its number of tokens.
     """
 
-    def grown(tree: GrowingTree, rows: Unit) -> int:
+    def add_rows(tree: GrowingTree, rows: Unit) -> int:
+        """Adds the rows, and returns the tree's new number of tokens."""
         for row in rows:
             tree.add(sequences.rows[row].token_ids.numpy())
         return tree.size
 
     def fits(unit: Unit) -> bool:
-        rows = sum(sequences.rows[row].length for row in unit)
-        return rows <= max_tokens or grown(GrowingTree(), unit) <= max_tokens
+        tokens_without_sharing = sum(sequences.rows[row].length for row in unit)
+        return tokens_without_sharing <= max_tokens or add_rows(GrowingTree(), unit) <= max_tokens
 
-    by_problem: dict[str, list[Unit]] = {}
+    units_by_problem: dict[str, list[Unit]] = {}
     for unit in sorted(units):
-        by_problem.setdefault(sequences.groups[sequences.rows[unit[0]].sequence], []).append(unit)
-    trees: list[Unit] = []
+        problem = sequences.groups[sequences.rows[unit[0]].sequence]
+        units_by_problem.setdefault(problem, []).append(unit)
+    rows_by_tree: list[Unit] = []
     sizes: list[int] = []
-    for units_of_problem in by_problem.values():
+    for units_of_problem in units_by_problem.values():
         tree, size = GrowingTree(), 0
         rows: Unit = ()
         for unit in units_of_problem:
-            for part in [unit] if keep_units or fits(unit) else [(row,) for row in unit]:
-                grown_size = grown(tree, part)
+            parts = [unit] if keep_units or fits(unit) else [(row,) for row in unit]
+            for part in parts:
+                # How many tokens a part adds is known only once it is added. If they are too many, the grown
+                # tree is dropped, and a new one begins with this part.
+                grown_size = add_rows(tree, part)
                 if rows and grown_size > max_tokens:
-                    trees.append(rows)
+                    rows_by_tree.append(rows)
                     sizes.append(size)
                     tree, rows = GrowingTree(), ()
-                    grown_size = grown(tree, part)
+                    grown_size = add_rows(tree, part)
                 rows, size = rows + part, grown_size
-        trees.append(rows)
+        rows_by_tree.append(rows)
         sizes.append(size)
-    return trees, sizes
+    return rows_by_tree, sizes

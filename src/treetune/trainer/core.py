@@ -1,4 +1,13 @@
-"""The trainer at work: from an iteration's episodes to new weights, the same for every method."""
+"""Trains policy and critic on an iteration's episodes, in the same way for every method.
+
+::
+
+    episodes ──► Sequences        rows of token ids, and the index of each trained token
+             ──► prepare          before the first step: reference, old log-probs, values, advantages
+             ──► steps, each on a minibatch:
+                   micro-batches  forward, objective.loss, backward; gradients add up
+                   policy.step    one update, on all ranks
+"""
 
 from __future__ import annotations
 
@@ -7,7 +16,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,31 +33,35 @@ from treetune.trainer.deepspeed_model import ModelFactory, Reference
 from treetune.trainer.preparation import FromValues, IterationTensors, prepare, scores_old_logprobs
 from treetune.trainer.probe import refuse_unlike_model
 from treetune.trainer.ranks import Ranks
-from treetune.trainer.scoring import ReferencePrefetch, Scored, Scorer
+from treetune.trainer.scoring import PolicyScores, ReferencePrefetch, Scorer
 from treetune.trainer.tokens import Sequences, Unit, units_of
-from treetune.trainer.update import Critic, EntropyCoefficient, StepRecorder, micro_batch_loss
+from treetune.trainer.update import CriticTraining, EntropyCoefficient, StepRecorder, micro_batch_loss
 from treetune.vocabulary import Episode, Metrics, TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 COMPUTED = "train/computed_tokens"
-"""Metric: the tokens that the policy ran over for the iteration's updates, on all ranks; padding is not
-counted."""
+"""The metric of the tokens that the policy computed for the iteration's updates, on all ranks, without
+padding."""
 
 OnSignals = Callable[[Sequence[TokenSignals]], None]
-"""An observer of single tokens: it is called once, after the iteration's last update, with the policy's
-scores of each episode's tokens, where these are known."""
+"""Gets the policy's scores of each episode's tokens, once, after the iteration's last update, if they are
+known."""
 
 
 class PolicyTrainer:
-    """Trains a policy, and a critic where the credit needs one (`critic`); `from_values` makes advantages of
-    its values.
+    """Trains a policy, and a critic if the credit needs one.
 
-    `load_model` gives a fresh copy of the start model, `load_reference` a reference that is another one.
-    `temperature` is the rollout's: log-probs
-    are those of the distribution that was sampled, before its `nucleus` was cut out of it. The schedule
-    spans `iterations`, or, where training `restarts` in every one of them, one.
+    Args:
+        load_model: Loads a fresh copy of the start model.
+        load_reference: Loads the reference model, if it is not the start model.
+        temperature: The rollout's. Log-probs are those of the distribution that was sampled from, before
+            top-p and top-k (`nucleus`) cut it.
+        iterations: The iterations that the learning-rate schedule spans; one if training `restarts` from the
+            start weights in each iteration.
+        critic: The settings of the critic; None for no critic.
+        from_values: Computes advantages from the critic's values.
     """
 
     def __init__(
@@ -78,11 +91,12 @@ class PolicyTrainer:
         if settings.keeps_reference:
             self.reference = self.factory.reference(lambda: self.policy)
         self.prefetch: ReferencePrefetch | None = None
-        """Scores answers under the reference while others are sampled, where it is set to."""
+        """Scores answers under the reference while others are sampled, with ``reference_scores:
+        'while_sampling'``."""
         if self.reference is not None and settings.reference_scores == "while_sampling":
             self.prefetch = ReferencePrefetch(self.reference, self.scorer)
         self.entropy = EntropyCoefficient(settings.objective.entropy_coef, settings.entropy_target)
-        self.critic = None if critic is None else Critic(self.factory.critic(), critic)
+        self.critic = None if critic is None else CriticTraining(self.factory.critic(), critic)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -96,90 +110,53 @@ class PolicyTrainer:
         iteration: int,
         episodes: Collection[Episode],
         *,
-        every: int | None = None,
-        after: Callable[[int, bool], bool] | None = None,
         progress: Callable[[int, int], None] | None = None,
         on_signals: OnSignals | None = None,
     ) -> Metrics:
-        """Trains on these episodes, all epochs; every rank is given the same ones, and keeps the tokens of
-        those that it runs. Returns the metrics so far.
-
-        `after` is called at the end of each epoch with the number of epochs, or every so many steps, and
-        after the last one, with the number of steps; and with whether that is all. Training ends where it
-        returns True. Collective.
-        """
-        settings, objective = self.settings, self.settings.objective
-        units = units_of(episodes, in_pairs=objective.needs_pairs)
-        schedule = self._schedule(iteration, units)
-        steps = len(schedule)
-        scores_old = scores_old_logprobs(settings, several_steps=steps > 1)
-        scores_all = settings.token_signals == "all" or (
-            scores_old or settings.keeps_reference or self.critic is not None
-        )
-        sequences = sequences_of_rank(episodes, settings, self.ranks, schedule, scores_all=scores_all)
-        tensors = prepare(
-            settings,
-            episodes,
-            sequences,
-            self,
-            scores_old=scores_old,
-            critic=self.critic is not None,
-            from_values=self.from_values,
-        )
-        scored = tensors
-        if tensors.old_logprobs_N is None and settings.token_signals == "all":
-            # In a copy: training goes on to take the log-probs of its own forward pass for the old ones.
-            scored = dataclasses.replace(tensors)
-            scored.take(self.old_logprobs(sequences))
-        constant = tensors.metrics() | ({} if self.prefetch is None else self.prefetch.metrics)
-        sums: dict[str, float] = defaultdict(float)
-        skipped = number = 0
-        for number, members in enumerate(schedule, start=1):
-            minibatch = Minibatch.of(sequences, members, objective)
-            if not minibatch.units or self._lacks_advantage(minibatch, tensors):
-                skipped += 1
-            else:
-                rate = settings.learning_rate * self._rate_factor(iteration, number - 1, steps)
-                for name, value in self._step(sequences, minibatch, tensors, rate, steps == 1).items():
-                    sums[name] += value
+        """Trains on these episodes, all epochs, and returns the metrics. Every rank is given the same ones,
+        and keeps the tokens of those that it runs. Collective."""
+        training = self.begin(iteration, episodes)
+        for step in training.steps():
             if progress is not None:
-                progress(number, steps)
-            epochs_done, within_epoch = divmod(number * settings.epochs, steps)
-            pauses = within_epoch == 0 if every is None else number % every == 0 or number == steps
-            done = epochs_done if every is None else number
-            if pauses and after is not None and after(done, number == steps):
-                break
-        scored = tensors if scored.old_logprobs_N is None else scored  # which an only step has recorded
-        if settings.token_signals != "none" and on_signals is not None and scored.old_logprobs_N is not None:
-            on_signals(scored.signals(episodes, sequences))
-        metrics = constant | {name: value / (number - skipped) for name, value in sums.items()}
-        if tensors.old_logprobs_N is not None:
-            metrics |= tensors.gap_metrics()
-        metrics |= {"train/steps": float(number - skipped), "train/tokens": float(sequences.n_tokens)}
-        metrics[COMPUTED] = sums[COMPUTED]
-        return metrics | ({"train/skipped_steps": float(skipped)} if skipped else {})
+                progress(step.number, step.of)
+        return training.finish(on_signals)
+
+    def begin(self, iteration: int, episodes: Collection[Episode]) -> IterationTraining:
+        """Returns the training on these episodes for whoever ends it before all epochs are over. Nothing is
+        computed before its first step."""
+        return IterationTraining(self, iteration, episodes)
 
     def _schedule(self, iteration: int, units: Sequence[Unit]) -> list[list[Unit]]:
-        """The sequences of each of the iteration's steps: every epoch is shuffled and cut into
-        minibatches."""
+        """Returns the sequences of each step of the iteration.
+
+        Every epoch shuffles all of them and cuts them into minibatches. The last minibatch of an epoch may be
+        smaller.
+        """
         size = self.settings.minibatch_size or len(units)
         steps = []
         for epoch in range(self.settings.epochs):
             order = list(units)
             derived_random(self.seed, iteration, "minibatches", epoch).shuffle(order)
-            steps += [order[start : start + size] for start in range(0, len(order), size)]
+            for start in range(0, len(order), size):
+                steps.append(order[start : start + size])
         return steps
 
     def _lacks_advantage(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
-        """Returns whether a step would move the weights by old momentum, KL and weight decay alone."""
+        """Returns whether to skip a step, because all of its advantages are 0.
+
+        Such a step would move the weights only by old momentum, the KL and weight decay.
+        """
         if not self.settings.skip_without_advantage or tensors.credit_advantages_N is None:
             return False
-        return not bool(tensors.credit_advantages_N[minibatch.weights_N != 0].any())
+        is_trained_N = minibatch.weights_N != 0
+        return not bool(tensors.credit_advantages_N[is_trained_N].any())
 
     def _rate_factor(self, iteration: int, steps_done: int, steps: int) -> float:
-        """The schedule runs over the iterations' steps as if every iteration had as many as this one.
+        """Returns the factor of the learning rate for the next step, from the schedule.
 
-        Exact where selection leaves nothing out; elsewhere warm-up and decay still end where they should.
+        The number of steps of later iterations is unknown, since selection may leave out any number of
+        answers. So the schedule counts every iteration as if it had as many steps as this one. Warm-up and
+        decay then end at the right iteration.
         """
         iterations_done = (0 if self.restarts else iteration) + steps_done / steps
         iterations = 1 if self.restarts else self.iterations
@@ -193,14 +170,21 @@ class PolicyTrainer:
         rate: float,
         is_only: bool,
     ) -> Metrics:
-        """Takes one optimiser step of the policy, and of the critic."""
+        """Takes one optimiser step of the policy, and of the critic. Collective.
+
+        Args:
+            rate: The learning rate of the policy.
+            is_only: True if the iteration has no other step. The log-probs of this step's forward pass are
+                then the old ones, and are recorded in `tensors`.
+        """
         settings, objective = self.settings, self.settings.objective
         recorder, nucleus = None, None
-        # Without the engine's log-probs there is nothing to compare the policy's with.
         if is_only and tensors.old_logprobs_N is None and tensors.behaviour_logprobs_N is not None:
+            # To be compared with the engine's log-probs, which were cut by top-p and top-k.
             nucleus = self.nucleus
             recorder = StepRecorder(sequences.n_tokens, with_mass=nucleus is not None)
         elif not is_only and tensors.old_logprobs_N is not None and settings.token_signals != "none":
+            # For the ratio of each token's last training to its old log-prob.
             recorder = StepRecorder(sequences.n_tokens, with_mass=False)
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
@@ -218,8 +202,8 @@ class PolicyTrainer:
                 device=self.ranks.device,
                 nucleus=nucleus,
             )
-            # Micro-batches of all ranks add up to the minibatch's loss: their gradients are summed, not
-            # averaged.
+            # The losses of all micro-batches of all ranks add up to the minibatch's loss, so their gradients
+            # are summed and not averaged.
             self.policy.backward(loss)
             if recorder is not None and self.scorer.reports(batch):
                 recorder.add(batch, scored)
@@ -228,34 +212,38 @@ class PolicyTrainer:
                 metrics |= self.critic.backward(minibatch, batch, tensors)
             for name, value in metrics.items():
                 sums[name] += value
-        # Sorted, so that all ranks add up the same names in one tensor.
+        # All ranks sum their metrics in one tensor, so the names must be in the same order on each.
         names = sorted(sums)
         totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
-        result = without_skipped(objective, dict(zip(names, totals.tolist(), strict=True)))
-        grad_norm = self.policy.step(rate, without_gradient=bool(result.get(SKIPPED_BY_RATIO)))
-        result |= {"train/learning_rate": rate, "train/grad_norm": grad_norm}
+        metrics_of_step = without_skipped(objective, dict(zip(names, totals.tolist(), strict=True)))
+        is_skipped = bool(metrics_of_step.get(SKIPPED_BY_RATIO))
+        grad_norm = self.policy.step(rate, without_gradient=is_skipped)
+        metrics_of_step |= {"train/learning_rate": rate, "train/grad_norm": grad_norm}
         if self.critic is not None:
-            result["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
+            metrics_of_step["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if recorder is not None:
-            # Sequences of weight 0 were not run: nothing is known of their tokens.
-            stepped, ran_N = recorder.scored(self.ranks), minibatch.weights_N != 0
+            scored_in_step = recorder.scored(self.ranks)
+            # Sequences of weight 0 were not computed, so the scores of their tokens are unknown.
+            was_computed_N = minibatch.weights_N != 0
             if is_only:
-                tensors.take(stepped)
-                tensors.old_logprobs_mask_N = ran_N
+                tensors.take(scored_in_step)
+                tensors.old_logprobs_mask_N = was_computed_N
             else:
-                before = torch.nan if tensors.last_logprobs_N is None else tensors.last_logprobs_N
-                tensors.last_logprobs_N = stepped.logprobs_N.where(ran_N, before)
+                earlier = torch.nan if tensors.last_logprobs_N is None else tensors.last_logprobs_N
+                tensors.last_logprobs_N = scored_in_step.logprobs_N.where(was_computed_N, earlier)
         if settings.entropy_target is not None:
-            result["train/entropy_coef"] = entropy_coef
-        self.entropy.observe(result["train/entropy"])
-        return result
+            metrics_of_step["train/entropy_coef"] = entropy_coef
+        self.entropy.observe(metrics_of_step["train/entropy"])
+        return metrics_of_step
 
-    # Models, run over all sequences: what the preparation asks for
+    # The models that `prepare` needs (`preparation.Models`)
 
-    def old_logprobs(self, sequences: Sequences) -> Scored:
+    def old_logprobs(self, sequences: Sequences) -> PolicyScores:
+        """Returns the present policy's scores of every trained token. Collective."""
         return self.scorer.scored(self.policy, sequences, self.nucleus)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
+        """Returns the reference's log-probs of every trained token, shape [N]. Collective."""
         if self.prefetch is not None:
             return self.prefetch.logprobs(sequences)
         assert self.reference is not None
@@ -263,38 +251,42 @@ class PolicyTrainer:
             return self.scorer.logprobs(reference, sequences)
 
     def values(self, sequences: Sequences) -> Tensor:
+        """Returns the critic's value of the state before every trained token, shape [N]. Collective."""
         assert self.critic is not None
         return self.scorer.values(self.critic.model, sequences)
 
     # Between iterations
 
     def restart(self, episodes: Collection[Episode] = (), on_signals: OnSignals | None = None) -> Metrics:
-        """Puts policy and optimiser back to the very beginning.
+        """Resets policy and optimiser to the start model. Collective.
 
-        With `measure_kl`, the metrics say how far the policy that is given up had gone from there, measured
-        on these episodes of its own; `on_signals` is called with its scores of their tokens. Collective.
+        With `measure_kl`, the metrics are the KL of the policy that is given up to the start model, on
+        `episodes`, which that policy has sampled. `on_signals` gets its scores of their tokens.
         """
         assert self.critic is None, "a critic is trained on from iteration to iteration"
-        settings, measured = self.settings, None
+        settings, tensors = self.settings, None
         if episodes and (settings.measure_kl or settings.token_signals == "all"):
             sequences = sequences_of_rank(episodes, settings, self.ranks, [], scores_all=True)
-            measured = IterationTensors.of(episodes)
-            measured.take(self.old_logprobs(sequences))
+            tensors = IterationTensors.of(episodes)
+            tensors.take(self.old_logprobs(sequences))
             if on_signals is not None and settings.token_signals != "none":
-                on_signals(measured.signals(episodes, sequences))
+                on_signals(tensors.signals(episodes, sequences))
+        # The old policy is freed before the new one is loaded: two optimisers might not fit into memory.
         self.policy.close()
-        del self.policy  # two optimisers at once might not fit
+        del self.policy
         self._free_memory()
         self.policy = self.factory.policy()
         self.entropy.value = self.entropy.start
-        if measured is None or not settings.measure_kl:
+        if tensors is None or not settings.measure_kl:
             return {}
-        measured.ref_logprobs_N = self.scorer.logprobs(self.policy, sequences)
-        return measured.gap_metrics()
+        # The new policy is the start model, which serves as the reference here.
+        tensors.ref_logprobs_N = self.scorer.logprobs(self.policy, sequences)
+        return tensors.gap_metrics()
 
     def offload(self) -> None:
-        """Moves all that only training needs off the accelerator: optimiser, master weights, gradients, the
-        critic, and what was freed and kept. The policy can still be scored and exported."""
+        """Moves everything that only training needs off the accelerator: optimiser, master weights,
+        gradients, the critic, and PyTorch's cache of freed memory. The policy can still be scored and
+        exported."""
         self.policy.offload()
         if self.critic is not None:
             self.critic.model.offload(weights=True)
@@ -316,15 +308,17 @@ class PolicyTrainer:
         return self.scorer.answer_logprobs(self.policy, pairs, temperature)
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's parameters and persistent buffers by their names in the model, whole on the first
-        rank; adapters are merged into them. Collective.
+        """Returns the policy's parameters and persistent buffers by their names in the model, whole on the
+        first rank. Adapters are merged into them. Collective.
         """
         weights = self._by_name(self.policy.state_dict())
         return weights if self.settings.lora is None else self.settings.lora.merged(weights)
 
     def weights_in_turn(self) -> Iterator[tuple[str, Tensor]]:
-        """The same weights one after the other, on every rank and wherever they are; each is there until the
-        next is asked for, so that nobody ever has them all. Collective, to the end.
+        """Yields the weights of `weights` one after the other, on every rank and on their device.
+
+        Each weight exists only until the next one is requested, so that no rank holds all of them at a time.
+        Collective: every rank must take all of them.
         """
         lora = self.settings.lora
         for part in self.policy.parts():
@@ -333,27 +327,28 @@ class PolicyTrainer:
 
     @property
     def weight_names(self) -> list[str]:
-        """The names of `weights_in_turn`."""
+        """The names of the weights that `weights_in_turn` yields."""
         names = self._by_name(saved_weights(self.policy.module))
         return list(names if self.settings.lora is None else self.settings.lora.merged_names(names))
 
     def adapters(self) -> dict[str, Tensor]:
-        """The adapters' weights under peft's names, on the first rank; empty where there are none.
+        """Returns the adapters' weights by peft's names, on the first rank; empty without adapters.
         Collective.
         """
         lora = self.settings.lora
         return {} if lora is None else lora.adapters(self._by_name(self.policy.state_dict()))
 
     def _by_name(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weights by their names in the model, which `PolicyModule` holds."""
+        """Returns the weights by their names in the model, without `PolicyModule`'s prefix."""
         return {name.removeprefix("model."): weight for name, weight in weights.items()}
 
     def critic_weights(self) -> dict[str, Tensor]:
-        """The critic's weights by name, whole on the first rank; empty where there is none. Collective."""
+        """Returns the critic's weights by name, whole on the first rank; empty without a critic.
+        Collective."""
         return {} if self.critic is None else self.critic.model.state_dict()
 
     def save(self, directory: Path) -> None:
-        """Writes all that is needed to go on bit for bit. Collective."""
+        """Writes the whole state of training, from which it resumes bit for bit. Collective."""
         self.policy.save(directory / "policy")
         if self.ranks.is_first:
             self.entropy.save(directory)
@@ -368,6 +363,91 @@ class PolicyTrainer:
             self.critic.model.load(directory / "critic")
 
     def close(self) -> None:
-        """Ends the scoring beside sampling."""
+        """Ends the thread that scores the reference."""
         if self.prefetch is not None:
             self.prefetch.close()
+
+
+class StepDone(NamedTuple):
+    """How far an iteration's training has come.
+
+    Example: of four epochs of two steps each, three are over::
+
+        StepDone(number=6, of=8, epochs=3)
+    """
+
+    number: int
+    of: int
+    epochs: int | None
+    """The epochs that are over, where one ends with this step; None in the midst of one."""
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.of
+
+
+class IterationTraining:
+    """The training of one iteration: `steps` as long as somebody wants more of them, then `finish`."""
+
+    def __init__(self, trainer: PolicyTrainer, iteration: int, episodes: Collection[Episode]) -> None:
+        self._trainer, self._iteration, self._episodes = trainer, iteration, episodes
+        self._sums: dict[str, float] = defaultdict(float)
+        """Metrics, summed over the steps so far."""
+        self._steps_done = self._steps_skipped = 0
+
+    def steps(self) -> Iterator[StepDone]:
+        """Scores the tokens, and then makes one step whenever the next one is asked for. Collective."""
+        trainer, episodes = self._trainer, self._episodes
+        settings, objective = trainer.settings, trainer.settings.objective
+        units = units_of(episodes, in_pairs=objective.needs_pairs)
+        schedule = trainer._schedule(self._iteration, units)
+        steps = len(schedule)
+        scores_old = scores_old_logprobs(settings, several_steps=steps > 1)
+        scores_all = settings.token_signals == "all" or (
+            scores_old or settings.keeps_reference or trainer.critic is not None
+        )
+        sequences = sequences_of_rank(episodes, settings, trainer.ranks, schedule, scores_all=scores_all)
+        tensors = prepare(
+            settings,
+            episodes,
+            sequences,
+            trainer,
+            scores_old=scores_old,
+            critic=trainer.critic is not None,
+            from_values=trainer.from_values,
+        )
+        self._sequences, self._tensors = sequences, tensors
+        self._scored = tensors
+        """What observers of tokens are told."""
+        if tensors.old_logprobs_N is None and settings.token_signals == "all":
+            # In a copy: training goes on to take the log-probs of its own forward pass for the old ones.
+            self._scored = dataclasses.replace(tensors)
+            self._scored.take(trainer.old_logprobs(sequences))
+        self._constant = tensors.metrics() | ({} if trainer.prefetch is None else trainer.prefetch.metrics)
+        for number, members in enumerate(schedule, start=1):
+            minibatch = Minibatch.of(sequences, members, objective)
+            if not minibatch.units or trainer._lacks_advantage(minibatch, tensors):
+                self._steps_skipped += 1
+            else:
+                rate = settings.learning_rate * trainer._rate_factor(self._iteration, number - 1, steps)
+                numbers = trainer._step(sequences, minibatch, tensors, rate, steps == 1)
+                for name, value in numbers.items():
+                    self._sums[name] += value
+            self._steps_done = number
+            epochs_done, within_epoch = divmod(number * settings.epochs, steps)
+            yield StepDone(number, steps, epochs_done if within_epoch == 0 else None)
+
+    def finish(self, on_signals: OnSignals | None = None) -> Metrics:
+        """Returns the metrics of the steps that were made, of which there is one at least."""
+        settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
+        # An only step has recorded the old log-probs itself.
+        scored = tensors if self._scored.old_logprobs_N is None else self._scored
+        if settings.token_signals != "none" and on_signals is not None and scored.old_logprobs_N is not None:
+            on_signals(scored.signals(self._episodes, sequences))
+        made = self._steps_done - self._steps_skipped
+        metrics = self._constant | {name: value / made for name, value in self._sums.items()}
+        if tensors.old_logprobs_N is not None:
+            metrics |= tensors.gap_metrics()
+        metrics |= {"train/steps": float(made), "train/tokens": float(sequences.n_tokens)}
+        metrics[COMPUTED] = self._sums[COMPUTED]
+        return metrics | ({"train/skipped_steps": float(self._steps_skipped)} if self._steps_skipped else {})

@@ -1,4 +1,4 @@
-"""Policy, critic and reference as DeepSpeed runs them: the one place that knows it."""
+"""Runs policy, critic and reference on DeepSpeed; no other module knows its engine."""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ from treetune.trainer.ranks import Ranks
 
 CHECKPOINT_TAG = "state"
 BELOW_ALL = 1e-300
-"""A norm to clip by that leaves 0 of any gradient in float32. (0 itself would be no clipping.)"""
+"""A norm to clip by that makes any gradient 0 in float32. (To DeepSpeed, 0 itself means no clipping.)"""
 
 
 class DeepSpeedModel:
     """A module on a DeepSpeed engine, trained with losses that are sums over the global minibatch.
 
-    DeepSpeed averages gradients over ranks while our losses are shares of a global sum, so each
-    share is multiplied by the number of ranks before it goes backward. DeepSpeed's own gradient
-    accumulation is off: minibatches differ in their number of micro-batches, and only the caller
-    knows where one ends.
+    DeepSpeed averages gradients over the ranks, while each rank's loss is its share of a global sum. So each
+    share is multiplied by the number of ranks before the backward pass. DeepSpeed's own gradient accumulation
+    is off, because minibatches have different numbers of micro-batches.
     """
 
     def __init__(self, module: nn.Module, settings: Trainer, ranks: Ranks) -> None:
@@ -46,20 +45,23 @@ class DeepSpeedModel:
         self.zero_stage, self.tensor_parallel = settings.zero_stage, settings.tensor_parallel_size > 1
         self._norm: Tensor | None = None
         self._storages: list[torch.UntypedStorage] = []
+        """The storages that are offloaded at present; empty if none are."""
         self._copies: list[Tensor] = []
-        """What is offloaded, and where: the copies are kept, since pinning memory takes long."""
+        """The memory on the CPU that they are copied to. It is kept, since pinning memory takes long."""
         config = _config(settings, ranks)
         trained = [p for p in module.parameters() if p.requires_grad]
-        matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
+        matrices = [p for p in trained if p.ndim > 1]
+        vectors = [p for p in trained if p.ndim <= 1]
         groups: list[dict[str, Any]] = [{"params": trained}]
-        if settings.weight_decay and vectors:  # biases and norms are not decayed
+        if settings.weight_decay and vectors:
+            # Biases and the weights of norms have no weight decay.
             groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         if settings.reads_in_parts and not self.tensor_parallel:
             deal_out(module, config, settings, ranks)
         with cut_in_turn() if self.tensor_parallel else nullcontext():
             self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
         if settings.zero_stage == 0 and settings.precision == "float32":
-            # DeepSpeed clips here and forgets the norm that it clipped by.
+            # DeepSpeed's own clipping doesn't keep the norm, which is a metric.
             self.engine.clip_fp32_gradients = self._clip
         self._max_norm = settings.max_grad_norm or math.inf
         self.engine.train()
@@ -76,22 +78,25 @@ class DeepSpeedModel:
         self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
 
     def step(self, learning_rate: float, without_gradient: bool = False) -> float:
-        """Makes one update from the accumulated gradient. Returns its norm before clipping.
-        `without_gradient` it is 0, and the optimiser's momentum alone moves the weights."""
+        """Makes one update from the accumulated gradient, and returns the gradient's norm before clipping.
+
+        With `without_gradient`, the gradient counts as 0, so that only the optimiser's momentum moves the
+        weights.
+        """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer, max_norm = self.engine.optimizer, self._max_norm
-        clip = getattr(optimizer, "clip_grad", None)  # where DeepSpeed's optimiser clips, and not `_clip`
+        # Some of DeepSpeed's optimisers clip by this attribute; the others call `_clip`.
+        clip_norm = getattr(optimizer, "clip_grad", None)
         if without_gradient:
-            # The accumulated gradient is clipped to exactly 0: the one way to drop it that is the same for
-            # every kind of sharding and offloading.
+            # Clipping to 0 drops the gradient in the same way for every kind of sharding and offloading.
             self._max_norm = 0.0
-            if clip is not None:
+            if clip_norm is not None:
                 optimizer.clip_grad = BELOW_ALL
         self.engine.step()
         self._max_norm = max_norm
-        if clip is not None:
-            optimizer.clip_grad = clip
+        if clip_norm is not None:
+            optimizer.clip_grad = clip_norm
         norm = self._norm if self._norm is not None else self.engine.get_global_grad_norm()
         assert norm is not None, "every DeepSpeed optimiser that we configure reports its norm"
         norm = float(norm)
@@ -112,42 +117,45 @@ class DeepSpeedModel:
         self._norm = clip_grad_norm_(self.module.parameters(), self._max_norm, mpu=self.engine.mpu)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Full weights by name, on the first rank; shards are gathered. Collective."""
-        full = {}
-        dealt_out = self.tensor_parallel or self.zero_stage == 3
+        """Returns the whole weights by name, on the first rank; shards are gathered. Collective."""
+        weights = {}
+        are_sharded = self.tensor_parallel or self.zero_stage == 3
         for part in self.parts():
             for name, weight in part.items():
-                if not dealt_out:
-                    full[name] = weight
+                if not are_sharded:
+                    weights[name] = weight
                 elif self.ranks.is_first:
-                    full[name] = weight.to("cpu", copy=True)
-        return full
+                    weights[name] = weight.to("cpu", copy=True)  # gathered weights are gone after their turn
+        return weights
 
     def parts(self) -> Iterator[dict[str, Tensor]]:
-        """All weights and persistent buffers by name, one layer's after the other's, each once. Those that
-        ranks have parts of are whole until the next ones are asked for, on every rank. Collective, to the
-        end."""
+        """Yields the weights and persistent buffers of one layer after the other, by name, on every rank.
+
+        Sharded weights are gathered, and are whole only until the next layer is requested. Collective: every
+        rank must take all layers.
+        """
         import deepspeed
         from deepspeed.module_inject.layers import GatherReplacedLayerParams
 
-        once = {name for name, _ in self.module.named_parameters()}  # without a parameter's second names
+        # A parameter that several modules share is listed here by its first name alone.
+        first_names = {name for name, _ in self.module.named_parameters()}
         layers: dict[str, tuple[nn.Module, dict[str, nn.Parameter]]] = {}
-        buffers: dict[str, dict[str, Tensor]] = {}  # of each layer: every rank has them whole
+        buffers_by_layer: dict[str, dict[str, Tensor]] = {}  # never sharded
         for path, module in self.module.named_modules():
-            # A layer's adapters come with it, since whoever merges them needs both at once.
+            # A layer's adapters count as part of it, since merging them needs both at the same time.
             layer, _, _ = path.partition(".base_layer" if ".base_layer" in path else ".lora_")
-            _, of_layer = layers.setdefault(layer, (module, {}))
+            _, parameters_of_layer = layers.setdefault(layer, (module, {}))
             for name, parameter in module.named_parameters(recurse=False):
                 full_name = f"{path}.{name}" if path else name
-                if full_name in once:
-                    of_layer[full_name] = parameter
+                if full_name in first_names:
+                    parameters_of_layer[full_name] = parameter
             for name, buffer in own_persistent_buffers(module).items():
-                buffers.setdefault(layer, {})[f"{path}.{name}" if path else name] = buffer
+                buffers_by_layer.setdefault(layer, {})[f"{path}.{name}" if path else name] = buffer
         for layer, (module, parameters) in layers.items():
-            whole_buffers = {name: buffer.detach() for name, buffer in buffers.get(layer, {}).items()}
+            buffers = {name: buffer.detach() for name, buffer in buffers_by_layer.get(layer, {}).items()}
             if not parameters:
-                if whole_buffers:
-                    yield whole_buffers
+                if buffers:
+                    yield buffers
                 continue
             whole: AbstractContextManager[Any] = nullcontext()
             if self.tensor_parallel:
@@ -155,49 +163,54 @@ class DeepSpeedModel:
             elif self.zero_stage == 3:
                 whole = deepspeed.zero.GatheredParameters(list(parameters.values()))
             with whole:
-                yield {name: parameter.detach() for name, parameter in parameters.items()} | whole_buffers
+                yield {name: parameter.detach() for name, parameter in parameters.items()} | buffers
 
     def save(self, directory: Path) -> None:
         """Writes weights, optimiser state and shards. Collective."""
         self.engine.save_checkpoint(str(directory), tag=CHECKPOINT_TAG)
 
     def load(self, directory: Path) -> None:
-        """Reads what `save` wrote. Raises RuntimeError where `directory` holds no such state. Collective."""
+        """Reads what `save` wrote. Collective.
+
+        Raises:
+            RuntimeError: The directory holds no such state.
+        """
         from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
         from deepspeed.runtime.zero.config import ZeroStageEnum
         from deepspeed.utils.tensor_fragment import fragment_address
 
-        # PyTorch loads tensors, plain values and what DeepSpeed keeps with them alone: a pickle could run
-        # code. DeepSpeed would load whatever a pickle holds; PyTorch's own switch is the only one above that.
-        only_data = patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
-        kept = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
-        with only_data, torch.serialization.safe_globals(kept):
+        # A pickle can run any code. DeepSpeed asks PyTorch to load whatever it holds, which only this
+        # variable overrides: then PyTorch loads tensors, plain values, and the classes that DeepSpeed stores
+        # with them.
+        weights_only = patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
+        allowed = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+        with weights_only, torch.serialization.safe_globals(allowed):
             path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:
             raise RuntimeError(f"{directory} holds no trainer state to continue from")
 
     @property
     def offloaded_bytes(self) -> int:
-        """The size of all that is offloaded at present."""
+        """The bytes that are offloaded at present."""
         return sum(copy.nbytes for copy, _ in zip(self._copies, self._storages, strict=False))
 
     def offload(self, *, weights: bool = False) -> None:
-        """Moves optimiser state, master weights and gradients to the memory of the CPU, between two steps,
-        and with `weights` those that the module runs on. Does nothing where they are there already.
+        """Moves optimiser state, master weights and gradients to the CPU, between two steps, and with
+        `weights` also the weights that the module computes with. Does nothing if they are there already.
 
-        A storage is emptied in place and filled again in place, so that whatever looks into it (a flat
-        buffer's many views, a parameter's gradient) goes on doing so. DeepSpeed's own `offload_states` knows
-        neither the optimiser that it takes for ZeRO-1 in bfloat16, nor under ZeRO-3 any Adam but its own.
+        Each storage is emptied in place, and `reload` fills it in place, so that tensors which view it (parts
+        of a flat buffer, gradients) stay valid. DeepSpeed's own `offload_states` supports neither its
+        optimiser for ZeRO-1 in bfloat16 nor, under ZeRO-3, any Adam but its own.
         """
         if self._storages:
             return
         device = self.ranks.device
         tensors = training_state(self.engine) + (weights_of(self.module) if weights else [])
-        storages = {
-            storage._cdata: storage
-            for storage in (tensor.untyped_storage() for tensor in tensors if tensor.device == device)
-            if storage.nbytes() and storage.resizable()
-        }
+        storages: dict[int, torch.UntypedStorage] = {}  # each once, by its address
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if tensor.device == device and storage.nbytes() and storage.resizable():
+                storages[storage._cdata] = storage
         self._storages = list(storages.values())
         if [copy.nbytes for copy in self._copies] != [storage.nbytes() for storage in self._storages]:
             pinned = device.type == "cuda"
@@ -224,21 +237,22 @@ class DeepSpeedModel:
             torch.cuda.synchronize(self.ranks.device)
 
     def close(self) -> None:
-        """Lets go of weights and optimiser; it can't be used afterwards."""
+        """Frees weights and optimiser. The object can't be used afterwards."""
         self.engine.destroy()
         del self.engine
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    """Returns a storage as a tensor of bytes, without copying it."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def training_state(engine: Any) -> list[Tensor]:
-    """The tensors of a DeepSpeed engine that neither a forward pass nor an export reads: the optimiser's
-    states, master weights, gradients and buffers for them."""
+    """Returns the tensors of a DeepSpeed engine that neither a forward pass nor an export reads: the
+    optimiser's state, master weights, gradients and buffers for them."""
 
     def tensors_in(holder: Any) -> Iterator[Tensor]:
-        """Tensors in containers and records, however deep."""
+        """Yields the tensors in nested containers and dataclasses."""
         if isinstance(holder, Tensor):
             yield holder
         elif isinstance(holder, dict):
@@ -251,31 +265,34 @@ def training_state(engine: Any) -> list[Tensor]:
             for field in dataclasses.fields(holder):
                 yield from tensors_in(getattr(holder, field.name))
 
-    kept = {tensor.untyped_storage()._cdata for tensor in weights_of(engine.module)}
+    storages_of_weights = {tensor.untyped_storage()._cdata for tensor in weights_of(engine.module)}
     optimizer = engine.optimizer
-    inner = getattr(optimizer, "optimizer", optimizer)
-    masters = [parameter for group in inner.param_groups for parameter in group["params"]]
-    tensors = [*tensors_in(vars(optimizer)), *tensors_in(inner.state), *masters]
+    inner_optimizer = getattr(optimizer, "optimizer", optimizer)  # DeepSpeed's may wrap PyTorch's
+    masters = [parameter for group in inner_optimizer.param_groups for parameter in group["params"]]
+    tensors = [*tensors_in(vars(optimizer)), *tensors_in(inner_optimizer.state), *masters]
     leaves = [tensor for tensor in [*tensors, *engine.module.parameters()] if tensor.is_leaf]
     tensors += [tensor.grad for tensor in leaves if tensor.grad is not None]
-    return [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in kept]
+    return [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in storages_of_weights]
 
 
 def weights_of(module: nn.Module) -> list[Tensor]:
-    """The module's weights; under ZeRO-3 this rank's parts of them."""
+    """Returns the module's weights; under ZeRO-3 this rank's shards of them."""
     parameters = list(module.parameters())
     return [*parameters, *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor"))]
 
 
 def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ranks: Ranks) -> None:
-    """Gives each rank its part of the weights (ZeRO-3), one weight after the other: what is on the CPU, or
-    still in files, never lies on the device whole. The first rank's weights count. Collective."""
+    """Shards the weights over the ranks (ZeRO-3), one after the other. Collective.
+
+    The whole weights may be on the CPU or still in files; they are never on the device all at a time. Every
+    rank gets its shards from the first one.
+    """
     import deepspeed
 
     dtype = getattr(torch, settings.precision)
-    cast_parameters(module, dtype)  # adapters may have come in float32
-    # Its own linear layers would take the place of PyTorch's for every model of the process.
+    cast_parameters(module, dtype)  # adapters may be in float32
     in_turn = InTurn(module, reads=ranks.is_first)
+    # `mem_efficient_linear` would replace PyTorch's linear layers for every model of the process.
     deepspeed.zero.Init(module=in_turn, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False)
 
 
@@ -306,8 +323,8 @@ def cut_in_turn() -> Iterator[None]:
 
 
 def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
-    """A module that isn't trained, its weights dealt out over the ranks as a policy's are under ZeRO-3.
-    Called like the module. Collective."""
+    """Shards a module that isn't trained over the ranks (ZeRO-3), and returns an engine that is called like
+    the module. Collective."""
     import deepspeed
 
     config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
@@ -319,8 +336,8 @@ def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
 
 
 def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
-    """Casts parameters in place. Buffers stay as they are: in bfloat16, the frequencies of rotary embeddings
-    would turn the 1000th position by half a radian."""
+    """Casts parameters in place, and leaves buffers alone: rounded to bfloat16, the frequencies of rotary
+    embeddings would rotate the 1000th position by half a radian too much or too little."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)
 
@@ -349,10 +366,10 @@ def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
                 **({"fused": True} if on_gpu and not settings.offload_optimizer else {}),
             },
         },
-        # ZeRO-1 adds each gradient to float32 as soon as it is there, and drops it: to the same bits, and a
-        # policy's size less in memory.
+        # With `immediate_grad_update`, ZeRO-1 adds each gradient to the float32 sum at once, and frees it.
+        # That gives the same bits, and saves the memory of all gradients.
         "bf16": {"enabled": settings.precision == "bfloat16", "immediate_grad_update": True},
-        # Micro-batches are many and alike: added up in bfloat16, the later ones would hardly count.
+        # In bfloat16, the sum over many micro-batches would round off the later ones.
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
@@ -365,14 +382,18 @@ def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
 
 
 Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
-"""The reference for as long as it is needed, called like a `PolicyModule`."""
+"""A context manager that gives the reference, which is called like a `PolicyModule`, for a block."""
 
 
 class ModelFactory:
-    """Makes policy, reference and critic. `load_model` gives a fresh copy of the start model,
-    `load_reference` a reference that is another one.
+    """Makes policy, reference and critic.
 
-    Raises ValueError where the run's ranks can't be grouped as the settings say.
+    Args:
+        load_model: Loads a fresh copy of the start model.
+        load_reference: Loads the reference, if it is not the start model.
+
+    Raises:
+        ValueError: The number of ranks doesn't fit the settings.
     """
 
     def __init__(
@@ -397,8 +418,8 @@ class ModelFactory:
             self.parallel = SequenceParallel(ranks.group(size), ranks.rank % size, size)
 
     def policy(self) -> DeepSpeedModel:
-        """The start model with an optimiser, of its adapters alone where there are any."""
-        model = self._trained()
+        """Loads the start model, with an optimiser for its weights or, with LoRA, for its adapters alone."""
+        model = self._load_for_training()
         if self.settings.lora is not None:
             self.settings.lora.apply(model, self.seed)
         objective = self.settings.objective
@@ -406,13 +427,18 @@ class ModelFactory:
         return DeepSpeedModel(PolicyModule(model, self.parallel, terms), self.settings, self.ranks)
 
     def critic(self) -> DeepSpeedModel:
-        critic = CriticModule(self._trained(), derive_seed(self.seed, "critic"), self.parallel)
+        """Loads the start model as a critic, with an optimiser."""
+        critic = CriticModule(self._load_for_training(), derive_seed(self.seed, "critic"), self.parallel)
         return DeepSpeedModel(critic, self.settings, self.ranks)
 
     def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:
-        """The start model as it stays. Where adapters are trained, it is in `policy` (the present one)
-        already; else it is a model of its own, on the CPU while it isn't needed if so set, or else dealt out
-        over the ranks where the policy's weights are (ZeRO-3).
+        """Returns the reference model, which never changes.
+
+        With LoRA it is the policy without its adapters. Else it is a model of its own: on the CPU while it
+        isn't used (`offload_reference`), sharded over the ranks (ZeRO-3), or whole on the device.
+
+        Args:
+            policy: Returns the present policy.
         """
         if self.settings.lora is not None:
 
@@ -422,30 +448,32 @@ class ModelFactory:
                     yield policy()
 
             return without_adapters
-        attached = self.attached(self.load_reference())
-        model = PolicyModule(attached, self.parallel).requires_grad_(False).eval()
+        language_model = self.attach_attention(self.load_reference())
+        model = PolicyModule(language_model, self.parallel).requires_grad_(False).eval()
         if self.settings.zero_stage == 3 and not self.settings.offload_reference:
-            shared = frozen(model, self.settings, self.ranks)
-            return lambda: nullcontext(shared)
+            sharded = frozen(model, self.settings, self.ranks)
+            return lambda: nullcontext(sharded)
         read_whole(model)
         if self.settings.offload_reference:
             return visiting(model, self.ranks.device)
         model.to(self.ranks.device)
         return lambda: nullcontext(model)
 
-    def _trained(self) -> nn.Module:
-        model = self.attached(self.load_model())
+    def _load_for_training(self) -> nn.Module:
+        model = self.attach_attention(self.load_model())
         if self.settings.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model
 
-    def attached(self, model: nn.Module) -> nn.Module:
-        """The model with the attention that the layout and shared sequences need."""
+    def attach_attention(self, model: nn.Module) -> nn.Module:
+        """Replaces the model's attention, if the layout or sequence parallelism needs another one. Returns
+        the model."""
         if self.settings.layout == "tree":
             attach_tree_attention(model)
-        attention, on_gpu = model.config._attn_implementation, self.ranks.device.type == "cuda"
-        # On a CPU rows are short, and the mask for their packing is small.
-        if self.settings.layout == "packed" and attention == "sdpa" and on_gpu:
+        # PyTorch's attention (sdpa) needs a mask for packed rows, with an entry for each pair of tokens. On a
+        # CPU rows are short and the mask is small, so it is used there.
+        is_sdpa = model.config._attn_implementation == "sdpa"
+        if self.settings.layout == "packed" and is_sdpa and self.ranks.device.type == "cuda":
             attach_packed_attention(model)
         if self.parallel is not None:
             self.parallel.attach(model)
@@ -453,20 +481,20 @@ class ModelFactory:
 
 
 def visiting(module: nn.Module, device: torch.device) -> Reference:
-    """Keeps a module's weights on the CPU, pinned where that speeds their way to the device up. They are
-    copied there for as long as they are needed, and never back: nobody changes them."""
+    """Keeps a module's weights on the CPU, and copies them to the device while it is used. They are never
+    copied back, since they never change."""
     module.to("cpu")
     on_cpu: dict[nn.Parameter, nn.Parameter] = {}
     for parameter in module.parameters():
+        # Pinned memory is copied to a GPU faster.
         weight = parameter.data.pin_memory() if device.type == "cuda" else parameter.data
         on_cpu[parameter] = nn.Parameter(weight, requires_grad=False)
-    # A weight that two modules share stays one.
-    owners = [
-        (part, name, on_cpu[parameter])
-        for part in module.modules()
-        for name, parameter in part._parameters.items()
-        if parameter is not None
-    ]
+    # By parameter, so that a weight which two modules share stays a single one.
+    owners: list[tuple[nn.Module, str, nn.Parameter]] = []
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                owners.append((part, name, on_cpu[parameter]))
     for part in module.modules():
         for name, buffer in part._buffers.items():
             part._buffers[name] = None if buffer is None else buffer.to(device)
@@ -475,10 +503,12 @@ def visiting(module: nn.Module, device: torch.device) -> Reference:
 
     @contextmanager
     def on_device() -> Iterator[Callable[..., Any]]:
-        copies = {weight: weight.data.to(device, non_blocking=True) for weight in on_cpu.values()}
-        copied = {weight: nn.Parameter(copy, requires_grad=False) for weight, copy in copies.items()}
+        on_gpu: dict[nn.Parameter, nn.Parameter] = {}
+        for weight in on_cpu.values():
+            copy = weight.data.to(device, non_blocking=True)
+            on_gpu[weight] = nn.Parameter(copy, requires_grad=False)
         for part, name, weight in owners:
-            part._parameters[name] = copied[weight]
+            part._parameters[name] = on_gpu[weight]
         try:
             yield module
         finally:

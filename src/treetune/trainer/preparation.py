@@ -1,6 +1,7 @@
-"""Values per token that have to be known before an iteration's first step.
+"""Computes the values of each trained token that an iteration's first step needs: log-probs of policy and
+reference, the critic's values, advantages.
 
-The trainer makes them, and so does every analysis of what the trainer would have done.
+The trainer uses it, and so do analyses that repeat what the trainer did.
 """
 
 from __future__ import annotations
@@ -17,44 +18,44 @@ from torch import Tensor
 from treetune.objectives.base import kl_estimate
 from treetune.rollouts.storage import TokenSignals
 from treetune.trainer.base import Trainer
-from treetune.trainer.scoring import Scored
+from treetune.trainer.scoring import PolicyScores
 from treetune.trainer.tokens import Sequences, flat_of_trained
 from treetune.vocabulary import Episode, Metrics
 
 FromValues = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float], Sequence[float]]]
-"""From the rewards and the critic's values along an answer to its advantages and returns; see
+"""Computes an answer's advantages and returns from its rewards and the critic's values, token by token; see
 `Credit.from_values`."""
 
 
 @dataclass
 class IterationTensors:
-    """Values of each of the iteration's N trained tokens before the first update: float32 on the CPU.
+    """Values of the iteration's N trained tokens before the first update: float32 on the CPU, shape [N].
 
-    The first two come with the episodes; `prepare` fills in what the method needs of the rest.
+    The first two come with the episodes. `prepare` computes those of the others that the method needs.
     """
 
     behaviour_logprobs_N: Tensor | None
-    """The engine's, of the distribution that was sampled from."""
+    """The engine's log-probs, under the distribution that it sampled from."""
     credit_advantages_N: Tensor | None = None
-    """Advantages as credit gave them, before penalties and normalisation; None where it leaves them to the
-    critic."""
+    """The advantages from credit, before penalties and normalisation; None if the critic gives them."""
     ref_logprobs_N: Tensor | None = None
+    """The reference's log-probs."""
     old_logprobs_N: Tensor | None = None
-    """The policy's before the first update, of whole distributions."""
+    """The policy's log-probs before the first update, under distributions that are not cut."""
     entropies_N: Tensor | None = None
-    """Entropies of the same distributions."""
+    """The entropies of the same distributions."""
     log_mass_N: Tensor | None = None
-    """Log mass that top-p and top-k leave of these, where they cut anything."""
+    """The log of the mass that top-p and top-k leave of these distributions; None if they cut nothing."""
     old_logprobs_mask_N: Tensor | None = None
-    """Mask of the tokens whose `old_logprobs_N` are known, bool; None: all."""
+    """True for the tokens whose `old_logprobs_N` are known; None: all."""
     last_logprobs_N: Tensor | None = None
-    """The policy's where a token trained last, before that step's update; NaN where it hasn't."""
+    """The policy's log-probs in the last step that trained a token, before its update; NaN if none did."""
     values_N: Tensor | None = None
-    """The critic's, of the state before each token."""
+    """The critic's value of the state before each token."""
     returns_N: Tensor | None = None
-    """The critic's targets."""
+    """The targets of the critic."""
     advantages_N: Tensor | None = None
-    """The objective's, after penalties and normalisation."""
+    """The advantages for the objective, after penalties and normalisation."""
 
     @staticmethod
     def of(episodes: Iterable[Episode]) -> IterationTensors:
@@ -63,12 +64,12 @@ class IterationTensors:
             flat_of_trained(episodes, lambda e: e.advantages),
         )
 
-    def take(self, scored: Scored) -> None:
-        """Fills in the policy's scores before the first update."""
+    def take(self, scored: PolicyScores) -> None:
+        """Sets the policy's scores before the first update."""
         self.old_logprobs_N, self.entropies_N, self.log_mass_N = scored
 
     def metrics(self) -> Metrics:
-        """Means of advantages and returns, where there are any."""
+        """Returns the means of advantages and returns that are known."""
         metrics: Metrics = {}
         if self.advantages_N is not None:
             metrics["train/advantage_mean"] = float(self.advantages_N.mean())
@@ -78,11 +79,11 @@ class IterationTensors:
         return metrics
 
     def gap_N(self) -> Tensor | None:
-        """The trainer's log-probs minus the engine's, of what it sampled from; None without the engine's.
+        """Returns the trainer's log-probs minus the engine's; None without the engine's.
 
-        The engine's log-probs are of the distribution that it sampled from: at the temperature, cut by top-p
-        and top-k, and made to sum to 1 again. The trainer's are of the whole distribution, so that they are
-        cut alike before the two are compared.
+        The engine reports log-probs of the distribution that it sampled from: cut by top-p and top-k, and
+        normalised again. The trainer's log-probs are of the whole distribution. Dividing a probability by the
+        mass that the cut leaves makes them comparable: ``log p - log mass``.
         """
         assert self.old_logprobs_N is not None
         if self.behaviour_logprobs_N is None:
@@ -91,46 +92,51 @@ class IterationTensors:
         return gap_N if self.log_mass_N is None else gap_N - self.log_mass_N
 
     def gap_metrics(self) -> Metrics:
-        """Distances of the trainer from the engine that sampled (`gap_N`), and from the reference.
+        """Returns the distance of the trainer from the engine (`gap_N`), and from the reference.
 
-        ``engine/nucleus_log_mass`` is the mean of what the engine's distributions are cut by.
+        ``engine/nucleus_log_mass`` is the mean log of the mass that top-p and top-k leave.
         """
         assert self.old_logprobs_N is not None
         metrics: Metrics = {}
-        known = slice(None) if self.old_logprobs_mask_N is None else self.old_logprobs_mask_N
+        is_known = slice(None) if self.old_logprobs_mask_N is None else self.old_logprobs_mask_N
         gap_N = self.gap_N()
         if gap_N is not None:
             if self.log_mass_N is not None:
-                metrics["engine/nucleus_log_mass"] = float(self.log_mass_N[known].mean())
-            gap_N = gap_N[known].abs()
+                metrics["engine/nucleus_log_mass"] = float(self.log_mass_N[is_known].mean())
+            gap_N = gap_N[is_known].abs()
             metrics["engine/logprob_gap_mean"] = float(gap_N.mean())
             metrics["engine/logprob_gap_max"] = float(gap_N.max())
         if self.ref_logprobs_N is not None:
             kl_N = kl_estimate(self.old_logprobs_N, self.ref_logprobs_N, "k3")
-            metrics["train/kl"] = float(kl_N[known].mean())
+            metrics["train/kl"] = float(kl_N[is_known].mean())
         return metrics
 
     def signals(self, episodes: Iterable[Episode], sequences: Sequences) -> list[TokenSignals]:
-        """The policy's scores, one row for each episode."""
+        """Returns the policy's scores of each episode's trained tokens; NaN where they are unknown."""
         assert self.old_logprobs_N is not None and self.entropies_N is not None
-        columns = {"logprobs": self.old_logprobs_N, "entropies": self.entropies_N, "gaps": self.gap_N()}
+        columns = {"logprobs": self.old_logprobs_N, "entropies": self.entropies_N}
+        if (gap_N := self.gap_N()) is not None:
+            columns["gaps"] = gap_N
         if self.last_logprobs_N is not None:
             columns["log_ratios"] = self.last_logprobs_N - self.old_logprobs_N
-        told = {name: one_N for name, one_N in columns.items() if one_N is not None}
-        if (known_N := self.old_logprobs_mask_N) is not None:
-            told = {name: one_N.masked_fill(~known_N, math.nan) for name, one_N in told.items()}
-        return [
-            TokenSignals(episode.trajectory, **{name: one_N[a:b].numpy() for name, one_N in told.items()})
-            for episode, (a, b) in zip(episodes, pairwise(sequences.starts), strict=True)
-        ]
+        is_known_N = self.old_logprobs_mask_N
+        if is_known_N is not None:
+            columns = {
+                name: column_N.masked_fill(~is_known_N, math.nan) for name, column_N in columns.items()
+            }
+        signals = []
+        for episode, (start, end) in zip(episodes, pairwise(sequences.starts), strict=True):
+            columns_of_episode = {name: column_N[start:end].numpy() for name, column_N in columns.items()}
+            signals.append(TokenSignals(episode.trajectory, **columns_of_episode))
+        return signals
 
 
 class Models(Protocol):
-    """The models that the preparation runs. Each answers float32 for every trained token, shape [N], without
-    gradient. Collective.
+    """The models that `prepare` needs. Each method returns float32 for every trained token, shape [N],
+    without gradient. Collective.
     """
 
-    def old_logprobs(self, sequences: Sequences) -> Scored: ...
+    def old_logprobs(self, sequences: Sequences) -> PolicyScores: ...
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor: ...
 
@@ -138,12 +144,15 @@ class Models(Protocol):
 
 
 def scores_old_logprobs(settings: Trainer, *, several_steps: bool) -> bool:
-    """Returns whether the policy is scored before the first step. Where an iteration takes one step alone,
-    that step's own log-probs are the old ones, and they are scored beforehand only for penalties."""
+    """Returns whether the policy is scored before the first step.
+
+    If an iteration has a single step, the log-probs of its forward pass are the old log-probs, which saves a
+    pass. They come too late for a KL penalty in rewards or advantages.
+    """
     objective = settings.objective
-    compared = objective.needs_advantages or (settings.keeps_reference and settings.measure_kl)
-    penalised = objective.kl_coef > 0 and objective.kl_placement != "loss"
-    return penalised or (several_steps and compared)
+    needs_old_logprobs = objective.needs_advantages or (settings.keeps_reference and settings.measure_kl)
+    has_penalties = objective.kl_coef > 0 and objective.kl_placement != "loss"
+    return has_penalties or (several_steps and needs_old_logprobs)
 
 
 def prepare(
@@ -156,18 +165,20 @@ def prepare(
     critic: bool = False,
     from_values: FromValues | None = None,
 ) -> IterationTensors:
-    """Runs models over the iteration and makes advantages, as far as the objective needs them. `critic` says
-    whether one is trained; its values make the advantages with `from_values`, and without it advantages come
-    with the episodes. Raises ValueError where none came. Collective.
+    """Runs the models that the method needs over all sequences, and computes the advantages. Collective.
+
+    Args:
+        scores_old: Whether to score the policy (`scores_old_logprobs`).
+        critic: Whether a critic is trained.
+        from_values: Computes advantages from the critic's values; None if the episodes have advantages.
+
+    Raises:
+        ValueError: The objective needs advantages, and there are none.
     """
     objective, starts = settings.objective, sequences.starts
     tensors = IterationTensors.of(episodes)
-    threaded = [episode.trajectory for episode in episodes if episode.stretches] if critic else []
-    if threaded:
-        raise ValueError(
-            f"episode {threaded[0]} has threads, and what a critic learns goes back along an answer token by"
-            " token, which threads don't follow in one order: choose a credit such as 'group'"
-        )
+    if critic:
+        _refuse_threads(episodes)
     if settings.keeps_reference:
         tensors.ref_logprobs_N = models.ref_logprobs(sequences)
     if scores_old:
@@ -175,84 +186,116 @@ def prepare(
     if not objective.needs_advantages:
         return tensors
 
-    if objective.kl_coef > 0 and objective.kl_placement != "loss":
+    penalty_is_in_reward = objective.kl_coef > 0 and objective.kl_placement == "reward"
+    penalty_is_in_advantage = objective.kl_coef > 0 and objective.kl_placement == "advantage"
+    if penalty_is_in_reward or penalty_is_in_advantage:
         old_N, ref_N = tensors.old_logprobs_N, tensors.ref_logprobs_N
         penalties_N = objective.kl_coef * kl_estimate(old_N, ref_N, objective.kl_estimator)
-    in_reward = objective.kl_coef > 0 and objective.kl_placement == "reward"
     rewards_N = token_rewards(starts, sequences.rewards, sequences.early_rewards)
     if critic:
         tensors.values_N = models.values(sequences)
     if from_values is not None:
         assert tensors.values_N is not None, "credit from values comes with a critic"
-        if in_reward:
+        if penalty_is_in_reward:
             rewards_N = rewards_N - penalties_N
-        pairs = [
-            from_values(rewards_N[a:b].tolist(), tensors.values_N[a:b].tolist()) for a, b in pairwise(starts)
-        ]
-        tensors.advantages_N, tensors.returns_N = (
-            torch.cat([torch.tensor(of_answer, dtype=torch.float32) for of_answer in column])
-            for column in zip(*pairs, strict=True)
-        )
+        advantages, returns = [], []
+        for start, end in pairwise(starts):
+            rewards = rewards_N[start:end].tolist()
+            values = tensors.values_N[start:end].tolist()
+            advantages_of_answer, returns_of_answer = from_values(rewards, values)
+            advantages.append(torch.tensor(advantages_of_answer, dtype=torch.float32))
+            returns.append(torch.tensor(returns_of_answer, dtype=torch.float32))
+        tensors.advantages_N, tensors.returns_N = torch.cat(advantages), torch.cat(returns)
     else:
         if critic:
-            # Credit has asked this critic for values: it learns what continuations would earn, so no
-            # penalties.
+            # Credit uses the critic's values as those of continuations, which earn no penalties.
             tensors.returns_N = rewards_to_come(starts, rewards_N)
-        if (advantages_N := tensors.credit_advantages_N) is None:
+        advantages_N = tensors.credit_advantages_N
+        if advantages_N is None:
             raise ValueError(
                 "the objective needs advantages and the configured credit gives none: choose a credit"
                 " such as 'group', 'monte_carlo' or 'gae', or the objective 'mle'"
             )
-        if in_reward:
-            # With the penalty in the reward, the policy gradient weighs a token by everything that follows
-            # it, its own penalty included; what came before it can't be its doing.
+        if penalty_is_in_reward:
+            # A token is weighted by the rewards from itself on, its own penalty included. It has no influence
+            # on the penalties of tokens before it.
             advantages_N = advantages_N - rewards_to_come(starts, penalties_N)
         tensors.advantages_N = advantages_N
-    how, domains = settings.advantage_normalisation, sequences.domains
-    domains = domains if settings.normalise_by_domain else [""] * len(domains)
+    how = settings.advantage_normalisation
+    all_alike = [""] * len(sequences.domains)
+    domains = sequences.domains if settings.normalise_by_domain else all_alike
     tensors.advantages_N = normalised_by_domain(tensors.advantages_N, how, starts, domains)
-    if objective.kl_coef > 0 and objective.kl_placement == "advantage":
+    if penalty_is_in_advantage:
+        # After the normalisation, which would otherwise change the size of the penalty.
         tensors.advantages_N = tensors.advantages_N - penalties_N
     return tensors
+
+
+def _refuse_threads(episodes: Iterable[Episode]) -> None:
+    """Raises ValueError for an answer with threads, since a critic's returns go back along a single line of
+    tokens."""
+    for episode in episodes:
+        if episode.stretches:
+            raise ValueError(
+                f"episode {episode.trajectory} has threads, and what a critic learns goes back along an"
+                " answer token by token, which threads don't follow in one order: choose a credit such as"
+                " 'group'"
+            )
 
 
 def token_rewards(
     starts: Sequence[int], rewards: Sequence[float], early: Sequence[Sequence[tuple[int, float]]] = ()
 ) -> Tensor:
-    """Each trained token's reward, shape [N]: the sequence's at its last one, without what is earned `early`,
-    by the number of the token within its sequence."""
+    """Returns the reward of each trained token, shape [N].
+
+    A sequence earns its reward at its last trained token, except for the parts that it earns earlier.
+
+    Args:
+        starts: The offsets of the sequences, with the end of the last one.
+        rewards: The reward of each sequence.
+        early: The parts of each sequence's reward that are earned before its end: pairs of the token's index
+            among the sequence's trained tokens and the reward.
+
+    Example: ``token_rewards([0, 3, 5], [1.0, 0.5], [[(0, 0.25)], []])`` is ``[0.25, 0, 0.75, 0, 0.5]``.
+    """
     rewards_N = torch.zeros(starts[-1])
-    rewards_N[torch.tensor(starts[1:]) - 1] = torch.tensor(rewards, dtype=torch.float32)
-    for (start, end), of_sequence in zip(pairwise(starts), early):
-        for token, reward in of_sequence:
+    last_tokens = torch.tensor(starts[1:]) - 1
+    rewards_N[last_tokens] = torch.tensor(rewards, dtype=torch.float32)
+    for (start, end), early_of_sequence in zip(pairwise(starts), early):
+        for token, reward in early_of_sequence:
             rewards_N[start + token] += reward
             rewards_N[end - 1] -= reward
     return rewards_N
 
 
 def rewards_to_come(starts: Sequence[int], rewards_N: Tensor) -> Tensor:
-    """The sum of each sequence's rewards from each of its trained tokens on."""
+    """Returns for each trained token the sum of the rewards from it to the end of its sequence, shape [N]."""
     return torch.cat([rewards_N[a:b].flip(0).cumsum(0).flip(0) for a, b in pairwise(starts)])
 
 
 def normalised(advantages_N: Tensor, how: str) -> Tensor:
-    """``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: without the mean. Over all N tokens."""
+    """Normalises advantages over all N tokens.
+
+    ``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: ``A / sqrt(var + 1e-8)``; ``none``: unchanged.
+    """
     if how == "none" or len(advantages_N) < 2:
         return advantages_N
-    # In float64, where the order of the sum over a million tokens doesn't show.
-    wide = advantages_N.double()
-    deviation = (wide.var() + 1e-8).sqrt()
-    centred = wide - wide.mean() if how == "whiten" else wide
+    # In float64, so that the result in float32 doesn't depend on the order in which a million tokens are
+    # summed.
+    advantages = advantages_N.double()
+    deviation = (advantages.var() + 1e-8).sqrt()
+    centred = advantages - advantages.mean() if how == "whiten" else advantages
     return (centred / deviation).float()
 
 
 def normalised_by_domain(
     advantages_N: Tensor, how: str, starts: Sequence[int], domains: Sequence[str]
 ) -> Tensor:
-    """Advantages `normalised` over the tokens of each domain's sequences."""
+    """Normalises the advantages of each domain's sequences separately; see `normalised`."""
     result_N = advantages_N.clone()
+    spans = list(pairwise(starts))
     for domain in dict.fromkeys(domains):
-        spans = [span for span, of in zip(pairwise(starts), domains, strict=True) if of == domain]
-        index = torch.cat([torch.arange(a, b) for a, b in spans])
+        spans_of_domain = [span for span, name in zip(spans, domains, strict=True) if name == domain]
+        index = torch.cat([torch.arange(start, end) for start, end in spans_of_domain])
         result_N[index] = normalised(advantages_N[index], how)
     return result_N

@@ -1,9 +1,9 @@
-"""A look at a policy before it is trained: is what the trainer computes what the model computes?
+"""Verifies before training that the trainer computes the same log-probs as the model itself.
 
-The trainer computes log-probs by a way of its own: a backbone in training mode, rows padded or packed, the
-head on a few positions at a time. Any architecture of transformers may be given to it, and each of these
-steps has been wrong for some. So a few short rows are run at the start, and held to the model's own logits.
-It takes as long as a few short forward passes, leaves the random state as it was, and changes no weight.
+The trainer runs a model in its own way: the backbone in training mode, rows padded or packed, the head on a
+few positions at a time. A user may train any architecture of transformers, and for some of them one of these
+steps was wrong. So the trainer's log-probs of a few short rows are compared with the model's own at the
+start. That takes a few short forward passes, leaves the random state as it was, and changes no weight.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from treetune.trainer.scoring import Scorer
 from treetune.trainer.tokens import Row, Sequences, likeness_of
 
 LENGTHS = (12, 23, 17)
-"""Tokens of the rows. Each group of ranks that shares a model gets a row of each length, so that there are
-neighbours on all."""
+"""The lengths of the rows. Each group of ranks gets a row of each length, so that every group has rows beside
+each other."""
 
 
 def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks) -> None:
-    """Raises ValueError where the policy's log-probs are not those of its model: alone, a second time, and in
-    rows beside others in the layout that is set. Collective."""
+    """Compares the log-probs of a few rows. Collective.
+
+    Raises:
+        ValueError: They differ when computed twice, from the model's own forward pass, or when rows are
+            computed together in the configured layout.
+    """
     model: Any = policy.module.model
     name = type(model).__name__
     dtype = next(parameter.dtype for parameter in policy.module.parameters())
@@ -39,25 +43,25 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
     rows = [torch.tensor(row) for row in probe_rows(model.config, LENGTHS)]
     scorer = Scorer(settings, ranks, temperature=1.0)
 
-    def alone(whole: bool = False) -> Tensor:
-        """Log-probs of all tokens but the rows' first ones, each row run by itself on every rank."""
+    def compute_alone(whole: bool = False) -> Tensor:
+        """Returns the log-probs of all tokens but the first of each row, each row by itself on every rank."""
         return torch.cat([_logprobs_of_row(policy, row_T.to(ranks.device), whole) for row_T in rows])
 
     with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
         with refusing_idle_adapters(model):
-            once_N = alone()
-        again_N = alone()
+            alone_N = compute_alone()
+        again_N = compute_alone()
         _refuse(
-            once_N - again_N,
+            alone_N - again_N,
             limit,
             f"{name} computes other log-probs of the same tokens when it is asked twice, so that something"
             " random stays on in training mode (dropout, noise, skipped layers)",
             "set that to 0 in the model's config.json",
         )
-        # Ranks that share every sequence have an attention that only works in common.
+        # With sequence parallelism, the model's own forward pass doesn't work: its attention needs all ranks.
         if settings.sequence_parallel_size == 1:
             _refuse(
-                once_N - alone(whole=True),
+                alone_N - compute_alone(whole=True),
                 limit,
                 f"the trainer's log-probs are not those of {name}'s own forward pass, which does something"
                 " that the trainer doesn't know",
@@ -65,7 +69,7 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
             )
         together_N = scorer.logprobs(policy, _sequences(rows, copies=data_parallel_size))
         _refuse(
-            together_N - once_N.repeat(data_parallel_size),
+            together_N - alone_N.repeat(data_parallel_size),
             limit,
             f"{name}'s log-probs of a row depend on the rows beside it (trainer.layout {settings.layout!r})",
             "set trainer.layout to 'padded'"
@@ -92,13 +96,13 @@ def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
 
 
 def _sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
-    """The rows so many times, in turn, as sequences whose tokens but the first are all trained. They answer
-    one problem, so that they would be one tree."""
+    """Returns several copies of the rows as sequences, of which all tokens but the first are trained. All of
+    them have the same problem, so that they become one tree in that layout."""
     sequences = Sequences([], [0], [0], [], [], [], [], [])
     for number in range(copies * len(rows)):
         row_T = rows[number % len(rows)]
         predicting = torch.arange(len(row_T) - 1)
-        # Copies count as rows of their own: alike, they would be run once.
+        # With a likeness of its own, since equal rows are computed only once.
         likeness = likeness_of(row_T.numpy(), predicting.numpy()) + number.to_bytes(4, "little")
         start = sequences.starts[-1]
         sequences.rows.append(Row(len(row_T), len(predicting), start, number, likeness, row_T, predicting))

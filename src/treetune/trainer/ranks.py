@@ -1,4 +1,15 @@
-"""The processes of a run: where they first meet, who this one is, and how they talk."""
+"""Joins the processes (ranks) of a run, and lets them communicate.
+
+::
+
+    Meeting.join      each rank finds the first one's store: a key-value store in a file (one machine) or
+                      behind a port (several machines)
+    agree(meeting)    checks that need only the store, such as equal versions on all machines
+    process groups    nccl or gloo for tensors, gloo for Python objects and barriers
+    Ranks             collective methods: every rank calls the same ones in the same order
+
+Every wait has a deadline and a name, which the message of a failure contains.
+"""
 
 from __future__ import annotations
 
@@ -29,32 +40,38 @@ LOOPBACK_INTERFACE = "lo"
 
 @dataclass(frozen=True)
 class Meeting:
-    """This process among the run's, before they can talk: the first one's store, where they find each other.
+    """This rank and the store in which the ranks find each other, before there are process groups.
 
-    Where all are on one machine, the store is a file that no other user can read or write, and gloo listens
-    on the loopback; a single process has a store in its memory. Over several machines the first rank listens
-    on all its interfaces, and gloo on the one that reaches the others: who reaches the port can take part.
+    On one machine, the store is a file that no other user can access, and gloo listens on the loopback
+    interface. Over several machines, the first rank listens on all interfaces, and gloo on the one that
+    reaches the others. Whoever reaches these ports can take part, so they belong behind a firewall. A single
+    process has a store in its memory.
     """
 
     rank: int
     world_size: int
     machine: int
-    """Its machine's number, from 0, in the launcher's order."""
+    """The number of its machine, from 0, in the launcher's order."""
     machines: int
     deadline_s: float
     store: Any
 
     @staticmethod
     def join(environment: Mapping[str, str], deadline_s: float) -> Meeting:
-        """Opens the store, or connects to it. Raises RuntimeError where the first rank can't be reached, or
-        can't listen."""
+        """Opens the store, or connects to it.
 
-        def number(*names: str, default: int) -> int:
+        Raises:
+            RuntimeError: The first rank can't be reached, or can't listen.
+        """
+
+        def read_number(*names: str, default: int) -> int:
+            """Returns the first of these variables that is set."""
             return next((int(environment[name]) for name in names if name in environment), default)
 
         rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        machines = number("CROSS_SIZE", "GROUP_WORLD_SIZE", default=1)
-        machine = number("CROSS_RANK", "GROUP_RANK", default=0)
+        # By DeepSpeed's launcher, or by torchrun.
+        machines = read_number("CROSS_SIZE", "GROUP_WORLD_SIZE", default=1)
+        machine = read_number("CROSS_RANK", "GROUP_RANK", default=0)
         timeout = datetime.timedelta(seconds=deadline_s)
         if world_size == 1:
             store: Any = dist.HashStore()
@@ -84,42 +101,50 @@ class Meeting:
                 ) from error
         return Meeting(rank, world_size, machine, machines, deadline_s, store)
 
-    def exchange(self, name: str, own: Any) -> list[Any]:
-        """Everyone's JSON value, in rank order. Raises RuntimeError that says who didn't come in time."""
-        self.store.set(f"{name}/{self.rank}", json.dumps([self.machine, own]))
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        """Returns the JSON values of all ranks, in rank order. Collective.
+
+        Raises:
+            RuntimeError: A rank has sent none within the deadline; the message names it.
+        """
+        self.store.set(f"{name}/{self.rank}", json.dumps([self.machine, value]))
         deadline = time.monotonic() + self.deadline_s
         values = []
         for rank in range(self.world_size):
-            left = max(deadline - time.monotonic(), 0.001)
+            remaining_s = max(deadline - time.monotonic(), 0.001)
             try:
-                self.store.wait([f"{name}/{rank}"], datetime.timedelta(seconds=left))
+                self.store.wait([f"{name}/{rank}"], datetime.timedelta(seconds=remaining_s))
             except RuntimeError as error:
-                raise RuntimeError(self._who_is_missing(name)) from error
-            values.append(json.loads(self.store.get(f"{name}/{rank}"))[1])
+                raise RuntimeError(self._describe_missing(name)) from error
+            _, value_of_rank = json.loads(self.store.get(f"{name}/{rank}"))
+            values.append(value_of_rank)
         return values
 
-    def _who_is_missing(self, name: str) -> str:
-        came = [rank for rank in range(self.world_size) if self.store.check([f"{name}/{rank}"])]
-        missing = [str(rank) for rank in range(self.world_size) if rank not in came]
-        there = {json.loads(self.store.get(f"{name}/{rank}"))[0] for rank in came}
-        away = [str(number + 1) for number in range(self.machines) if number not in there]
-        where = f", all of them on machine {', '.join(away)} of {self.machines}" if away else ""
+    def _describe_missing(self, name: str) -> str:
+        """Returns a message that names the ranks without a value, and the machines without any rank."""
+        present = [rank for rank in range(self.world_size) if self.store.check([f"{name}/{rank}"])]
+        missing = [str(rank) for rank in range(self.world_size) if rank not in present]
+        machines = {json.loads(self.store.get(f"{name}/{rank}"))[0] for rank in present}
+        absent = [str(number + 1) for number in range(self.machines) if number not in machines]
+        where = f", all of them on machine {', '.join(absent)} of {self.machines}" if absent else ""
         return (
             f"rank {self.rank} on {platform.node()} waited {self.deadline_s:.0f} s for rank"
             f" {', '.join(missing)}{where}: see what it printed, or whether it was started"
         )
 
     def interface(self) -> tuple[str, str]:
-        """(name, address) of the network interface by which this machine talks to the others: the one that
-        GLOO_SOCKET_IFNAME names, or else the one by which it reaches them. Raises ValueError where there is
-        none of that name.
+        """Returns the name and the address of the network interface that reaches the other machines: the one
+        that GLOO_SOCKET_IFNAME names, or else the one of the route to them.
+
+        Raises:
+            ValueError: There is no such interface.
         """
         interfaces = psutil.net_if_addrs()
         if named := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
             for family in (socket.AF_INET, socket.AF_INET6):
-                for found in interfaces.get(named, ()):
-                    if found.family == family:
-                        return named, str(found.address)
+                for address_of_interface in interfaces.get(named, ()):
+                    if address_of_interface.family == family:
+                        return named, str(address_of_interface.address)
             raise ValueError(
                 f"{platform.node()} has no network interface {named} with an address, which"
                 f" GLOO_SOCKET_IFNAME names; it has {', '.join(sorted(interfaces))}"
@@ -128,7 +153,8 @@ class Meeting:
         if self.machine:
             other = os.environ["MASTER_ADDR"]
         else:
-            # The first machine's own name may be a loopback address there: it takes the way to another one.
+            # On the first machine, MASTER_ADDR may be a loopback address. So it waits for the address of
+            # another machine, and takes the route to that.
             try:
                 self.store.wait([key], datetime.timedelta(seconds=self.deadline_s))
             except RuntimeError as error:
@@ -137,34 +163,38 @@ class Meeting:
                 ) from error
             other = self.store.get(key).decode()
         family = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0][0]
-        with socket.socket(family, socket.SOCK_DGRAM) as towards:
-            towards.connect((other, 9))  # nothing is sent
-            address = towards.getsockname()[0]
+        # Connecting a UDP socket sends nothing, and makes the kernel choose the interface.
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((other, 9))
+            address = probe.getsockname()[0]
         if self.machine:
             self.store.set(key, address)
         for name, addresses in interfaces.items():
-            if any(found.address.partition("%")[0] == address for found in addresses):
+            if any(entry.address.partition("%")[0] == address for entry in addresses):
                 return name, address
         raise ValueError(f"no network interface of {platform.node()} has the address {address}")
 
 
 def _private_folder(port: str, rank: int) -> Path:
-    """Returns a folder of this user's for the ranks that one launcher has started. Raises ValueError where
-    another user has it."""
+    """Returns a folder for the ranks of one launcher, which no other user can access.
+
+    Raises:
+        ValueError: Something else, or another user's folder, has its name.
+    """
     if held_folders.MEETING in os.environ:
         folder = Path(os.environ[held_folders.MEETING])
     else:
-        # Another launcher's ranks know of each other only who started them.
+        # The ranks of a foreign launcher have nothing in common but the launcher itself.
         launcher = psutil.Process(os.getppid())
         name = f"{held_folders.PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
         folder = Path(tempfile.gettempdir()) / name
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-    about = folder.lstat()
-    if about.st_uid != os.geteuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
         raise ValueError(
-            f"{folder}, where the ranks meet, is of user {about.st_uid}, open to others or no folder: have it"
-            " deleted, or set TMPDIR to a folder of your own"
+            f"{folder}, where the ranks meet, is of user {status.st_uid}, open to others or no folder: have"
+            " it deleted, or set TMPDIR to a folder of your own"
         )
     if rank == 0:
         held_folders.hold(folder)
@@ -172,10 +202,14 @@ def _private_folder(port: str, rank: int) -> Path:
 
 
 def refuse_unusable_gpu(environment: Mapping[str, str], cuda: str | None, is_available: bool) -> None:
-    """Raises ValueError where a GPU is here and PyTorch, built for CUDA `cuda` or (None) for a CPU, can't use
-    it: the run would go on, on the CPU, a hundred times slower."""
-    hidden = environment.get("CUDA_VISIBLE_DEVICES") == "" or environment.get("DS_ACCELERATOR") == "cpu"
-    if is_available or hidden or not has_gpu():
+    """Raises ValueError if the machine has a GPU that PyTorch can't use: the run would continue on the CPU,
+    a hundred times slower.
+
+    Args:
+        cuda: The version of CUDA that PyTorch was built for; None for a CPU.
+    """
+    is_hidden = environment.get("CUDA_VISIBLE_DEVICES") == "" or environment.get("DS_ACCELERATOR") == "cpu"
+    if is_available or is_hidden or not has_gpu():
         return
     why = f"built for CUDA {cuda}, can't use it: nvidia-smi says which driver there is, and scripts/setup.sh"
     why += " whether it is too old"
@@ -189,10 +223,10 @@ def refuse_unusable_gpu(environment: Mapping[str, str], cuda: str | None, is_ava
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the run's. Every method is a collective: all ranks call it, in one order.
+    """This process (rank) among those of the run.
 
-    A rank that doesn't come within `deadline_s` ends the others with an error that names the
-    meeting place, instead of leaving them waiting.
+    Every method is collective: all ranks call the same ones in the same order. If a rank doesn't within
+    `deadline_s`, the others raise an error that names the call.
     """
 
     rank: int
@@ -200,21 +234,28 @@ class Ranks:
     device: torch.device
     deadline_s: float
     objects: Any = None
-    """Group for Python objects and barriers: gloo on every device, since nccl has no deadline
-    that names who is missing."""
+    """The process group for Python objects and barriers: gloo on every device, since nccl's deadlines don't
+    name the missing rank."""
 
     @staticmethod
     def join(deadline_s: float, agree: Callable[[Meeting], None] | None = None) -> Ranks:
-        """Joins the processes that the launcher started; alone if there is no launcher. `agree` is called
-        when all have met and before they talk. Raises ValueError where a GPU is here that can't be used."""
+        """Joins the processes that the launcher started; a process without a launcher is the only rank.
+
+        Args:
+            agree: Checks that all ranks agree, by their store, before there are process groups.
+
+        Raises:
+            ValueError: PyTorch can't use the machine's GPU.
+        """
         refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
         if not torch.cuda.is_available():
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or it warns that it found no other
+            # Before the import of DeepSpeed, which otherwise warns that it finds no accelerator.
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import deepspeed
         import deepspeed.ops
 
-        for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
-            os.environ.setdefault(name, alone)
+        for name, value_if_alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+            os.environ.setdefault(name, value_if_alone)
         world_size = int(os.environ["WORLD_SIZE"])
         if "MASTER_PORT" not in os.environ:
             assert world_size == 1, "a launcher that starts several ranks names their meeting port"
@@ -225,8 +266,8 @@ class Ranks:
             device, backend = torch.device("cuda", local_rank), "nccl"
         else:
             device, backend = torch.device("cpu"), "gloo"
-            # DeepSpeed's own sums over shared memory take a minute to compile, stay behind in
-            # /dev/shm, and wait for a dead rank for ever; gloo's have a deadline.
+            # DeepSpeed's own sums over shared memory take a minute to compile, leave files in /dev/shm, and
+            # wait for a dead rank for ever. Gloo's have a deadline.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         timeout = datetime.timedelta(seconds=deadline_s)
         if not dist.is_initialized():
@@ -248,19 +289,18 @@ class Ranks:
         return self.rank == 0
 
     def group(self, size: int) -> Any:
-        """This rank's group among groups of `size` neighbours, for collectives on tensors."""
+        """Returns the process group of this rank and its neighbours, `size` ranks in all, for tensors."""
         assert self.world_size % size == 0
-        groups = [
-            dist.new_group(
-                list(range(first, first + size)), timeout=datetime.timedelta(seconds=self.deadline_s)
-            )
-            for first in range(0, self.world_size, size)
-        ]
+        timeout = datetime.timedelta(seconds=self.deadline_s)
+        # Every rank must make all groups, also those that it isn't in.
+        groups = []
+        for first in range(0, self.world_size, size):
+            groups.append(dist.new_group(list(range(first, first + size)), timeout=timeout))
         return groups[self.rank // size]
 
     def for_thread(self) -> Ranks:
-        """The same processes, for a second thread of each, which meets the others' threads while the first
-        ones meet: for everything but `sum` and `group`. Collective.
+        """Returns the same ranks for a second thread of each, with a process group of these threads. `sum`
+        and `group` remain for the first threads alone. Collective.
         """
         if self.world_size == 1:
             return self
@@ -277,52 +317,57 @@ class Ranks:
                 f"rank {self.rank} waited {self.deadline_s:.0f} s for the others at '{name}': {error}"
             ) from error
 
-    def exchange(self, name: str, own: Any) -> list[Any]:
-        """Everyone's object, in rank order."""
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        """Returns the objects of all ranks, in rank order."""
         if self.world_size == 1:
-            return [own]
+            return [value]
         self.barrier(name)
-        gathered: list[Any] = [None] * self.world_size
-        dist.all_gather_object(gathered, own, group=self.objects)
-        return gathered
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.objects)
+        return values
 
-    def from_first(self, name: str, own: Any) -> Any:
-        """The first rank's object."""
+    def from_first(self, name: str, value: Any) -> Any:
+        """Returns the first rank's object, on every rank."""
         if self.world_size == 1:
-            return own
+            return value
         self.barrier(name)
-        box = [own]
-        dist.broadcast_object_list(box, src=0, group=self.objects)
-        return box[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.objects)
+        return values[0]
 
-    def to_first(self, name: str, own: Any) -> list[Any]:
-        """Everyone's object, in rank order, on the first rank; nothing on the others."""
+    def to_first(self, name: str, value: Any) -> list[Any]:
+        """Returns the objects of all ranks, in rank order, on the first rank; an empty list on the others."""
         if self.world_size == 1:
-            return [own]
+            return [value]
         self.barrier(name)
-        gathered: list[Any] | None = [None] * self.world_size if self.is_first else None
-        dist.gather_object(own, gathered, dst=0, group=self.objects)
-        return gathered or []
+        values: list[Any] | None = [None] * self.world_size if self.is_first else None
+        dist.gather_object(value, values, dst=0, group=self.objects)
+        return values or []
 
-    def hand_out(self, name: str, for_each: Sequence[Any]) -> list[Any]:
-        """Everyone's object for this rank, in rank order; `for_each` holds this rank's for each."""
+    def hand_out(self, name: str, for_ranks: Sequence[Any]) -> list[Any]:
+        """Sends an object to each rank, and returns the objects that all ranks have sent to this one, in rank
+        order.
+
+        Example: with two ranks, of which rank 0 sends ``["a", "b"]`` and rank 1 ``["c", "d"]``, rank 0 gets
+        ``["a", "c"]`` and rank 1 gets ``["b", "d"]``.
+        """
         if self.world_size == 1:
-            return list(for_each)
+            return list(for_ranks)
         self.barrier(name)
         received = []
         for source in range(self.world_size):
-            box: list[Any] = [None]
-            sent = list(for_each) if source == self.rank else None
-            dist.scatter_object_list(box, sent, src=source, group=self.objects)
-            received += box
+            output: list[Any] = [None]
+            sent = list(for_ranks) if source == self.rank else None
+            dist.scatter_object_list(output, sent, src=source, group=self.objects)
+            received += output
         return received
 
     def machines(self) -> list[str]:
-        """The name of everyone's machine, in rank order."""
+        """Returns the names of all ranks' machines, in rank order."""
         return self.exchange("machines", platform.node())
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place."""
+        """Sums a tensor over the ranks, in place, and returns it."""
         if self.world_size > 1:
             on_device = tensor.to(self.device)
             dist.all_reduce(on_device)

@@ -1,4 +1,5 @@
-"""Models run over sequences without a step: log-probs and values of an iteration, and of single answers."""
+"""Runs models over sequences without training: log-probs and values of an iteration, and of single
+answers."""
 
 from __future__ import annotations
 
@@ -25,27 +26,26 @@ Forward = Callable[..., Any]
 """A `PolicyModule` or `CriticModule`, or a `DeepSpeedModel` of one."""
 
 SHARE = "train/reference_ahead"
-"""Metric: the share of an iteration's trained tokens whose reference was scored while answers were
-sampled."""
+"""The metric of the share of an iteration's trained tokens that the reference scored during sampling."""
 SECONDS = "train/reference_seconds"
-"""Metric: how long training waited for the rest."""
+"""The metric of the seconds that training waited for the scores of the other tokens."""
 
 
-class Scored(NamedTuple):
-    """A policy's scores of every trained token: float32 of shape [N] each, of whole distributions."""
+class PolicyScores(NamedTuple):
+    """A policy's scores of every trained token, under distributions that are not cut: float32 [N] each."""
 
     logprobs_N: Tensor
     entropies_N: Tensor
     log_mass_N: Tensor | None
-    """Log mass of the nucleus that each was sampled from, where sampling cuts distributions."""
+    """The log of the mass that top-p and top-k leave of each distribution; None if they cut nothing."""
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Runs models in the micro-batches that the settings ask for, shared out over the ranks.
+    """Runs models in micro-batches that are distributed over the ranks.
 
-    `temperature` is the rollout's: log-probs are those of the distribution that was sampled, before top-p and
-    top-k cut it.
+    The `temperature` is the rollout's: log-probs are those of the distribution that was sampled from, before
+    top-p and top-k cut it.
     """
 
     settings: Trainer
@@ -53,71 +53,82 @@ class Scorer:
     temperature: float
 
     def logprobs(self, policy: Forward, sequences: Sequences) -> Tensor:
-        """Log-probs of every trained token, float32 of shape [N], without gradient. Collective."""
+        """Returns the log-probs of every trained token, float32 [N], without gradient. Collective."""
         return self._score(sequences, lambda batch: policy(batch.inputs, self.temperature)[0])
 
-    def scored(self, policy: Forward, sequences: Sequences, nucleus: Nucleus | None) -> Scored:
-        """All scores that one forward pass gives of every trained token. Collective."""
+    def scored(self, policy: Forward, sequences: Sequences, nucleus: Nucleus | None) -> PolicyScores:
+        """Returns all scores of every trained token, from one forward pass. Collective."""
 
-        def together(batch: MicroBatch) -> Tensor:
+        def forward(batch: MicroBatch) -> Tensor:
             return torch.stack(policy(batch.inputs, self.temperature, nucleus=nucleus), dim=-1)
 
-        columns = self._score(sequences, together, (2 if nucleus is None else 3,)).unbind(-1)
+        n_scores = 2 if nucleus is None else 3
+        columns = self._score(sequences, forward, (n_scores,)).unbind(-1)
         logprobs_N, entropies_N, *mass = (column.contiguous() for column in columns)
-        return Scored(logprobs_N, entropies_N, mass[0] if mass else None)
+        return PolicyScores(logprobs_N, entropies_N, mass[0] if mass else None)
 
     def values(self, critic: Forward, sequences: Sequences) -> Tensor:
-        """Values of the state before every trained token, float32 of shape [N], without gradient.
+        """Returns the value of the state before every trained token, float32 [N], without gradient.
         Collective."""
         return self._score(sequences, lambda batch: critic(batch.inputs))
 
     def _score(
-        self, sequences: Sequences, forward: Callable[[MicroBatch], Tensor], of_token: tuple[int, ...] = ()
+        self,
+        sequences: Sequences,
+        forward: Callable[[MicroBatch], Tensor],
+        token_shape: tuple[int, ...] = (),
     ) -> Tensor:
-        """Results on the CPU, computed by all ranks and known to all; each token's has the shape `of_token`.
-        Rows that are alike (an answer in several pairs) are run once.
+        """Returns the results of `forward` for every trained token, on the CPU of every rank, shape
+        [N, *token_shape]. Equal rows (an answer in several pairs) are computed once. Collective.
         """
-        result_N = torch.zeros(sequences.n_tokens, *of_token)
+        result_N = torch.zeros(sequences.n_tokens, *token_shape)
         with torch.no_grad():
             units = sequences.once()
             for batch in micro_batches(sequences, units, self.settings, self.ranks, with_gradient=False):
-                forwarded_N = forward(batch)
+                batch_N = forward(batch)
                 if self.reports(batch):
-                    result_N[batch.flat_index_N] = forwarded_N.float().cpu()
-        # Each token was written by one rank, and is 0 elsewhere: the sum rounds nothing.
-        return self.ranks.sum(result_N)[sequences.flat_index(sequences.first_alike())]
+                    result_N[batch.flat_index_N] = batch_N.float().cpu()
+        # One rank has written each token, and it is 0 on the others, so the sum is exact.
+        all_N = self.ranks.sum(result_N)
+        # Rows that were left out get the results of the first row that equals them.
+        return all_N[sequences.flat_index(sequences.first_alike())]
 
     def reports(self, batch: MicroBatch) -> bool:
-        """Returns whether this rank hands its results on: of ranks that ran it together, one does."""
+        """Returns whether the results of this rank count: one of the ranks that compute a micro-batch
+        together reports it, and nobody reports a dummy."""
         return not batch.is_dummy and self.ranks.rank % self.settings.model_parallel_size == 0
 
     def answer_logprobs(
         self, policy: Forward, answers: Sequence[tuple[TokenIds, TokenIds]], temperature: float
     ) -> list[list[float]]:
-        """Log-probs of the response tokens of some (prompt, response).
+        """Returns the log-probs of the response tokens of this rank's pairs (prompt, response).
 
-        Local to this rank, except where it doesn't hold the model alone (ZeRO-3, ranks that run it
-        together): then every rank calls it, with its own.
+        Collective if a rank alone can't run the model (ZeRO-3, sequence parallelism); else local.
         """
-        collective = self.settings.zero_stage == 3 or self.settings.model_parallel_size > 1
-        gathered = self.ranks.exchange("score", list(answers)) if collective else [answers]
+        is_collective = self.settings.zero_stage == 3 or self.settings.model_parallel_size > 1
+        # Every rank must then run the model on the answers of all ranks.
+        answers_by_rank = self.ranks.exchange("score", list(answers)) if is_collective else [answers]
         results = []
-        for rank, of_rank in enumerate(gathered):
-            for prompt, response in of_rank:
+        for rank, answers_of_rank in enumerate(answers_by_rank):
+            is_own = not is_collective or rank == self.ranks.rank
+            for prompt, response in answers_of_rank:
                 ids_T = torch.from_numpy(joined([prompt, response]).astype("int64"))
                 predicting = torch.arange(len(prompt) - 1, len(ids_T) - 1)
-                # Where it is collective, every rank runs every rank's answers: the model takes all of them.
                 logprobs_N = self.row_logprobs(policy, ids_T, predicting, temperature)
-                if len(gathered) == 1 or rank == self.ranks.rank:
+                if is_own:
                     results.append(logprobs_N.tolist())
         return results
 
     def row_logprobs(
         self, policy: Forward, ids_T: Tensor, predicting: Tensor, temperature: float | None = None
     ) -> Tensor:
-        """Log-probs of the tokens behind the positions `predicting` of one row (int64), at the rollout's
-        temperature or the one given. Local to this rank, which must hold the model alone or call it as all
-        do.
+        """Returns the log-probs of some tokens of a row.
+
+        Local, if this rank alone can run the model; else every rank must call it with the same row.
+
+        Args:
+            predicting: The positions whose *next* tokens are scored, int64.
+            temperature: None for the rollout's.
         """
         ids_T, predicting = ids_T.to(self.ranks.device), predicting.to(self.ranks.device)
         inputs = ModelInputs(
@@ -132,31 +143,47 @@ class Scorer:
 
 
 class ReferencePrefetch:
-    """Scores each answer under the reference as it comes, in a thread, while others are sampled, and the rest
-    when training asks.
+    """Scores each answer under the reference model in a thread, while other answers are sampled.
 
-    A row is always run by itself. So its log-probs depend neither on when it came, nor on what came beside
-    it, on which rank or after how many restarts, and nothing need be kept for a run that is resumed. They
-    differ from those of micro-batches in the last bits, by which kernels round.
+    ::
 
-    A row is known by its tokens and those of them that are trained. Answers that are left out of training
-    have been scored in vain; those that training sees otherwise than the engine (turns, injected text) are
-    scored when it asks.
+        the thread that samples               thread "reference"
+        ─────────────────────────────         ────────────────────────────────────
+        on_result(answer)  ────submit────►    scores the row, sets its future
+        on_result(answer)  ────submit────►    …
+        …
+        training begins
+        logprobs(sequences):
+          cancels rows that are not trained
+          scores this rank's share of rows
+            that no rank has submitted        scores the rows that remain
+          wait(futures, rank_deadline)  ◄──   the last future is set
+          sums over all ranks
 
-    A failure in the thread ends the run when the next answer comes, or when training asks: also that of an
-    answer which would not have been trained on.
+    A row always has a forward pass of its own. Its log-probs therefore don't depend on when it was sampled,
+    with which other rows, on which rank, or whether the run was restarted in between, and need not be stored
+    for a restart. They differ in the last bits from those of micro-batches, since kernels round differently.
+
+    A row is identified by its tokens and its trained tokens (`likeness_of`). Scores of answers that are not
+    trained are dropped. Rows that differ from what the engine sampled (several turns, injected text) are
+    scored when training begins.
+
+    An exception in the thread ends the run at the next `on_result` or `logprobs`, even if its answer would
+    not have been trained.
     """
 
     def __init__(self, reference: Reference, scorer: Scorer) -> None:
         self._reference, self._scorer = reference, scorer
         self._thread = ThreadPoolExecutor(1, "reference")
         self._pending: dict[bytes, Future[Tensor]] = {}
+        """The submitted rows of this iteration, by their likeness."""
         self._failed: Exception | None = None
+        """The first exception of the thread."""
         self.metrics: Metrics = {SHARE: 0.0, SECONDS: 0.0}
-        """Metrics of the last iteration that was asked for."""
+        """The metrics of the last `logprobs`."""
 
     def on_result(self, request: Request, answers: Sequence[Completion]) -> None:
-        """Has the answers to a prompt scored, in every token; not continuations. Returns at once."""
+        """Submits the answers to a prompt, with all of their tokens; not continuations. Returns at once."""
         self._refuse_failed()
         if request.priority != ANSWERS:
             return
@@ -171,49 +198,52 @@ class ReferencePrefetch:
                 )
 
     def logprobs(self, sequences: Sequences) -> Tensor:
-        """Log-probs of every trained token, float32 of shape [N]: those that were begun, once they are there,
-        and the rest. Forgets the answers. Collective."""
-        ranks, began = self._scorer.ranks, time.perf_counter()
+        """Returns the log-probs of every trained token, float32 [N], and forgets the submitted answers.
+        Collective."""
+        ranks, start = self._scorer.ranks, time.perf_counter()
         trained = {row.likeness for row in sequences.rows}
         for likeness in self._pending.keys() - trained:
             self._pending.pop(likeness).cancel()
-        mine, self._pending = self._pending, {}
-        # A row that several ranks have scored is taken from the first of them, so that the sum below counts
-        # it once.
+        submitted, self._pending = self._pending, {}
+        # If several ranks have submitted a row, only the first one's result counts, since ranks are summed
+        # below.
         rank_of: dict[bytes, int] = {}
-        for rank, likenesses in enumerate(ranks.exchange("reference ahead", list(mine))):
+        for rank, likenesses in enumerate(ranks.exchange("reference ahead", list(submitted))):
             for likeness in likenesses:
                 rank_of.setdefault(likeness, rank)
         result_N = torch.zeros(sequences.n_tokens)
         first = sequences.first_alike()
         rows = {number: sequences.rows[number] for number in first}
-        # Rows that nobody has scored are shared out by their numbers, which every rank knows.
-        share = rows_scored_by(sequences, ranks)
+        # Every rank computes its share of the other rows, which follows from their numbers.
+        share_of_rank = rows_scored_by(sequences, ranks)
         for number, row in rows.items():
-            if row.likeness not in rank_of and number in share:
+            if row.likeness not in rank_of and number in share_of_rank:
                 result_N[row.start : row.end] = self._score(row.token_ids, row.predicting)
-        # Waited for after this rank's share: both run at the same time.
-        late = wait(mine.values(), ranks.deadline_s).not_done
+        # Only now, so that the thread worked while this one did.
+        not_done = wait(submitted.values(), ranks.deadline_s).not_done
         self._refuse_failed()
-        if late:
+        if not_done:
             raise TimeoutError(
-                f"{len(late)} answers were not scored under the reference within {ranks.deadline_s:.0f} s"
+                f"{len(not_done)} answers were not scored under the reference within {ranks.deadline_s:.0f} s"
                 " (rank_deadline) of training's beginning"
             )
         for row in rows.values():
             if rank_of.get(row.likeness) == ranks.rank:
-                result_N[row.start : row.end] = mine[row.likeness].result()
-        prefetched = sum(row.trained for row in sequences.rows if row.likeness in rank_of)
+                result_N[row.start : row.end] = submitted[row.likeness].result()
+        tokens_scored_before = sum(row.trained for row in sequences.rows if row.likeness in rank_of)
         logprobs_N = ranks.sum(result_N)[sequences.flat_index(first)]
-        seconds = time.perf_counter() - began
-        self.metrics = {SHARE: prefetched / max(1, sequences.n_tokens), SECONDS: seconds}
+        self.metrics = {
+            SHARE: tokens_scored_before / max(1, sequences.n_tokens),
+            SECONDS: time.perf_counter() - start,
+        }
         return logprobs_N
 
     def close(self) -> None:
-        """Cancels the pending scoring."""
+        """Ends the thread, and cancels what it has not begun."""
         self._thread.shutdown(cancel_futures=True)
 
     def _refuse_failed(self) -> None:
+        """Raises RuntimeError if the thread has failed."""
         if (error := self._failed) is not None:
             raise RuntimeError(
                 "an answer could not be scored under the reference while others were sampled"

@@ -1,12 +1,19 @@
-"""The trained tokens of an iteration, as flat tensors, and the rows that models run on.
+"""Holds the trained tokens of an iteration as flat tensors, and the rows that models compute.
 
-A sequence is prompt + response. The token at position t is predicted at t-1, so only those
-positions need a log-prob, and every quantity per token (log-probs, advantages, values) is kept for
-trained tokens alone: N of them, sequence after sequence, whatever the batches look like.
+A sequence is a prompt with its response. Only its N trained tokens need log-probs, advantages and values, so
+these are flat tensors of shape [N], sequence after sequence, whatever the batches look like. The log-prob of
+the token at position t comes from the logits at t - 1.
 
-What is counted and what is run are two things. Losses, minibatches and metrics count sequences: one
-per episode. Models run rows: one per sequence, or, where an answer has threads, one for each part of
-it that was sampled in one go, behind all that it was sampled after.
+Losses, minibatches and metrics count sequences, one per episode. Models compute rows. A sequence has one row
+or, if its answer has threads, one for each sampled part: everything that the part was sampled after, and the
+part itself.
+
+Example: two sequences, with 4 and 2 trained tokens. The second has two threads, so two rows::
+
+    starts      0               4       6
+    flat [N]    a0  a1  a2  a3  b0  b1
+    rows        row 0           row 1: prompt + b0
+                                    row 2: prompt + b1        first_rows = [0, 1, 3]
 """
 
 from __future__ import annotations
@@ -25,25 +32,28 @@ from treetune.tree import training_rows
 from treetune.vocabulary import Episode, Stretch, TokenIds
 
 Unit = tuple[int, ...]
-"""Indices that belong together: of one sequence or the two of a pair, of rows that run at once, of a tree."""
+"""Indices that belong together: of the one or two sequences that the objective compares, of the rows of a
+micro-batch, or of the rows of a tree."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """An input of a model: `length` tokens of the sequence number `sequence`, of which `trained` are
-    trained."""
+    """An input of a model."""
 
     length: int
+    """The number of tokens."""
     trained: int
+    """The number of trained tokens."""
     start: int
-    """Where its trained tokens begin among the iteration's."""
+    """The index of its first trained token in the flat tensors."""
     sequence: int
+    """The number of its sequence."""
     likeness: bytes
-    """Equal for rows with the same tokens, of which the same are trained."""
+    """A hash that is equal for rows with the same tokens and the same trained tokens."""
     token_ids: Tensor
-    """Prompt and response, int64; None where this rank doesn't run the row."""
+    """Prompt and response, int64; None if this rank doesn't compute the row."""
     predicting: Tensor
-    """Positions (in the row) whose next token is trained, int64; None with `token_ids`."""
+    """The positions in the row whose *next* token is trained, int64; None if `token_ids` are None."""
 
     @property
     def end(self) -> int:
@@ -52,25 +62,28 @@ class Row:
 
 @dataclass(frozen=True)
 class Sequences:
-    """All sequences of an iteration. `starts[i]:starts[i+1]` are sequence i's trained tokens, and
-    `rows[first_rows[i]:first_rows[i+1]]` the rows that are run for it, in their order."""
+    """All sequences of an iteration.
+
+    Sequence i has the trained tokens ``starts[i]:starts[i+1]`` and the rows
+    ``rows[first_rows[i]:first_rows[i+1]]``.
+    """
 
     rows: list[Row]
     first_rows: list[int]
     starts: list[int]
     rewards: list[float]
     early_rewards: list[list[tuple[int, float]]]
-    """The parts of a sequence's reward that are earned before its end: on which of its trained tokens, and
-    how much."""
+    """For each sequence the parts of its reward that are earned before its end: pairs of the index among its
+    trained tokens and the reward."""
     scores: list[float]
     groups: list[str]
-    """The problem that each answers."""
+    """The problem of each sequence."""
     domains: list[str]
-    """The problems' domains; empty texts where they have none."""
+    """The problem's domain of each sequence; empty if it has none."""
 
     @staticmethod
     def of(episodes: Iterable[Episode], kept: Container[int] | None = None) -> Sequences:
-        """The episodes' sequences, with the tokens of the rows in `kept`; None: of all."""
+        """Makes the sequences of episodes. Only the rows in `kept` hold their tokens; None: all rows."""
         result = Sequences([], [0], [0], [], [], [], [], [])
         for number, episode in enumerate(episodes):
             start = result.starts[-1]
@@ -84,15 +97,10 @@ class Sequences:
                 start = row.end
             if start == result.starts[-1]:
                 raise ValueError(f"episode {episode.trajectory} has no token to train on")
-            early: list[tuple[int, float]] = []
-            if episode.step_rewards:  # a step's reward is earned on its last trained token
-                trained_before = np.cumsum(episode.trained)
-                steps = zip(episode.step_ends[:-1], episode.step_rewards[:-1], strict=True)
-                early = [(int(trained_before[end - 1]) - 1, reward) for end, reward in steps]
             result.starts.append(start)
             result.first_rows.append(len(result.rows))
             result.rewards.append(episode.reward)
-            result.early_rewards.append(early)
+            result.early_rewards.append(_early_rewards(episode))
             result.scores.append(episode.score)
             result.groups.append(episode.group)
             result.domains.append(episode.domain)
@@ -106,39 +114,58 @@ class Sequences:
         return self.starts[-1]
 
     def rows_of(self, unit: Unit) -> Unit:
-        """The rows of some sequences, sequence after sequence."""
+        """Returns the rows of the sequences of a unit, sequence after sequence."""
         return tuple(row for i in unit for row in range(self.first_rows[i], self.first_rows[i + 1]))
 
     def flat_index(self, rows: Sequence[int]) -> Tensor:
-        """The indices of these rows' trained tokens in the iteration's flat tensors."""
+        """Returns the indices of the rows' trained tokens in the flat tensors."""
         return torch.cat([torch.arange(self.rows[i].start, self.rows[i].end) for i in rows])
 
     def first_alike(self) -> list[int]:
-        """The first row, for each, with the same tokens, of which the same are trained."""
+        """Returns for each row the first row of the same `likeness`, which may be the row itself."""
         first: dict[bytes, int] = {}
         return [first.setdefault(row.likeness, index) for index, row in enumerate(self.rows)]
 
     def once(self) -> list[Unit]:
-        """The rows of each sequence without those that are like earlier ones."""
+        """Returns the rows of each sequence without repetitions of earlier rows."""
         first = self.first_alike()
-        units = [tuple(row for row in self.rows_of((i,)) if first[row] == row) for i in range(len(self))]
-        return [unit for unit in units if unit]
+        units = []
+        for sequence in range(len(self)):
+            unit = tuple(row for row in self.rows_of((sequence,)) if first[row] == row)
+            if unit:
+                units.append(unit)
+        return units
 
 
 def likeness_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
-    """A hash, equal for rows with the same tokens, of which the same are trained."""
-    # The length keeps the two arrays apart. A hash and not the tokens: ranks exchange it for rows they don't
-    # hold.
+    """Returns a hash that is equal for rows with the same tokens and the same trained tokens.
+
+    It is a hash and not the tokens, because ranks exchange it for rows whose tokens they don't hold.
+    """
+    # With the length first, since two different pairs of arrays may have the same bytes one after the other.
     likeness = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
     likeness.update(np.ascontiguousarray(token_ids))
     likeness.update(np.ascontiguousarray(predicting))
     return likeness.digest()
 
 
-def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
-    """Token ids and predicting positions of each row of an episode; see `training_rows`.
+def _early_rewards(episode: Episode) -> list[tuple[int, float]]:
+    """Returns the rewards of all steps but the last, each with the index of the step's last trained token
+    among those of the episode."""
+    if not episode.step_rewards:
+        return []
+    trained_so_far = np.cumsum(episode.trained)
+    early = []
+    for step_end, reward in zip(episode.step_ends[:-1], episode.step_rewards[:-1], strict=True):
+        early.append((int(trained_so_far[step_end - 1]) - 1, reward))
+    return early
 
-    Raises ValueError where the stretches don't make up the response.
+
+def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
+    """Yields the token ids and the predicting positions of each row of an episode; see `training_rows`.
+
+    Raises:
+        ValueError: The stretches don't cover the response.
     """
     stretches = episode.stretches or (Stretch(len(episode.response_ids), ()),)
     ends = [0, *(stretch.end for stretch in stretches)]
@@ -156,14 +183,20 @@ def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
 
 
 def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
-    """The sequences that belong together. Raises ValueError where pairs are needed and there are others."""
+    """Groups the sequences into units: single sequences, or the pairs that a preference objective compares.
+
+    Raises:
+        ValueError: Pairs are needed, and an episode is not half of one.
+    """
     if not in_pairs:
         return [(index,) for index in range(len(episodes))]
-    # Read once: stored episodes come from a file, and hold all of their tokens.
+    # Episodes are read once only: stored ones come from a file, with all of their tokens.
     sides = [(episode.pair, episode.chosen, episode.trajectory) for episode in episodes]
     for index, (pair, chosen, trajectory) in enumerate(sides):
-        partner = sides[index ^ 1][0] if index ^ 1 < len(sides) else None
-        if pair is None or partner != pair or chosen is not (index % 2 == 0):
+        neighbour = index ^ 1  # 0 and 1, 2 and 3, …
+        partner = sides[neighbour][0] if neighbour < len(sides) else None
+        is_first = index % 2 == 0
+        if pair is None or partner != pair or chosen is not is_first:
             raise ValueError(
                 f"episode {trajectory} is not one of a pair, better answer first, and the objective"
                 " compares answers: choose the selection 'preference_pairs'"
@@ -174,8 +207,14 @@ def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
 def flat_of_trained(
     episodes: Iterable[Episode], values: Callable[[Episode], np.ndarray | None]
 ) -> Tensor | None:
-    """Returns one float32 per trained token from one value per response token; None if any episode has
-    none."""
+    """Returns the values of the trained tokens of all episodes, float32 of shape [N].
+
+    Args:
+        values: Returns an episode's values, one for each response token, or None if it has none.
+
+    Returns:
+        None if any episode has no values.
+    """
     rows = []
     for episode in episodes:
         row = values(episode)

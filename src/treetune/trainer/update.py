@@ -1,5 +1,5 @@
-"""The parts of one optimiser step: a micro-batch's loss, the critic's, and what is kept of the forward
-pass."""
+"""Holds the parts of an optimiser step: the loss of a micro-batch, the critic's loss, and the record of the
+scores of the forward pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from treetune.trainer.batches import MicroBatch, Minibatch
 from treetune.trainer.deepspeed_model import DeepSpeedModel
 from treetune.trainer.preparation import IterationTensors
 from treetune.trainer.ranks import Ranks
-from treetune.trainer.scoring import Scored
+from treetune.trainer.scoring import PolicyScores
 
 
 def micro_batch_loss(
@@ -33,9 +33,12 @@ def micro_batch_loss(
     entropy_coef: float,
     device: torch.device,
     nucleus: Nucleus | None = None,
-) -> tuple[Tensor, dict[str, Tensor], Scored]:
-    """Runs the policy on a micro-batch. Returns its part of the minibatch's loss and of its metrics, and the
-    policy's scores of its tokens. The entropy's part of the loss is the same for every objective.
+) -> tuple[Tensor, dict[str, Tensor], PolicyScores]:
+    """Runs the policy on a micro-batch, and computes the loss.
+
+    Returns:
+        The micro-batch's part of the minibatch's loss, its part of the metrics, and the policy's scores of
+        its N trained tokens.
     """
     logprobs_N, entropies_N, *terms = policy(
         batch.inputs,
@@ -46,54 +49,63 @@ def micro_batch_loss(
     )
     log_mass_N = None if nucleus is None else terms.pop()
 
-    def at(values_N: Tensor | None) -> Tensor | None:
-        """The values of the batch's tokens among the iteration's."""
+    def of_batch(values_N: Tensor | None) -> Tensor | None:
+        """Returns the values of the micro-batch's tokens, from those of all tokens of the iteration."""
         return None if values_N is None else values_N[batch.flat_index_N].to(device)
 
-    # Of ranks that run the batch together each has its share of the loss, and a dummy has none.
+    # `loss_scale` is a dummy's 0, or the share of each of the ranks that compute the micro-batch together.
     tokens = TokenBatch(
         weights_N=minibatch.weights_N[batch.flat_index_N].to(device) * batch.loss_scale,
         lengths=batch.trained_tokens if minibatch.keep_units else (),
         weight_sum=minibatch.weight_sum,
         sequence_weight=minibatch.sequence_weight * batch.loss_scale,
         pair_weight=minibatch.pair_weight * batch.loss_scale,
-        advantages_N=at(tensors.advantages_N),
-        old_logprobs_N=at(tensors.old_logprobs_N),
-        ref_logprobs_N=at(tensors.ref_logprobs_N),
-        behaviour_logprobs_N=at(tensors.behaviour_logprobs_N),
-        log_mass_N=at(tensors.log_mass_N) if log_mass_N is None else log_mass_N,
+        advantages_N=of_batch(tensors.advantages_N),
+        old_logprobs_N=of_batch(tensors.old_logprobs_N),
+        ref_logprobs_N=of_batch(tensors.ref_logprobs_N),
+        behaviour_logprobs_N=of_batch(tensors.behaviour_logprobs_N),
+        log_mass_N=of_batch(tensors.log_mass_N) if log_mass_N is None else log_mass_N,
         terms=tuple(terms),
     )
     loss, metrics = objective.loss(tokens, logprobs_N)
-    # A coefficient of 0 leaves the entropy without a gradient, which costs memory: see
+    # The entropy has a gradient only if the coefficient isn't 0, since the gradient costs memory; see
     # `PolicyModule.forward`.
     if entropy_coef:
         loss = loss - entropy_coef * (tokens.weights_N * entropies_N).sum()
     metrics = {"train/loss": loss.detach(), "train/entropy": tokens.mean(entropies_N), **metrics}
-    return loss, metrics, Scored(logprobs_N, entropies_N, log_mass_N)
+    return loss, metrics, PolicyScores(logprobs_N, entropies_N, log_mass_N)
 
 
 class StepRecorder:
-    """Keeps the scores that the forward passes of a step give, before its update. Where it is the iteration's
-    only step, they save a pass beforehand; where there are several, ratios are made of them."""
+    """Records the scores of a step's forward passes, before its update.
+
+    In an iteration's only step, they replace a pass of their own for the old log-probs. In one of several
+    steps, they give the ratio of each token to its old log-prob.
+    """
 
     def __init__(self, n_tokens: int, with_mass: bool) -> None:
-        self.columns = [torch.zeros(n_tokens) for _ in range(3 if with_mass else 2)]
-        self.added: list[tuple[Tensor, list[Tensor]]] = []  # on their device: no micro-batch waits for them
+        self._n_tokens, self._with_mass = n_tokens, with_mass
+        self._recorded: list[tuple[Tensor, list[Tensor]]] = []
+        """The index and the scores of each micro-batch. They stay on their device until the end of the step,
+        since each copy to the CPU would make the next micro-batch wait."""
 
-    def add(self, batch: MicroBatch, scored: Scored) -> None:
-        self.added.append((batch.flat_index_N, [one_N.detach() for one_N in scored if one_N is not None]))
+    def add(self, batch: MicroBatch, scored: PolicyScores) -> None:
+        columns = [column_N.detach() for column_N in scored if column_N is not None]
+        self._recorded.append((batch.flat_index_N, columns))
 
-    def scored(self, ranks: Ranks) -> Scored:
-        """The scores of all ranks' tokens; 0 where no rank ran a token. Collective."""
-        for index_N, scores in self.added:
-            for column_N, values_N in zip(self.columns, scores, strict=False):
-                column_N[index_N] = values_N.cpu()
-        logprobs_N, entropies_N, *mass = (ranks.sum(column_N) for column_N in self.columns)
-        return Scored(logprobs_N, entropies_N, mass[0] if mass else None)
+    def scored(self, ranks: Ranks) -> PolicyScores:
+        """Returns the scores of all tokens of the iteration; 0 if no rank computed a token. Collective."""
+        n_columns = 3 if self._with_mass else 2
+        all_columns = [torch.zeros(self._n_tokens) for _ in range(n_columns)]
+        for index_N, columns in self._recorded:
+            for all_N, column_N in zip(all_columns, columns, strict=True):
+                all_N[index_N] = column_N.cpu()
+        # Each token was computed by one rank and is 0 on the others.
+        logprobs_N, entropies_N, *mass = (ranks.sum(column_N) for column_N in all_columns)
+        return PolicyScores(logprobs_N, entropies_N, mass[0] if mass else None)
 
 
-class Critic:
+class CriticTraining:
     """Learns the iteration's returns, in the same micro-batches and steps as the policy."""
 
     def __init__(self, model: DeepSpeedModel, settings: CriticSettings) -> None:
@@ -102,14 +114,14 @@ class Critic:
     def backward(
         self, minibatch: Minibatch, batch: MicroBatch, tensors: IterationTensors
     ) -> dict[str, Tensor]:
-        """Accumulates the gradient of a micro-batch's part of the loss, a mean over the minibatch's tokens.
-        Returns its part of the metrics."""
+        """Accumulates the gradient of a micro-batch's part of the loss, which is a mean over the minibatch's
+        tokens. Returns its part of the metrics."""
         assert tensors.values_N is not None and tensors.returns_N is not None
         values_N = self.model(batch.inputs)
-        weights_N, old_values_N, returns_N = (
-            each_N[batch.flat_index_N].to(values_N.device)
-            for each_N in (minibatch.weights_N, tensors.values_N, tensors.returns_N)
-        )
+        index_N, device = batch.flat_index_N, values_N.device
+        old_values_N = tensors.values_N[index_N].to(device)
+        returns_N = tensors.returns_N[index_N].to(device)
+        weights_N = minibatch.weights_N[index_N].to(device)
         weights_N = weights_N * batch.loss_scale / minibatch.weight_sum
         loss, clipped = value_loss(values_N, old_values_N, returns_N, weights_N, self.settings.value_clip)
         self.model.backward(loss)
@@ -122,29 +134,33 @@ class Critic:
         }
 
     def step(self, policy_rate: float, configured_rate: float) -> float:
-        """Makes one update at its own rate, which follows the policy's schedule; the gradient's norm."""
-        return self.model.step(
-            policy_rate * (self.settings.learning_rate or configured_rate) / configured_rate
-        )
+        """Makes one update, and returns the norm of the gradient.
+
+        The critic's own learning rate follows the policy's schedule: it is multiplied by
+        ``policy_rate / configured_rate``.
+        """
+        rate = policy_rate * (self.settings.learning_rate or configured_rate) / configured_rate
+        return self.model.step(rate)
 
 
 def value_loss(
     values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, weights_N: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """``½ Σ w·max((V-R)², (clip(V, V_old ± c) - R)²)`` and the share of clipped tokens."""
+    """Returns the critic's loss ``½ Σ w·max((V-R)², (clip(V, V_old ± c) - R)²)`` and the share of clipped
+    tokens."""
     squared_N = (values_N - returns_N).square()
     if clip is None:
         return 0.5 * (weights_N * squared_N).sum(), values_N.new_zeros(())
-    # Where a value has moved beyond the clip and its loss fell, the clipped loss is the larger, and constant:
-    # there is no gradient any more.
-    near_N = values_N.clamp(old_values_N - clip, old_values_N + clip)
-    clipped_N = (near_N - returns_N).square()
-    fraction = (weights_N * (clipped_N > squared_N)).sum()
-    return 0.5 * (weights_N * squared_N.maximum(clipped_N)).sum(), fraction.detach()
+    # If a value has moved towards its return by more than the clip, the clipped loss is the larger one. It is
+    # constant in V, so that the token has no gradient.
+    clipped_values_N = values_N.clamp(old_values_N - clip, old_values_N + clip)
+    clipped_squared_N = (clipped_values_N - returns_N).square()
+    clipped_share = (weights_N * (clipped_squared_N > squared_N)).sum()
+    return 0.5 * (weights_N * squared_N.maximum(clipped_squared_N)).sum(), clipped_share.detach()
 
 
 class EntropyCoefficient:
-    """The entropy's coefficient in the next step's loss, `value`. Without a target it never changes."""
+    """The coefficient (`value`) of the entropy in the next step's loss. Without a target it is constant."""
 
     FILE = "entropy.json"
 
@@ -152,7 +168,8 @@ class EntropyCoefficient:
         self.start, self.target, self.value = start, target, start
 
     def observe(self, entropy: float) -> None:
-        """Moves it by the entropy of the minibatch that a step was taken on, the same on every rank."""
+        """Moves the coefficient by the mean entropy of the last step's minibatch, which is the same on every
+        rank."""
         if self.target is not None:
             moved = self.value + self.target.rate * (self.target.target - entropy)
             self.value = min(max(moved, self.target.lowest), self.target.highest)
@@ -162,7 +179,7 @@ class EntropyCoefficient:
             (directory / self.FILE).write_text(json.dumps({"value": self.value}))
 
     def load(self, directory: Path) -> None:
-        """Raises RuntimeError where the state lacks it."""
+        """Raises RuntimeError if the stored state has no coefficient."""
         if self.target is None:
             return
         try:

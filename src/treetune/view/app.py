@@ -1,5 +1,10 @@
-"""The viewer as a web application: who may look, every page at its path, and how it is served on this
-machine."""
+"""The viewer as a web application.
+
+request ──► Guard: host, method, origin, token ──► Starlette's routes ──► _answer, in a thread ──►
+Page.show
+              │ refuses with 403 or 405                                      │ 204 if the page is
+              unchanged
+"""
 
 from __future__ import annotations
 
@@ -23,47 +28,47 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from treetune.exceptions import NotThere
 from treetune.store.files import own_folder
 from treetune.view import templates
-from treetune.view.page import Form, Page, View
+from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages import PAGES
-from treetune.view.store import NotThere, Store
+from treetune.view.store import Store
 
 SEEN = "X-Treetune-Seen"
-"""Header with the mark of what a page shows: the answer is empty (204) while that is what there is."""
+"""The header in which a page sends its mark. The response is empty (204) while the mark is still the same."""
 
 MOST_SENT_BYTES = 500_000
-"""Bytes of a form: a note of the longest and what a browser makes of its characters."""
+"""The most bytes of a form: enough for the longest note, with its characters escaped."""
 
 HOST, PORT = "127.0.0.1", 6680
 PORTS_TRIED = 50
 LAST_PORT = 65_535
 
 HOSTS = (HOST, "localhost", "::1")
-"""Names of this machine in addresses: a name that leads here from elsewhere (DNS rebinding) is refused."""
+"""The names of this machine in addresses. Any other name is refused, against DNS rebinding."""
 
 ASSETS = "/assets"
-"""Path of the files of the browser's side."""
+"""The path of scripts, styles and fonts."""
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
-"""Hosts that stand for all addresses of this machine."""
+"""The hosts that mean all addresses of this machine."""
 
 LEAST_TOKEN = 16
-"""Characters of a token: fewer could be guessed."""
+"""The fewest characters of a token: a shorter one could be guessed."""
 KEPT = "token"
-"""File of the viewer's own folder with the token of those who give none: an address and its cookie are good
-again after a restart."""
+"""The file in the cache with the default token, so that addresses and cookies still work after a restart."""
 COOKIE_S = 90 * 24 * 3600
 
 READING, WRITING = ("GET", "HEAD"), ("POST",)
 
 HEADERS: Mapping[str, str] = {
-    # Nothing from elsewhere, no script and no style that stands in a page: text of models is only text.
+    # Nothing from other hosts, and no inline script or style: text that models wrote must stay text.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
     " img-src 'self' data:; font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none';"
     " frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
-    # Who is sent elsewhere brings nothing along; with `no-referrer`, a form of ours would have no origin.
+    # Other hosts get no referrer. With `no-referrer` the browser would send our own forms without an origin.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -72,25 +77,25 @@ HEADERS: Mapping[str, str] = {
 LOG = logging.getLogger("treetune.view")
 
 
-# Who may look
+# Access
 
 
 class Guard:
-    """Middleware that lets those pass who know the token, from this machine, in a page of the viewer's own:
-    it checks Host, method, origin and token, and adds the headers of every answer."""
+    """Middleware that checks host, method, origin and token, and adds headers to every response."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str] = HOSTS, base_url: str = "") -> None:
         outside = urlsplit(base_url)
         self._app, self._token, self._base = app, token, outside.path.rstrip("/")
         self._hosts = [*hosts, *([outside.hostname] if outside.hostname else [])]
         self._origin = f"{outside.scheme}://{outside.netloc}"
-        # Cookies know no port: several viewers behind one name must not take each other's.
+        # Cookies are shared by all ports of a host: each viewer needs a name of its own.
         self.cookie = "treetune-" + hashlib.sha256(token.encode()).hexdigest()[:12]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        # A proxy may have taken its path away, or not; what pages lead to has it (`View.render`).
+        # A proxy may or may not remove its prefix from the path. Links of pages have it
+        # (`PageRequest.render`).
         path = "/" + scope["path"].removeprefix(self._base).lstrip("/")
         scope = {**scope, "path": path, "base": self._base}
 
@@ -101,49 +106,51 @@ class Guard:
                     headers["Location"] = self._base + headers["Location"]
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                # What runs wrote is kept nowhere; the viewer's own files are asked for again by their mark.
-                own = scope["path"].startswith(ASSETS)
-                headers.setdefault("Cache-Control", "no-cache" if own else "no-store")
+                # Browsers must not store what runs wrote. Assets may be stored, and are revalidated.
+                is_asset = scope["path"].startswith(ASSETS)
+                headers.setdefault("Cache-Control", "no-cache" if is_asset else "no-store")
             await send(message)
 
         answer = self._refusal(Request(scope))
         await (answer or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
-        """Returns the answer to a request that may not pass; None for one that may."""
-        given_host = request.headers.get("host", "")
+        """Returns the response to a request that is not let through; None for one that is."""
+        host_header = request.headers.get("host", "")
         try:
-            host = urlsplit(f"//{given_host}")
-        except ValueError:  # such as a bracket that nothing closes
+            host = urlsplit(f"//{host_header}")
+        except ValueError:  # such as an unclosed bracket
             host = urlsplit("")
         if host.hostname not in self._hosts:
             names = " or ".join(self._hosts)
-            return _refused(f"This viewer is asked for as {names}, and not as {given_host!r}.")
+            return _refuse(f"This viewer is available as {names}, but not as {host_header!r}.")
         if request.method not in (*READING, *WRITING):
-            return _refused(f"{request.method} is nothing that this viewer does.", 405)
-        own = [f"{scheme}://{host.netloc}" for scheme in ("http", "https")]  # a proxy may speak TLS for it
-        if request.method in WRITING and request.headers.get("origin") not in (*own, self._origin):
-            return _refused("Only a page of this viewer may send it something.")
-        given = request.query_params.get("token")
-        if given is not None and self._is_token(given):
+            return _refuse(f"This viewer doesn't support the method {request.method}.", 405)
+        # A proxy may speak TLS with the browser, so that the origin is https.
+        origins = [f"http://{host.netloc}", f"https://{host.netloc}", self._origin]
+        if request.method in WRITING and request.headers.get("origin") not in origins:
+            return _refuse("Only pages of this viewer may send data to it.")
+        token = request.query_params.get("token")
+        if token is not None and self._is_token(token):
+            # Moves the token from the address into a cookie, so that it isn't in the history of pages.
             rest = [(key, value) for key, value in request.query_params.multi_items() if key != "token"]
-            # One slash: what begins with two names another host.
+            # With a single slash: an address that begins with two names another host.
             address = "/" + request.url.path.lstrip("/") + (f"?{urlencode(rest)}" if rest else "")
-            answer = RedirectResponse(address, status_code=303)
-            answer.set_cookie(self.cookie, self._token, COOKIE_S, httponly=True, samesite="strict")
-            return answer
+            redirect = RedirectResponse(address, status_code=303)
+            redirect.set_cookie(self.cookie, self._token, COOKIE_S, httponly=True, samesite="strict")
+            return redirect
         if self._is_token(request.cookies.get(self.cookie, "")):
             return None
-        return _refused(
-            "This viewer answers those who know its token: open the address that `treetune view` printed,"
-            " with all that stands behind `token=`."
+        return _refuse(
+            "This viewer requires its token: open the address that `treetune view` printed, including"
+            " everything after `token=`."
         )
 
-    def _is_token(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode(), self._token.encode())
+    def _is_token(self, text: str) -> bool:
+        return secrets.compare_digest(text.encode(), self._token.encode())  # takes equally long for all texts
 
 
-def _refused(message: str, status: int = 403) -> Response:
+def _refuse(message: str, status: int = 403) -> Response:
     return PlainTextResponse(message + "\n", status_code=status)
 
 
@@ -151,8 +158,10 @@ def _refused(message: str, status: int = 403) -> Response:
 
 
 def application(store: Store, token: str, hosts: Sequence[str] = HOSTS, base_url: str = "") -> ASGIApp:
-    """Returns the viewer of what is in the store, for those who know the token and ask for one of `hosts`.
-    Behind a proxy, browsers have it at `base_url`."""
+    """Returns the web application for a store, guarded by the token and the names in `hosts`.
+
+    `base_url` is its address behind a proxy.
+    """
     routes = [
         Route(page.path, _endpoint(page, store), methods=["GET", "POST"] if page.save else ["GET"])
         for page in PAGES
@@ -163,7 +172,7 @@ def application(store: Store, token: str, hosts: Sequence[str] = HOSTS, base_url
 
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        view = View(request, store, page, PAGES)
+        view = PageRequest(request, store, page, PAGES)
         if request.method != "POST":
             return await run_in_threadpool(_answer, view)
         sent = bytearray()
@@ -178,28 +187,28 @@ def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Respons
     return endpoint
 
 
-def _answer(view: View, form: Form | None = None) -> Response:
+def _answer(view: PageRequest, form: Form | None = None) -> Response:
     try:
         if form is not None:
             assert view.page.save is not None
             return view.page.save(view, form)
-        mark = view.mark  # before anything is read: what is written meanwhile changes it
+        mark = view.mark  # before anything is read, so that a change during the reading is noticed
         if view.request.headers.get(SEEN) == mark:
             return Response(status_code=204)
         return view.page.show(view)
     except NotThere as error:
-        return _problem(view, 404, "Not there", str(error))
+        return _problem(view, 404, "Not found", str(error))
     except ValueError as error:
         return _problem(view, 400, "This can't be shown", str(error))
     except FileNotFoundError as error:
-        return _problem(view, 404, "Gone", f"{error.filename} was there and is no more")
-    except Exception as error:  # a page that fails is not the end of the viewer: it says what it was
+        return _problem(view, 404, "Deleted", f"{error.filename} was deleted")
+    except Exception as error:  # a fault in a page must not end the viewer
         LOG.exception("%s", view.request.url.path)
-        message = f"{type(error).__name__}: {error}. The terminal of `treetune view` has the whole of it."
+        message = f"{type(error).__name__}: {error}. The terminal of `treetune view` has the traceback."
         return _problem(view, 500, "The viewer failed", message)
 
 
-def _problem(view: View, status: int, title: str, message: str) -> Response:
+def _problem(view: PageRequest, status: int, title: str, message: str) -> Response:
     return view.render("problem.html", status, title=title, message=message)
 
 
@@ -216,39 +225,53 @@ def serve(
     token: str | None = None,
     base_url: str = "",
 ) -> None:
-    """Says the address, then answers there until it is interrupted. Without a `port`: `PORT`, or the next
-    that is free. Where it is `read_only`, nobody can write notes. Without a `token` it is this user's own.
+    """Prints the viewer's address, and serves it until it is interrupted.
 
-    `paths` are folders, and files of data sets. Raises ValueError for one that isn't there, for a port that
-    can't be had and for a token that could be guessed.
-    """
+    Args:
+        paths: folders with experiments, and files of data sets.
+        say: prints a line.
+        port: None for `PORT`, or the next free one.
+        read_only: refuses to write notes.
+        host: the address to listen on.
+        token: None for this user's token, which is kept in the cache.
+        base_url: the address behind a proxy.
+
+    Raises ValueError for a path that doesn't exist, a port that isn't available, and a token that is too
+    short."""
     import uvicorn
 
     folders = [path for path in paths if path.is_dir() or not (path.is_file() or path.suffix)]
     files = [path for path in paths if path not in folders]
     cache = cache_folder()
-    own_folder(cache)  # for this user alone: it holds beginnings of answers and problems
+    own_folder(cache)  # readable by this user alone: it contains answers and problems
     store = Store(folders, cache, files=files, read_only=read_only)
     token = token or _kept_token(cache / KEPT)
     if len(token) < LEAST_TOKEN:
         raise ValueError(
-            f"the token has {len(token)} characters and must have {LEAST_TOKEN}: it is the only lock"
+            f"the token has {len(token)} characters and must have at least {LEAST_TOKEN}: a shorter one could"
+            " be guessed"
         )
     if base_url and not re.match("https?://[^/]+/", base_url):
         raise ValueError(
             f"--base-url is {base_url} and must be a whole address, such as https://HUB/user/ME/"
         )
     hosts = [*HOSTS, host, *([socket.gethostname(), socket.getfqdn()] if host in EVERY_ADDRESS else [])]
-    with _listening(port, host) as listening:
-        own = listening.getsockname()[1]
-        named = socket.getfqdn() if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
-        address = f"{base_url.rstrip('/')}/" if base_url else f"http://{named}:{own}/"
+    with _listen(port, host) as listening:
+        actual_port = listening.getsockname()[1]
+        if host in EVERY_ADDRESS:
+            name = socket.getfqdn()
+        else:
+            name = f"[{host}]" if ":" in host else host  # IPv6 addresses have brackets in URLs
+        address = f"{base_url.rstrip('/')}/" if base_url else f"http://{name}:{actual_port}/"
         say(f"{address}{'' if folders else 'data'}?token={token}")
         if host in HOSTS:
-            say(f"From another machine: ssh -N -L {own}:{HOST}:{own} MACHINE there, and the same address.")
+            say(
+                f"From another machine: run ssh -N -L {actual_port}:{HOST}:{actual_port} MACHINE, and open"
+                " the same address."
+            )
         else:
-            say(f"Who can read what is sent to {host} can look in: put TLS before it, or use ssh -L.")
-        say("Ctrl-C ends it.")
+            say(f"Traffic to {host} is not encrypted and contains the token: use a TLS proxy, or ssh -L.")
+        say("Press Ctrl-C to stop.")
         config = uvicorn.Config(
             application(store, token, hosts, base_url),
             log_level="warning",
@@ -263,7 +286,7 @@ def serve(
 
 
 def _kept_token(path: Path) -> str:
-    """Returns this user's token, made where there is none yet."""
+    """Returns this user's token, and makes one where there is none yet."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:
@@ -274,13 +297,17 @@ def _kept_token(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Returns the folder for what is made from experiments: TREETUNE_VIEWER_CACHE, or a user's own."""
-    if given := os.environ.get("TREETUNE_VIEWER_CACHE"):
-        return Path(given)
+    """Returns the folder of indexes: TREETUNE_VIEWER_CACHE, or one in the user's cache."""
+    if folder := os.environ.get("TREETUNE_VIEWER_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treetune" / "viewer"
 
 
-def _listening(port: int | None, host: str = HOST) -> socket.socket:
+def _listen(port: int | None, host: str = HOST) -> socket.socket:
+    """Returns a socket that listens on a port; without one on the first free port from `PORT` on.
+
+    Raises ValueError where none is available.
+    """
     if port is not None and not 0 <= port <= LAST_PORT:
         raise ValueError(f"--port is {port} and must be from 0 (any free one) to {LAST_PORT}")
     ports = range(PORT, PORT + PORTS_TRIED) if port is None else [port]
@@ -290,7 +317,7 @@ def _listening(port: int | None, host: str = HOST) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, candidate))
-            listening.listen()  # who reads the address may ask at once
+            listening.listen()  # before the address is printed, so that it works at once
         except OSError as error:
             listening.close()
             problem = error
@@ -300,4 +327,4 @@ def _listening(port: int | None, host: str = HOST) -> socket.socket:
             return listening
     tried = f"port {port}" if port is not None else f"any of the ports {PORT} to {ports[-1]}"
     assert problem is not None
-    raise ValueError(f"{tried} can't be had on {host} ({problem.strerror}): choose another with --port")
+    raise ValueError(f"{tried} is not available on {host} ({problem.strerror}): choose another with --port")

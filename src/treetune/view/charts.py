@@ -1,7 +1,12 @@
-"""Curves: what a chart holds, and how it is drawn: as SVG for a page without scripts, or by matplotlib on the
-axes of a file.
+"""Charts of curves: their content, and their drawing.
 
-The viewer's `charts.js` draws the same charts live, from `Chart.as_json`.
+There are two ways to draw a chart on a page, and one for files:
+
+    viewer      Chart.as_json ──► assets/charts.js (uPlot), which zooms and updates live
+    report      line_chart ──► SVG, because a report and a table are single files that need no script
+    PNG         draw_series ──► matplotlib
+
+The terminal draws its own, of characters (`terminal.plot`).
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
-from itertools import count, pairwise, takewhile
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
@@ -22,31 +27,27 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 440, 230
 RIGHT, TOP, BOTTOM = 12, 10, 36
 CHARACTER = 7.6
-"""About how wide a digit at an axis is."""
+"""The approximate width of a digit at an axis, in SVG units."""
 TICKS = 5
 
 MOST_MARKS = 80
-"""With more points than this a curve is drawn without marks."""
+"""The most points of a curve that are drawn as marks."""
 MOST_BARS = 60
 
 SAME = 0.01
-"""Curves that differ by less than this share of the axis, about the width of a line, hide each other."""
+"""A share of the axis, about the width of a line: curves that differ by less would hide each other."""
 DASH, LEVEL_GAP = 4.0, 2.0
-"""Lengths of dashes, in widths of the line."""
+"""The lengths of dashes and of gaps in levels, in widths of the line."""
 
 N_COLOURS = 12
-"""Colours of experiments on a page and of rows in a table."""
+"""The number of colours for experiments on a page and for rows of a table."""
 
 # Which way is better
 
 Better = Literal["up", "down", ""]
-"""More of it is better, less of it, or neither."""
+"""The direction that is an improvement; empty for neither."""
 
-WORDS: Mapping[Better, str] = {
-    "up": "↑ more is better",
-    "down": "↓ less is better",
-    "": "neither way is better",
-}
+BETTER_TEXT: Mapping[Better, str] = {"up": "↑ more is better", "down": "↓ less is better", "": ""}
 
 BETTER: Mapping[str, Better] = {
     "episodes/reward": "up",
@@ -66,22 +67,23 @@ BETTER: Mapping[str, Better] = {
 
 
 def better_of(name: str) -> Better:
-    """Returns which way a metric of `metrics.jsonl` is better."""
+    """Returns the direction in which a metric of `metrics.jsonl` is better."""
     if name.startswith("evaluation/"):
         return "up" if name.endswith(("/pass_at_1", "/majority_vote")) else ""
     return BETTER.get(name, "")
 
 
 def about(better: Better, band: str = "") -> str:
-    """Returns the remark behind a figure's title: which way is better, and what its bands are."""
-    return f"{WORDS[better]}; band: {band}" if band else WORDS[better]
+    """Returns the remark after a figure's title: the better direction, and the meaning of its bands."""
+    parts = [BETTER_TEXT[better], f"band: {band}" if band else ""]
+    return "; ".join(part for part in parts if part)
 
 
 # Numbers and axes
 
 
 def number(value: float) -> str:
-    """Writes three significant digits, without noise: 0.0312, 4 510, 1.2e-06; nan and inf by their names."""
+    """Formats a number with three significant digits: 0.0312, 4 510, 1.2e-06; nan and inf by their names."""
     if not math.isfinite(value):
         return str(float(value))
     if value == 0:
@@ -99,33 +101,39 @@ def number(value: float) -> str:
 def tick_labels(values: Sequence[float]) -> list[str]:
     """Returns labels as short as they can be while neighbours differ: 36.01, 36.02; 12k, 14k; 2e-06."""
     size = max(map(abs, values), default=0.0)
-    scale, letter = next(((s, x) for s, x in ((1e9, "G"), (1e6, "M"), (1e4, "k")) if size >= s), (1.0, ""))
-    scale = 1e3 if letter == "k" else scale
+    scale, letter = 1.0, ""
+    for least, unit, unit_letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if size >= least:
+            scale, letter = unit, unit_letter
+            break
     style = "e" if 0 < size < 1e-3 else "f"
     step = min((abs(b - a) for a, b in pairwise(values)), default=size)
     labels: list[str] = []
     for digits in range(12):
         labels = [f"{value / scale:.{digits}{style}}" for value in values]
-        if all(abs(float(label) * scale - value) <= 0.02 * step for label, value in zip(labels, values)):
+        errors = [abs(float(label) * scale - value) for label, value in zip(labels, values)]
+        if all(error <= 0.02 * step for error in errors):
             break
     return ["0" if float(label) == 0 else f"{label}{letter}" for label in labels]
 
 
 def limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, float]:
-    """Returns an axis' limits with a little room, which goes a hair beyond 0 only where no value does.
+    """Returns an axis' limits with some room around the values.
 
-    A value that is always the same is shown from 0 on.
-    """
+    The room hardly reaches beyond 0, so that it doesn't suggest negative values where there are none. The
+    axis of values that are all equal begins at 0."""
     low, high = min(values), max(values)
     if from_zero or high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
         high = 1.0
-    room, hair = 0.06 * (high - low), 0.015 * (high - low)
-    return (
-        max(-hair, low - room) if low >= 0 else low - room,
-        min(hair, high + room) if high <= 0 else high + room,
-    )
+    room, room_beyond_zero = 0.06 * (high - low), 0.015 * (high - low)
+    lower, upper = low - room, high + room
+    if low >= 0:
+        lower = max(-room_beyond_zero, lower)
+    if high <= 0:
+        upper = min(room_beyond_zero, upper)
+    return lower, upper
 
 
 # Charts
@@ -133,16 +141,22 @@ def limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, 
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: points (x rising, y), where known an interval (low, high) by x, the name of a colour."""
+    """A curve of a chart.
+
+    Example: `Series("ppo", [(0.0, 0.41), (50.0, 0.48)], "c0", interval={50.0: (0.46, 0.5)})`.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
+    """(x, y) by rising x."""
     colour: str
+    """A colour of the style sheet: ``c0`` to ``c11``, ``own`` or ``soft``."""
     interval: Mapping[float, tuple[float, float]] = field(default_factory=dict)
+    """(low, high) by x, where an interval is known."""
     is_level: bool = False
-    """Draws its one point across the whole chart, beside the others' curves."""
+    """Draws the only point as a line across the whole chart, to compare the curves with."""
     dash: int = 0
-    """Tells curves of one colour apart: 0 is drawn through, 1 and more are kinds of dashes."""
+    """The kind of dashes, for several curves of a colour; 0 is a solid line."""
 
     def title(self, point: tuple[float, float]) -> str:
         """Returns the tooltip of a point."""
@@ -155,11 +169,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened after `x` finished iterations. `kind` chooses how it is drawn."""
+    """Something that happened after `x` finished iterations: `Event(12.0, "resume", "resumed")`."""
 
     x: float
     kind: str
+    """Chooses how it is drawn: evaluation, restart, sign or resume."""
     words: str
+    """The text for people."""
 
 
 @dataclass(frozen=True)
@@ -177,16 +193,21 @@ class Chart:
     def as_json(self) -> dict[str, Any]:
         """Returns what `charts.js` draws; a colour of the palette is its number."""
         lines = []
-        for one in self.series:
-            low, high = (
-                [one.interval[x][i] if x in one.interval else None for x, _ in one.points]
-                if one.interval
-                else None
-                for i in (0, 1)
-            )
-            xs, ys = [x for x, _ in one.points], [y for _, y in one.points]
-            own = {"name": one.name, "colour": int(one.colour[1:]), "dash": one.dash}
-            lines.append(own | {"x": xs, "y": ys, "low": low, "high": high})
+        for series in self.series:
+            line: dict[str, Any] = {
+                "name": series.name,
+                "colour": int(series.colour[1:]),
+                "dash": series.dash,
+                "x": [x for x, _ in series.points],
+                "y": [y for _, y in series.points],
+                "low": None,
+                "high": None,
+            }
+            if series.interval:
+                intervals = [series.interval.get(x, (None, None)) for x, _ in series.points]
+                line["low"] = [low for low, _ in intervals]
+                line["high"] = [high for _, high in intervals]
+            lines.append(line)
         return {
             "title": self.title,
             "lines": lines,
@@ -198,62 +219,19 @@ class Chart:
 
 
 def line_chart(chart: Chart) -> str:
-    """Returns a chart as a figure of a page without scripts. Series without points are skipped; at least one
-    must have some."""
-    drawn = [one for one in chart.series if one.points]
+    """Returns a chart as a figure with SVG, for a page without scripts.
+
+    Series without points are left out; at least one must have some.
+    """
+    drawn = [series for series in chart.series if series.points]
     assert drawn, f"nothing to draw in {chart.title!r}"
-    xs = [x for one in drawn for x, _ in one.points if not one.is_level] or [0.0]
-    left, right = min(xs), max(xs)
-    room = 0.02 * (right - left) or 1.0
-    low, high = _span(drawn, from_zero=chart.from_zero)
-    ys = _ticks(low, high)
-    labels = tick_labels(ys)
-    begin = 14 + CHARACTER * max(map(len, labels), default=1)
-
-    def at(x: float, y: float) -> str:
-        return f"{_across(x):.1f},{_up(y):.1f}"
-
-    def _across(x: float) -> float:
-        return begin + (WIDTH - RIGHT - begin) * (x - left + room) / (right - left + 2 * room)
-
-    def _up(y: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - low) / (high - low)
-
-    parts = []
-    for y, label in zip(ys, labels, strict=True):
-        line = (
-            f'<line class="grid" x1="{begin:.0f}" x2="{WIDTH - RIGHT}" y1="{_up(y):.1f}" y2="{_up(y):.1f}"/>'
-        )
-        parts.append(f'{line}<text x="{begin - 6:.0f}" y="{_up(y) + 4:.1f}" text-anchor="end">{label}</text>')
-    below = _ticks(left, right, whole=all(x == round(x) for x in xs)) or [left]
-    for x, label in zip(below, tick_labels(below), strict=True):
-        place = f'x="{_across(x):.1f}" y="{HEIGHT - BOTTOM + 16}"'
-        parts.append(f'<text {place} text-anchor="middle">{label}</text>')
-    parts.append(
-        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(chart.x_name)}</text>'
-    )
-    for one, (turn, turns) in zip(drawn, _turns(drawn, SAME * (high - low))):
-        points, interval = one.points, one.interval
-        if one.is_level:
-            [(x, y)] = points
-            points = [(left - room, y), (right + room, y)]
-            interval = {at: interval[x] for at, _ in points} if interval else {}
-        bounded = [(x, *interval[x]) for x, _ in points if x in interval]
-        around = [at(x, y) for x, y, _ in bounded] + [at(x, y) for x, _, y in reversed(bounded)]
-        band_drawn = f'<polygon points="{" ".join(around)}"/>' if around else ""
-        gap = (turns - 1) * DASH + (LEVEL_GAP if one.is_level or one.dash else 0.0)
-        dashes = f' stroke-dasharray="{1.8 * DASH:g} {1.8 * gap:g}" stroke-dashoffset="{1.8 * turn * DASH:g}"'
-        line = f'<polyline points="{" ".join(at(x, y) for x, y in points)}"{dashes if gap else ""}>'
-        radius = 2.6 + min(1.2, 2.4 / turns) * (turns - 1 - turn)
-        marked = points if len(points) <= MOST_MARKS and not one.is_level else ()
-        marks = (
-            f'<circle cx="{_across(x):.1f}" cy="{_up(y):.1f}" r="{radius:.3g}">'
-            f"<title>{escape(one.title((x, y)))}</title></circle>"
-            for x, y in marked
-        )
-        last = f"<title>{escape(one.title(one.points[-1]))}</title>"
-        parts.append(f'<g class="{one.colour}">{band_drawn}{line}{last}</polyline>{"".join(marks)}</g>')
-    remark = about(chart.better, chart.band if any(one.interval for one in drawn) else "")
+    frame = _Frame.around(chart, drawn)
+    parts = _axes_svg(chart, frame)
+    turns_of_series = _turns(drawn, SAME * (frame.high - frame.low))
+    for series, (turn, turns) in zip(drawn, turns_of_series, strict=True):
+        parts.append(_series_svg(series, frame, turn, turns))
+    has_intervals = any(series.interval for series in drawn)
+    remark = about(chart.better, chart.band if has_intervals else "")
     caption = f'<figcaption>{escape(chart.title)} <span class="about">{escape(remark)}</span></figcaption>'
     label = escape(chart.title, quote=True)
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
@@ -261,35 +239,134 @@ def line_chart(chart: Chart) -> str:
     return f"<figure>{caption}{svg}</figure>"
 
 
+@dataclass(frozen=True)
+class _Frame:
+    """The axes of an SVG chart, in units of the data, and their position in the drawing."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+    room: float
+    """Room on both sides of the curves, in units of x."""
+    whole_xs: bool
+    """Whether every x is a whole number, so that ticks must be."""
+    y_ticks: Sequence[float]
+    y_labels: Sequence[str]
+
+    @staticmethod
+    def around(chart: Chart, drawn: Sequence[Series]) -> _Frame:
+        xs = [x for series in drawn for x, _ in series.points if not series.is_level] or [0.0]
+        left, right = min(xs), max(xs)
+        low, high = _span(drawn, from_zero=chart.from_zero)
+        y_ticks = _ticks(low, high)
+        whole_xs = all(x == round(x) for x in xs)
+        room = 0.02 * (right - left) or 1.0
+        return _Frame(left, right, low, high, room, whole_xs, y_ticks, tick_labels(y_ticks))
+
+    @property
+    def begin(self) -> float:
+        """The SVG unit at which the y axis is: the labels take the space before it."""
+        return 14 + CHARACTER * max(map(len, self.y_labels), default=1)
+
+    def across(self, x: float) -> float:
+        share = (x - self.left + self.room) / (self.right - self.left + 2 * self.room)
+        return self.begin + (WIDTH - RIGHT - self.begin) * share
+
+    def up(self, y: float) -> float:
+        share = (y - self.low) / (self.high - self.low)
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+
+    def at(self, x: float, y: float) -> str:
+        return f"{self.across(x):.1f},{self.up(y):.1f}"
+
+
+def _axes_svg(chart: Chart, frame: _Frame) -> list[str]:
+    parts = []
+    begin, end = frame.begin, WIDTH - RIGHT
+    for y, label in zip(frame.y_ticks, frame.y_labels, strict=True):
+        up = frame.up(y)
+        line = f'<line class="grid" x1="{begin:.0f}" x2="{end}" y1="{up:.1f}" y2="{up:.1f}"/>'
+        text = f'<text x="{begin - 6:.0f}" y="{up + 4:.1f}" text-anchor="end">{label}</text>'
+        parts.append(line + text)
+    x_ticks = _ticks(frame.left, frame.right, whole=frame.whole_xs) or [frame.left]
+    for x, label in zip(x_ticks, tick_labels(x_ticks), strict=True):
+        position = f'x="{frame.across(x):.1f}" y="{HEIGHT - BOTTOM + 16}"'
+        parts.append(f'<text {position} text-anchor="middle">{label}</text>')
+    parts.append(f'<text x="{end}" y="{HEIGHT - 4}" text-anchor="end">{escape(chart.x_name)}</text>')
+    return parts
+
+
+def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
+    """Returns a curve with its band and marks; for `turn` and `turns` see `_turns`."""
+    points, interval = series.points, series.interval
+    if series.is_level:
+        [(x, y)] = points
+        points = [(frame.left - frame.room, y), (frame.right + frame.room, y)]
+        interval = {end: interval[x] for end, _ in points} if interval else {}
+    bounded = [(x, *interval[x]) for x, _ in points if x in interval]
+    outline = [frame.at(x, low) for x, low, _ in bounded]
+    outline += [frame.at(x, high) for x, _, high in reversed(bounded)]
+    band = f'<polygon points="{" ".join(outline)}"/>' if outline else ""
+    # Curves that coincide take turns: each has dashes with gaps for the dashes of the others.
+    gap = (turns - 1) * DASH + (LEVEL_GAP if series.is_level or series.dash else 0.0)
+    dashes = ""
+    if gap:
+        dashes = f' stroke-dasharray="{1.8 * DASH:g} {1.8 * gap:g}" stroke-dashoffset="{1.8 * turn * DASH:g}"'
+    corners = " ".join(frame.at(x, y) for x, y in points)
+    tooltip = f"<title>{escape(series.title(series.points[-1]))}</title>"
+    line = f'<polyline points="{corners}"{dashes}>{tooltip}</polyline>'
+    marks = []
+    if len(points) <= MOST_MARKS and not series.is_level:
+        radius = _mark_radius(turn, turns)
+        for x, y in points:
+            circle = f'<circle cx="{frame.across(x):.1f}" cy="{frame.up(y):.1f}" r="{radius:.3g}">'
+            marks.append(f"{circle}<title>{escape(series.title((x, y)))}</title></circle>")
+    return f'<g class="{series.colour}">{band}{line}{"".join(marks)}</g>'
+
+
+def _mark_radius(turn: int, turns: int) -> float:
+    """Returns the radius of marks: of curves that coincide, those drawn first have larger ones, as rings."""
+    return 2.6 + min(1.2, 2.4 / turns) * (turns - 1 - turn)
+
+
 def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Returns at most about `TICKS` round numbers between two others."""
+    """Returns at most about `TICKS` round numbers from `low` to `high`, or with `whole` whole numbers."""
     power = 10.0 ** math.floor(math.log10((high - low) / TICKS or 1.0))
-    steps = (power * factor for factor in (1, 2, 2.5, 5, 10, 20, 50))
-    step = next(s for s in steps if (high - low) / s <= TICKS and (not whole or s == round(s) > 0))
+    steps = [power * factor for factor in (1, 2, 2.5, 5, 10, 20, 50)]
+    if whole:
+        steps = [step for step in steps if step == round(step) > 0]
+    step = next(step for step in steps if (high - low) / step <= TICKS)
     first = math.ceil(low / step - 1e-9)
-    return [number * step for number in takewhile(lambda i: i * step <= high + 1e-9 * step, count(first))]
+    last = math.floor(high / step + 1e-9)
+    return [multiple * step for multiple in range(first, last + 1)]
 
 
 def _span(series: Sequence[Series], *, from_zero: bool) -> tuple[float, float]:
     """Returns the limits of an axis that holds curves and their bands."""
-    ys = [y for one in series for _, y in one.points]
-    ys += [bound for one in series for bounds in one.interval.values() for bound in bounds]
+    ys: list[float] = []
+    for line in series:
+        ys += [y for _, y in line.points]
+        for bounds in line.interval.values():
+            ys += bounds
     return limits(ys, from_zero=from_zero)
 
 
 def thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[str, Mapping[str, float]]]:
-    """Averages neighbours until there are at most MOST_BARS."""
+    """Returns rows of amounts with neighbours averaged, so that there are at most MOST_BARS."""
     size = math.ceil(len(rows) / MOST_BARS)
     if size <= 1:
         return rows
     averaged = []
     for start in range(0, len(rows), size):
-        bunch = rows[start : start + size]
-        names = dict.fromkeys(name for _, amounts in bunch for name in amounts)
-        mean = {
-            name: math.fsum(amounts.get(name, 0.0) for _, amounts in bunch) / len(bunch) for name in names
-        }
-        averaged.append((bunch[0][0] if len(bunch) == 1 else f"{bunch[0][0]}–{bunch[-1][0]}", mean))
+        neighbours = rows[start : start + size]
+        names = dict.fromkeys(name for _, amounts in neighbours for name in amounts)
+        means = {}
+        for name in names:
+            total = math.fsum(amounts.get(name, 0.0) for _, amounts in neighbours)
+            means[name] = total / len(neighbours)
+        first, last = neighbours[0][0], neighbours[-1][0]
+        averaged.append((first if len(neighbours) == 1 else f"{first}–{last}", means))
     return averaged
 
 
@@ -303,61 +380,68 @@ def draw_series(
     *,
     scale: float = 1.0,
 ) -> None:
-    """Draws levels, bands and curves over a shared x, with the axis' limits and ticks.
+    """Draws levels, bands and curves on matplotlib's axes, with limits and ticks.
 
-    Curves that would hide each other take turns along the line, each with its own dashes, and levels lie
-    above them. `scale` is what sizes of lines and marks are multiplied with.
+    Curves that would hide each other take turns along the line, each with its own dashes. Levels are drawn
+    above curves. The sizes of lines and marks are multiplied by `scale`.
     """
     low, high = _span(series, from_zero=False)
     axes.set_ylim(low, high)
     _label_ticks(axes.yaxis)
     _label_ticks(axes.xaxis)
-    for one in series:
-        _draw_band(axes, one, palette[one.colour])
-    for one, (turn, turns) in zip(series, _turns(series, SAME * (high - low))):
-        colour = palette[one.colour]
-        gap = (turns - 1) * DASH + (LEVEL_GAP if one.is_level or one.dash else 0.0)
+    for line in series:
+        _draw_band(axes, line, palette[line.colour])
+    for line, (turn, turns) in zip(series, _turns(series, SAME * (high - low))):
+        colour = palette[line.colour]
+        gap = (turns - 1) * DASH + (LEVEL_GAP if line.is_level or line.dash else 0.0)
         style: dict[str, Any] = {
             "color": colour,
             "linewidth": 1.8 * scale,
             "linestyle": (turn * DASH, (DASH, gap)) if gap else "-",
             "clip_on": False,
-            "label": one.name,
+            "label": line.name,
         }
-        xs, values = [x for x, _ in one.points], [y for _, y in one.points]
-        if one.is_level:
+        xs, values = [x for x, _ in line.points], [y for _, y in line.points]
+        if line.is_level:
             axes.axhline(values[0], zorder=2.5, **style)
             continue
         axes.plot(xs, values, **style)
-        if len(one.points) <= MOST_MARKS:
-            radius = (2.6 + min(1.2, 2.4 / turns) * (turns - 1 - turn)) * scale
+        if len(line.points) <= MOST_MARKS:
+            radius = _mark_radius(turn, turns) * scale
             axes.plot(xs, values, "o", color=colour, markersize=2 * radius, mew=0, clip_on=False)
 
 
 def _turns(series: Sequence[Series], near: float) -> list[tuple[int, int]]:
-    """Returns each curve's place among those that it coincides with, and how many these are."""
+    """Returns for each curve its turn among the curves that coincide with it, and how many these are.
 
-    def coincide(a: Series, b: Series) -> bool:
-        theirs = dict(b.points)
-        return (
-            a.is_level == b.is_level
-            and (a.is_level or theirs.keys() == {x for x, _ in a.points})
-            and all(abs(y - (b.points[0][1] if b.is_level else theirs[x])) <= near for x, y in a.points)
-        )
-
-    groups = [[other for other in series if coincide(one, other)] for one in series]
-    return [
-        (next(i for i, other in enumerate(group) if other is one), len(group))
-        for one, group in zip(series, groups)
-    ]
+    The second of three curves that coincide has (1, 3); a curve that coincides with no other has (0, 1).
+    """
+    turns = []
+    for line in series:
+        group = [other for other in series if _coincide(line, other, near)]
+        turn = next(i for i, other in enumerate(group) if other is line)
+        turns.append((turn, len(group)))
+    return turns
 
 
-def _draw_band(axes: Axes, one: Series, colour: str) -> None:
-    bounded = [(x, *one.interval[x]) for x, _ in one.points if x in one.interval]
+def _coincide(a: Series, b: Series, near: float) -> bool:
+    """Returns whether two curves have the same xs, and ys that differ by at most `near`."""
+    if a.is_level != b.is_level:
+        return False
+    if a.is_level:
+        return abs(a.points[0][1] - b.points[0][1]) <= near
+    ys_of_b = dict(b.points)
+    if ys_of_b.keys() != {x for x, _ in a.points}:
+        return False
+    return all(abs(y - ys_of_b[x]) <= near for x, y in a.points)
+
+
+def _draw_band(axes: Axes, series: Series, colour: str) -> None:
+    bounded = [(x, *series.interval[x]) for x, _ in series.points if x in series.interval]
     if not bounded:
         return
-    xs, lows, highs = (list(part) for part in zip(*bounded))
-    if one.is_level:
+    xs, lows, highs = (list(column) for column in zip(*bounded))
+    if series.is_level:
         axes.axhspan(lows[0], highs[0], color=colour, alpha=0.12, linewidth=0)
     elif len(bounded) == 1:
         axes.plot([xs[0]] * 2, [lows[0], highs[0]], color=colour, linewidth=2.6, alpha=0.55)

@@ -7,16 +7,16 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.view.charts import N_COLOURS, Chart, Event, Series, better_of, number
-from treetune.view.experiment import Experiment
+from treetune.view.experiment import StoredExperiment
 
 MOST_POINTS = 1200
-"""Points of a line; of more, the lowest and the highest of neighbours stand for them."""
+"""The most points of a line. Longer ones keep the lowest and the highest of neighbouring points."""
 
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("rounds of sampling until enough problems had answers of different scores", ("rollout/rounds",)),
@@ -46,12 +46,12 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("engine/canary_mean_gap", "engine/canary_gap"),
     ),
 )
-"""Title and the metrics in it, behind the reward. What an experiment did not record has no chart."""
+"""The usual charts after the reward: title and metrics. Metrics that were not recorded have no chart."""
 
 SIGNS = "diagnostics/"
-"""Begins the names of signs of collapse."""
+"""The prefix of the metrics of signs of collapse."""
 SHAPING = "shaping/"
-"""Begins the names of metrics of the parts of `shaping`, which may be anyone's: a chart for each."""
+"""The prefix of the metrics of reward shaping. A user's component may have any name, so each has a chart."""
 
 FROM_ZERO = {
     "share unfinished",
@@ -72,70 +72,95 @@ OVER: Mapping[str, tuple[str, ...]] = {
     "seconds in iterations": ("seconds/total",),
     "optimiser steps": ("train/steps",),
 }
-"""What curves can be drawn over, and the metrics whose sum that is."""
+"""The axes that curves can be drawn over, and the metrics whose running sum is on the axis."""
 
 
 @dataclass(frozen=True)
 class Bunch:
-    """Experiments that a curve is of: one, or several that differ in their seed alone. Curves are drawn over
-    one of `OVER`: `places` has it after so many iterations, the mean over the members."""
+    """The experiments behind a curve: a single one, or several that differ only in their seed.
+
+    Example: `Bunch("ppo (3 seeds)", 0, [seed_1, seed_2, seed_3], "sampled tokens", {1.0: 4e5, 2.0: 8e5})`.
+    """
 
     name: str
     colour: int
-    members: Sequence[Experiment]
+    members: Sequence[StoredExperiment]
     over: str = "finished iterations"
+    """The axis, one of `OVER`."""
     places: Mapping[float, float] = field(default_factory=dict)
+    """The position on the axis by finished iterations, as the mean over the members; empty where the axis is
+    finished iterations."""
 
 
 def bunches(
-    experiments: Mapping[str, Experiment], together: bool, over: str = "finished iterations"
+    experiments: Mapping[str, StoredExperiment], together: bool, over: str = "finished iterations"
 ) -> list[Bunch]:
-    """Returns each experiment by itself, or those that differ in nothing but seed and name as one."""
-    alike: dict[str, list[str]] = {}
-    for name, one in experiments.items():
-        alike.setdefault(setting_of(one.config) if together else name, []).append(name)
-    made = []
-    for i, names in enumerate(alike.values()):
-        seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
+    """Returns a bunch for each experiment, or with `together` one for those that differ only in their
+    seed."""
+    groups: dict[str, list[str]] = {}
+    for name, experiment in experiments.items():
+        key = setting_of(experiment.config) if together else name
+        groups.setdefault(key, []).append(name)
+    all_bunches = []
+    for colour, names in enumerate(groups.values()):
         members = [experiments[name] for name in names]
-        spent: dict[float, list[float]] = {}
-        for one in members if OVER[over] else ():
-            if over not in one.kept:
-                each = (sum(row.get(key) or 0.0 for key in OVER[over]) for row in one.metrics)
-                after = (float(row["iteration"] + 1) for row in one.metrics)
-                one.kept[over] = dict(zip(after, itertools.accumulate(each)))
-            for x, so_far in one.kept[over].items() if len(members) > 1 else ():
-                spent.setdefault(x, []).append(so_far)
-        places = {x: math.fsum(own) / len(own) for x, own in spent.items()} or members[0].kept.get(over, {})
-        name = _distinct_name(names, list(experiments)) + seeds
-        made.append(Bunch(name, i, members, over, places))
-    return made
+        seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
+        bunch_name = _distinct_name(names, list(experiments)) + seeds
+        all_bunches.append(Bunch(bunch_name, colour, members, over, _places_on_axis(members, over)))
+    return all_bunches
+
+
+def _places_on_axis(members: Sequence[StoredExperiment], over: str) -> Mapping[float, float]:
+    """Returns the position on an axis by finished iterations, as the mean over experiments."""
+    if not OVER[over]:
+        return {}
+    if len(members) == 1:
+        return _running_sum(members[0], over)
+    sums_by_iterations: dict[float, list[float]] = {}
+    for experiment in members:
+        for iterations, running_sum in _running_sum(experiment, over).items():
+            sums_by_iterations.setdefault(iterations, []).append(running_sum)
+    return {iterations: math.fsum(sums) / len(sums) for iterations, sums in sums_by_iterations.items()}
+
+
+def _running_sum(experiment: StoredExperiment, over: str) -> Mapping[float, float]:
+    """Returns the running sum of an axis' metrics, by finished iterations; it is computed once."""
+    if over not in experiment.kept:
+        amounts = [sum(row.get(key) or 0.0 for key in OVER[over]) for row in experiment.metrics]
+        iterations = [float(row["iteration"] + 1) for row in experiment.metrics]
+        experiment.kept[over] = dict(zip(iterations, itertools.accumulate(amounts), strict=True))
+    return experiment.kept[over]
 
 
 def _distinct_name(names: Sequence[str], all_names: Sequence[str]) -> str:
-    """Returns what the names of a bunch have in common, without what all names have."""
+    """Returns the parts that the names of a bunch have in common, without those that all names have.
 
-    def shared(names: Sequence[str]) -> dict[int, str]:
+    Of a/seed-1/ppo and a/seed-2/ppo it is "ppo", where there is a/seed-1/grpo as well.
+    """
+
+    def shared_parts(names: Sequence[str]) -> dict[int, str]:
         columns = zip(*(name.split("/") for name in names), strict=False)
         return {i: column[0] for i, column in enumerate(columns) if len(set(column)) == 1}
 
     lengths = {len(name.split("/")) for name in all_names}
     if len(all_names) == 1 or len(lengths) > 1:
         return names[0]
-    common = shared(all_names)
-    return "/".join(part for i, part in shared(names).items() if i not in common) or names[0]
+    common = shared_parts(all_names)
+    distinct = [part for i, part in shared_parts(names).items() if i not in common]
+    return "/".join(distinct) or names[0]
 
 
 def setting_of(config: Mapping[str, Any]) -> str:
-    """Returns what an experiment is but for its seed, its name and where it lies."""
-    return repr(
-        {k: v for k, v in sorted(config.items()) if k not in ("seed", "experiment_name", "directory")}
-    )
+    """Returns a text that is equal for experiments that differ only in seed, name and directory."""
+    names = sorted(set(config) - {"seed", "experiment_name", "directory"})
+    return repr({name: config[name] for name in names})
 
 
-def metric_names(experiments: Iterable[Experiment]) -> list[str]:
-    """Returns the names of all numbers that they recorded."""
-    names = {key for one in experiments for key in one.recorded if one.curve(key)}
+def metric_names(experiments: Iterable[StoredExperiment]) -> list[str]:
+    """Returns the names of all metrics that were recorded as finite numbers."""
+    names: set[str] = set()
+    for experiment in experiments:
+        names |= {key for key in experiment.recorded if experiment.curve(key)}
     return sorted(names - {"iteration", "wall_time"})
 
 
@@ -143,174 +168,252 @@ def metric_names(experiments: Iterable[Experiment]) -> list[str]:
 
 
 def evaluation_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
-    """Returns pass@1 on each evaluation set that was measured more than once; an experiment that was measured
-    once is a level to compare with."""
-    labels = sorted({label for bunch in made for one in bunch.members for label in one.evaluations})
-    alone = all(len(bunch.members) == 1 for bunch in made)  # a chart's bands are all of one kind
+    """Returns a chart of pass@1 for each evaluation set that was measured more than once.
+
+    An experiment that was measured only once is drawn as a level to compare with.
+    """
+    labels: set[str] = set()
+    for bunch in made:
+        for member in bunch.members:
+            labels |= set(member.evaluations)
+    has_seeds = any(len(bunch.members) > 1 for bunch in made)
     charts = []
-    for label in labels:
+    for label in sorted(labels):
         lines = []
         for bunch in made:
-            measured = [one.evaluations.get(label, {}) for one in bunch.members]
-            curves = [{float(n): float(s["pass_at_1"]) for n, s in own.items()} for own in measured]
-            bounds = {
-                float(n): (float(s["ci_low"]), float(s["ci_high"]))
-                for n, s in measured[0].items()
-                if alone and s.get("ci_low") is not None and s.get("ci_high") is not None
-            }
-            if (line := _line(bunch, curves, bounds)) is not None:
+            measured = [member.evaluations.get(label, {}) for member in bunch.members]
+            curves = [
+                {float(iterations): float(summary["pass_at_1"]) for iterations, summary in summaries.items()}
+                for summaries in measured
+            ]
+            # All bands of a chart show the same: intervals over seeds, or over problems.
+            bounds = {} if has_seeds else _intervals(measured[0])
+            line = _line(bunch, curves, bounds)
+            if line is not None:
                 lines.append(replace(line, is_level=len(line.points) == 1))
         if any(not line.is_level for line in lines):
-            band = _band_words(made) or "95 % interval over problems"
+            band = _band_title(made) or "95 % interval over problems"
             charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events, x_name=made[0].over))
     return charts
 
 
+def _intervals(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, tuple[float, float]]:
+    """Returns the interval of pass@1 by finished iterations, where the summaries have one."""
+    intervals = {}
+    for iterations, summary in summaries.items():
+        low, high = summary.get("ci_low"), summary.get("ci_high")
+        if low is not None and high is not None:
+            intervals[float(iterations)] = float(low), float(high)
+    return intervals
+
+
 def chosen_charts(made: Sequence[Bunch], names: Sequence[str], events: Sequence[Event] = ()) -> list[Chart]:
     """Returns a chart for each metric of these names that an experiment recorded."""
-    return [
-        Chart(name, lines, better_of(name), _band_words(made), events, x_name=made[0].over)
-        for name in names
-        if (lines := _lines(made, name))
-    ]
+    charts = []
+    for name in names:
+        lines = _lines(made, name)
+        if lines:
+            chart = Chart(name, lines, better_of(name), _band_title(made), events, x_name=made[0].over)
+            charts.append(chart)
+    return charts
 
 
 def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
-    """Returns the reward, a chart for each part of shaping that was recorded, and `CURVES`.
+    """Returns charts of the reward, of each kind of reward shaping that was recorded, and of `CURVES`.
 
-    Further metrics of a chart have the colour of their experiment and are dashed.
+    The second metric of a chart has the same colour as the first, and is dashed.
     """
-    experiments = [one for bunch in made for one in bunch.members]
-    data = " and ".join(sorted({one.trained_on for one in experiments}))
-    recorded = {key for one in experiments for key in one.recorded if key.startswith(SHAPING)}
+    experiments = [member for bunch in made for member in bunch.members]
+    data = " and ".join(sorted({experiment.trained_on for experiment in experiments}))
+    shaping_metrics: set[str] = set()
+    for experiment in experiments:
+        shaping_metrics |= {key for key in experiment.recorded if key.startswith(SHAPING)}
     titles: list[tuple[str, tuple[str, ...]]] = [(f"reward of the {data}", ("episodes/reward",))]
-    titles += [(f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in sorted(recorded)]
+    for key in sorted(shaping_metrics):
+        titles.append((f"reward added by shaping: {key.removeprefix(SHAPING)}", (key,)))
     charts = []
     for title, keys in (*titles, *CURVES):
-        lines = []
-        for n, key in enumerate(keys):
-            for line in _lines(made, key):
-                metric = key.split("/", 1)[1]
-                name = f"{line.name}: {metric}" if len(made) > 1 else metric
-                further = replace(line, name=name, dash=line.dash + n)
-                lines.append(further if len(keys) > 1 else line)
+        lines = _lines(made, keys[0]) if len(keys) == 1 else _lines_of_several(made, keys)
         if lines:
-            better, band = better_of(keys[0]), _band_words(made)
-            zero = title in FROM_ZERO
-            charts.append(Chart(title, lines, better, band, events, zero, x_name=made[0].over))
+            better, band = better_of(keys[0]), _band_title(made)
+            from_zero = title in FROM_ZERO
+            charts.append(Chart(title, lines, better, band, events, from_zero, x_name=made[0].over))
     return charts
+
+
+def _lines_of_several(made: Sequence[Bunch], metrics: Sequence[str]) -> list[Series]:
+    """Returns the curves of several metrics in one chart, named after the metrics."""
+    lines = []
+    for dash, metric in enumerate(metrics):
+        short_name = metric.split("/", 1)[1]
+        for line in _lines(made, metric):
+            name = f"{line.name}: {short_name}" if len(made) > 1 else short_name
+            lines.append(replace(line, name=name, dash=line.dash + dash))
+    return lines
 
 
 def _lines(made: Sequence[Bunch], metric: str) -> list[Series]:
     """Returns a metric's curve of each bunch that recorded it."""
-    lines = list[Series | None]()
+    lines = []
     for bunch in made:
         if len(bunch.members) > 1:
-            lines.append(_line(bunch, [dict(one.curve(metric)) for one in bunch.members], {}))
-            continue
-        [one], key, (dash, colour) = bunch.members, f"{metric} {bunch.over}", divmod(bunch.colour, N_COLOURS)
-        if key not in one.kept:  # of tens of thousands of iterations, for whoever looks again
-            points, at = one.curve(metric), bunch.places
-            one.kept[key] = _thinned([(at[x], y) for x, y in points if x in at] if at else points)
-        lines.append(Series(bunch.name, one.kept[key], f"c{colour}", dash=dash) if one.kept[key] else None)
-    return [line for line in lines if line is not None]
+            curves = [dict(member.curve(metric)) for member in bunch.members]
+            line = _line(bunch, curves, {})
+        else:
+            points = _points_of_single(bunch, metric)
+            dash, colour = divmod(bunch.colour, N_COLOURS)
+            line = Series(bunch.name, points, f"c{colour}", dash=dash) if points else None
+        if line is not None:
+            lines.append(line)
+    return lines
+
+
+def _points_of_single(bunch: Bunch, metric: str) -> list[tuple[float, float]]:
+    """Returns a metric's points of a bunch with one member, on the bunch's axis.
+
+    They are computed once: the page asks again every few seconds, and there may be thousands.
+    """
+    [member] = bunch.members
+    key = f"{metric} {bunch.over}"
+    if key not in member.kept:
+        points = member.curve(metric)
+        if bunch.places:
+            points = [(bunch.places[x], y) for x, y in points if x in bunch.places]
+        member.kept[key] = _thin_points(points)
+    return member.kept[key]
 
 
 def _line(
     bunch: Bunch, curves: Sequence[Mapping[float, float]], bounds: Mapping[float, tuple[float, float]]
 ) -> Series | None:
-    """Returns one member's curve with its own bounds; of several the mean, with the 95 % t-interval of the
-    mean where more than one has a point."""
-    xs = sorted({x for curve in curves for x in curve if x in bunch.places or not bunch.places})
+    """Returns the line of a bunch, from a curve for each member (value by finished iterations).
+
+    The line of a single member has the intervals `bounds`. That of several is their mean, with the 95 %
+    t-interval of the mean wherever more than one has a point. None where there is no point.
+    """
+    all_iterations: set[float] = set()
+    for curve in curves:
+        all_iterations |= set(curve)
+    xs = sorted(x for x in all_iterations if x in bunch.places or not bunch.places)
     if not xs:
         return None
-    if len(curves) > 1:
-        from scipy.stats import t
-
-        quantiles = t.ppf(0.975, range(1, len(curves)))
-    means, interval = [], dict[float, tuple[float, float]]()
     if len(curves) == 1:
-        [only] = curves
-        means, interval = [only[x] for x in xs], {x: bounds[x] for x in xs if x in bounds}
-    for x in xs if len(curves) > 1 else ():
+        means = [curves[0][x] for x in xs]
+        interval = {x: bounds[x] for x in xs if x in bounds}
+    else:
+        means, interval = _means_over_seeds(curves, xs)
+    points = list(zip(xs, means, strict=True))
+    if bunch.places:
+        points = [(bunch.places[x], y) for x, y in points]
+        interval = {bunch.places[x]: limits for x, limits in interval.items()}
+    dash, colour = divmod(bunch.colour, N_COLOURS)
+    shown_points = points if interval else _thin_points(points)  # bands are drawn at every point
+    return Series(bunch.name, shown_points, f"c{colour}", interval, dash=dash)
+
+
+def _means_over_seeds(
+    curves: Sequence[Mapping[float, float]], xs: Sequence[float]
+) -> tuple[list[float], dict[float, tuple[float, float]]]:
+    """Returns the mean of the curves at each x, and its 95 % t-interval where several have a value."""
+    from scipy.stats import t
+
+    quantiles = t.ppf(0.975, range(1, len(curves)))  # by degrees of freedom, from 1 on
+    means, interval = [], dict[float, tuple[float, float]]()
+    for x in xs:
         values = [curve[x] for curve in curves if x in curve]
         mean = math.fsum(values) / len(values)
         means.append(mean)
         if len(values) > 1:
             variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-            half = float(quantiles[len(values) - 2]) * math.sqrt(variance / len(values))
-            interval[x] = mean - half, mean + half
-    dash, colour = divmod(bunch.colour, N_COLOURS)
-    points = list(zip(xs, means, strict=True))
-    if at := bunch.places:
-        points = [(at[x], y) for x, y in points]
-        interval = {at[x]: own for x, own in interval.items()}
-    return Series(bunch.name, points if interval else _thinned(points), f"c{colour}", interval, dash=dash)
+            half_width = float(quantiles[len(values) - 2]) * math.sqrt(variance / len(values))
+            interval[x] = mean - half_width, mean + half_width
+    return means, interval
 
 
-def _band_words(made: Sequence[Bunch]) -> str:
+def _band_title(made: Sequence[Bunch]) -> str:
     most = max((len(bunch.members) for bunch in made), default=1)
     return f"95 % t-interval of the mean over up to {most} seeds" if most > 1 else ""
 
 
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _thin_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Returns at most about MOST_POINTS of the points: the first, the last, and extremes in between."""
     if len(points) <= MOST_POINTS:
         return points
     size = math.ceil(2 * len(points) / MOST_POINTS)
-    kept, ys = {0, len(points) - 1}, np.array([y for _, y in points])
+    ys = np.array([y for _, y in points])
+    chosen = {0, len(points) - 1}
     for start in range(0, len(points), size):
-        near = ys[start : start + size]
-        kept |= {start + int(near.argmin()), start + int(near.argmax())}
-    return [points[i] for i in sorted(kept)]
+        neighbours = ys[start : start + size]
+        chosen |= {start + int(neighbours.argmin()), start + int(neighbours.argmax())}
+    return [points[i] for i in sorted(chosen)]
 
 
 # Events
 
 
-def events_of(one: Experiment) -> list[Event]:
-    """Returns evaluations, restarts of the engine, signs of collapse that began or ended, resumes, other
-    settings."""
-    events = [
-        Event(float(done), "evaluation", f"{label}: pass@1 {summary['pass_at_1']:.3f}")
-        for label, summaries in one.evaluations.items()
-        for done, summary in summaries.items()
-    ]
+def events_of(experiment: StoredExperiment) -> list[Event]:
+    """Returns evaluations, restarts of the engine, begins and ends of signs of collapse, and resumes."""
     try:
-        log = (one.path / "logs" / "run.log").read_text(errors="replace")
+        log = (experiment.path / "logs" / "run.log").read_text(errors="replace")
     except OSError:
         log = ""
-    logged = {(sign, int(number)): words for sign, number, words in _SIGN.findall(log)}
+    events = _evaluation_events(experiment)
+    events += _metric_events(experiment, log)
+    for change in experiment.manifest.get("continued", ()):
+        settings = ", ".join((change.get("changed") or {}).values()) or "on another machine"
+        events.append(Event(float(change.get("after", 0)), "resume", f"continued with {settings}"))
+    events += [Event(float(iterations), "resume", "resumed") for iterations in _RESUMED.findall(log)]
+    return sorted(events, key=_order_of_event)
+
+
+def _evaluation_events(experiment: StoredExperiment) -> list[Event]:
+    events = []
+    for label, summaries in experiment.evaluations.items():
+        for iterations, summary in summaries.items():
+            text = f"{label}: pass@1 {summary['pass_at_1']:.3f}"
+            events.append(Event(float(iterations), "evaluation", text))
+    return events
+
+
+def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
+    """Returns the events that show in the metrics: restarts of the engine, and signs of collapse."""
+    events = []
+    logged_reasons = {(sign, int(iterations)): reason for sign, iterations, reason in _SIGN.findall(log)}
+    signs = sorted(key for key in experiment.recorded if key.startswith(SIGNS) and key != f"{SIGNS}stop")
     before: Mapping[str, Any] = {}
-    signs = sorted(key for key in one.recorded if key.startswith(SIGNS) and key != f"{SIGNS}stop")
-    for row in one.metrics:
+    for row in experiment.metrics:
         x = float(row["iteration"] + 1)
         if row.get("engine/restarts", 0) > before.get("engine/restarts", 0):
             events.append(Event(x, "restart", "the engine was started again"))
         for key in signs:
             value, sign = row.get(key, before.get(key, 0)), key.removeprefix(SIGNS)
-            if bool(value) != bool(before.get(key, 0)):
-                why = logged.get((sign, int(x)), "") if value else ""
-                words = f"{sign} {'begins' if value else 'is over'}{': ' if why else ''}{why}"
-                events.append(Event(x, "sign", words))
+            if bool(value) == bool(before.get(key, 0)):
+                continue
+            reason = logged_reasons.get((sign, int(x)), "")
+            if not value:
+                text = f"{sign} ends"
+            else:
+                text = f"{sign} begins: {reason}" if reason else f"{sign} begins"
+            events.append(Event(x, "sign", text))
         if row.get("diagnostics/stop"):
             events.append(Event(x, "sign", "stopped by a sign of collapse"))
         before = row
-    for change in one.manifest.get("continued", ()):
-        words = ", ".join((change.get("changed") or {}).values()) or "on another machine"
-        events.append(Event(float(change.get("after", 0)), "resume", f"went on with {words}"))
-    events += [Event(float(n), "resume", "resumed") for n in _RESUMED.findall(log)]
-    return sorted(events, key=lambda event: (event.x, event.kind, event.words))
+    return events
 
 
-def events_of_several(experiments: Mapping[str, Experiment]) -> list[Event]:
-    """Returns the events of each with its name in front, but for evaluations: each is a point of a curve."""
+def _order_of_event(event: Event) -> tuple[float, str, str]:
+    return event.x, event.kind, event.words
+
+
+def events_of_several(experiments: Mapping[str, StoredExperiment]) -> list[Event]:
+    """Returns the events of several experiments with their names, without evaluations, which are points."""
     events = [
         replace(event, words=f"{name}: {event.words}")
-        for name, one in experiments.items()
-        for event in events_of(one)
+        for name, experiment in experiments.items()
+        for event in events_of(experiment)
         if event.kind != "evaluation"
     ]
-    return sorted(events, key=lambda event: (event.x, event.kind, event.words))
+    return sorted(events, key=_order_of_event)
 
 
 # Time by phase
@@ -322,43 +425,57 @@ PHASES: Mapping[str, str] = {
     "choice": "the weights of each epoch are measured",
     "sync": "the new weights go into the engine that samples",
     "evaluation": "checkpoints are measured",
-    "commit": "what was done is written to disk",
-    "other": "all else",
+    "commit": "answers, metrics and checkpoints are written to disk",
+    "other": "everything else",
 }
 """The phases of the loop, and what is done in each."""
 
 
-def plan_beside(experiment: Experiment) -> list[tuple[str, str, str, str]]:
-    """Returns what the plan said of an iteration, what one took on average, and by how much that is more or
-    less: in words, by the metric's name. Nothing that wasn't recorded. The seconds of answers and of the
-    continuations beside them are one row."""
-    rows, predicted = [], dict(experiment.predicted)
-    if experiment.curve("credit/value_overlap_seconds") and "seconds/credit" in predicted:
-        seconds = predicted.pop("seconds/generation") + predicted.pop("seconds/credit")
-        predicted = {"seconds/generation + seconds/credit": seconds} | predicted
-    for metric, planned in predicted.items():
-        parts = [experiment.curve(part) for part in metric.split(" + ")]
-        values = [math.fsum(y for _, y in points) for points in zip(*parts, strict=False)]
+class PlannedMetric(NamedTuple):
+    """A metric of an iteration, planned and measured: ("seconds/training", "40 s", "44 s", "+10%")."""
+
+    metric: str
+    planned: str
+    measured: str
+    difference: str
+
+
+def compare_with_plan(experiment: StoredExperiment) -> list[PlannedMetric]:
+    """Compares the plan of an iteration with the mean of those that were run, for all recorded metrics.
+
+    Where continuations are sampled while answers are, the seconds of both are one row.
+    """
+    planned_by_metric = dict(experiment.predicted)
+    if experiment.curve("credit/value_overlap_seconds") and "seconds/credit" in planned_by_metric:
+        seconds = planned_by_metric.pop("seconds/generation") + planned_by_metric.pop("seconds/credit")
+        planned_by_metric = {"seconds/generation + seconds/credit": seconds} | planned_by_metric
+    rows = []
+    for metric, planned in planned_by_metric.items():
+        summands = [experiment.curve(name) for name in metric.split(" + ")]
+        values = [math.fsum(y for _, y in points) for points in zip(*summands, strict=False)]
         if not values or not isinstance(planned, int | float) or planned <= 0:
             continue
         mean = math.fsum(values) / len(values)
         unit = {"seconds": " s", "memory": " GiB"}.get(metric.partition("/")[0], "")
-        of_unit = 2**30 if unit == " GiB" else 1
-        said, took = (f"{number(one / of_unit)}{unit}" for one in (planned, mean))
-        rows.append((metric, said, took, f"{mean / planned - 1:+.0%}"))
+        scale = 2**30 if unit == " GiB" else 1
+        planned_text, measured_text = f"{number(planned / scale)}{unit}", f"{number(mean / scale)}{unit}"
+        rows.append(PlannedMetric(metric, planned_text, measured_text, f"{mean / planned - 1:+.0%}"))
     return rows
 
 
-def phase_seconds(experiment: Experiment) -> list[tuple[str, dict[str, float]]]:
-    """Returns seconds by phase of each iteration, in its order, after the iteration's number."""
+def phase_seconds(experiment: StoredExperiment) -> list[tuple[str, dict[str, float]]]:
+    """Returns the number of each iteration with its seconds by phase: [("1", {"generation": 4.0, …}), …]."""
     by_phase = {phase: dict(experiment.curve(f"seconds/{phase}")) for phase in PHASES}
+    iterations: set[float] = set()
+    for seconds_by_iteration in by_phase.values():
+        iterations |= set(seconds_by_iteration)
     return [
-        (f"{x:.0f}", {phase: points.get(x, 0.0) for phase, points in by_phase.items()})
-        for x in sorted({x for points in by_phase.values() for x in points})
+        (f"{x:.0f}", {phase: seconds.get(x, 0.0) for phase, seconds in by_phase.items()})
+        for x in sorted(iterations)
     ]
 
 
 def phase_totals(rows: Sequence[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
-    """Returns seconds of the phases that took any, over all of these iterations."""
-    totals = {phase: math.fsum(own[phase] for _, own in rows) for phase in PHASES}
+    """Returns the seconds of each phase over all of these iterations, without phases that took none."""
+    totals = {phase: math.fsum(seconds[phase] for _, seconds in rows) for phase in PHASES}
     return {phase: seconds for phase, seconds in totals.items() if seconds > 0}

@@ -1,12 +1,18 @@
-"""Answers drawn as what grew: threads that were written side by side, and the tree that a problem's answers
-share."""
+"""Draws answers with parallel threads, and the tree of all answers to a problem, as HTML.
+
+An answer with threads, and what the classes here call its parts:
+
+    text  <Parallel> <Outlines>…</Outlines> <Thread>1: …</Thread> <Thread>2: …</Thread> <Conclusion>…
+    </Parallel>
+          └── Block: head ────────────────┘ └── thread 0 ───────┘ └── thread 1 ───────┘ └── tail ────────────┘
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from itertools import groupby, pairwise
@@ -27,20 +33,20 @@ from treetune.vocabulary import Branch, Column, Episode, Segment, Trajectory, ar
 
 NUMBERS = {tag: position for position, tag in enumerate(TAGS, start=1)}
 TAG_IDS = TagIds.of(lambda tag: (NUMBERS[tag],))
-"""Numbers for counting without a tokenizer: a tag's text stands for its token, and 0 for every other."""
+"""Ids of tags for counting without a tokenizer: each tag has a number, and all other tokens have 0."""
 
 OUTLINE_NUMBER = re.compile(r"<Thread>\s*(\d+(?:\.\d+)*)\s*:")
 
 SIDE_BY_SIDE = 4
-"""More threads than these lie above each other, and can be folded."""
+"""The most threads that are drawn next to each other. More are drawn in rows, which can be folded."""
 
 UNFOLDED = 12
-"""Of more threads than these only the longest is open at first."""
+"""The most threads that are all open at first. Of more, only the longest is."""
 
 NOTE = (
-    "Threads that were written at the same time stand beside each other, or where they are many, in rows"
-    ' that open. The <span class="way">marked way</span> is the critical path: what is outside of threads,'
-    " and of each block the longest thread. Boxed numbers stand where a step begins."
+    "Threads that were written at the same time are next to each other; many threads are in rows that open."
+    ' The <span class="way">marked path</span> is the critical path: the text outside of threads, and the'
+    " longest thread of each block. Boxed numbers mark the beginning of a step."
     ' <span class="injected">Underlined</span> text was injected, not sampled.'
 )
 
@@ -50,7 +56,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class PlacedSegment:
-    """Tokens ``[start, end)`` that entered the answer together, as `segment` says."""
+    """A segment with its position: tokens ``[start, end)`` of the answer."""
 
     start: int
     end: int
@@ -58,16 +64,18 @@ class PlacedSegment:
 
 
 Line = tuple[PlacedSegment, ...]
-"""The segments of the answer, or those of a thread with all that is in it, in order."""
+"""The segments of the answer, or of a thread with its inner threads, in order."""
 
 Span = tuple[int, int]
 """Tokens ``[start, end)``."""
 
 
 @dataclass(frozen=True)
-class Block:
-    """`head` is the text from the tag that opens the block to its first thread, `tail` that from its last
-    thread to the tag that closes it; empty where the tag is lacking."""
+class DrawnBlock:
+    """A block of parallel threads.
+
+    `head` is from the tag that opens the block to its first thread, `tail` from its last thread to the tag
+    that closes it; they are empty where the tag is missing. See the drawing at the head of this file."""
 
     head: Span
     threads: tuple[Line, ...]
@@ -76,13 +84,14 @@ class Block:
 
 @dataclass(frozen=True)
 class ThreadedAnswer:
-    """An answer with threads: the texts of its tokens, its training row and its trajectory, as far as these
-    are at hand. The colours of advantages are full from `scale` on."""
+    """An answer with threads."""
 
     tokens: Sequence[str]
+    """The text of each token."""
     episode: Episode | None
     trajectory: Trajectory | None
     scale: float
+    """The advantage from which on its colour is full."""
 
     @cached_property
     def texts(self) -> list[str]:
@@ -96,100 +105,120 @@ class ThreadedAnswer:
 
     @cached_property
     def advantages(self) -> list[float] | None:
-        known = self.episode is not None and self.episode.advantages is not None
-        return self.episode.advantages.tolist() if known else None  # type: ignore[union-attr]
+        if self.episode is None or self.episode.advantages is None:
+            return None
+        return self.episode.advantages.tolist()
 
     @cached_property
     def line(self) -> Line:
-        """The answer stretch by stretch: from the trajectory, else as far as the episode alone knows."""
+        """The segments of the whole answer: the trajectory's, else made from the episode's stretches."""
         segments = self.trajectory.segments if self.trajectory is not None else ()
         ends = np.cumsum([len(segment.token_ids) for segment in segments]).tolist()
         stretches = self.episode.stretches if self.episode is not None else ()
-        if not stretches or ends == [one.end for one in stretches]:
+        if not stretches or ends == [stretch.end for stretch in stretches]:
             starts = (0, *ends)
-            return tuple(PlacedSegment(a, b, one) for a, b, one in zip(starts, ends, segments))
-        placed, start = [], 0  # of another cut of the answer: its segments are not those of the trajectory
-        for one in stretches:
-            sampled = bool(self.trained[start : one.end].any())
-            origin: Literal["sampled", "injected"] = "sampled" if sampled else "injected"
-            placed.append(PlacedSegment(start, one.end, Segment(token_array(()), origin, branch=one.branch)))
-            start = one.end
+            return tuple(map(PlacedSegment, starts, ends, segments))
+        # The episode has another cut of the answer than the trajectory.
+        placed, start = [], 0
+        for stretch in stretches:
+            is_trained = bool(self.trained[start : stretch.end].any())
+            origin: Literal["sampled", "injected"] = "sampled" if is_trained else "injected"
+            segment = Segment(token_array(()), origin, branch=stretch.branch)
+            placed.append(PlacedSegment(start, stretch.end, segment))
+            start = stretch.end
         return tuple(placed)
 
     def counts(self, start: int, end: int, above: int = 0) -> ThreadCounts:
-        """Counts tokens that lie in so many blocks."""
+        """Counts the tokens ``[start, end)``, which are inside of `above` blocks."""
         numbers = [NUMBERS.get(text, 0) for text in self.texts[start:end]]
-        deepest = max((len(one.segment.branch) for one in self.line), default=0)
+        deepest = max((len(placed.segment.branch) for placed in self.line), default=0)
         return count(numbers, TAG_IDS, max(0 if above else 1, deepest - above))
 
     @cached_property
-    def has_own_credit(self) -> bool:
-        """True where credit differs within what is trained, so that steps and threads must say theirs."""
-        return len({round(a, 4) for a, on in zip(self.advantages or (), self.trained) if on}) > 1
+    def has_varying_credit(self) -> bool:
+        """True where trained tokens have different advantages, so that steps and threads must show theirs."""
+        pairs = zip(self.advantages or (), self.trained)
+        return len({round(advantage, 4) for advantage, is_trained in pairs if is_trained}) > 1
 
     def mean_advantage(self, start: int, end: int) -> float | None:
         """Returns the mean over trained tokens; None where there are none."""
-        both = zip((self.advantages or ())[start:end], self.trained[start:end])
-        trained = [advantage for advantage, on in both if on]
-        return fmean(trained) if trained else None
+        pairs = zip((self.advantages or ())[start:end], self.trained[start:end])
+        advantages = [advantage for advantage, is_trained in pairs if is_trained]
+        return fmean(advantages) if advantages else None
 
     @cached_property
     def states(self) -> Mapping[int, str]:
-        """The remark where a step begins: the value of the state, and the step's advantage."""
+        """The remark at each step's first token, with the state's value and the step's advantage.
+
+        Example: `{0: "V 0.50 A +0.25", 12: "V 0.75 A +0.25"}`.
+        """
         if self.episode is None:
             return {}
         values, ends = self.episode.step_values or (), self.episode.step_ends
         remarks = {}
         for step, (start, end) in enumerate(zip((0, *ends), ends)):
-            words = [f"V {values[step]:.2f}"] if step < len(values) else []
-            mean = self.mean_advantage(start, end) if self.has_own_credit else None
-            words += [f"A {mean:+.2f}"] if mean is not None else []
-            if words:
-                remarks[start] = " ".join(words)
+            facts = []
+            if step < len(values):
+                facts.append(f"V {values[step]:.2f}")
+            mean = self.mean_advantage(start, end) if self.has_varying_credit else None
+            if mean is not None:
+                facts.append(f"A {mean:+.2f}")
+            if facts:
+                remarks[start] = " ".join(facts)
         return remarks
 
 
-def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Block]:
-    """Yields text that is in no block, and blocks, in turn. A block has the text that belongs to it."""
+def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | DrawnBlock]:
+    """Yields the spans of text outside of blocks, and the blocks, in their order.
 
-    def block_of(one: PlacedSegment) -> int | None:
-        return one.segment.branch[depth][0] if len(one.segment.branch) > depth else None
+    The segments alone don't tell the head and the tail of a block from the text around it: the tags do.
+    """
 
-    groups = [(block, tuple(placed)) for block, placed in groupby(line, key=block_of)]
-    texts, behind = answer.texts, line[0].start if line else 0
-    for position, (block, placed) in enumerate(groups):
-        start, end = max(behind, placed[0].start), placed[-1].end
+    def block_of(placed: PlacedSegment) -> int | None:
+        branch = placed.segment.branch
+        return branch[depth][0] if len(branch) > depth else None
+
+    groups = [(block, tuple(members)) for block, members in groupby(line, key=block_of)]
+    texts = answer.texts
+    yielded_to = line[0].start if line else 0
+    for position, (block, members) in enumerate(groups):
+        start, end = max(yielded_to, members[0].start), members[-1].end
         following = groups[position + 1] if position + 1 < len(groups) else None
         if block is None:
-            if following is not None:
-                end = next((i for i in reversed(range(start, end)) if texts[i] == "<Parallel>"), end)
+            if following is not None:  # the following block's head begins at the last <Parallel>
+                opening_tags = [i for i in range(start, end) if texts[i] == "<Parallel>"]
+                end = opening_tags[-1] if opening_tags else end
             if start < end:
                 yield start, end
-            behind = end
+            yielded_to = end
             continue
         tail = (end, end)
         if following is not None and following[0] is None:
-            upto = following[1][-1].end
-            closes = next((i + 1 for i in range(end, upto) if texts[i] in ("<Parallel>", "</Parallel>")), end)
-            tail = (end, closes) if texts[closes - 1] == "</Parallel>" else (end, end)
+            search_end = following[1][-1].end
+            tags = [i for i in range(end, search_end) if texts[i] in ("<Parallel>", "</Parallel>")]
+            if tags and texts[tags[0]] == "</Parallel>":
+                tail = (end, tags[0] + 1)
         threads: dict[int, list[PlacedSegment]] = {}
-        for one in placed:
-            threads.setdefault(one.segment.branch[depth][1], []).append(one)
-        yield Block((behind, placed[0].start), tuple(tuple(threads[i]) for i in sorted(threads)), tail)
-        behind = tail[1]
+        for placed in members:
+            threads.setdefault(placed.segment.branch[depth][1], []).append(placed)
+        head = (yielded_to, members[0].start)
+        yield DrawnBlock(head, tuple(tuple(threads[number]) for number in sorted(threads)), tail)
+        yielded_to = tail[1]
 
 
 def _seconds_of(line: Line, depth: int) -> float | None:
-    """Returns seconds of the slowest way through a line that lies in `depth` blocks; None where a part wasn't
-    measured."""
-    segments = [one.segment for one in line if one.segment.origin == "sampled"]
+    """Returns the seconds of the slowest path through a line that is inside of `depth` blocks.
+
+    None where a segment wasn't measured.
+    """
+    segments = [placed.segment for placed in line if placed.segment.origin == "sampled"]
     if not segments or any(segment.seconds is None for segment in segments):
         return None
     return critical_seconds(segments, depth)
 
 
-def _inner(answer: ThreadedAnswer, thread: Line) -> Span:
-    """Returns a thread without its own tags, which count for its block."""
+def _without_tags(answer: ThreadedAnswer, thread: Line) -> Span:
+    """Returns the span of a thread without its tags, which count for its block."""
     start, end = thread[0].start, thread[-1].end
     if answer.texts[start : start + 1] == ["<Thread>"]:
         start += 1
@@ -205,14 +234,16 @@ def threads_html(answer: ThreadedAnswer) -> str:
     facts = [
         f"{total} tokens, <b>{longest} on the critical path</b>",
         f"acceleration ratio {counts.acceleration_ratio:.3f}",
-        f"{_counted(counts.parallel_count, 'block')} of {_counted(sum(counts.threads_of_blocks), 'thread')}",
+        f"{_count_text(counts.parallel_count, 'block')} of"
+        f" {_count_text(sum(counts.threads_of_blocks), 'thread')}",
     ]
     seconds = _seconds_of(answer.line, 0)
     if seconds is not None:
-        sampling = sum(one.segment.seconds or 0.0 for one in answer.line if one.segment.origin == "sampled")
-        facts.append(f"{number(seconds)} s on the slowest way, {number(sampling)} s in all requests")
+        sampled = [placed.segment for placed in answer.line if placed.segment.origin == "sampled"]
+        all_seconds = sum(segment.seconds or 0.0 for segment in sampled)
+        facts.append(f"{number(seconds)} s on the slowest path, {number(all_seconds)} s in all requests")
     mean = answer.mean_advantage(0, len(answer.texts))
-    if mean is not None and not answer.has_own_credit:
+    if mean is not None and not answer.has_varying_credit:
         facts.append(f"A {mean:+.2f} throughout")
     numbers = answer.trajectory.numbers if answer.trajectory is not None else {}
     events = {event: numbers.get(f"threads/{event}") for event in EVENTS}
@@ -221,14 +252,14 @@ def threads_html(answer: ThreadedAnswer) -> str:
     return f'<p class="counts">{" · ".join(facts)}</p>{line}'
 
 
-def _counted(how_many: int, of: str) -> str:
-    return f"{how_many} {of}{'' if how_many == 1 else 's'}"
+def _count_text(amount: int, noun: str) -> str:
+    return f"{amount} {noun}{'' if amount == 1 else 's'}"
 
 
 def _line_html(answer: ThreadedAnswer, line: Line, depth: int, *, is_critical: bool) -> str:
     parts = []
     for part in _parts(answer, line, depth):
-        if isinstance(part, Block):
+        if isinstance(part, DrawnBlock):
             parts.append(_block_html(answer, line, part, depth, is_critical=is_critical))
         else:
             parts.append(_text_html(answer, line, part, is_critical=is_critical))
@@ -236,102 +267,127 @@ def _line_html(answer: ThreadedAnswer, line: Line, depth: int, *, is_critical: b
 
 
 def _text_html(answer: ThreadedAnswer, line: Line, span: Span, *, is_critical: bool) -> str:
-    """Returns text of one line; what was injected is told from what was sampled."""
+    """Returns the text of a span: sampled tokens coloured by advantage, with states, and injected tokens."""
     tokens, advantages = answer.tokens, answer.advantages
     parts = []
-    for one in line:
-        low, high = max(span[0], one.start), min(span[1], one.end)
-        if low >= high:
+    for placed in line:
+        start, end = max(span[0], placed.start), min(span[1], placed.end)
+        if start >= end:
             continue
-        if one.segment.origin == "injected":
-            parts.append(injected(tokens[low:high]))
+        if placed.segment.origin == "injected":
+            parts.append(injected(tokens[start:end]))
             continue
-        cuts = sorted({low, high, *(state for state in answer.states if low < state < high)})
-        for first, last in pairwise(cuts):
-            own = advantages[first:last] if advantages else [0.0] * (last - first)
-            if first in answer.states:
-                parts.append(f'<span class="state">{answer.states[first]}</span>')
-            parts.append(coloured(tokens[first:last], own, answer.scale))
+        states_inside = [state for state in answer.states if start < state < end]
+        for begin, stop in pairwise(sorted({start, end, *states_inside})):
+            if begin in answer.states:
+                parts.append(f'<span class="state">{answer.states[begin]}</span>')
+            shown = advantages[begin:stop] if advantages else [0.0] * (stop - begin)
+            parts.append(coloured(tokens[begin:stop], shown, answer.scale))
     return f'<div class="run{" critical" if is_critical else ""}">{"".join(parts)}</div>'
 
 
-def _block_html(answer: ThreadedAnswer, line: Line, block: Block, depth: int, *, is_critical: bool) -> str:
-    counts = [answer.counts(*_inner(answer, thread), above=depth + 1) for thread in block.threads]
-    lengths = [own.num_tokens_in_the_longest_thread for own in counts]
+def _block_html(
+    answer: ThreadedAnswer, line: Line, block: DrawnBlock, depth: int, *, is_critical: bool
+) -> str:
+    counts = [answer.counts(*_without_tags(answer, thread), above=depth + 1) for thread in block.threads]
+    lengths = [thread_counts.num_tokens_in_the_longest_thread for thread_counts in counts]
     longest, n_threads = lengths.index(max(lengths)), len(block.threads)
-    drawn = []
+    drawings = []
     for position, thread in enumerate(block.threads):
         is_longest = position == longest
-        facts = [_counted(lengths[position], "token")]
-        if counts[position].with_parallel:
-            facts[0] += f" of {counts[position].total_num_tokens}"
-        seconds = _seconds_of(thread, depth + 1)
-        facts += [f"{number(seconds)} s"] if seconds is not None else []
-        mean = answer.mean_advantage(*_inner(answer, thread)) if answer.has_own_credit else None
-        facts += [f"A {mean:+.2f}"] if mean is not None else []
-        # The number of the thread's outline, as its header says it.
-        outline = OUTLINE_NUMBER.search("".join(answer.tokens[thread[0].start : thread[0].end]))
-        name = outline.group(1) if outline else str(position + 1)
-        critical = is_critical and is_longest
-        mark = '<span class="way">critical path</span>' if critical else "longest" if is_longest else ""
-        head = (
-            f'<b>{escape(name)}</b><span class="measures">{" · ".join(facts)}</span>'
+        is_on_path = is_critical and is_longest
+        header = _thread_header(answer, thread, counts[position], depth, position)
+        extent = 100 * lengths[position] / max(1, lengths[longest])
+        header += (
             '<svg class="extent" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">'
-            f'<rect width="{100 * lengths[position] / max(1, lengths[longest]):.1f}" height="6"/></svg>{mark}'
+            f'<rect width="{extent:.1f}" height="6"/></svg>'
         )
-        kind = f'class="thread{" critical" if critical else ""}"'
-        text = _line_html(answer, thread, depth + 1, is_critical=critical)
+        if is_on_path:
+            header += '<span class="way">critical path</span>'
+        elif is_longest:
+            header += "longest"
+        css_class = f'class="thread{" critical" if is_on_path else ""}"'
+        text = _line_html(answer, thread, depth + 1, is_critical=is_on_path)
         if n_threads <= SIDE_BY_SIDE:
-            drawn.append(f"<section {kind}><header>{head}</header>{text}</section>")
+            drawings.append(f"<section {css_class}><header>{header}</header>{text}</section>")
         else:
             is_open = " open" if n_threads <= UNFOLDED or is_longest else ""
-            drawn.append(f"<details {kind}{is_open}><summary>{head}</summary>{text}</details>")
+            drawings.append(f"<details {css_class}{is_open}><summary>{header}</summary>{text}</details>")
     layout = "side" if n_threads <= SIDE_BY_SIDE else "rows"
     head, tail = (
         _text_html(answer, line, span, is_critical=is_critical) if span[0] < span[1] else ""
         for span in (block.head, block.tail)
     )
     many = " many" if n_threads > UNFOLDED else ""
-    return f'<div class="block{many}">{head}<div class="threads {layout}">{"".join(drawn)}</div>{tail}</div>'
+    threads = f'<div class="threads {layout}">{"".join(drawings)}</div>'
+    return f'<div class="block{many}">{head}{threads}{tail}</div>'
+
+
+def _thread_header(
+    answer: ThreadedAnswer, thread: Line, counts: ThreadCounts, depth: int, position: int
+) -> str:
+    """Returns a thread's name and measures: its length, its seconds and its mean advantage."""
+    facts = [_count_text(counts.num_tokens_in_the_longest_thread, "token")]
+    if counts.with_parallel:
+        facts[0] += f" of {counts.total_num_tokens}"
+    seconds = _seconds_of(thread, depth + 1)
+    if seconds is not None:
+        facts.append(f"{number(seconds)} s")
+    if answer.has_varying_credit:
+        mean = answer.mean_advantage(*_without_tags(answer, thread))
+        if mean is not None:
+            facts.append(f"A {mean:+.2f}")
+    # The name is the number of the thread's outline, which begins the thread.
+    outline = OUTLINE_NUMBER.search("".join(answer.tokens[thread[0].start : thread[0].end]))
+    name = outline.group(1) if outline else str(position + 1)
+    return f'<b>{escape(name)}</b><span class="measures">{" · ".join(facts)}</span>'
 
 
 # The tree of a problem's answers
 
 WIDE, HIGH, LEAST_HIGH = 1000, 520, 90
-"""Units of a drawn tree; with few answers it is lower."""
+"""The width, the most and the least height of a drawn tree, in SVG units."""
 ROOM = 26
-"""Units of height that an answer has where there are few."""
+"""The height of an answer where there are few."""
 FOLDED_BELOW = 2.0
-"""Branches of the same step that would be lower than this are drawn as one, with others of about their value.
-"""
+"""Branches after a step that would be lower than this are merged with others of similar value."""
 BINS = 4
-"""Parts of 0 to 1 by which values count as about the same."""
+"""The number of bins between 0 and 1: values in the same bin are similar."""
 LABELLED = 13.0, 84.0
-"""Height and width from which on a branch has its numbers written on it; from half the width on its value."""
+"""The least height and width of a branch with its numbers written on it; half the width is enough for its
+value. """
 OF_A_STEP = 90
-"""Characters of a step that the table and the pointer show."""
+"""The number of characters of a step that the table and the tooltip show."""
 
 
 @dataclass(eq=False)
 class SharedStep:
-    """A step that `answers` (their numbers) share, so many steps (`depth`) behind the prompt; or some
-    `branches` that are drawn as one. `value` is of the state behind it, `advantage` the step's, as far as
-    credit knows them; `expected` is the value, else the mean reward of its answers."""
+    """A node of the tree: a step that several answers share, or several branches merged into one node.
+
+    Example: `SharedStep(depth=2, ids=…, value=Shown(0.75), advantage=0.25, answers=[0, 3], expected=0.75)` is
+    the second step of answers 0 and 3, after which 0.75 is expected.
+    """
 
     depth: int
+    """The number of steps from the prompt, which has depth 0."""
     ids: Column = field(default_factory=lambda: token_array(()))
     value: Shown | None = None
+    """The value of the state after the step, if credit knows one."""
     advantage: float | None = None
+    """The mean advantage of the step's trained tokens."""
     answers: list[int] = field(default_factory=list)
+    """The positions in the group of the answers that take this step."""
     following: list[SharedStep] = field(default_factory=list)
     expected: float = 0.0
+    """The value, or without one the mean reward of the answers."""
     branches: int = 1
+    """The number of branches that are merged into this node."""
     thread: str = ""
-    """The thread that it lies in, as ``1.2``: block and thread, and so on inwards."""
+    """The step's thread, as ``1.2``: block and thread, followed by those of inner blocks."""
     earned: float | None = None
-    """The reward of a turn by itself."""
+    """The reward of a turn."""
     continuations: Sequence[float | None] = ()
-    """What those from the state behind it earned."""
+    """The rewards of the continuations from the state after the step."""
 
 
 def tree_html(
@@ -341,37 +397,78 @@ def tree_html(
     depth: int = 0,
     address: Callable[..., str] | None = None,
 ) -> str:
-    """Returns the tree of all answers to one problem from the step on that answer `this` has after so many
-    (`depth`); and a table of that answer's own steps. Steps are credit's, turns among them; where there are
-    threads, what was written or injected at a time, one thread after the other. `texts` are of all tokens.
-    `address` gives that of an answer, of the tree from one of its steps on, or of a state's continuations."""
+    """Returns the tree of all answers to a problem as HTML, and a table of one answer's steps.
+
+    Steps are those of credit, which include turns. Where answers have threads, they are the stretches that
+    were written or injected together, thread after thread.
+
+    Args:
+        group: the training rows of all answers to the problem.
+        texts: the text of every token of the vocabulary.
+        this: the position in the group of the answer whose steps are in the table.
+        depth: the tree begins at this step of that answer.
+        address: returns the address of an answer, `address(number, None)`; of the tree from one of its steps
+            on, `address(number, depth)`; or of the continuations of a state, `address(number, None, start)`.
+    """
     path = [_shared_steps(group)]
     while following := [step for step in path[-1].following if this in step.answers]:
         path += following
     scale = max((abs(step.advantage) for step in path if step.advantage is not None), default=0.0) or 1.0
+    top = path[min(depth, len(path) - 1)]
+    height = min(HIGH, max(LEAST_HIGH, ROOM * len(top.answers)))
+    return render(
+        "tree.html",
+        problem=group[this].group,
+        answer=group[this].trajectory,
+        drawn=_tree_rectangles(group, texts, this, path, top, height, scale, address),
+        wide=WIDE,
+        high=height,
+        rows=_path_rows(group, texts, this, path, scale, address),
+        shown=len(top.answers),
+        there=len(group),
+        above=address(this, top.depth - 1) if address and top.depth else None,
+        whole=address(this, 0) if address and top.depth > 1 else None,
+    )
+
+
+def _tree_rectangles(
+    group: Sequence[Episode],
+    texts: Sequence[str],
+    this: int,
+    path: Sequence[SharedStep],
+    top: SharedStep,
+    tree_height: float,
+    scale: float,
+    address: Callable[..., str] | None,
+) -> list[dict[str, Any]]:
+    """Returns a rectangle for each node of the tree below `top`, as high as it has answers."""
     on_path = set(map(id, path))
 
     def href_of(step: SharedStep, above: SharedStep | None) -> str | None:
         if address is None:
             return None
         number = this if id(step) in on_path else step.answers[0]
-        if step.branches > 1:
+        if step.branches > 1:  # the tree from the step before, in which the branches are higher
             return address(number, above.depth if above else 0)
         if not step.following:
             return address(number, None)
-        return address(number, max(0, step.depth - 1) if above is None else step.depth)
+        if above is None:  # the top leads back up
+            return address(number, max(0, step.depth - 1))
+        return address(number, step.depth)
 
-    top = path[min(depth, len(path) - 1)]
     deepest = max(len(_ends(group[number])) for number in top.answers) - top.depth
-    high = min(HIGH, max(LEAST_HIGH, ROOM * len(top.answers)))
-    unit, width = high / len(top.answers), WIDE / (deepest + 1)
-    drawn: list[dict[str, Any]] = []  # rectangles, with classes of the value and of the advantage
-    todo: list[tuple[SharedStep, SharedStep | None, float]] = [(top, None, 0.0)]
-    while todo:
-        step, above, y = todo.pop()
-        height, here = unit * len(step.answers), id(step) in on_path
-        beside = f"  {step.advantage:+.2f}" if step.advantage is not None and width >= LABELLED[1] else ""
-        drawn.append(
+    height_of_answer, width = tree_height / len(top.answers), WIDE / (deepest + 1)
+    rectangles: list[dict[str, Any]] = []
+    unvisited: list[tuple[SharedStep, SharedStep | None, float]] = [(top, None, 0.0)]
+    while unvisited:
+        step, above, y = unvisited.pop()
+        height = height_of_answer * len(step.answers)
+        label = ""
+        if height >= LABELLED[0] and 2 * width >= LABELLED[1]:
+            label = f"{step.expected:.2f}"
+            if step.advantage is not None and width >= LABELLED[1]:
+                label += f"  {step.advantage:+.2f}"
+        rectangles.append(
             {
                 "x": round((step.depth - top.depth) * width, 2),
                 "y": round(y, 2),
@@ -379,22 +476,35 @@ def tree_html(
                 "height": round(max(0.4, height - min(1.0, height / 4)), 2),
                 "shade": shade(min(1.0, max(0.0, step.expected)), 1.0),
                 "credit": shade(step.advantage, scale) if step.advantage is not None else "",
-                "label": f"{step.expected:.2f}{beside}"
-                * (height >= LABELLED[0] and 2 * width >= LABELLED[1]),
-                "words": _words_of(step, group, texts),
+                "label": label,
+                "words": _tooltip(step, group, texts),
                 "href": href_of(step, above),
-                "here": here,
+                "here": id(step) in on_path,
                 "thread": step.thread,
             }
         )
-        for one in _folded(step.following, FOLDED_BELOW / unit, on_path):
-            todo.append((one, step, y))
-            y += unit * len(one.answers)
-    drawn.sort(key=lambda own: own["here"])  # what is outlined lies above the rest
+        for following in _merge_small_branches(step.following, FOLDED_BELOW / height_of_answer, on_path):
+            unvisited.append((following, step, y))
+            y += height_of_answer * len(following.answers)
+    # SVG draws later elements above earlier ones, and the outlines of the path must not be hidden.
+    rectangles.sort(key=lambda rectangle: rectangle["here"])
+    return rectangles
+
+
+def _path_rows(
+    group: Sequence[Episode],
+    texts: Sequence[str],
+    this: int,
+    path: Sequence[SharedStep],
+    scale: float,
+    address: Callable[..., str] | None,
+) -> list[dict[str, Any]]:
+    """Returns a row of the table for each step of the answer `this`."""
     rows, start = [], 0
     for above, step in pairwise(path):
         start += len(above.ids)
-        others = [one for one in above.following if one is not step]
+        other_steps = [other for other in above.following if other is not step]
+        merged_steps = _merge_small_branches(other_steps, len(group) + 1)
         rows.append(
             {
                 "number": step.depth,
@@ -404,111 +514,130 @@ def tree_html(
                 "after": step,
                 "credit": shade(step.advantage, scale) if step.advantage is not None else "",
                 "right": sum(group[number].correct for number in step.answers),
-                "others": len(others),
+                "others": len(other_steps),
                 "alike": [
-                    (one, address and address(one.answers[0], above.depth))
-                    for one in _folded(others, len(group) + 1)
+                    (merged, address and address(merged.answers[0], above.depth)) for merged in merged_steps
                 ],
             }
         )
-    return render(
-        "tree.html",
-        problem=group[this].group,
-        answer=group[this].trajectory,
-        drawn=drawn,
-        wide=WIDE,
-        high=high,
-        rows=rows,
-        shown=len(top.answers),
-        there=len(group),
-        above=address(this, top.depth - 1) if address and top.depth else None,
-        whole=address(this, 0) if address and top.depth > 1 else None,
-    )
+    return rows
 
 
-def _words_of(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -> str:
-    """Describes a branch for the pointer."""
-    known, right = step.value, sum(group[number].correct for number in step.answers)
-    bounds = f" [{known.low:.2f}, {known.high:.2f}]" if known and known.low is not None else ""
-    what = "the prompt"
+def _tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -> str:
+    """Returns the description of a branch that the browser shows under the pointer."""
     if step.branches > 1:
-        what = f"{step.branches} branches of about the same value"
+        title = f"{step.branches} branches of about the same value"
     elif step.depth:
-        what = visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1].replace("\n", " ↵ ")
-    what = f"thread {step.thread}: {what}" if step.thread else what
-    facts = [what, f"{'value behind it' if known else 'mean reward'} {step.expected:.3f}{bounds}"]
-    facts += [f"of its continuations {earned_by_each(step.continuations)}"] if step.continuations else []
-    facts += [f"advantage {step.advantage:+.3f}"] if step.advantage is not None else []
-    facts += [f"earned {step.earned:+.3g}"] if step.earned is not None else []
-    return " · ".join([*facts, f"{_counted(len(step.answers), 'answer')}, {right} right"])
+        title = visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1].replace("\n", " ↵ ")
+    else:
+        title = "the prompt"
+    facts = [f"thread {step.thread}: {title}" if step.thread else title]
+    if step.value is None:
+        facts.append(f"mean reward {step.expected:.3f}")
+    elif step.value.low is None:
+        facts.append(f"value after it {step.expected:.3f}")
+    else:
+        bounds = f"[{step.value.low:.2f}, {step.value.high:.2f}]"
+        facts.append(f"value after it {step.expected:.3f} {bounds}")
+    if step.continuations:
+        facts.append(f"of its continuations {earned_by_each(step.continuations)}")
+    if step.advantage is not None:
+        facts.append(f"advantage {step.advantage:+.3f}")
+    if step.earned is not None:
+        facts.append(f"earned {step.earned:+.3g}")
+    correct = sum(group[number].correct for number in step.answers)
+    facts.append(f"{_count_text(len(step.answers), 'answer')}, {correct} correct")
+    return " · ".join(facts)
 
 
 def _shared_steps(group: Sequence[Episode]) -> SharedStep:
-    """Returns the prompt, with all steps that follow it."""
+    """Builds the tree of all answers, and returns its root, the prompt.
+
+    Answers share a step where all their tokens up to its end are equal, in the same thread.
+    """
     values = group[0].step_values
     root = SharedStep(0, value=Shown(values[0]) if values else None)
     root.continuations = group[0].continuations.get(0, ())
-    known_steps: dict[tuple[int, Branch, bytes], SharedStep] = {}
-    """By the step before (its id), the thread and the tokens."""
-    for sample, episode in enumerate(group):
+    steps: dict[tuple[int, Branch, bytes], SharedStep] = {}  # by id of the step before, thread, tokens
+    for position, episode in enumerate(group):
         step, begin = root, 0
-        values, errors = episode.step_values or (), episode.step_errors or ()
-        threaded, earned = _is_threaded(episode), episode.step_rewards
-        root.answers.append(sample)
+        root.answers.append(position)
         for depth, (end, branch) in enumerate(_ends(episode), 1):
-            ids = episode.response_ids[begin:end]
-            key = id(step), branch, ids.tobytes()
-            if key not in known_steps:  # no earlier answer went through it
-                error = errors[depth] if depth < len(errors) else None
-                known = depth < len(values) and (error is None or math.isfinite(error)) and not threaded
-                value = Shown.of(values[depth], error, 0.0, max(1.0, episode.reward)) if known else None
-                own = episode.advantages[begin:end] if episode.advantages is not None else np.empty(0)
-                own = own[episode.trained[begin:end]] if len(own) else own
-                mean = float(own.sum()) / len(own) if len(own) else None
-                known_steps[key] = SharedStep(depth, ids, value, mean)
-                known_steps[key].thread = " ".join(f"{block + 1}.{thread + 1}" for block, thread in branch)
-                if depth <= len(earned) and not threaded:
-                    known_steps[key].earned = earned[depth - 1]
-                known_steps[key].continuations = episode.continuations.get(end, ())
-                step.following.append(known_steps[key])
-            step, begin = known_steps[key], end
-            step.answers.append(sample)
-    todo = [root]
-    while todo:
-        step = todo.pop()
-        todo += step.following
-        rewards = [group[number].reward for number in step.answers]
+            key = id(step), branch, episode.response_ids[begin:end].tobytes()
+            if key not in steps:  # no earlier answer has this step
+                steps[key] = _new_step(episode, depth, begin, end, branch)
+                step.following.append(steps[key])
+            step, begin = steps[key], end
+            step.answers.append(position)
+    unvisited = [root]
+    while unvisited:
+        step = unvisited.pop()
+        unvisited += step.following
+        rewards = [group[position].reward for position in step.answers]
         step.expected = step.value.value if step.value else sum(rewards) / len(rewards)
     return root
 
 
+def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch) -> SharedStep:
+    """Returns the node of an episode's step with tokens ``[begin, end)``, the `depth`-th, counted from 1."""
+    value, earned = None, None
+    if not _is_threaded(episode):  # the stretches of threads are not the steps of credit
+        values, errors = episode.step_values or (), episode.step_errors or ()
+        error = errors[depth] if depth < len(errors) else None
+        if depth < len(values) and (error is None or math.isfinite(error)):
+            value = Shown.of(values[depth], error, 0.0, max(1.0, episode.reward))
+        if depth <= len(episode.step_rewards):
+            earned = episode.step_rewards[depth - 1]
+    mean_advantage = None
+    if episode.advantages is not None:
+        advantages = episode.advantages[begin:end][episode.trained[begin:end]]
+        if len(advantages):
+            mean_advantage = float(advantages.sum()) / len(advantages)
+    return SharedStep(
+        depth,
+        episode.response_ids[begin:end],
+        value,
+        mean_advantage,
+        thread=" ".join(f"{block + 1}.{thread + 1}" for block, thread in branch),
+        earned=earned,
+        continuations=episode.continuations.get(end, ()),
+    )
+
+
 def _is_threaded(episode: Episode) -> bool:
-    return any(one.branch for one in episode.stretches)
+    return any(stretch.branch for stretch in episode.stretches)
 
 
 def _ends(episode: Episode) -> Sequence[tuple[int, Branch]]:
-    """Returns where the steps of an answer end in the tree, and the thread of each."""
+    """Returns the end of each step of an answer in the tree, with the step's thread."""
     if _is_threaded(episode):
-        return [(one.end, one.branch) for one in episode.stretches]
+        return [(stretch.end, stretch.branch) for stretch in episode.stretches]
     ends = episode.step_ends or (len(episode.response_ids),)
     return [(end, ()) for end in ends]
 
 
-def _folded(steps: Sequence[SharedStep], least: float, kept: Collection[int] = ()) -> list[SharedStep]:
-    """Returns steps that follow the same one, the best first; those of fewer answers than `least`, but for
-    what is `kept` (ids), as one with others of about the same value."""
-    following, small = list[SharedStep](), dict[int, list[SharedStep]]()
-    for one in steps:
-        if len(one.answers) >= least or id(one) in kept:
-            following.append(one)
+def _merge_small_branches(
+    steps: Sequence[SharedStep], least: float, always_kept: Collection[int] = ()
+) -> list[SharedStep]:
+    """Returns the branches after a step, the best first, with small ones of similar value merged.
+
+    Small are branches with fewer answers than `least`, unless their id is in `always_kept`.
+    """
+    branches, small_by_bin = list[SharedStep](), dict[int, list[SharedStep]]()
+    for step in steps:
+        if len(step.answers) >= least or id(step) in always_kept:
+            branches.append(step)
         else:
-            small.setdefault(round(BINS * one.expected), []).append(one)
-    for own in small.values():
-        answers = [number for one in own for number in one.answers]
-        mean = math.fsum(one.expected * len(one.answers) for one in own) / len(answers)
-        below = [last for one in own for last in one.following]
-        merged = SharedStep(own[0].depth, answers=answers, following=below, expected=mean)
-        following.append(
-            replace(merged, branches=sum(one.branches for one in own)) if len(own) > 1 else own[0]
-        )
-    return sorted(following, key=lambda one: -one.expected)
+            small_by_bin.setdefault(round(BINS * step.expected), []).append(step)
+    for similar in small_by_bin.values():
+        if len(similar) == 1:
+            branches.append(similar[0])
+            continue
+        merged = SharedStep(similar[0].depth, branches=sum(step.branches for step in similar))
+        for step in similar:
+            merged.answers += step.answers
+            merged.following += step.following
+        total = math.fsum(step.expected * len(step.answers) for step in similar)
+        merged.expected = total / len(merged.answers)
+        branches.append(merged)
+    return sorted(branches, key=lambda step: -step.expected)

@@ -1,4 +1,4 @@
-"""An experiment's directory, read for whoever shows it: all there is, what is missing, and how it stands."""
+"""Reads an experiment's directory for the viewer, reports and tables, and computes its status."""
 
 from __future__ import annotations
 
@@ -19,36 +19,35 @@ from treetune.runtime.manifest import read_config
 from treetune.store.checksums import read_record, verify_once
 
 METHOD = ("task", "rollout", "credit", "selection")
-"""Keys of a configuration that make a method; the objective is the trainer's."""
+"""The keys of a configuration that make a method, besides the trainer's objective."""
 
 LOG_BYTES = 32_768
-"""The end of a log that says why a run stopped."""
+"""The number of bytes at a log's end that are searched for the reason why a run stopped."""
 
 RECENT = 5
-"""Iterations over which the time that is left is estimated."""
+"""The number of iterations from which the time left is estimated."""
 
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ (.*)")
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """An experiment as it lies on disk, running or finished.
-
-    `evaluations` maps an evaluation set's name to its summaries by checkpoint (the number of
-    finished iterations). `missing` describes what a finished run would have beside that.
-    """
+class StoredExperiment:
+    """An experiment on disk, running or finished."""
 
     path: Path
     config: Mapping[str, Any]
     manifest: Mapping[str, Any]
     metrics: list[dict[str, Any]]
+    """A row for each iteration: [{"iteration": 0, "episodes/reward": 0.41, …}, …]."""
     evaluations: Mapping[str, Mapping[int, Mapping[str, Any]]]
+    """Summaries by evaluation set and finished iterations: {"test": {50: {"pass_at_1": 0.48, …}}}."""
     running: bool
     missing: list[str] = field(default_factory=list)
+    """Messages on files that are missing or can't be read."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
-    """Plan of an iteration when the run started, by names of metrics."""
+    """The plan of an iteration when the run started, by names of metrics."""
     kept: dict[str, Any] = field(default_factory=dict)
-    """What was read once for whoever asks again."""
+    """Values computed from these, for the next request."""
 
     @property
     def name(self) -> str:
@@ -68,7 +67,7 @@ class Experiment:
 
     @property
     def expected_iterations(self) -> int | None:
-        """The number of its iterations; where a budget ends it, the number that the budget lets expect."""
+        """The number of iterations in all. Where a budget ends the run, it is estimated from those done."""
         most, budget = self.config.get("iterations"), self.config.get("stop_after")
         if not isinstance(most, int) or not isinstance(budget, Mapping):
             return most
@@ -76,12 +75,12 @@ class Experiment:
             return expected_iterations(
                 most, StopAfter(**budget), ExperimentDirectory(self.path), len(self.metrics)
             )
-        except (TypeError, ValueError):  # of another version: the bound is what is known
+        except (TypeError, ValueError):  # a budget of another version
             return most
 
     @property
     def stopped(self) -> bool:
-        """True where a sign of collapse ended the run in its last iteration, and nobody goes on with it."""
+        """True where a sign of collapse ended the run in its last iteration, and it wasn't resumed."""
         return not self.running and bool(self.metrics) and self.metrics[-1].get("diagnostics/stop") == 1
 
     @property
@@ -91,9 +90,10 @@ class Experiment:
 
     @property
     def command(self) -> Mapping[str, Any] | None:
-        """The newest command that set the configuration which is there now."""
+        """The newest command that set the present configuration; None where none is recorded."""
         entries = [self.manifest, *self.manifest.get("continued", ())]
-        return next((one["command"] for one in reversed(entries) if "command" in one), None)
+        commands = [entry["command"] for entry in entries if "command" in entry]
+        return commands[-1] if commands else None
 
     @functools.cached_property
     def recorded(self) -> set[str]:
@@ -101,7 +101,7 @@ class Experiment:
         return set().union(*self.metrics)
 
     def curve(self, key: str) -> list[tuple[float, float]]:
-        """Returns (finished iterations, value) wherever a metric was recorded as a finite number."""
+        """Returns (finished iterations, value) of a metric, where it is a finite number."""
         if key not in self.kept:
             points = [(row["iteration"] + 1, row[key]) for row in self.metrics if _is_number(row.get(key))]
             self.kept[key] = [(float(x), float(y)) for x, y in points]
@@ -114,14 +114,14 @@ def _is_number(value: object) -> bool:
     return abs(value) <= sys.float_info.max
 
 
-def read_experiment(path: Path) -> Experiment:
+def read_experiment(path: Path) -> StoredExperiment:
     """Reads an experiment's directory.
 
-    Raises ValueError if `path` is no directory or holds nothing that an experiment writes; what
-    single files hold that can't be read counts as missing.
+    Raises ValueError if `path` is not a directory or has no file of an experiment. Single files that can't be
+    read are named in `missing`.
     """
     if not path.is_dir():
-        raise ValueError(f"{path} is no directory: give an experiment's, such as experiments/quickstart/sft")
+        raise ValueError(f"{path} is not a directory: give an experiment's, e.g. experiments/quickstart/sft")
     directory = ExperimentDirectory(path)
     missing: list[str] = []
 
@@ -135,7 +135,7 @@ def read_experiment(path: Path) -> Experiment:
         return {}
 
     config = read("config.json", lambda: read_config(path))
-    manifest = read("manifest.json", lambda: read_record(path / "manifest.json", "put it back"))
+    manifest = read("manifest.json", lambda: read_record(path / "manifest.json", "restore it"))
     metrics = _read_metrics(directory, missing)
     if not metrics:
         missing.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
@@ -146,27 +146,27 @@ def read_experiment(path: Path) -> Experiment:
         except ValueError as error:
             missing.append(str(error))
     if not config and not metrics and not evaluations:
-        damaged = "".join(f"; {words}" for words in missing if "damaged" in words)
-        configs = (config for depth in ("*", "*/*") for config in path.glob(f"{depth}/config.json"))
+        damaged = "".join(f"; {message}" for message in missing if "damaged" in message)
+        configs = [*path.glob("*/config.json"), *path.glob("*/*/config.json")]
         below = ", ".join(sorted(str(config.parent) for config in configs))
         raise ValueError(
-            f"{path} is no experiment: it has no configuration, metrics or evaluations"
-            f"{damaged or (f'; below it lie {below}' if below else '')}"
+            f"{path} is not an experiment: it has no configuration, metrics or evaluations"
+            f"{damaged or (f'; experiments below it: {below}' if below else '')}"
         )
     for result in sorted(path.glob("analyses/*/result.json")):
         read(str(result.relative_to(path)), functools.partial(read_result, result.parent))
     if (path / TOKENS).is_file():
-        read(TOKENS, lambda: verify_once(path / TOKENS, "a run that goes on writes it again"))
+        read(TOKENS, lambda: verify_once(path / TOKENS, "a resumed run writes it again"))
     predicted: dict[str, Any] = {}
     if (path / PREDICTION).is_file():
         predicted = read(PREDICTION, lambda: read_record(path / PREDICTION, "the next start writes it again"))
     if not evaluations:
-        missing.append("no checkpoint has been evaluated yet: run_evaluation does")
+        missing.append("no checkpoint has been evaluated yet: run run_evaluation")
     running = directory.is_running()
-    experiment = Experiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
+    experiment = StoredExperiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
     planned = experiment.expected_iterations
     if isinstance(planned, int) and len(metrics) < planned:
-        state = "is still running" if running else "was interrupted, and continues with the same command"
+        state = "is still running" if running else "was interrupted; the same command continues it"
         if experiment.stopped:
             state = "was stopped by a sign of collapse"
         missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
@@ -174,7 +174,7 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def _read_metrics(directory: ExperimentDirectory, missing: list[str]) -> list[dict[str, Any]]:
-    """Returns a row for each iteration, without whole numbers that are larger than any that can be drawn."""
+    """Returns a row for each iteration, without integers that are too large for a float."""
     rows = []
     for row in directory.read_metrics(missing):
         huge = {
@@ -203,18 +203,18 @@ def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
             float(summary["pass_at_1"])
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(
-                f"{path} is no evaluation's summary ({error!r}): delete it and evaluate again"
+                f"{path} is not an evaluation's summary ({error!r}): delete it and evaluate again"
             ) from error
         summaries[summary["iteration"]] = summary
     return dict(sorted(summaries.items()))
 
 
-# How an experiment stands
+# The status of an experiment
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """pass@1 on an evaluation set after so many iterations, with the bounds of its 95 % interval."""
+    """pass@1 on an evaluation set after some iterations, with its 95 % interval."""
 
     label: str
     value: float
@@ -225,50 +225,56 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Status:
-    """`done` of `planned` iterations; `seconds_left` where it runs and has done one; `wall_time` of the
-    newest record, in seconds since 1970; `why`: what ended it, or what it is at."""
+class RunProgress:
+    """The status of an experiment."""
 
     state: Literal["running", "waiting", "stopped", "finished"]
     why: str
+    """The reason why it stopped, or the last message of a running one."""
     done: int
+    """The number of finished iterations."""
     planned: int | None
+    """The number of iterations in all."""
     seconds_left: float | None
+    """None where it isn't running, or has no finished iteration."""
     wall_time: float | None
+    """The time of the newest iteration, in seconds since 1970."""
     method: str
     parts: Mapping[str, str]
+    """The types of the method's components: {"credit": "monte_carlo", …}."""
     accuracies: tuple[Accuracy, ...]
+    """The newest accuracy on each evaluation set."""
     seed: int | None
 
 
-def status_of(one: Experiment) -> Status:
-    directory = ExperimentDirectory(one.path)
-    done, planned, parts = len(one.metrics), one.expected_iterations, one.method
+def status_of(experiment: StoredExperiment) -> RunProgress:
+    directory = ExperimentDirectory(experiment.path)
+    done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
     log = _end_of(directory.logs / "run.log")
     messages = [match[1] for line in log if (match := _LINE.match(line))]
     state: Literal["running", "waiting", "stopped", "finished"]
-    if one.running:
+    if experiment.running:
         state, why = "running", messages[-1] if messages else ""
     elif planned is not None and done >= planned:
         state, why = "finished", ""
     elif not directory.has_work():
         state, why = "waiting", "nothing was sampled or trained yet"
     else:
-        state, why = "stopped", _why_stopped(one, log, messages)
-    recent = [row["seconds/total"] for row in one.metrics[-RECENT:] if "seconds/total" in row]
+        state, why = "stopped", _why_stopped(experiment, log, messages)
+    recent = [row["seconds/total"] for row in experiment.metrics[-RECENT:] if "seconds/total" in row]
     seconds_left = None
-    if one.running and planned is not None and done < planned and recent:
-        each = sum(recent) / len(recent)
-        gone = max(0.0, time.time() - one.metrics[-1].get("wall_time", time.time()))
-        seconds_left = max(0.0, (planned - done) * each - min(gone, each))
-    newest = {label: summaries[max(summaries)] for label, summaries in one.evaluations.items()}
-    return Status(
+    if experiment.running and planned is not None and done < planned and recent:
+        seconds_each = sum(recent) / len(recent)
+        seconds_since_last = max(0.0, time.time() - experiment.metrics[-1].get("wall_time", time.time()))
+        seconds_left = max(0.0, (planned - done) * seconds_each - min(seconds_since_last, seconds_each))
+    newest = {label: summaries[max(summaries)] for label, summaries in experiment.evaluations.items()}
+    return RunProgress(
         state=state,
         why=why,
         done=done,
         planned=planned,
         seconds_left=seconds_left,
-        wall_time=one.metrics[-1].get("wall_time") if one.metrics else None,
+        wall_time=experiment.metrics[-1].get("wall_time") if experiment.metrics else None,
         method=" · ".join(parts[key] for key in ("credit", "objective") if key in parts),
         parts=parts,
         accuracies=tuple(
@@ -282,26 +288,26 @@ def status_of(one: Experiment) -> Status:
             )
             for label, last in newest.items()
         ),
-        seed=one.config.get("seed"),
+        seed=experiment.config.get("seed"),
     )
 
 
-def _why_stopped(one: Experiment, log: list[str], messages: list[str]) -> str:
-    """Returns what ended a run that isn't finished, from its last metrics and the end of its log."""
-    if one.stopped:
+def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[str]) -> str:
+    """Returns the reason why an unfinished run stopped, from its last metrics and the end of its log."""
+    if experiment.stopped:
         signs = [
             key.removeprefix("diagnostics/")
-            for key, value in one.metrics[-1].items()
+            for key, value in experiment.metrics[-1].items()
             if key.startswith("diagnostics/") and key != "diagnostics/stop" and value
         ]
         return f"signs of collapse: {', '.join(signs)}"
-    logged = [i for i, line in enumerate(log) if _LINE.match(line)]
-    after = log[logged[-1] + 1 :] if logged else log
-    if any(line.startswith("Traceback") for line in after):
-        return next(line for line in reversed(after) if line.strip())
+    message_lines = [i for i, line in enumerate(log) if _LINE.match(line)]
+    after_last_message = log[message_lines[-1] + 1 :] if message_lines else log
+    if any(line.startswith("Traceback") for line in after_last_message):
+        return next(line for line in reversed(after_last_message) if line.strip())
     if messages:
-        return f"interrupted; the last that it said: {messages[-1]}"
-    return "interrupted before it said anything"
+        return f"interrupted; its last message: {messages[-1]}"
+    return "interrupted before its first message"
 
 
 def _end_of(log: Path) -> list[str]:

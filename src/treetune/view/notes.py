@@ -1,8 +1,7 @@
-"""Notes and labels that people put on answers, beside the run: one file for each answer and author.
+"""Notes and labels that people write on answers: a file in the run's folder for each answer and author.
 
-An answer is named by where it is stored, its problem and sample, and its text. When an iteration is made anew
-and the answer is another, its notes stay with the text that they were written on: each holds it.
-"""
+An answer is identified by its source, its problem and sample, and its text. When an iteration is sampled
+again and the answer changes, a note stays with the text that it was written on, which the note contains."""
 
 from __future__ import annotations
 
@@ -21,11 +20,12 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
+from treetune.exceptions import Damaged, NoteChanged
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.store.checksums import Damaged, read_record, write_record
+from treetune.store.checksums import read_record, write_record
 from treetune.store.files import whole_file
 from treetune.view.experiment import read_experiment
-from treetune.view.store.answers import Answers
+from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import Run, digest, stat_of
 from treetune.view.text import writable
 
@@ -35,7 +35,7 @@ LONGEST_LABEL, MOST_LABELS = 40, 20
 """Characters of a label, and labels of a note."""
 
 PATIENCE_S = 5.0
-"""How long another process that writes a note may take."""
+"""How long to wait for another process that writes a note."""
 
 REMEDY = "delete it; the note is lost"
 
@@ -54,8 +54,8 @@ class NotedAnswer:
     """The answer of a note, as it was when the note was written.
 
     `source` is ``i4`` for iteration 4, counted from 1, and ``e4-test`` for the evaluation of the set ``test``
-    after 4 iterations. `advantage` is the mean over the answer's trained tokens. `score` is None where nobody
-    could grade; other numbers are None where the answer has none.
+    after 4 iterations. `advantage` is the mean over the answer's trained tokens. `score` is None where the
+    answer could not be graded; other numbers are None where it has none.
     """
 
     source: str
@@ -72,13 +72,13 @@ class NotedAnswer:
 
     @property
     def name(self) -> str:
-        """A name that no other answer of the experiment has, and another one for another text."""
+        """A name that is unique in the experiment, and different for another text of the same answer."""
         return answer_name(self.source, self.answer, self.text)
 
 
 @dataclass(frozen=True)
 class Note:
-    """The words of `author` on an answer, and when they were written, in seconds since 1970."""
+    """A note of an author on an answer; `written` is in seconds since 1970."""
 
     about: NotedAnswer
     labels: tuple[str, ...]
@@ -88,20 +88,12 @@ class Note:
 
     @property
     def version(self) -> str:
-        """Another text as soon as the note says something else."""
+        """A text that changes whenever the note does."""
         return _hash(json.dumps([self.labels, self.text, self.written]))
 
     @property
     def file_name(self) -> str:
         return f"{self.about.name}.{quote(self.author, safe='')}.json"
-
-
-class Changed(Exception):
-    """The note isn't any more what its writer has seen; `now` is what it is, None if it was taken away."""
-
-    def __init__(self, now: Note | None) -> None:
-        super().__init__("the note was changed meanwhile")
-        self.now = now
 
 
 def answer_name(source: str, answer: str, text: str) -> str:
@@ -123,7 +115,8 @@ def system_user() -> str:
 
 
 def new_note(about: NotedAnswer, labels: Iterable[str], text: str) -> Note:
-    """Returns this user's note of now. Raises ValueError for labels and texts that are none."""
+    """Returns a new note of this user. Raises ValueError for labels and texts that are too long or not
+    allowed."""
     lines = text.replace("\r\n", "\n").rstrip()
     if len(lines) > LONGEST_NOTE:
         raise ValueError(f"a note has at most {LONGEST_NOTE:,} characters, and this one {len(lines):,}")
@@ -131,10 +124,14 @@ def new_note(about: NotedAnswer, labels: Iterable[str], text: str) -> Note:
 
 
 def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """Returns each label once, without space around it; a text may have several, between commas. Raises
-    ValueError."""
-    parts = (part.strip() for text in labels for part in text.split(","))
-    distinct = tuple(dict.fromkeys(filter(None, parts)))
+    """Returns each label once, without space around it; a text may have several, separated by commas.
+
+    Raises ValueError for a label that is too long or has control characters, and for too many.
+    """
+    parts: list[str] = []
+    for text in labels:
+        parts += [part.strip() for part in text.split(",")]
+    distinct = tuple(dict.fromkeys(part for part in parts if part))
     for label in distinct:
         if len(label) > LONGEST_LABEL or _CONTROL.search(label):
             raise ValueError(
@@ -147,34 +144,37 @@ def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
-    """Puts the note in the place of its author's last one on that answer; an empty one takes that away.
+    """Writes a note in place of its author's last one on that answer; an empty note deletes the last one.
 
-    `seen` is the version that the author has seen, empty for none. Raises Changed where that isn't what is
-    there, and OSError where the folder can't be written.
+    `seen` is the version that the author has seen, empty for none. Raises Changed where another version is on
+    disk, so that no note is lost, and OSError where the folder can't be written.
     """
     path = directory.notes / note.file_name
     with directory.locked("notes", PATIENCE_S):
         now = read_note(path) if path.is_file() else None
         if now is not None and (now.labels, now.text) == (note.labels, note.text):
             return
-        if (now.version if now is not None else "") != seen:
-            raise Changed(now)
+        version = now.version if now is not None else ""
+        if version != seen:
+            raise NoteChanged(now)
         if note.labels or note.text:
             fields = asdict(note)
             about = fields.pop("about")
-            write_record(path, {**fields, "about": about})
+            write_record(
+                path, {**fields, "about": about}
+            )  # labels and text first, for people who open the file
         else:
             path.unlink(missing_ok=True)
 
 
 def read_note(path: Path) -> Note:
-    """Reads one file. Raises Damaged for what is no note."""
+    """Reads a note's file. Raises Damaged where it isn't a note."""
     row = read_record(path, REMEDY)
     try:
         about = NotedAnswer(**row["about"])
         return Note(about, tuple(row["labels"]), str(row["text"]), str(row["author"]), float(row["written"]))
     except (KeyError, TypeError) as error:
-        raise Damaged(f"{path} is no note ({error!r}): {REMEDY}") from error
+        raise Damaged(f"{path} is not a note ({error!r}): {REMEDY}") from error
 
 
 def note_files(folder: Path) -> list[Path]:
@@ -186,82 +186,91 @@ def read_notes(folder: Path) -> list[Note]:
     return sorted(map(read_note, note_files(folder)), key=lambda note: (note.written, note.file_name))
 
 
-# Notes and the answers of today
+# Notes and the present answers
 
 
 class Notes:
-    """All notes of one experiment, and which of its answers they are on; each file is read once, until it is
-    another."""
+    """The notes of an experiment, and the answers that they are on. A file is read again when it has
+    changed."""
 
-    def __init__(self, run: Run, answers: Answers) -> None:
+    def __init__(self, run: Run, answers: AnswerStore) -> None:
         self._folder, self._answers = run.directory.notes, answers
         self._lock = threading.Lock()
         self._read: dict[Path, tuple[object, Note | str]] = {}
-        """By file its time and size when it was read, and the note, or what is wrong with it."""
+        """By file: its stat when it was read, and the note, or a message on why it can't be read."""
         self._names: dict[tuple[str, str, str], tuple[int, str]] = {}
-        """By a source, its mark and an answer: the answer's row, and its name."""
+        """By source, its mark, and answer: the answer's row, and its name."""
 
     def all(self) -> list[Note]:
-        """Returns the newest first."""
-        notes = [one for one in self._look() if isinstance(one, Note)]
+        """Returns all notes, the newest first."""
+        notes = [item for item in self._read_all() if isinstance(item, Note)]
         return sorted(notes, key=lambda note: (-note.written, note.file_name))
 
     def problems(self) -> list[str]:
-        """Returns messages on what keeps notes from being shown."""
-        return sorted(one for one in self._look() if isinstance(one, str))
+        """Returns messages on notes that can't be read."""
+        return sorted(item for item in self._read_all() if isinstance(item, str))
 
     def mark(self) -> str:
-        """Returns another text as soon as there are other notes."""
+        """Returns a text that changes whenever the notes do."""
         return digest(sorted((path.name, stat_of(path)) for path in note_files(self._folder)))
 
     def rows(self) -> dict[tuple[str, int], list[Note]]:
-        """Returns the notes on answers that are there today, by source and row of the index, as far as there
-        is one."""
-        by_name: dict[str, list[Note]] = {}
-        by_source: dict[str, dict[str, None]] = {}
+        """Returns the notes on answers that still exist, by source and row of the index."""
+        notes_by_name: dict[str, list[Note]] = {}
+        answers_by_source: dict[str, dict[str, None]] = {}  # a dictionary as an ordered set
         for note in self.all():
-            by_name.setdefault(note.about.name, []).append(note)
-            by_source.setdefault(note.about.source, {})[note.about.answer] = None
-        if not by_name:
+            notes_by_name.setdefault(note.about.name, []).append(note)
+            answers_by_source.setdefault(note.about.source, {})[note.about.answer] = None
+        if not notes_by_name:
             return {}
-        marks = {one.source.name: one.about.mark for one in self._answers.indexed() if one.about}
+        marks = {item.source.name: item.about.mark for item in self._answers.indexed() if item.about}
         rows: dict[tuple[str, int], list[Note]] = {}
-        for source, answers in by_source.items():
+        for source, answers in answers_by_source.items():
             if source not in marks:
                 continue
             mark = marks[source]
-            if new := [answer for answer in answers if (source, mark, answer) not in self._names]:
-                signs = ", ".join("?" * len(new))
-                question = f"SELECT answer, row, place FROM answers WHERE answer IN ({signs})"
-                stored = self._answers.sql(question, new, [source])
-                texts = self._answers.texts([(source, one["place"]) for one in stored])
-                for one, text in zip(stored, texts, strict=True):
-                    named = one["row"], answer_name(source, one["answer"], text)
-                    self._names[source, mark, one["answer"]] = named
+            self._read_names(source, mark, list(answers))
             for answer in answers:
                 row, name = self._names.get((source, mark, answer), (0, ""))
-                if name in by_name:
-                    rows[source, row] = by_name[name]
+                if name in notes_by_name:
+                    rows[source, row] = notes_by_name[name]
         return rows
 
-    def _look(self) -> list[Note | str]:
+    def _read_names(self, source: str, mark: str, answers: Sequence[str]) -> None:
+        """Adds to `_names` the answers that are not there yet. Names need the texts, so they are kept."""
+        unread = [answer for answer in answers if (source, mark, answer) not in self._names]
+        if not unread:
+            return
+        placeholders = ", ".join("?" * len(unread))
+        query = f"SELECT answer, row, place FROM answers WHERE answer IN ({placeholders})"
+        index_rows = self._answers.sql(query, unread, [source])
+        texts = self._answers.texts([(source, row["place"]) for row in index_rows])
+        for row, text in zip(index_rows, texts, strict=True):
+            name = answer_name(source, row["answer"], text)
+            self._names[source, mark, row["answer"]] = row["row"], name
+
+    def _read_all(self) -> list[Note | str]:
+        """Returns each file's note, or a message on why it can't be read."""
         with self._lock:
-            there = {path: stat_of(path) for path in note_files(self._folder)}
-            self._read = {path: own for path, own in self._read.items() if path in there}
-            for path, stat in there.items():
+            stats = {path: stat_of(path) for path in note_files(self._folder)}
+            self._read = {path: entry for path, entry in self._read.items() if path in stats}
+            for path, stat in stats.items():
                 if stat is not None and self._read.get(path, (None,))[0] != stat:
                     try:
                         self._read[path] = stat, read_note(path)
-                    except FileNotFoundError:  # it was taken away just now
+                    except FileNotFoundError:  # it was deleted just now
                         self._read[path] = stat, ""
                     except (ValueError, OSError) as error:
                         self._read[path] = stat, str(error)
-            return [one for _, one in self._read.values() if one]
+            return [item for _, item in self._read.values() if item]
 
 
 def labels_in_use(several: Iterable[Notes]) -> list[str]:
     """Returns the labels of these notes, the most frequent first."""
-    counts = Counter(label for notes in several for note in notes.all() for label in note.labels)
+    counts: Counter[str] = Counter()
+    for notes in several:
+        for note in notes.all():
+            counts.update(note.labels)
     return sorted(counts, key=lambda label: (-counts[label], label))
 
 
@@ -269,8 +278,10 @@ def labels_in_use(several: Iterable[Notes]) -> list[str]:
 
 
 def notes_of(paths: Sequence[Path]) -> list[tuple[str, Note]]:
-    """Reads all notes of these experiments, with the experiments' names. Raises ValueError where one has
-    none, or one that can't be read."""
+    """Reads all notes of these experiments, each with its experiment's name.
+
+    Raises ValueError for an experiment without notes, and for a note that can't be read.
+    """
     named: list[tuple[str, Note]] = []
     for path in paths:
         experiment = read_experiment(path)
@@ -282,15 +293,17 @@ def notes_of(paths: Sequence[Path]) -> list[tuple[str, Note]]:
 
 
 def check_format(suffix: str) -> str:
-    """Returns the format of a file's ending. Raises ValueError for one that is no format."""
-    if suffix.removeprefix(".") not in FORMATS:
-        formats = " or ".join(f".{one}" for one in FORMATS)
-        raise ValueError(f"notes are written as {formats}, and not as {suffix or 'no ending'!r}")
-    return suffix.removeprefix(".")
+    """Returns the format that a file's suffix names: "parquet" for ".parquet". Raises ValueError for
+    another."""
+    file_format = suffix.removeprefix(".")
+    if file_format not in FORMATS:
+        suffixes = " or ".join(f".{name}" for name in FORMATS)
+        raise ValueError(f"notes are written as {suffixes}, and not as {suffix or 'no ending'!r}")
+    return file_format
 
 
 def export_notes(named: Iterable[tuple[str, Note]], path: Path) -> None:
-    """Writes the file, whole, in the format that its ending says. Raises ValueError for an unknown one."""
+    """Writes notes into a file, in the format of its suffix. Raises ValueError for an unknown one."""
     file_format = check_format(path.suffix)
     with whole_file(path, "wb") as file:
         write_notes(named, file, file_format)

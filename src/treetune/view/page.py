@@ -1,8 +1,9 @@
-"""A page of the viewer, and the request that it answers: an address and the experiments that it names."""
+"""The pages of the viewer, and the requests for them."""
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from treetune.exceptions import NotThere
 from treetune.view import templates
-from treetune.view.store import NotThere, Run, Store
+from treetune.view.store import Run, Store
 
 DIGITS = 9
-"""Digits of numbers in addresses."""
+"""The most digits of a number in an address."""
 
 Choice = TypeVar("Choice", bound=str)
 Form = Mapping[str, Sequence[str]]
@@ -26,25 +28,29 @@ Form = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Page:
-    """A kind of page. `show` makes it, in a thread of its own.
+    """A kind of page.
 
-    The navigation has it always (`place` is ``top``), where the address names experiments (``run``), always
-    and about these where it does (``both``), or not at all (None). `key` is pressed after `g` to go there.
-    `mark` changes when the content does; without one it is the mark of the experiments that the address
-    names, or of all. `save` takes a form that is sent to the page.
+    Example: `Page("/timeline", "Timeline", show, place="run", key="t", mark=mark)`.
     """
 
     path: str
     title: str
-    show: Callable[[View], Response]
+    show: Callable[[PageRequest], Response]
+    """Renders the page, in a thread."""
     place: Literal["top", "run", "both"] | None = None
+    """Where the navigation has it: always (``top``), for experiments of the address (``run``), always but for
+    these if there are any (``both``), or nowhere."""
     key: str = ""
-    mark: Callable[[View], str] | None = None
-    save: Callable[[View, Form], Response] | None = None
+    """The key that opens it, after `g`."""
+    mark: Callable[[PageRequest], str] | None = None
+    """Returns a text that changes whenever the content does; None: the mark of the address' experiments, or
+    of all."""
+    save: Callable[[PageRequest, Form], Response] | None = None
+    """Saves a form that is sent to the page."""
 
 
 @dataclass(frozen=True)
-class View:
+class PageRequest:
     """A request for a page."""
 
     request: Request
@@ -68,7 +74,7 @@ class View:
         return self.request.query_params.get(name, default)
 
     def integer(self, name: str, default: int, *, least: int = 0) -> int:
-        """Reads a number of the address. Raises ValueError for what is no whole number, or too small."""
+        """Reads a whole number of the address. Raises ValueError for another text, or a smaller number."""
         text = self.request.query_params.get(name) or str(default)
         if len(text) > DIGITS or not text.lstrip("-").isdecimal() or int(text) < least:
             raise ValueError(
@@ -77,16 +83,20 @@ class View:
         return int(text)
 
     def choice(self, name: str, options: Sequence[Choice], default: Choice | None = None) -> Choice:
-        """Reads one of the options, the first by default. Raises ValueError for another."""
+        """Reads a field of the address with a fixed set of values; the first is the default.
+
+        Raises ValueError for another value.
+        """
         text = self.request.query_params.get(name) or default or options[0]
         if text not in options:
             raise ValueError(f"{name} is {text!r} and can be {', '.join(options)}")
         return next(option for option in options if option == text)
 
     def here(self, **changes: Any) -> str:
-        """Returns this page's address with other values; None takes one away."""
+        """Returns this page's address with some fields changed; None removes a field."""
         items = self.request.query_params.multi_items()
-        return self._address(self.page.path, [(k, v) for k, v in items if k not in changes], changes)
+        unchanged = [(name, value) for name, value in items if name not in changes]
+        return self._address(self.page.path, unchanged, changes)
 
     def address(self, path: str, **query: Any) -> str:
         """Returns another page's address. A list becomes several values."""
@@ -96,28 +106,29 @@ class View:
     def _address(path: str, pairs: list[tuple[str, str]], query: Mapping[str, Any]) -> str:
         for name, value in query.items():
             values = value if isinstance(value, list | tuple) else [value]
-            pairs += [(name, str(one)) for one in values if one is not None]
+            pairs += [(name, str(item)) for item in values if item is not None]
         return f"{path}?{urlencode(pairs)}" if pairs else path
 
     @functools.cached_property
     def mark(self) -> str:
-        """A text that is another as soon as the page may show something else."""
+        """A text that changes whenever the page may show something else."""
         if self.page.mark is not None:
             return self.page.mark(self)
         return self.store.mark(self.runs or self.store.runs())
 
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Fills in the template; `view` is this."""
+        """Renders a template with `view` as this request."""
         text = templates.render(template, view=self, **values)
-        if base := self.request.scope["base"]:  # text of runs can't hold this: its quotes are escaped
+        if base := self.request.scope["base"]:
+            # Adds the proxy's prefix to links. Text of runs can't match, because its quotes are escaped.
             text = re.sub(r'((?:href|src|action|data-later)=")/', rf"\1{escape(base)}/", text)
-        # Half a character of somebody's is no reason to show nothing.
+        # "replace", because a text may contain half a character, which UTF-8 can't encode.
         return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 
 
 @dataclass(frozen=True)
 class Paged:
-    """Page `number` of `pages` of a list of `total` rows."""
+    """A page of a list: number `number` of `pages`, of `total` rows in all."""
 
     rows: Sequence[Any]
     total: int
@@ -125,8 +136,8 @@ class Paged:
     pages: int
 
 
-def paged(view: View, rows: Sequence[Any], size: int) -> Paged:
+def paged(view: PageRequest, rows: Sequence[Any], size: int) -> Paged:
     """Returns the rows of the page that the address names, `?page=`."""
     number = view.integer("page", 1, least=1)
-    pages = max(1, -(-len(rows) // size))
+    pages = max(1, math.ceil(len(rows) / size))
     return Paged(rows[(number - 1) * size : number * size], len(rows), number, pages)

@@ -1,7 +1,7 @@
-"""`treetune watch`: how experiments stand, and one of them closely, in a terminal, again every two seconds;
-or one page printed. It only reads.
+"""`treetune watch`: the status of experiments in a terminal, and one of them in detail, every two seconds; or
+a single printed page. It only reads.
 
-All text that comes from files goes through `shown`, so that it moves no cursor and nothing in it is markup.
+All text from files goes through `line_of` or `visible`, so that control characters and markup have no effect.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
+from treetune.exceptions import NotThere
 from treetune.runtime.console import duration
 from treetune.runtime.directory import verify_answers
 from treetune.view.charts import Chart, limits, number
 from treetune.view.curves import (
     Bunch,
     chosen_charts,
+    compare_with_plan,
     evaluation_charts,
     events_of,
     metric_names,
     phase_seconds,
     phase_totals,
-    plan_beside,
     usual_charts,
 )
-from treetune.view.experiment import Accuracy, Experiment, Status
-from treetune.view.store import NotThere, Run, Store
+from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
+from treetune.view.store import Run, Store
 from treetune.view.store.index import sources, walk
 from treetune.view.text import cut, one_line, visible
 
@@ -77,19 +78,19 @@ STATES = {
     "stopped": ("✗", "red"),
     "finished": ("✓", "cyan"),
 }
-"""A sign and a colour; the word stands beside them, so that neither is needed."""
+"""The sign and the colour of each state. The state's name is next to them, for people who see neither."""
 
 LONGEST = 400
-"""Characters of a text on one line."""
+"""The most characters of a text on one line."""
 NARROW, WIDE = 66, 110
-"""Widths below which the list has only what can't be missed, and from which on it has all."""
+"""Below the first width, the list has only the most important columns; from the second on, all."""
 HEIGHT = 4
-"""Lines of a curve."""
-BESIDE = 88
-"""From this width on, two curves stand beside each other."""
+"""The number of lines of a curve."""
+TWO_CURVES = 88
+"""The width from which on two curves are next to each other."""
 CURVES, EVENTS, ANSWERS = 4, 5, 5
 WHOLE = 4000
-"""Characters of an answer that is shown whole."""
+"""The most characters of an answer that is shown in all of its lines."""
 
 BETTER = {"up": "up is better", "down": "down is better", "": ""}
 
@@ -101,23 +102,23 @@ Curve = Sequence[tuple[float, float]]
 
 
 def line_of(text: object, style: str = "") -> Text:
-    """Returns text of files on one line without markup; what would move the cursor or hide is named."""
+    """Returns text of files on one line, without markup, with control characters made visible."""
     return Text(one_line(str(text), LONGEST), style=style)
 
 
-def _state(status: Status) -> Text:
+def _state(status: RunProgress) -> Text:
     sign, colour = STATES[status.state]
     return Text(f"{sign} {status.state}", style=colour)
 
 
-def _progress(status: Status) -> str:
+def _progress(status: RunProgress) -> str:
     return f"{status.done}/{status.planned if status.planned is not None else '?'}"
 
 
-def _accuracy(one: Accuracy, *, bounds: bool = True) -> str:
-    if not bounds or one.low is None or one.high is None:
-        return f"{one.value:.3f}"
-    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]"
+def _accuracy(accuracy: Accuracy, *, bounds: bool = True) -> str:
+    if not bounds or accuracy.low is None or accuracy.high is None:
+        return f"{accuracy.value:.3f}"
+    return f"{accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}]"
 
 
 def _title(words: str) -> Text:
@@ -127,10 +128,12 @@ def _title(words: str) -> Text:
 # All experiments
 
 
-def _statuses(store: Store) -> list[tuple[Run, Status | str]]:
-    """Returns all experiments by name, each with its status, or with what is wrong with its files."""
-    rows: list[tuple[Run, Status | str]] = []
-    for run in [one for one in store.runs() if not one.files]:
+def _statuses(store: Store) -> list[tuple[Run, RunProgress | str]]:
+    """Returns all experiments by name, each with its status, or with a message on why it can't be read."""
+    rows: list[tuple[Run, RunProgress | str]] = []
+    for run in store.runs():
+        if run.files:  # another program's run has no status
+            continue
         try:
             rows.append((run, store.status(run)))
         except (ValueError, OSError) as error:
@@ -139,42 +142,53 @@ def _statuses(store: Store) -> list[tuple[Run, Status | str]]:
 
 
 def _experiments_table(
-    rows: Sequence[tuple[Run, Status | str]], width: int, selected: int | None = None
+    rows: Sequence[tuple[Run, RunProgress | str]], width: int, selected: int | None = None
 ) -> Table:
-    """Returns a line each, as wide as the terminal; `selected` is marked by a sign and by style."""
-    narrow, wide = width < NARROW, width >= WIDE
-    heads = ["state", "done", *(["method"] if wide else []), "pass@1", *([] if narrow else ["left"])]
-    cells = []
+    """Returns a table with a line for each experiment; the `selected` one is marked by a sign and by
+    style."""
+    is_narrow, is_wide = width < NARROW, width >= WIDE
+    heads = ["state", "done", *(["method"] if is_wide else []), "pass@1", *([] if is_narrow else ["left"])]
+    rows_of_cells = []
     for _, status in rows:
         if isinstance(status, str):
-            cells.append([Text("! unreadable", style="red"), *[Text("")] * (len(heads) - 1)])
+            rows_of_cells.append([Text("! unreadable", style="red"), *[Text("")] * (len(heads) - 1)])
             continue
-        # Accuracy on the test set where there is one, else on the first.
-        accuracies = sorted(status.accuracies, key=lambda one: one.label != "test")
-        accuracy = Text("–", style="dim")
-        if accuracies:
-            accuracy = Text(_accuracy(accuracies[0], bounds=not narrow))
-            if wide:
-                accuracy += line_of(f" {accuracies[0].label}", "dim")
-        left = "" if status.seconds_left is None else duration(status.seconds_left)
-        method, rest = ([line_of(status.method)] if wide else []), ([] if narrow else [Text(left)])
-        cells.append([_state(status), Text(_progress(status)), *method, accuracy, *rest])
-    taken = sum(max(len(head), *(one[i].cell_len for one in cells), 0) + 1 for i, head in enumerate(heads))
+        cells = [_state(status), Text(_progress(status))]
+        if is_wide:
+            cells.append(line_of(status.method))
+        cells.append(_accuracy_cell(status, bounds=not is_narrow, label=is_wide))
+        if not is_narrow:
+            cells.append(Text("" if status.seconds_left is None else duration(status.seconds_left)))
+        rows_of_cells.append(cells)
+    width_of_cells = 0
+    for i, head in enumerate(heads):
+        width_of_cells += max(len(head), *(cells[i].cell_len for cells in rows_of_cells), 0) + 1
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("experiment", no_wrap=True)
     for head in heads:
         table.add_column(head, no_wrap=True, justify="right" if head in ("done", "left") else "left")
-    for i, ((run, _), own) in enumerate(zip(rows, cells, strict=True)):
+    for i, ((run, _), cells) in enumerate(zip(rows, rows_of_cells, strict=True)):
         mark = "› " if i == selected else "  " if selected is not None else ""
-        name, most = line_of(run.name).plain, max(10, width - taken - len(mark) - 1)
-        # What fits of a name is its end, in which names differ.
-        fits = name if len(name) <= most else f"…{name[1 - most :]}"
-        table.add_row(Text(mark + fits), *own, style="reverse" if i == selected else "")
+        name, room = line_of(run.name).plain, max(10, width - width_of_cells - len(mark) - 1)
+        # The end of a name is kept, because names differ at their ends.
+        shortened = name if len(name) <= room else f"…{name[1 - room :]}"
+        table.add_row(Text(mark + shortened), *cells, style="reverse" if i == selected else "")
     return table
 
 
-def _reason(status: Status | str) -> Text:
-    """Returns what an experiment is at, why it stopped, or what is wrong with its files."""
+def _accuracy_cell(status: RunProgress, *, bounds: bool, label: bool) -> Text:
+    """Returns the accuracy on the set called test where there is one, else on the first set."""
+    accuracies = sorted(status.accuracies, key=lambda accuracy: accuracy.label != "test")
+    if not accuracies:
+        return Text("–", style="dim")
+    cell = Text(_accuracy(accuracies[0], bounds=bounds))
+    if label:
+        cell += line_of(f" {accuracies[0].label}", "dim")
+    return cell
+
+
+def _reason(status: RunProgress | str) -> Text:
+    """Returns an experiment's last message, the reason why it stopped, or why it can't be read."""
     if isinstance(status, str):
         return line_of(status, "red")
     return line_of(status.why, "red" if status.state == "stopped" else "dim")
@@ -192,7 +206,7 @@ def run_page(
     braille: bool = True,
     whole: bool = False,
 ) -> RenderableType:
-    """Returns an experiment's curves (of `metrics`; without them the usual ones), its time, events, and a few
+    """Returns an experiment's curves (of `metrics`; without them default), its time, events, and a few
     answers. With `whole`, answers have all of their lines.
 
     Raises ValueError for files that can't be read and for a metric that was not recorded.
@@ -209,12 +223,12 @@ def run_page(
     if status.wall_time is not None:
         about.append(f"last iteration {duration(max(0.0, time.time() - status.wall_time))} ago")
     parts.append(line_of(" · ".join(filter(None, about)), "dim"))
-    for own in status.accuracies:
-        over = f" over {own.problems} problems" if own.problems else ""
-        words = f"pass@1 on {own.label} after {own.iteration}: {_accuracy(own)}"
-        parts.append(line_of(f"{words} (95 % interval{over})" if own.low is not None else words))
+    for accuracy in status.accuracies:
+        over = f" over {accuracy.problems} problems" if accuracy.problems else ""
+        text = f"pass@1 on {accuracy.label} after {accuracy.iteration}: {_accuracy(accuracy)}"
+        parts.append(line_of(f"{text} (95 % interval{over})" if accuracy.low is not None else text))
     if charts := _charts_of(experiment, metrics):
-        columns = 2 if width >= BESIDE and len(charts) > 1 else 1
+        columns = 2 if width >= TWO_CURVES and len(charts) > 1 else 1
         grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
         for _ in range(columns):
             grid.add_column(ratio=1)
@@ -234,22 +248,25 @@ def run_page(
                 Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
             )
         parts += [_title("time by phase"), times]
-    if beside := plan_beside(experiment):
+    if rows_of_plan := compare_with_plan(experiment):
         planned = Table.grid(padding=(0, 2, 0, 0))
-        for row in (("", "planned", "measured", ""), *beside):
+        for row in (("", "planned", "measured", ""), *rows_of_plan):
             planned.add_row(*map(Text, row))
         parts += [_title("an iteration, planned and measured"), planned]
     if events := events_of(experiment)[-EVENTS:]:
-        parts += [_title("last events"), *(line_of(f"after {one.x:.0f}: {one.words}") for one in events)]
+        parts.append(_title("last events"))
+        parts += [line_of(f"after {event.x:.0f}: {event.words}") for event in events]
     try:
-        words, answers = newest_answers(run, ANSWERS)
+        title, answers = newest_answers(run, ANSWERS)
     except (ValueError, KeyError, OSError) as error:
-        return Group(*parts, _title("answers"), line_of(f"they can't be read: {error}", "red"))
-    return Group(*parts, *([_title(words)] if answers else []), *(_answer(*one, whole) for one in answers))
+        return Group(*parts, _title("answers"), line_of(f"can't be read: {error}", "red"))
+    if answers:
+        parts += [_title(title), *(_answer(*answer, whole) for answer in answers)]
+    return Group(*parts)
 
 
-def _charts_of(experiment: Experiment, metrics: Sequence[str]) -> list[Chart]:
-    """Returns charts of the metrics, or accuracy and the first of the usual ones."""
+def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Chart]:
+    """Returns charts of the metrics, or accuracy and the first of default."""
     made = [Bunch(experiment.name, 0, [experiment])]
     if not metrics:
         measured = evaluation_charts(made)
@@ -263,7 +280,7 @@ def _charts_of(experiment: Experiment, metrics: Sequence[str]) -> list[Chart]:
 
 
 def _chart(chart: Chart, width: int, braille: bool) -> Group:
-    curves = [[(x, y) for x, y in one.points if math.isfinite(y)] for one in chart.series]
+    curves = [[(x, y) for x, y in series.points if math.isfinite(y)] for series in chart.series]
     drawn = [curve for curve in curves if curve]
     title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
     title.append(f"  {BETTER[chart.better]}" if chart.better else "", style="dim")
@@ -276,10 +293,10 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, dots, strict=True)]
     first, last = min(curve[0][0] for curve in drawn), max(curve[-1][0] for curve in drawn)
     newest = []
-    for one in chart.series:
-        name = f"{one.name.rpartition(': ')[2]} " if len(chart.series) > 1 else ""
-        x, y = one.points[-1]
-        bounds = one.interval.get(x)
+    for series in chart.series:
+        name = f"{series.name.rpartition(': ')[2]} " if len(chart.series) > 1 else ""
+        x, y = series.points[-1]
+        bounds = series.interval.get(x)
         between = f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else ""
         newest.append(f"{name}{number(y)}{between}")
     axis = f"{'':{margin}} {first:.0f} to {last:.0f}; last: {', '.join(newest)}"
@@ -299,17 +316,17 @@ def _answer(name: str, score: float | None, outcome: str, text: str, whole: bool
 
 
 def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | None, str, str]]]:
-    """Describes the newest iteration's answers, else the newest evaluation's, and returns a few of them as
-    name, score (None where nobody could grade), outcome and text, read from the beginning of their file.
+    """Returns a title and a few answers of the newest iteration, or else of the newest evaluation.
 
-    They are to different problems as far as there are so many in what is read. Raises ValueError for a
-    damaged file.
+    An answer is its name, score (None where it could not be graded), outcome and text. They are read from the
+    beginning of the file, one for each problem. Raises ValueError for a damaged file.
     """
-    there = sources(run)
-    if not there:
+    all_sources = sources(run)
+    if not all_sources:
         return "", []
-    chosen = ([one for one in there if one.kind == "iteration"] or there)[-1]
-    first: dict[str, tuple[str, float | None, str, str]] = {}
+    iterations = [source for source in all_sources if source.kind == "iteration"]
+    chosen = (iterations or all_sources)[-1]
+    first: dict[str, tuple[str, float | None, str, str]] = {}  # by problem
     if chosen.kind == "evaluation":
         verify_answers(chosen.path)
         with chosen.path.open(encoding="utf-8") as file:
@@ -388,7 +405,7 @@ def bar(share: float, width: int, *, braille: bool = True) -> str:
 # The screen
 
 
-class Watch:
+class TerminalView:
     """The pages and what keys do: all experiments or `open` one of them, `selected` and `top` (the first
     line)."""
 
@@ -489,16 +506,18 @@ class Watch:
 
 
 def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], once: bool) -> None:
-    """Shows pages until somebody leaves, or with `once` prints one. Raises ValueError for what isn't there,
-    and without `once` where there is no terminal."""
+    """Shows pages until the user quits, or with `once` prints a single one.
+
+    Raises ValueError for an experiment that doesn't exist, and without `once` where there is no terminal.
+    """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
     if not once and not (sys.stdin.isatty() and console.is_terminal and not console.is_dumb_terminal):
-        raise ValueError("there is no terminal that pages can be shown in: --once prints one and ends")
+        raise ValueError("standard input or output is not a terminal: --once prints a single page and ends")
     with TemporaryDirectory() as cache:  # nothing here makes an index of answers
         store = Store(folders, Path(cache))
-        watched, runs = Watch(store, console, metrics), store.runs()
+        watched, runs = TerminalView(store, console, metrics), store.runs()
         if name is not None:
             try:
                 watched.open = store.run(name)
@@ -520,14 +539,16 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
 
 
 def keys_in(data: bytes) -> list[str]:
-    """Returns the names of keys that came together; what is none is left out."""
+    """Returns the names of the keys in bytes from the terminal, without unknown ones."""
     return [KEYS[key] for key in _KEY.findall(data) if key in KEYS]
 
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], list[str]]]:
-    """Gives a function that waits at most so many seconds for keys and returns their names. The terminal is
-    as it was afterwards, also after SIGTERM."""
+    """Gives a function that waits for keys, at most so many seconds, and returns their names.
+
+    Restores the terminal's mode afterwards, also after SIGTERM.
+    """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
 
@@ -536,7 +557,7 @@ def _keys() -> Iterator[Callable[[float], list[str]]]:
         if not ready:
             return []
         data = os.read(descriptor, 256)
-        return keys_in(data) if data else ["quit"]  # the terminal has gone
+        return keys_in(data) if data else ["quit"]  # no data: the terminal was closed
 
     def leave(*_: object) -> NoReturn:
         sys.exit(TERMINATED)

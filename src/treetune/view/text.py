@@ -1,12 +1,10 @@
-"""Text that models wrote, for a page: what can't be seen is made visible, nothing is markup, nothing leads
-anywhere.
+"""Prepares text that models wrote for a page: makes invisible characters visible, and allows no markup or
+link.
 
-Templates escape whatever is put into them; `visible` handles characters that harm without being markup.
-`rendered` sets mathematics, code, tables and bold type. All else stays as it was written, line by line: in a
-calculation, Markdown's other marks mean something else (``12*3``, ``#### 72``, ``- 5``). markdown-it writes
-only what its own rules make, and escapes all else. Mathematics is marked for KaTeX, which the browser runs on
-it, formula by formula.
-"""
+Templates escape everything; `visible` handles characters that do harm without being markup. `rendered`
+renders mathematics, code, tables and bold type, and leaves everything else as it was written, line by line:
+in a calculation, Markdown's other marks mean something else (``12*3``, ``#### 72``, ``- 5``). markdown-it
+escapes all text. Formulas are marked for KaTeX, which the browser runs on each of them."""
 
 from __future__ import annotations
 
@@ -23,16 +21,16 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SHOWN = 20_000
-"""Characters of a text that a page shows before it is asked for all."""
+"""The number of characters of a text that a page shows at first."""
 
 MARKS = 4
-"""Marks on one character (accents, points of vowels) that are shown: hundreds would cover other lines."""
+"""The most combining marks (accents, vowel points) on a character: hundreds would cover other lines."""
 
 LONGEST_FORMULA = 2000
-"""Characters; what is longer stays text."""
+"""The most characters of a formula; a longer one stays text."""
 
 DEEPEST_FORMULA = 20
-"""Groups within groups of a formula: hundreds of them end a browser's tab. What is deeper stays text."""
+"""The most nested groups of a formula: hundreds crash a browser's tab. A deeper one stays text."""
 
 _NAMES = {
     "\u061c": "ALM", "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM",
@@ -61,8 +59,10 @@ _MATH = re.compile(
 
 
 def visible(text: object) -> str:
-    """Names controls, marks of direction, what has no width, and halves of characters in ⟨ ⟩; counts marks on
-    a character beyond the first `MARKS`."""
+    """Makes invisible characters visible: controls, direction marks, zero-width characters, half characters.
+
+    "a\\u200bb" becomes "a⟨ZWSP⟩b". Of combining marks beyond the first `MARKS` of a character it writes the
+    count."""
     characters = str(text)
     if not characters.isascii():
         characters = _heaps().sub(lambda heap: f"{heap[1]}⟨{len(heap[2]):,} more marks⟩", characters)
@@ -164,7 +164,12 @@ def _bold(state: StateInline, silent: bool) -> bool:
 
 
 def _mathematics(state: StateInline, silent: bool) -> bool:
-    if state.src[state.pos] not in "$\\" or state.src[max(0, state.pos - 1)] == "\\" != state.src[state.pos]:
+    """Reads a formula at markdown-it's position; with `silent` it only moves on. Returns whether there is
+    one."""
+    character, before = state.src[state.pos], state.src[max(0, state.pos - 1)]
+    if character not in "$\\":
+        return False
+    if character == "$" and before == "\\":  # an escaped dollar sign
         return False
     match = _MATH.match(state.src, state.pos, state.posMax)
     if match is None or not _is_harmless(match[0]):

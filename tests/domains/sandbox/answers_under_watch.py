@@ -21,7 +21,7 @@ from tests.support.grader_cases import LABELLED
 from treetune.data.parallel_solutions import parts_of, sentences
 from treetune.data.thread_blocks import json_list, ranges
 from treetune.domains.endpoints.replies import read_reply
-from treetune.domains.environments.calls import NATIVE, calls_of_turn
+from treetune.domains.environments.calls import NATIVE_FORMATS, calls_of_turn
 from treetune.domains.environments.tools import Function, Tools
 from treetune.domains.graders.instruction_following import InstructionFollowing
 from treetune.domains.graders.judge import JudgeGrader
@@ -343,7 +343,7 @@ def readers() -> dict[str, Callable[[str], Any]]:
         "instruction_following": lambda text: InstructionFollowing().grade(text, followed),
         "tools by tags": lambda text: act(tagged, text),
         "tools by JSON": lambda text: act(native, text),
-        **{f"calls of {name}": lambda text, name=name: calls_of_turn(name, text) for name in NATIVE},
+        **{f"calls of {name}": lambda text, name=name: calls_of_turn(name, text) for name in NATIVE_FORMATS},
         "threads' faults": faults,
         "threads' segments": text_segments,
         "threads' outlines": outline_numbers,

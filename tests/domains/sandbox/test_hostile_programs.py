@@ -17,14 +17,14 @@ import pytest
 import treetune
 import treetune.domains
 from tests.support.hostile_programs import COUNT, HostileProgram, Trap, hostile_programs
-from treetune.domains.sandbox.base import Limits
+from treetune.domains.sandbox.base import ProgramLimits
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, Started, uids_of_programs
 from treetune.domains.sandbox.program import UnsafeLocal, descendants
 
 SAMPLE = [one for one in hostile_programs(seed=11) if one.kind != "forging"][:30]
 """A sample; tests/endurance/hostile.py programs runs them all."""
 
-LIMITS = Limits(seconds=1, memory_mib=128, disk_mib=8, output_kib=64)
+LIMITS = ProgramLimits(seconds=1, memory_mib=128, disk_mib=8, output_kib=64)
 
 
 def test_there_are_as_many_as_are_spoken_of_and_all_can_be_compiled() -> None:
@@ -52,23 +52,23 @@ def test_a_trap_notices_what_a_program_without_a_sandbox_gets(tmp_path: Path) ->
             for file in (tmp_path / "outside").iterdir():
                 file.unlink()
         reach = "import socket; socket.create_connection(('127.0.0.1', $PORT)).recv(1)"
-        UnsafeLocal().run(trap.code(HostileProgram("", "", reach)), limits=Limits(seconds=1))
+        UnsafeLocal().run(trap.code(HostileProgram("", "", reach)), limits=ProgramLimits(seconds=1))
         assert trap.faults("") == ["it reached AF_INET"]
 
 
 def test_memory_and_processor_time_are_counted_over_all_processes(sandbox: Bubblewrap) -> None:
     fill = "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * (40 << 20)\ntime.sleep(60)"
-    assert sandbox.run(fill, limits=Limits(seconds=20, memory_mib=128)).killed_by == "memory"
+    assert sandbox.run(fill, limits=ProgramLimits(seconds=20, memory_mib=128)).killed_by == "memory"
     spin = "import os\nfor _ in range(2): os.fork()\nwhile True: pass"
-    assert sandbox.run(spin, limits=Limits(seconds=30, cpu_seconds=1)).killed_by == "time"
+    assert sandbox.run(spin, limits=ProgramLimits(seconds=30, cpu_seconds=1)).killed_by == "time"
 
 
 LASTING = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(600)"
 GRADER = f"""
 import subprocess, time
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, Started
-from treetune.domains.sandbox.base import Limits
-started = Started(Bubblewrap(), {LASTING!r}, {{}}, Limits(), stdin=subprocess.DEVNULL)
+from treetune.domains.sandbox.base import ProgramLimits
+started = Started(Bubblewrap(), {LASTING!r}, {{}}, ProgramLimits(), stdin=subprocess.DEVNULL)
 print(started.process.pid, flush=True)
 time.sleep(600)
 """
@@ -90,7 +90,7 @@ def test_a_program_ends_with_the_process_that_ran_it(sandbox: Bubblewrap) -> Non
 
 
 def test_a_session_is_ended_with_what_it_started(sandbox: Bubblewrap) -> None:
-    started = Started(sandbox, LASTING, {}, Limits(), stdin=subprocess.DEVNULL)
+    started = Started(sandbox, LASTING, {}, ProgramLimits(), stdin=subprocess.DEVNULL)
     pids = descendants(started.process.pid)
     started.kill()
     started.process.communicate()

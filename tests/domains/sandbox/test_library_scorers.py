@@ -21,12 +21,13 @@ import pytest
 from treetune.domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune.domains.puzzles.reasoning_gym import ReasoningGym, missing_packages
 from treetune.domains.sandbox import inside
-from treetune.domains.sandbox.base import Limits, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.domains.sandbox.inside.comparing import NotProven, prove_only_compares
-from treetune.domains.sandbox.inside.reading import Refused, read_formula, read_literal
+from treetune.domains.sandbox.inside.reading import NotAPlainValue, read_formula, read_literal
 from treetune.domains.sandbox.program import UnsafeLocal
-from treetune.domains.sandbox.served import Scorer
+from treetune.domains.sandbox.served import LibraryScorer
+from treetune.exceptions import SandboxUnavailable
 from treetune.findings import missing_requirements
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
@@ -39,7 +40,7 @@ THAT_READ_PYTHON = [
 ]  # fmt: skip
 """Data sets whose scorers give answers to `eval`, or to sympy's parser, which does."""
 
-GRADER = ReasoningGymGrader(limits=Limits(seconds=5.0, memory_mib=2048))
+GRADER = ReasoningGymGrader(limits=ProgramLimits(seconds=5.0, memory_mib=2048))
 
 
 @cache
@@ -106,7 +107,7 @@ def test_literals_and_arithmetic_are_read_as_python_does(text: str) -> None:
     ],
 )
 def test_a_text_that_says_more_than_a_value_is_refused(text: str) -> None:
-    with pytest.raises((Refused, SyntaxError)):
+    with pytest.raises((NotAPlainValue, SyntaxError)):
         read_literal(text)
 
 
@@ -133,7 +134,7 @@ def test_a_formula_calls_nothing_but_mathematics(code: str) -> None:
     import sympy
 
     names = {name: getattr(sympy, name) for name in sympy.__all__} | vars(builtins)
-    with pytest.raises((Refused, NameError)):
+    with pytest.raises((NotAPlainValue, NameError)):
         read_formula(code, {}, names)
 
 
@@ -372,17 +373,17 @@ def score(answer):
 
 
 @pytest.fixture
-def keeping(sandbox: Bubblewrap) -> Iterator[Scorer]:
+def keeping(sandbox: Bubblewrap) -> Iterator[LibraryScorer]:
     """A scorer that tells how many answers its process has scored."""
     source = inside.source
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inside, "source", lambda name: KEEPING if name == "keeping" else source(name))
-        made = Scorer(sandbox, Limits(seconds=2.0, memory_mib=256), "keeping", "json")
+        made = LibraryScorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "keeping", "json")
         yield made
         made.close()
 
 
-def test_only_answers_that_are_compared_share_a_process(keeping: Scorer) -> None:
+def test_only_answers_that_are_compared_share_a_process(keeping: LibraryScorer) -> None:
     def count(only_compares: bool) -> float | None:
         return keeping.score("x", {"only_compares": only_compares}).score
 
@@ -392,7 +393,9 @@ def test_only_answers_that_are_compared_share_a_process(keeping: Scorer) -> None
 
 
 @pytest.mark.parametrize("answer", ["hang", "evaluate", "end"])
-def test_a_process_that_compares_ends_with_an_answer_that_does_more(keeping: Scorer, answer: str) -> None:
+def test_a_process_that_compares_ends_with_an_answer_that_does_more(
+    keeping: LibraryScorer, answer: str
+) -> None:
     compared = {"only_compares": True}
     assert keeping.score("x", compared).score == 1.0
     assert keeping.score(answer, compared).score is None
@@ -400,14 +403,16 @@ def test_a_process_that_compares_ends_with_an_answer_that_does_more(keeping: Sco
 
 
 @pytest.mark.parametrize("answer", ["need memory", "end once"])
-def test_what_other_answers_left_of_a_process_is_no_answers_fault(keeping: Scorer, answer: str) -> None:
+def test_what_other_answers_left_of_a_process_is_no_answers_fault(
+    keeping: LibraryScorer, answer: str
+) -> None:
     compared = {"only_compares": True}
     assert keeping.score("x", compared).score == 1.0
     assert keeping.score(answer, compared).score == 1.0
     assert keeping.score("fill", compared).message == "the scorer raised MemoryError"
 
 
-def test_a_scorer_that_raises_on_an_answer_goes_on_with_the_next(keeping: Scorer) -> None:
+def test_a_scorer_that_raises_on_an_answer_goes_on_with_the_next(keeping: LibraryScorer) -> None:
     compared = {"only_compares": True}
     assert keeping.score("raise", compared).message == "the scorer raised ValueError('raise')"
     assert keeping.score("x", compared).score == 2.0
@@ -447,7 +452,7 @@ def test_an_answer_that_computes_for_ever_ends_at_the_deadline_and_the_next_is_s
     sandbox: Bubblewrap,
 ) -> None:
     problem = problems("countdown")[0]
-    grader = ReasoningGymGrader(sandbox=sandbox, limits=Limits(seconds=1.0, memory_mib=2048))
+    grader = ReasoningGymGrader(sandbox=sandbox, limits=ProgramLimits(seconds=1.0, memory_mib=2048))
     assert grader.grade(tagged("9**9**9**9"), problem).outcome == "timeout"
     assert grader.grade(tagged(problem.gold), problem).reward == 1.0
 
@@ -466,7 +471,7 @@ def test_a_deep_or_long_answer_ends_no_scorer(sandbox: Bubblewrap, deep: str) ->
 @needs_reasoning_gym
 def test_without_a_sandbox_nothing_is_scored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("shutil.which", lambda name: str(tmp_path / "not-installed" / name))
-    grader = ReasoningGymGrader(limits=Limits(seconds=6.0, memory_mib=2048))
+    grader = ReasoningGymGrader(limits=ProgramLimits(seconds=6.0, memory_mib=2048))
     with pytest.raises(SandboxUnavailable, match="bubblewrap"):
         grader.grade(tagged("1"), problems("countdown")[0])
 
@@ -482,7 +487,7 @@ def test_a_sandbox_that_runs_whole_programs_alone_is_refused_by_name() -> None:
 
 @needs_reasoning_gym
 def test_unsafe_local_scores_as_well_where_it_is_named() -> None:
-    grader = ReasoningGymGrader(sandbox=UnsafeLocal(), limits=Limits(seconds=5.0, memory_mib=2048))
+    grader = ReasoningGymGrader(sandbox=UnsafeLocal(), limits=ProgramLimits(seconds=5.0, memory_mib=2048))
     problem = problems("countdown")[0]
     assert missing_requirements([grader]) == []
     assert grader.grade(tagged(problem.gold), problem).reward == 1.0
@@ -507,24 +512,24 @@ def run(answer):
 
 
 @pytest.fixture(scope="module")
-def executing(sandbox: Bubblewrap) -> Iterator[Scorer]:
+def executing(sandbox: Bubblewrap) -> Iterator[LibraryScorer]:
     source = inside.source
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inside, "source", lambda name: HOSTILE if name == "hostile" else source(name))
-        made = Scorer(sandbox, Limits(seconds=2.0, memory_mib=256), "hostile", "json")
+        made = LibraryScorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "hostile", "json")
         yield made
         made.close()
 
 
-def score(scorer: Scorer, code: str) -> float | None:
+def score(scorer: LibraryScorer, code: str) -> float | None:
     return scorer.score(code, {}).score
 
 
-def test_the_scorer_of_these_tests_executes_answers(executing: Scorer) -> None:
+def test_the_scorer_of_these_tests_executes_answers(executing: LibraryScorer) -> None:
     assert score(executing, "score = 6 * 7 / 100") == 0.42
 
 
-def test_state_of_an_executed_answer_is_gone_with_it(executing: Scorer) -> None:
+def test_state_of_an_executed_answer_is_gone_with_it(executing: LibraryScorer) -> None:
     change = (
         "STATE.append(1); import json; json.dumps = None; import builtins; builtins.float = lambda x: 1.0"
     )
@@ -541,7 +546,7 @@ def test_state_of_an_executed_answer_is_gone_with_it(executing: Scorer) -> None:
         "import os; os.symlink('/', 'left')",
     ],
 )
-def test_files_of_an_executed_answer_are_gone_with_it(executing: Scorer, leave: str) -> None:
+def test_files_of_an_executed_answer_are_gone_with_it(executing: LibraryScorer, leave: str) -> None:
     executing.score(leave, {})
     look = "import os; score = float(len(os.listdir('.')) + len(os.listdir('/dev/shm')))"
     assert score(executing, look) == 0.0
@@ -555,11 +560,11 @@ def test_files_of_an_executed_answer_are_gone_with_it(executing: Scorer, leave: 
         "import subprocess, sys; subprocess.Popen([sys.executable]); score = 1.0",
     ],
 )
-def test_an_executed_answer_starts_no_process(executing: Scorer, start: str) -> None:
+def test_an_executed_answer_starts_no_process(executing: LibraryScorer, start: str) -> None:
     assert score(executing, start) is None
 
 
-def test_an_executed_answer_reaches_no_channel_but_its_own(executing: Scorer) -> None:
+def test_an_executed_answer_reaches_no_channel_but_its_own(executing: LibraryScorer) -> None:
     forge = """
 import os
 for descriptor in range(256):
@@ -588,7 +593,7 @@ os._exit(0)
         "import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
     ],
 )
-def test_what_an_executed_answer_ends_is_there_for_the_next(executing: Scorer, ends: str) -> None:
+def test_what_an_executed_answer_ends_is_there_for_the_next(executing: LibraryScorer, ends: str) -> None:
     ended = executing.score(ends, {})
     assert ended.score is None or ended.score != ended.score
     assert score(executing, "score = 0.75") == 0.75
@@ -597,7 +602,7 @@ def test_what_an_executed_answer_ends_is_there_for_the_next(executing: Scorer, e
 @pytest.mark.parametrize(
     "told", ["[1]", '"x"', '{"score": "1"}', '{"score": true}', "1" * 100_000, "[" * 2000, "{"]
 )
-def test_what_is_told_in_place_of_a_score_is_none(executing: Scorer, told: str) -> None:
+def test_what_is_told_in_place_of_a_score_is_none(executing: LibraryScorer, told: str) -> None:
     write = f"""
 import os
 for descriptor in range(3, 64):

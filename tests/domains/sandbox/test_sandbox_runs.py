@@ -11,10 +11,11 @@ import pytest
 
 from tests.support.cases import cases
 from treetune.domains.sandbox import bubblewrap
-from treetune.domains.sandbox.base import Limits, Outcome, SandboxUnavailable
-from treetune.domains.sandbox.bubblewrap import Bubblewrap, choose
+from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome
+from treetune.domains.sandbox.bubblewrap import Bubblewrap, choose_sandbox
 from treetune.domains.sandbox.program import UnsafeLocal
 from treetune.domains.sandbox.python_tool import PythonSession, PythonTool
+from treetune.exceptions import SandboxUnavailable
 
 PROGRAMS = Path(__file__).with_name("programs.txt")
 LONG_INPUT = ["reads all of its input", "import sys; print(len(sys.stdin.read()))", "x" * 200_000, "200000\n"]
@@ -39,7 +40,7 @@ def test_the_end_of_a_program_is_told(
     request: pytest.FixtureRequest, where: str, how: str, code: str, exit: int | None, killed_by: str | None
 ) -> None:
     found = request.getfixturevalue("sandbox") if where == "bubblewrap" else UnsafeLocal()
-    outcome: Outcome = found.run(code, limits=Limits(seconds=1, output_kib=64))
+    outcome: ProgramOutcome = found.run(code, limits=ProgramLimits(seconds=1, output_kib=64))
     assert (outcome.exit, outcome.killed_by) == (exit, killed_by)
     assert len(outcome.stdout) + len(outcome.stderr) <= 64 * 1024
 
@@ -48,7 +49,7 @@ def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("treetune.domains.sandbox.bubblewrap.shutil.which", lambda *_, **__: None)
     monkeypatch.setattr(bubblewrap, "_missing", bubblewrap._missing.__wrapped__)
     with pytest.raises(SandboxUnavailable, match="apt install bubblewrap"):
-        choose()
+        choose_sandbox()
 
 
 def test_a_sandbox_that_cannot_start_says_so_and_blames_no_program(
@@ -78,7 +79,7 @@ def test_a_process_with_many_open_files_can_run_programs(sandbox: Bubblewrap) ->
 
 @pytest.fixture(scope="module")
 def tool(sandbox: Bubblewrap) -> PythonTool:
-    return PythonTool(sandbox=sandbox, limits=Limits(seconds=2, memory_mib=128), most_bytes=200)
+    return PythonTool(sandbox=sandbox, limits=ProgramLimits(seconds=2, memory_mib=128), most_bytes=200)
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_steps_that_answers_share_stand_once_with_the_value_of_the_state_behind_
     page = report(write_experiment(tmp_path / "run", episodes=(*EPISODES, *ANSWERS)))
     drawn = page.text.partition("A problem's tree")[2].partition("Episodes")[0]
     once = (
-        "the prompt · value behind it 0.500", "46 ↵", "102 ↵", "· value behind it 0.700", "behind it 0.100",
+        "the prompt · value after it 0.500", "46 ↵", "102 ↵", "· value after it 0.700", "after it 0.100",
         "mean reward 1.000", "mean reward 0.000",
     )  # fmt: skip
     assert {own: drawn.count(own) for own in once} == dict.fromkeys(once, 1), drawn

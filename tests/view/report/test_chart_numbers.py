@@ -92,7 +92,7 @@ def test_numbers_have_three_digits_and_no_noise() -> None:
     [
         ("down", 0.0, "↓ less is better", True),
         ("down", 0.0, "band:", False),
-        ("", 0.0, "neither way is better", True),
+        ("", 0.0, "better", False),
         ("up", 0.1, "↑ more is better; band: range over seeds", True),
     ],
 )

@@ -15,7 +15,7 @@ from tests.view.report.synthetic import EPISODES, episode, report, summary, writ
 from treetune import main as command_line
 from treetune.rollouts.numbers import declared
 from treetune.tables.columns import by_problem, number_in, value_named
-from treetune.view.experiment import Experiment
+from treetune.view.experiment import StoredExperiment
 from treetune.view.report import sections as base
 from treetune.view.report import write_report
 from treetune.view.report.recorded import NumbersSection
@@ -47,7 +47,7 @@ def test_the_report_shows_results_curves_times_and_coloured_steps(tmp_path: Path
     assert page.text.count(": generation 1.9 s") == 25
     assert page.count("article", "episode") == len(EPISODES)
     assert "-0.90" in page.text, "the step that ruined an answer is shown with its advantage"
-    for absent in ("Not here (yet)", "Signs of collapse", "By domain"):
+    for absent in ("Missing:", "Signs of collapse", "By domain"):
         assert absent not in page.text
 
 
@@ -108,8 +108,8 @@ def test_every_part_of_shaping_has_a_chart_of_its_own_name(tmp_path: Path) -> No
     parts = {"shaping/overlong_penalty": -0.1, "shaping/own_part": 0.2, "credit/advantage_zero": 1.0}
     page = report(write_experiment(tmp_path / "run", iterations=3, metrics=lambda i: parts))
     assert {
-        "what shaping added: overlong_penalty",
-        "what shaping added: own_part",
+        "reward added by shaping: overlong_penalty",
+        "reward added by shaping: own_part",
         "share of trained tokens whose advantage is 0",
     } <= titles(page)
 
@@ -142,7 +142,7 @@ def test_a_run_that_has_just_begun_has_a_report_that_says_so(tmp_path: Path) -> 
         "no iteration is finished yet",
         "no checkpoint has been evaluated yet",
         "0 of 25 iterations are finished",
-        "no episodes are there to show",
+        "there are no episodes to show",
     )
     assert lacking(page, *words) == []
 
@@ -153,7 +153,7 @@ def test_a_run_that_has_just_begun_has_a_report_that_says_so(tmp_path: Path) -> 
 def test_a_part_that_is_not_there_is_named_and_the_rest_is_shown(tmp_path: Path, name: str) -> None:
     path = write_experiment(tmp_path / "run")
     (path / name).rename(tmp_path / "elsewhere")
-    assert "Not here (yet)" in report(path).text
+    assert "Missing:" in report(path).text
 
 
 def test_files_cut_short_count_as_missing(tmp_path: Path) -> None:
@@ -213,8 +213,8 @@ def test_a_wrong_directory_is_an_error_that_names_what_lies_below_it(tmp_path: P
     for name, text in {"config.json": "{}", "manifest.json": "{}", "metrics.jsonl": ""}.items():
         (empty / name).write_text(text)
     for paths, words in (
-        ([tmp_path / "absent"], "no directory"),
-        ([tmp_path / "all"], r"no experiment.*below it lie .*sft"),
+        ([tmp_path / "absent"], "not a directory"),
+        ([tmp_path / "all"], r"not an experiment.*experiments below it: .*sft"),
         ([empty], "no configuration, metrics or evaluations"),
         ([tmp_path], r"below it lie .*all/sft"),
         ([], "a report is about"),
@@ -236,10 +236,10 @@ def test_whoever_defines_a_section_has_it_on_the_page_with_its_columns_of_the_re
     class Hops(base.ReportSection):
         title = "Hops & skips"
 
-        def applies(self, experiment: Experiment) -> bool:
+        def applies(self, experiment: StoredExperiment) -> bool:
             return experiment.name == "with"
 
-        def html(self, experiment: Experiment) -> str:
+        def html(self, experiment: StoredExperiment) -> str:
             experiment.missing.append("no hop was seen")
             return f"<p>{len(experiment.metrics)} iterations of hops</p>"
 
@@ -249,7 +249,7 @@ def test_whoever_defines_a_section_has_it_on_the_page_with_its_columns_of_the_re
     class Empty(Hops):
         title = "Emptiness"
 
-        def html(self, experiment: Experiment) -> str:
+        def html(self, experiment: StoredExperiment) -> str:
             return ""
 
         def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
@@ -332,7 +332,7 @@ def test_a_tables_number_of_a_domain_is_that_of_its_summary_and_its_answers() ->
     assert value_named("domains/logic/mean_tokens").better == "lower"
     with pytest.raises(ValueError, match="no domain 'logik' in there: its domains are code, grids"):
         number_in(found, "domains/logik/pass_at_1", "there")
-    with pytest.raises(ValueError, match="'domains/logic/num_tokens_in_the_longest_thread' is no number of"):
+    with pytest.raises(ValueError, match="'domains/logic/num_tokens_in_the_longest_thread' is not a number"):
         value_named("domains/logic/num_tokens_in_the_longest_thread")
     rows = [
         {"problem": "logic/a", "domain": "logic", "reward": 1.0},

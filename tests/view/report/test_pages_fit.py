@@ -10,10 +10,10 @@ from tests.support.browser import MISSING, browser
 from tests.support.looking import wrong_with
 from tests.tables.plans import ACCOUNT, finish, plan_of
 from tests.view.report.synthetic import write_experiment
-from treetune.tables.columns import Column, Panel
+from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import curves, panel_curves
 from treetune.tables.measure import measure
-from treetune.tables.settings import Cell, MethodRow
+from treetune.tables.settings import CellSource, MethodRow
 from treetune.tables.write import as_html
 from treetune.view.report import write_report
 
@@ -31,9 +31,9 @@ return [all.length > 0, all.filter((one) => one.scrollWidth > one.clientWidth).m
 
 def wide_table(folder: Path) -> str:
     """With several columns and panels."""
-    columns = tuple(Column(name=f"MATH DeepSeekMath-7B {i}", evaluation="test") for i in range(4))
+    columns = tuple(MeasuredColumn(name=f"MATH DeepSeekMath-7B {i}", evaluation="test") for i in range(4))
     panels = tuple(Panel(name=f"length of sampled answers {i}", metric="train/entropy") for i in range(5))
-    cells = {column.name: Cell(published=0.5, source="a paper") for column in columns}
+    cells = {column.name: CellSource(published=0.5, source="a paper") for column in columns}
     rows = tuple(
         MethodRow(name=f"{name}, with a name of its own", experiment=name, cells=cells)
         for name in ("sft", "ppo", "vine")

@@ -65,7 +65,7 @@ def test_threads_have_their_tokens_and_seconds_and_the_longest_is_the_critical_p
     assert f"{total} tokens, {total - 20} on the critical path" in counts
     assert f"acceleration ratio {20 / total:.3f}" in counts and "1 block of 2 threads" in counts
     # 0.1 s each for what is before and behind; the slower thread is not the longest one.
-    assert "0.7 s on the slowest way, 0.95 s in all requests" in counts
+    assert "0.7 s on the slowest path, 0.95 s in all requests" in counts
     assert "A +0.50 throughout" in counts
 
 

@@ -16,10 +16,11 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
-from treetune.domains.endpoints.client import Client, EndpointError, Refused, Unanswered
+from treetune.domains.endpoints.client import EndpointClient
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.engine.base import Completion, EngineLaunch, Request, SamplingParams
 from treetune.engine.settings import EngineSettings
+from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 from treetune.models.sources import ModelSource
 from treetune.store import held_folders
 from treetune.store.files import new_own_folder, remove_folder
@@ -34,7 +35,7 @@ WAVE = 4096
 
 
 @dataclass(frozen=True)
-class Question:
+class SampleQuestion:
     """An answer to ask for: the number of the row, of the answer, and the seed that it is drawn with."""
 
     row: int
@@ -66,10 +67,10 @@ class NoReply:
     why: str
 
 
-Keep = Callable[[Question, PolicyReply | NoReply | None], None]
+Keep = Callable[[SampleQuestion, PolicyReply | NoReply | None], None]
 """Called with every answer as it comes; None for a question that can't be asked: its prompt is too long."""
 
-Ask = Callable[[Sequence[Question], Keep], None]
+Ask = Callable[[Sequence[SampleQuestion], Keep], None]
 """Asks, and returns when everything was answered. Raises RuntimeError where no more answers come."""
 
 
@@ -161,13 +162,13 @@ class Served(Policy):
             try:
                 engine.wait_ready()
 
-                def ask(questions: Sequence[Question], keep: Keep) -> None:
+                def ask(questions: Sequence[SampleQuestion], keep: Keep) -> None:
                     for first in range(0, len(questions), WAVE):
                         wave = questions[first : first + WAVE]
                         requests, asked = self._requests(wave, codec, sampling, keep)
 
                         def came(
-                            index: int, completions: list[Completion], asked: list[Question] = asked
+                            index: int, completions: list[Completion], asked: list[SampleQuestion] = asked
                         ) -> None:
                             [one] = completions
                             text, complete = codec.decode(one.token_ids), one.finish_reason == "stop"
@@ -185,8 +186,8 @@ class Served(Policy):
             shutil.rmtree(memory, ignore_errors=True)
 
     def _requests(
-        self, questions: Sequence[Question], codec: TextCodec, sampling: SamplingParams, keep: Keep
-    ) -> tuple[list[Request], list[Question]]:
+        self, questions: Sequence[SampleQuestion], codec: TextCodec, sampling: SamplingParams, keep: Keep
+    ) -> tuple[list[Request], list[SampleQuestion]]:
         """Returns a request for each answer, so that what was sampled when a job dies is lost one by one."""
         requests, asked = [], []
         for question in questions:
@@ -247,8 +248,8 @@ class AtAddresses(Policy):
         chosen = self.addresses[place.shard % len(self.addresses)]
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
 
-        def ask(questions: Sequence[Question], keep: Keep) -> None:
-            def keep_marked(question: Question, reply: PolicyReply | NoReply | None) -> None:
+        def ask(questions: Sequence[SampleQuestion], keep: Keep) -> None:
+            def keep_marked(question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
                 if isinstance(reply, PolicyReply) and self._opens_thought(settings, question.problem):
                     reply = replace(reply, begins_in_thought=True)
                 keep(question, reply)
@@ -266,7 +267,7 @@ class AtAddresses(Policy):
 async def _ask(
     settings: EndpointSettings,
     sampling: SamplingParams,
-    questions: Sequence[Question],
+    questions: Sequence[SampleQuestion],
     keep: Keep,
     *,
     send_seed: bool = True,
@@ -275,18 +276,18 @@ async def _ask(
     failure: EndpointError | None = None
     unanswered: list[str] = []
     in_a_row = 0
-    refused: list[tuple[Question, NoReply]] = []
+    refused: list[tuple[SampleQuestion, NoReply]] = []
     """Refusals that came before any answer. Where nothing else comes, they concern all."""
     is_answering = False
 
-    async def worker(waiting: Iterator[Question]) -> None:
+    async def worker(waiting: Iterator[SampleQuestion]) -> None:
         nonlocal failure, in_a_row, is_answering
         for question in waiting:
             if failure is not None:
                 return
             try:
                 reply = await client.ask(_body(settings, sampling, question, send_seed=send_seed))
-            except Refused as error:
+            except RequestRefused as error:
                 none = NoReply(REFUSED, str(error))
                 if is_answering:
                     keep(question, none)
@@ -317,7 +318,7 @@ async def _ask(
             else:
                 keep(question, PolicyReply(reply.text, reply.complete, reply.output_tokens))
 
-    async with Client.of(settings, lambda: failure is not None) as client:
+    async with EndpointClient.of(settings, lambda: failure is not None) as client:
         waiting = iter(questions)
         async with asyncio.TaskGroup() as group:
             for _ in range(settings.concurrency):
@@ -333,7 +334,7 @@ async def _ask(
 
 
 def _body(
-    settings: EndpointSettings, sampling: SamplingParams, question: Question, *, send_seed: bool
+    settings: EndpointSettings, sampling: SamplingParams, question: SampleQuestion, *, send_seed: bool
 ) -> dict[str, Any]:
     body = settings.body((), {})
     for ours in ("messages", "prompt", "stop"):

@@ -36,12 +36,13 @@ BINS: tuple[tuple[str, float, float], ...] = (
     ("very easy", 0.8, 1.0),
     ("perfect", 1.0, 1.0),
 )
-"""Name, and where a bin begins and ends: each has its beginning, those of 0 and 1 alone come first."""
+"""The bins of pass rates: name, lower and upper end. Rates of exactly 0 and 1 have bins of their own; the
+others contain their lower end: 0.2 is hard."""
 
 
 def bin_of(correct: int, answers: int) -> str:
-    """Returns the name of the bin of `correct` of `answers`. In whole numbers: 0.6 is easy, whatever 3 / 5
-    comes to."""
+    """Returns the name of the bin for `correct` of `answers`. It is computed in whole numbers, as 3 / 5 in
+    floats may lie on either side of 0.6."""
     assert 0 <= correct <= answers > 0
     if correct == 0:
         return "impossible"
@@ -122,15 +123,16 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
         for line in read_rows(folder / GRADES):
             graded[line["row"]].setdefault(line["sample"], line)  # of several grades the first counts
             outcomes[line["outcome"]] += 1
-    rates = [_rate(one, graded[one.index], pipeline.answers.samples) for one in input_rows(source)]
+    rates = [_rate(row, graded[row.index], pipeline.answers.samples) for row in input_rows(source)]
 
     def with_rates() -> Iterator[Row]:
-        for one, rate in zip(input_rows(source), rates, strict=True):
-            row = {name: value for name, value in one.row.items() if name != pipeline.column}
+        for input_row, rate in zip(input_rows(source), rates, strict=True):
+            # A rate that the row already had would pass for one of this estimate.
+            row = {name: value for name, value in input_row.row.items() if name != pipeline.column}
             yield row if rate.pass_rate is None else row | {pipeline.column: rate.pass_rate}
 
     write_rates(output / RATES_FILE, rates)
-    write_parquet(output / "rows.parquet", _Again(with_rates))
+    write_parquet(output / "rows.parquet", _Repeatable(with_rates))
     summary = _summary(rates, outcomes, answers, asked_twice)
     summary["without_answer"] = _without_answer(graded)
     _draw(summary["bins"], output)
@@ -141,7 +143,7 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
 
 
 @dataclass(frozen=True)
-class _Again(Iterable[Row]):
+class _Repeatable(Iterable[Row]):
     """Rows that can be gone through more than once."""
 
     rows: Callable[[], Iterator[Row]]
@@ -151,22 +153,24 @@ class _Again(Iterable[Row]):
         return self.rows()
 
 
-def _rate(one: RowOfInput, lines: Mapping[int, Mapping[str, Any]], samples: int) -> RowRate:
-    known = [line for _, line in sorted(lines.items()) if line["outcome"] not in WITHOUT_ANSWER]
-    tokens = [line["tokens"] for line in known if line["tokens"] is not None]
-    answers, correct = len(known), sum(bool(line["correct"]) for line in known)
+def _rate(row: RowOfInput, grade_by_sample: Mapping[int, Mapping[str, Any]], samples: int) -> RowRate:
+    """Returns the counts of a row of which `samples` answers were asked for."""
+    grades = [grade for _, grade in sorted(grade_by_sample.items()) if grade["outcome"] not in WITHOUT_ANSWER]
+    tokens = [grade["tokens"] for grade in grades if grade["tokens"] is not None]
+    answers = len(grades)
+    correct = sum(bool(grade["correct"]) for grade in grades)
     return RowRate(
-        index=one.index,
-        key=one.key,
-        occurrence=one.occurrence,
-        data_source=one.row[DATA_SOURCE],
+        index=row.index,
+        key=row.key,
+        occurrence=row.occurrence,
+        data_source=row.row[DATA_SOURCE],
         answers=answers,
         correct=correct,
         pass_rate=correct / answers if answers else None,
-        mean_reward=math.fsum(line["reward"] for line in known) / answers if answers else None,
+        mean_reward=math.fsum(grade["reward"] for grade in grades) / answers if answers else None,
         mean_tokens=sum(tokens) / len(tokens) if tokens else None,
-        unfinished=sum(not line["complete"] for line in known),
-        unavailable=samples - len(lines),
+        unfinished=sum(not grade["complete"] for grade in grades),
+        unavailable=samples - len(grade_by_sample),
     )
 
 

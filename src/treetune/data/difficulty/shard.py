@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from treetune.data.difficulty.answering import EMPTY, REFUSED, AskingShard, NoReply, PolicyReply, Question
+from treetune.data.difficulty.answering import (
+    EMPTY,
+    REFUSED,
+    AskingShard,
+    NoReply,
+    PolicyReply,
+    SampleQuestion,
+)
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.domains.domain_rows import Row, read_domain_rows, row_key
 from treetune.rollouts.answers import before_stop, contiguous_share
@@ -101,7 +108,7 @@ class _Shard:
         self._answered, self._graded = len(answered), len(graded)
         pipeline = self._pipeline
         wanted = [
-            Question(
+            SampleQuestion(
                 index, sample, derive_seed(pipeline.seed, *self._keys[index], sample, "difficulty"), problem
             )
             for index, problem in self._problems.items()
@@ -136,7 +143,7 @@ class _Shard:
         write_json(self._folder / DONE, done)
         self._tell(now=True)
 
-    def _keep(self, question: Question, reply: PolicyReply | NoReply | None) -> None:
+    def _keep(self, question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
         """Writes the answer down, so that a killed job doesn't lose it, and has it graded."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
         if reply is None:

@@ -1,4 +1,12 @@
-"""The command from the first job to the merged result: starts jobs, watches them, starts them again."""
+"""Estimates difficulty from the first job to the merged result: starts jobs, watches them, restarts them.
+
+this command                              a job for each shard, perhaps on another machine
+starts the jobs ────────────────────────▶ claims its shard (claims), so that no other job works on it
+looks at the shard's folder ◀──────────── writes answers, grades, and progress.json as a sign of life
+ends a job that shows no sign of life     done.json, or failure.json with why
+restarts shards whose job is gone
+merges, when all shards are done
+"""
 
 from __future__ import annotations
 
@@ -9,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.cluster.jobs import Running
+from treetune.cluster.jobs import RunningJobs
 from treetune.data.difficulty.merging import merge
 from treetune.data.difficulty.shard import (
     CLAIMS,
@@ -22,8 +30,8 @@ from treetune.data.difficulty.shard import (
 from treetune.data.making_threads import content_hash
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.data.preparing import alone, file_hashes
+from treetune.exceptions import Stopped
 from treetune.findings import missing_requirements
-from treetune.processes.lifetime import Stopped
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
 from treetune.store.files import write_json
@@ -31,20 +39,20 @@ from treetune.tasks.rows import RowsTask
 from treetune.tasks.sources import files_matching
 
 FIRST_LOOK_S = 1800.0
-"""Seconds for which a cluster that can't tell whether jobs are under way is asked again."""
+"""Seconds for which a cluster is asked again that can't say whether jobs of an earlier command still run."""
 
 USER_ERROR = 2
-"""The code of a failure that no other attempt mends."""
+"""The code of a failure that another attempt would only repeat, such as a wrong setting."""
 
 CHANGES_NO_ANSWER = ("policy", "jobs", "column", "grader_workers", "grader_deadline")
-"""Settings that decide on no answer; the policy says itself which of its own do."""
+"""Settings on which no answer depends. Of a policy's settings, `Policy.identity` has those that matter."""
 
 
 def estimate(
     pipeline: EstimateDifficulty, source: Path, output: Path, config: dict[str, Any], command: Sequence[str]
 ) -> int:
-    """Returns the exit code: 0 when every answer is graded. `command` works on the shard that is put behind
-    it.
+    """Returns the exit code: 0 when every answer is graded. `command` is the command of a job, without the
+    number of its shard, which comes last.
 
     Raises ValueError for wrong rows and settings, before any job starts, and RuntimeError where a shard can't
     be finished.
@@ -54,8 +62,8 @@ def estimate(
         if absent := missing_requirements(pipeline.task.grader.parts()):
             raise ValueError(f"answers can't be graded here: {'; '.join(absent)}")
         rows = 0
-        for one in input_rows(source):
-            pipeline.task.problem_of(one.row, f"row/{one.index}")
+        for row in input_rows(source):
+            pipeline.task.problem_of(row.row, f"row/{row.index}")  # raises for a row that can't be asked
             rows += 1
         if not rows:
             raise ValueError(f"there are no rows in {source}")
@@ -77,7 +85,7 @@ def estimate(
 
 
 def _identity(pipeline: EstimateDifficulty, source: Path) -> str:
-    """Returns a hash of what the answers of a folder have in common."""
+    """Returns a hash of everything on which the answers in a folder depend."""
     settings = {name: value for name, value in vars(pipeline).items() if name not in CHANGES_NO_ANSWER}
     policy = pipeline.policy.identity()
     return content_hash([repr(settings), repr(policy), pipeline.shards, file_hashes(files_matching(source))])
@@ -103,17 +111,22 @@ class _Watch:
     """Starts the jobs of all shards, watches them, and starts those again that died."""
 
     def __init__(
-        self, pipeline: EstimateDifficulty, output: Path, console: Console, running: Running, answers: int
+        self, pipeline: EstimateDifficulty, output: Path, console: Console, running: RunningJobs, answers: int
     ) -> None:
         self._settings, self._shards = pipeline.jobs, range(pipeline.shards)
         self._output, self._console, self._running, self._answers = output, console, running, answers
         self._claims = Claims()
+        # By shard:
         self._starts: Counter[int] = Counter()
+        """How often a job was started."""
         self._gone_since: dict[int, float] = {}
-        self._seen: dict[int, tuple[int, float]] = {}
+        """When its job was first missing."""
+        self._last_sign: dict[int, tuple[int, float]] = {}
+        """The last change of its progress.json: the file's time, and when it was noticed."""
         self._failed: dict[int, str] = {}
-        self._told: set[str] = set()
-        """Reasons for which jobs wait that were said."""
+        """Why it is given up."""
+        self._shown_reasons: set[str] = set()
+        """Reasons for which jobs wait that the console has shown."""
 
     def _file(self, shard: int, name: str) -> Path:
         return shard_folder(self._output, shard) / name
@@ -128,10 +141,11 @@ class _Watch:
         return self._file(shard, DONE).is_file()
 
     def until_done(self) -> None:
-        # What couldn't be graded before is tried again.
+        """Returns when all shards are done. Raises RuntimeError where some could not be finished."""
         to_do = []
         for shard in self._shards:
             done = self._read(shard, DONE)
+            # Answers that couldn't be graded are graded again.
             if done is None or done["unavailable"]:
                 to_do.append(shard)
                 self._file(shard, DONE).unlink(missing_ok=True)
@@ -150,7 +164,8 @@ class _Watch:
             with self._console.phase("answering", "answers", news) as show:
                 while self._look():
                     progress = [self._read(shard, PROGRESS) for shard in self._shards]
-                    show(sum(one["graded"] for one in progress if one is not None), self._answers)
+                    graded = sum(of_shard["graded"] for of_shard in progress if of_shard is not None)
+                    show(graded, self._answers)
                     time.sleep(self._settings.poll)
         except (Stopped, KeyboardInterrupt):
             self._console.say(f"stopped: {self._running.leave()}")
@@ -166,8 +181,8 @@ class _Watch:
             )
 
     def _first_look(self) -> set[int]:
-        """Returns the shards whose jobs an earlier command has left. Raises RuntimeError where nobody can
-        tell for `FIRST_LOOK_S`: without that, no job may be started."""
+        """Returns the shards whose jobs still run from an earlier command. Raises RuntimeError where the
+        cluster can't say for `FIRST_LOOK_S`: two jobs would work on one shard."""
         end = time.monotonic() + FIRST_LOOK_S
         while True:
             try:
@@ -188,20 +203,20 @@ class _Watch:
         except OSError as error:  # a controller that is busy for a moment says nothing about the jobs
             self._console.say(f"nobody can tell how the jobs are: {error}; asked again")
             return True
-        for reason, words in self._running.waits().items():
-            if reason not in self._told:
-                self._told.add(reason)
-                self._console.say(words)
-        again = []
+        for reason, message in self._running.waits().items():
+            if reason not in self._shown_reasons:
+                self._shown_reasons.add(reason)
+                self._console.say(message)
+        to_restart = []
         for shard in left:
             if shard in alive:
                 self._gone_since.pop(shard, None)
                 self._end_if_silent(shard)
-            elif self._finished(shard):  # between the two looks
+            elif self._finished(shard):  # since `left` was made
                 continue
-            elif self._really_gone(shard) and self._tries_again(shard):
-                again.append(shard)
-        self._start(again)
+            elif self._is_gone(shard) and self._may_restart(shard):
+                to_restart.append(shard)
+        self._start(to_restart)
         return True
 
     def _start(self, shards: Sequence[int]) -> None:
@@ -209,18 +224,19 @@ class _Watch:
             shard_folder(self._output, shard).mkdir(parents=True, exist_ok=True)
             self._starts[shard] += 1
             self._gone_since.pop(shard, None)
-            self._seen.pop(shard, None)
+            self._last_sign.pop(shard, None)
         self._running.start(shards)
 
-    def _tries_again(self, shard: int) -> bool:
-        """Returns whether another job should try a shard whose job died."""
+    def _may_restart(self, shard: int) -> bool:
+        """Returns whether another job should work on a shard whose job died. Raises ValueError where it died
+        of the user's error."""
         why = self._running.why(shard)
         failure = self._read(shard, FAILURE)
         if failure is not None:
             why = failure["message"]
             if failure["code"] == USER_ERROR:
                 raise ValueError(why)
-        if self._running.was_taken_away(shard):
+        if self._running.was_taken_away(shard):  # by the cluster: such a start doesn't count
             self._starts[shard] -= 1
         if self._starts[shard] > self._settings.restarts:
             self._failed[shard] = why
@@ -230,9 +246,12 @@ class _Watch:
         self._file(shard, FAILURE).unlink(missing_ok=True)
         return True
 
-    def _really_gone(self, shard: int) -> bool:
-        """Returns whether a job is gone, and not only between two looks at a slow file system; and nobody,
-        such as a job of an earlier command on its way out, has the shard still in hand."""
+    def _is_gone(self, shard: int) -> bool:
+        """Returns whether a shard's job has ended for sure.
+
+        A job that isn't listed may still hold the claim of its shard, such as one of an earlier command that
+        is ending. It may also have finished, while a slow file system doesn't show done.json yet: that file
+        gets `settle` seconds to appear."""
         if self._claims.held(self._file(shard, CLAIMS)):
             return False
         if self._read(shard, FAILURE) is not None:
@@ -241,18 +260,20 @@ class _Watch:
         return time.monotonic() - since >= self._settings.settle
 
     def _end_if_silent(self, shard: int) -> None:
-        if shard not in self._running.running():
+        """Ends a job whose progress.json hasn't changed for `silence` seconds."""
+        if shard not in self._running.running():  # it waits in the cluster's queue
             return
         try:
-            beat = self._file(shard, PROGRESS).stat().st_mtime_ns
+            file_time = self._file(shard, PROGRESS).stat().st_mtime_ns
         except OSError:
-            beat = 0
-        last, since = self._seen.get(shard, (-1, time.monotonic()))
-        if beat != last:
-            since = time.monotonic()
-        self._seen[shard] = beat, since
-        silent = time.monotonic() - since
-        if silent > self._settings.silence:
-            self._console.say(f"shard {shard} has shown nothing for {silent:.0f} s: its job is ended")
+            file_time = 0
+        # Only changes count, by this machine's clock: the file's time is of another machine's clock.
+        last_file_time, noticed = self._last_sign.get(shard, (-1, time.monotonic()))
+        if file_time != last_file_time:
+            noticed = time.monotonic()
+        self._last_sign[shard] = file_time, noticed
+        silent_s = time.monotonic() - noticed
+        if silent_s > self._settings.silence:
+            self._console.say(f"shard {shard} has shown nothing for {silent_s:.0f} s: its job is ended")
             self._running.stop(shard)
-            self._seen.pop(shard)
+            self._last_sign.pop(shard)

@@ -1,23 +1,24 @@
-"""Rows that ask what another row asks, or what a test set asks, by the words that they share."""
+"""Rules against rows with nearly the words of another row, or of a problem of a test set."""
 
 from __future__ import annotations
 
 import hashlib
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import regex
 from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import override
 
 from treetune.data.rules.base import Rows, Rule, RuleContext, Verdict
-from treetune.data.templates import NoValue, check_text, text_of
+from treetune.data.templates import check_text, text_of
 from treetune.domains.domain_rows import DATA_SOURCE, GROUND_TRUTH, REWARD_MODEL, prompt_text
 from treetune.domains.extras import missing_extras
+from treetune.exceptions import MissingField
 from treetune.tasks.base import Split
 from treetune.tasks.sources import InFiles, Source
 
@@ -104,28 +105,33 @@ def length_of(words: Sequence[str]) -> float:
 
 
 def runs(words: Sequence[str], length: float) -> Iterator[str]:
-    """Returns from each word on the shortest run of at least this length (see `length_of`). A text that is
-    shorter is one run."""
-    weights = [length_of((word,)) for word in words] or [0.0]
-    end, total = 0, 0.0
-    for start, weight in enumerate(weights):
-        while end < len(words) and total < length:
-            total += weights[end]
+    """Yields, from each word on, the shortest run of words with at least this length (see `length_of`). A
+    shorter text is one run.
+
+    Example: the runs of length 2 of ``a b c`` are ``a b`` and ``b c``.
+    """
+    lengths = [length_of((word,)) for word in words] or [0.0]
+    end, length_of_run = 0, 0.0
+    for start, length_of_first in enumerate(lengths):
+        while end < len(words) and length_of_run < length:
+            length_of_run += lengths[end]
             end += 1
-        if total < length and start:
+        is_too_short = length_of_run < length  # the text has ended
+        if is_too_short and start > 0:
             return
         yield " ".join(words[start:end])
-        total -= weight
+        length_of_run -= length_of_first
 
 
-def hashed(run: str, size: int) -> int:
+def hash_number(text: str, size: int) -> int:
     """Returns a hash of `size` bytes as a number."""
-    return int.from_bytes(
-        hashlib.blake2b(run.encode(errors="surrogatepass"), digest_size=size).digest(), "big"
-    )
+    # A text from JSON may hold half of a surrogate pair, which UTF-8 has no bytes for.
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=size).digest()
+    return int.from_bytes(digest, "big")
 
 
 MISSED = 1e-3
+"""The highest probability with which MinHash may miss a pair of rows that are similar enough."""
 
 
 @Rule.register("exact_duplicates")
@@ -142,20 +148,23 @@ class ExactDuplicates(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        first: dict[int, tuple[str, str]] = {}
-        found = {}
+        first_by_words: dict[int, tuple[str, str]] = {}  # place and ground truth, by a hash of the words
+        dropped = {}
         contradicting = 0
-        for one in rows:
-            text = prompt_text(one.row)
-            words = " ".join(word_list(text) if self.loose else text.split())
-            key = hashed(words, 16)
-            gold = one.row[REWARD_MODEL][GROUND_TRUTH]
-            place, other = first.setdefault(key, (one.place, gold))
-            if place != one.place:
-                another = " with another ground truth" if other != gold else ""
-                found[one.number] = f"the same as {place}{another}"
-                contradicting += other != gold
-        return Verdict(found, {"with_another_ground_truth": contradicting})
+        for row in rows:
+            text = prompt_text(row.row)
+            words = word_list(text) if self.loose else text.split()
+            key = hash_number(" ".join(words), 16)
+            ground_truth = row.row[REWARD_MODEL][GROUND_TRUTH]
+            first_place, first_ground_truth = first_by_words.setdefault(key, (row.place, ground_truth))
+            if first_place == row.place:
+                continue
+            why = f"the same as {first_place}"
+            if first_ground_truth != ground_truth:
+                why += " with another ground truth"
+                contradicting += 1
+            dropped[row.number] = why
+        return Verdict(dropped, {"with_another_ground_truth": contradicting})
 
 
 @Rule.register("near_duplicates")
@@ -193,57 +202,70 @@ class NearDuplicates(Rule):
 
         bands = bands_for(self.similarity, self.permutations)
         index = MinHashLSH(num_perm=self.permutations, params=bands)
-        empty = MinHash(num_perm=self.permutations, seed=1, hashfunc=_as_it_is)  # its permutations are dear
-        kept: dict[int, tuple[str, str, np.ndarray]] = {}
-        found = {}
-        for done, one in enumerate(rows):
+        # Copied for each row: making one draws its permutations, which takes long.
+        empty = MinHash(num_perm=self.permutations, seed=1, hashfunc=_hash_of_hash)
+        kept: dict[int, _Kept] = {}
+        dropped = {}
+        for done, row in enumerate(rows):
             if done % 64 == 0:
                 context.progress(done, len(rows))
-            words = word_list(prompt_text(one.row))
-            own = np.unique(np.fromiter((hashed(run, 4) for run in runs(words, self.ngram)), np.uint32))
+            words = word_list(prompt_text(row.row))
+            hashes_of_runs = (hash_number(run, 4) for run in runs(words, self.ngram))
+            hashes = np.unique(np.fromiter(hashes_of_runs, np.uint32))
+            source = row.row[DATA_SOURCE]
             sketch = empty.copy()
-            sketch.update_batch(own.tolist())
-            best = max(
-                (
-                    (_jaccard(own, other), -number)
-                    for number in index.query(sketch)
-                    for _, source, other in [kept[number]]
-                    if not self.within_source or source == one.row[DATA_SOURCE]
-                ),
-                default=(0.0, 0),
-            )
-            if best[0] >= self.similarity:
-                found[one.number] = f"{best[0]:.2f} alike {kept[-best[1]][0]}"
+            sketch.update_batch(hashes.tolist())
+            best_number, best_similarity = None, 0.0
+            for number in sorted(index.query(sketch)):  # sorted: the earliest row wins a tie
+                candidate = kept[number]
+                if self.within_source and candidate.source != source:
+                    continue
+                similarity = _jaccard(hashes, candidate.hashes)
+                if similarity > best_similarity:
+                    best_number, best_similarity = number, similarity
+            if best_number is not None and best_similarity >= self.similarity:
+                dropped[row.number] = f"{best_similarity:.2f} alike {kept[best_number].place}"
                 continue
-            index.insert(one.number, sketch)
-            kept[one.number] = one.place, one.row[DATA_SOURCE], own
-        return Verdict(found)
+            index.insert(row.number, sketch)
+            kept[row.number] = _Kept(row.place, source, hashes)
+        return Verdict(dropped)
+
+
+class _Kept(NamedTuple):
+    """A row that stays, with which later rows are compared."""
+
+    place: str
+    source: str
+    hashes: np.ndarray
+    """Of its runs of words: sorted, each once."""
 
 
 def bands_for(similarity: float, permutations: int) -> tuple[int, int]:
-    """Bands and rows of each, the longest bands (the fewest candidates) that miss a pair of this similarity
-    with a chance below `MISSED`: ``(1 - s ** rows) ** bands``."""
-    rows = max(
-        (
-            rows
-            for rows in range(1, permutations + 1)
-            if (1 - similarity**rows) ** (permutations // rows) < MISSED
-        ),
-        default=1,
-    )
-    return permutations // rows, rows
+    """Returns the number of bands of MinHash, and the rows of each.
+
+    A pair of similarity s is a candidate with the probability ``1 - (1 - s ** rows) ** bands``. The more rows
+    a band has, the fewer candidates there are. These are the longest bands with which a pair of this
+    similarity is missed with a probability below `MISSED`.
+    """
+    longest = 1
+    for rows in range(1, permutations + 1):
+        bands = permutations // rows
+        if (1 - similarity**rows) ** bands < MISSED:
+            longest = rows
+    return permutations // longest, longest
 
 
-def _jaccard(runs: np.ndarray, other: np.ndarray) -> float:
-    """Returns the similarity of two sets, each sorted."""
+def _jaccard(hashes: np.ndarray, other_hashes: np.ndarray) -> float:
+    """Returns the Jaccard similarity of two sets: the size of their intersection over that of their union."""
     import numpy as np
 
-    both = len(np.intersect1d(runs, other, assume_unique=True))
-    return both / (len(runs) + len(other) - both)
+    common = len(np.intersect1d(hashes, other_hashes, assume_unique=True))
+    return common / (len(hashes) + len(other_hashes) - common)
 
 
-def _as_it_is(run: int) -> int:
-    return run
+def _hash_of_hash(hash_of_run: int) -> int:
+    """Returns its argument: MinHash asks for a hash function, and runs are hashes already."""
+    return hash_of_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,11 +285,12 @@ class TestSet:
         check_text(self.text, "text")
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Each problem's place and text. Raises ValueError."""
+        """Yields each problem's place and text. Raises ValueError where a field of the template is
+        missing."""
         for place, row in self.source.rows(self.split):
             try:
                 yield place, text_of(self.text, row)
-            except NoValue as error:
+            except MissingField as error:
                 raise ValueError(f"the test set {self.name!r}, {place}: {error}") from error
 
 
@@ -310,79 +333,107 @@ class Contamination(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        problems = _Problems(self)
-        matches: Counter[str] = Counter()
-        found = {}
-        for done, one in enumerate(rows):
+        problems = _TestProblems(self)
+        matches: Counter[str] = Counter()  # by test set
+        why_by_number = {}
+        for done, row in enumerate(rows):
             if done % 256 == 0:
                 context.progress(done, len(rows))
-            if one.split != "train":
+            if row.split != "train":
                 continue
-            if match := problems.match(word_list(prompt_text(one.row)), self.overlap):
-                name, place, what = match
-                matches[name] += 1
-                found[one.number] = f"{name} ({place}): {what}"
-        details = {
+            match = problems.match(word_list(prompt_text(row.row)), self.overlap)
+            if match is not None:
+                matches[match.test_set] += 1
+                why_by_number[row.number] = f"{match.test_set} ({match.place}): {match.common}"
+        details: dict[str, Any] = {
             "test_problems": problems.counts,
             "too_short": problems.too_short,
             "matches": dict(matches.most_common()),
         }
         if self.action == "report":
-            return Verdict(
-                {}, {**details, "matching_rows": {str(number): why for number, why in found.items()}}
-            )
-        return Verdict(found, details)
+            details["matching_rows"] = {str(number): why for number, why in why_by_number.items()}
+            return Verdict({}, details)
+        return Verdict(why_by_number, details)
 
 
-class _Problems:
-    """The test problems by the runs of words that they have."""
+class _Match(NamedTuple):
+    """A test problem that a row is too similar to."""
+
+    test_set: str
+    place: str
+    common: str
+    """The words in common, or the share of runs."""
+
+
+class _ShortRuns(NamedTuple):
+    """A test problem, and how many different short runs it has."""
+
+    test_set: str
+    place: str
+    size: int
+
+
+class _TestProblems:
+    """The test problems, found by the runs of words that they have."""
 
     def __init__(self, rule: Contamination) -> None:
         self.counts: dict[str, int] = {}
+        """Problems of each test set."""
         self.too_short: dict[str, int] = {}
-        self._long: dict[int, tuple[str, str]] = {}  # a long run's hash: the first problem that has it
+        """Problems of each test set that are too short to be looked for."""
+        self._by_long_run: dict[int, tuple[str, str]] = {}
+        """Test set and place of the first problem with a run of `ngram` words, by the run's hash."""
         self._lengths: set[float] = set()
-        self._short: defaultdict[int, list[int]] = defaultdict(list)  # a short run's hash: all that have it
-        self._sizes: list[tuple[str, str, int]] = []  # set, place and how many short runs, by number
-        for chosen in rule.against:
-            count = too_short = 0
-            for place, text in chosen.texts():
-                count += 1
-                words = word_list(text)
-                length = min(rule.ngram, length_of(words))
-                if length < min(rule.shortest, rule.ngram):
-                    too_short += 1
-                    continue
-                self._lengths.add(length)
-                for run in runs(words, length):
-                    self._long.setdefault(hashed(run, 12), (chosen.name, place))
-                short = {hashed(run, 12) for run in runs(words, OVERLAP_RUN)}
-                # Fewer: a repetitive text, such as a table of zeros.
-                if len(short) > rule.ngram - OVERLAP_RUN:
-                    for key in short:
-                        self._short[key].append(len(self._sizes))
-                    self._sizes.append((chosen.name, place, len(short)))
-            if not count:
-                raise ValueError(f"the test set {chosen.name!r} is empty")
-            self.counts[chosen.name] = count
-            if too_short:
-                self.too_short[chosen.name] = too_short
+        """Lengths of long runs: `ngram`, and less for problems that are shorter."""
+        self._by_short_run: defaultdict[int, list[int]] = defaultdict(list)
+        """All problems with a run of `OVERLAP_RUN` words, as indices of `_short_runs`, by the run's hash."""
+        self._short_runs: list[_ShortRuns] = []
+        for test_set in rule.against:
+            self._add(test_set, rule)
 
-    def match(self, words: Sequence[str], overlap: float | None) -> tuple[str, str, str] | None:
-        """Returns the set, the place and what is common of a problem that a row has."""
+    def _add(self, test_set: TestSet, rule: Contamination) -> None:
+        count = too_short = 0
+        for place, text in test_set.texts():
+            count += 1
+            words = word_list(text)
+            length = min(rule.ngram, length_of(words))
+            if length < min(rule.shortest, rule.ngram):
+                too_short += 1
+                continue
+            self._lengths.add(length)
+            for run in runs(words, length):
+                self._by_long_run.setdefault(hash_number(run, 12), (test_set.name, place))
+            short_runs = {hash_number(run, 12) for run in runs(words, OVERLAP_RUN)}
+            # A text with fewer different runs repeats itself, such as a table of zeros. A share of its runs
+            # says nothing.
+            if len(short_runs) > rule.ngram - OVERLAP_RUN:
+                for key in short_runs:
+                    self._by_short_run[key].append(len(self._short_runs))
+                self._short_runs.append(_ShortRuns(test_set.name, place, len(short_runs)))
+        if not count:
+            raise ValueError(f"the test set {test_set.name!r} is empty")
+        self.counts[test_set.name] = count
+        if too_short:
+            self.too_short[test_set.name] = too_short
+
+    def match(self, words: Sequence[str], overlap: float | None) -> _Match | None:
+        """Returns the test problem that has a long run of these words, or else the one with the largest share
+        of short runs in common, if that is `overlap` or more."""
         for length in sorted(self._lengths, reverse=True):
             for run in runs(words, length):
-                if known := self._long.get(hashed(run, 12)):
-                    return (*known, run)
+                problem = self._by_long_run.get(hash_number(run, 12))
+                if problem is not None:
+                    test_set, place = problem
+                    return _Match(test_set, place, run)
         if overlap is None:
             return None
-        common: Mapping[int, int] = Counter(
-            number
-            for key in {hashed(run, 12) for run in runs(words, OVERLAP_RUN)}
-            for number in self._short.get(key, ())
-        )
-        best = max(common, key=lambda number: common[number] / self._sizes[number][2], default=None)
-        if best is None or (share := common[best] / self._sizes[best][2]) < overlap:
+        common: Counter[int] = Counter()  # runs in common with each problem
+        for key in {hash_number(run, 12) for run in runs(words, OVERLAP_RUN)}:
+            common.update(self._by_short_run.get(key, ()))
+        shares = {index: count / self._short_runs[index].size for index, count in common.items()}
+        best = max(shares, key=lambda index: shares[index], default=None)
+        if best is None or shares[best] < overlap:
             return None
-        name, place, _ = self._sizes[best]
-        return name, place, f"{share:.0%} of its runs of {OVERLAP_RUN} words"
+        problem_of_best = self._short_runs[best]
+        common_runs = f"{shares[best]:.0%} of its runs of {OVERLAP_RUN} words"
+        return _Match(problem_of_best.test_set, problem_of_best.place, common_runs)

@@ -1,4 +1,4 @@
-"""The base of rules, which look at rows, one after the other or all together, and name those that go."""
+"""The base of rules. A rule looks at rows, one after the other or all together, and names those to drop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from treetune.domains.domain_rows import Row
 
 @dataclass(frozen=True)
 class Numbered:
-    """A row and its number among all that were read; `place` is where it was read from, and `split` the part
-    of the data set that it is for."""
+    """A row, its number among all rows that were read, the file and line that it was read from (`place`, such
+    as ``train.jsonl:17``), and its split."""
 
     number: int
     place: str
@@ -25,7 +25,7 @@ class Numbered:
 
 
 class Rows(Iterable[Numbered]):
-    """Rows that are still there; they can be gone through more than once."""
+    """The rows that no earlier rule has dropped. They can be iterated over more than once."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -37,27 +37,31 @@ class Rows(Iterable[Numbered]):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a rule: the numbers of the rows that go, each with why, what else the summary should say,
-    and columns that rows get, by name and number."""
+    """The result of a rule."""
 
     dropped: Mapping[int, str]
+    """Numbers of the rows to drop, each with why."""
     details: Mapping[str, Any] = field(default_factory=dict)
+    """What else the summary says."""
     columns: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
+    """Columns that are added to rows: by the column's name and the row's number, the value."""
 
 
 @dataclass(frozen=True)
 class RuleContext:
-    """The services that a rule gets. `folder` is for what must outlive a killed process; `progress` gets
-    rows done and rows in all; `say` shows a line."""
+    """The services that a rule gets."""
 
     folder: Path
+    """For files from which a killed command resumes."""
     seed: int
     progress: Callable[[int, int], None]
+    """Shows progress: takes the rows that are done, and the number of rows."""
     say: Callable[[str], None]
+    """Shows a line."""
 
 
 class Rule(Registrable):
-    """A reason for a row to go. `name` is what the summary calls it, its type where left out."""
+    """A rule that drops rows. The summary calls it by its `name`, or by its type where it has none."""
 
     name: str | None
 
@@ -66,10 +70,10 @@ class Rule(Registrable):
         return self.name or next(name for name, part in Rule.registered().items() if part is type(self))
 
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        """Returns the rows that go. The same rows give the same answer, however often it was begun before.
-        Raises ValueError for rows that it can't judge."""
+        """Returns which rows to drop: the same for the same rows, also after an interruption. Raises
+        ValueError for rows that it can't judge."""
         raise NotImplementedError
 
     def reads(self) -> Sequence[Path]:
-        """Files whose content matters to it."""
+        """Returns the files on whose content the result depends."""
         return ()

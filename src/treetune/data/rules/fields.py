@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from treetune.data.difficulty.merging import RATES_FILE, rates_by_key
 from treetune.data.rules.base import Rows, Rule, RuleContext, Verdict
-from treetune.data.templates import NoValue, check_value, value_of
+from treetune.data.templates import check_value, value_of
 from treetune.domains.domain_rows import (
     DATA_SOURCE,
     GROUND_TRUTH,
@@ -26,6 +26,7 @@ from treetune.domains.domain_rows import (
     prompt_text,
     row_key,
 )
+from treetune.exceptions import MissingField
 from treetune.models.sources import ModelSource
 from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
@@ -48,15 +49,15 @@ class KeepWhere(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        found = {}
-        for one in rows:
+        dropped = {}
+        for row in rows:
             try:
-                stays = value_of(self.where, one.row)
-            except NoValue as error:
-                raise ValueError(f"{one.place}: {error}") from error
+                stays = value_of(self.where, row.row)
+            except MissingField as error:
+                raise ValueError(f"{row.place}: {error}") from error
             if not stays:
-                found[one.number] = f"not {self.where}"
-        return Verdict(found)
+                dropped[row.number] = f"not {self.where}"
+        return Verdict(dropped)
 
 
 @Rule.register("length")
@@ -91,13 +92,13 @@ class Length(Rule):
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         codec = self.model.codec(self.model.load_tokenizer(_no_alphabet)) if self.model else None
-        found = {}
-        for done, one in enumerate(rows):
+        dropped = {}
+        for done, row in enumerate(rows):
             if done % 256 == 0:
                 context.progress(done, len(rows))
-            if why := self._too_long(one.row, codec):
-                found[one.number] = why
-        return Verdict(found)
+            if why := self._too_long(row.row, codec):
+                dropped[row.number] = why
+        return Verdict(dropped)
 
     def _too_long(self, row: Row, codec: TextCodec | None) -> str | None:
         prompt, gold = prompt_text(row), row[REWARD_MODEL][GROUND_TRUTH]
@@ -151,10 +152,10 @@ class Quotas(Rule):
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for one in rows:
-            source = one.row[DATA_SOURCE]
+        for row in rows:
+            source = row.row[DATA_SOURCE]
             group = source if source in (self.most or {}) else domain_of(source)
-            groups[group].append((derive_seed(context.seed, row_key(one.row), "quota"), one.number))
+            groups[group].append((derive_seed(context.seed, row_key(row.row), "quota"), row.number))
         unknown = sorted(set(self.most or {}) - set(groups))
         if unknown:
             there = ", ".join(sorted(groups)) or "no rows"
@@ -165,14 +166,14 @@ class Quotas(Rule):
             shares = proportional({group: len(chosen) for group, chosen in kept.items()}, self.total)
             kept = {group: chosen[: shares[group]] for group, chosen in kept.items()}
         stay = {number for chosen in kept.values() for _, number in chosen}
-        found = {
+        dropped = {
             number: f"more than the {len(kept[group])} that {group} may have"
             for group, chosen in groups.items()
             for _, number in chosen
             if number not in stay
         }
         return Verdict(
-            dict(sorted(found.items())), {"kept": {group: len(kept[group]) for group in sorted(kept)}}
+            dict(sorted(dropped.items())), {"kept": {group: len(kept[group]) for group in sorted(kept)}}
         )
 
     def _most(self, group: str) -> int | None:
@@ -180,7 +181,8 @@ class Quotas(Rule):
 
 
 def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    """`total` cut in proportion to `sizes`, by largest remainders, which add up to it exactly."""
+    """Returns shares of `total` in proportion to `sizes`, rounded by largest remainders so that they add
+    up."""
     whole = sum(sizes.values())
     exact = {group: total * size / whole for group, size in sizes.items()}
     shares = {group: int(share) for group, share in exact.items()}
@@ -226,36 +228,36 @@ class PassRates(Rule):
             (LOW_PASS_RATE, "strong", self.strong, self.low),
             (HIGH_PASS_RATE, "weak", self.weak, self.high),
         ]
-        found: dict[int, str] = {}
+        dropped: dict[int, str] = {}
         values: dict[str, dict[int, float]] = {}
         missing: Counter[str] = Counter()
-        for column, who, place, bound in wanted:
+        for column, model, place, bound in wanted:
             rates = None if place is None else rates_by_key(_file(place))
-            for one in rows:
-                rate = rates.get(row_key(one.row)) if rates is not None else one.row.get(column)
+            for row in rows:
+                rate = rates.get(row_key(row.row)) if rates is not None else row.row.get(column)
                 if rate is None:
                     if bound is None:
                         continue
-                    missing[who] += 1
-                    why = f"no rate of the {who} model" + (f" in {place}" if place else f": no {column}")
+                    missing[model] += 1
+                    why = f"no rate of the {model} model" + (f" in {place}" if place else f": no {column}")
                     if self.missing == "stop":
                         raise ValueError(
-                            f"{one.place} has {why}: estimate its difficulty, or say with missing whether"
+                            f"{row.place} has {why}: estimate its difficulty, or say with missing whether"
                             " such rows stay ('keep') or go ('drop')"
                         )
                     if self.missing == "drop":
-                        found.setdefault(one.number, why)
+                        dropped.setdefault(row.number, why)
                     continue
                 if place is not None:
-                    values.setdefault(column, {})[one.number] = rate
+                    values.setdefault(column, {})[row.number] = rate
                 if bound is None:
                     continue
                 if column == LOW_PASS_RATE and rate <= bound:
-                    found.setdefault(one.number, f"too hard: the strong model's rate is {rate:g}")
+                    dropped.setdefault(row.number, f"too hard: the strong model's rate is {rate:g}")
                 elif column == HIGH_PASS_RATE and rate >= bound:
-                    found.setdefault(one.number, f"too easy: the weak model's rate is {rate:g}")
-        reasons = Counter(why.partition(":")[0] for why in found.values())
-        return Verdict(found, {"why": dict(reasons.most_common()), "without_a_rate": dict(missing)}, values)
+                    dropped.setdefault(row.number, f"too easy: the weak model's rate is {rate:g}")
+        reasons = Counter(why.partition(":")[0] for why in dropped.values())
+        return Verdict(dropped, {"why": dict(reasons.most_common()), "without_a_rate": dict(missing)}, values)
 
 
 def _file(name: str) -> Path:

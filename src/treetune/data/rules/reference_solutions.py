@@ -1,19 +1,21 @@
-"""Rows whose own reference solution doesn't pass their own grader."""
+"""A rule against rows whose own reference solution doesn't pass their own grader."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Gt, MinLen
 from typing_extensions import override
 
 from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext, Verdict
-from treetune.data.templates import NoValue, check_text, check_value, text_of, value_of
+from treetune.data.templates import check_text, check_value, text_of, value_of
 from treetune.domains.domain_rows import problem_of, row_key
+from treetune.exceptions import MissingField
 from treetune.findings import missing_requirements
 from treetune.store.journal import Journal
 from treetune.tasks.graders.base import Grader
@@ -29,8 +31,8 @@ REFERENCE = "reference"
 @Rule.register("reference_solutions")
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSolutions(Rule):
-    """Grades each row's reference solution, and drops rows whose reference is not correct. Grades are written
-    down as they come and not made again."""
+    """Grades each row's reference solution, and drops rows whose reference is not correct. Each grade is
+    stored, and not made again after an interruption."""
 
     grader: Grader
     """The grader of references."""
@@ -56,8 +58,8 @@ class ReferenceSolutions(Rule):
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         if absent := missing_requirements(self.grader.parts()):
             raise ValueError(f"reference solutions can't be graded here: {'; '.join(absent)}")
-        found: dict[int, str] = {}
-        without = 0
+        dropped: dict[int, str] = {}
+        without_reference = 0
         settings = repr((self.grader, self.deadline))
         with (
             Journal(context.folder / "references.jsonl") as journal,
@@ -65,61 +67,74 @@ class ReferenceSolutions(Rule):
         ):
             batch: list[tuple[Numbered, list[str]]] = []
 
-            def settle() -> None:
-                for number, why in _failures(batch, settings, journal, pool).items():
-                    found[number] = why
-                batch.clear()
-
-            for done, one in enumerate(rows):
-                answers = self._answers(one.row)
-                if answers:
-                    batch.append((one, answers))
+            for done, row in enumerate(rows):
+                responses = self._responses(row.row)
+                if responses:
+                    batch.append((row, responses))
                 else:
-                    without += 1
+                    without_reference += 1
                     if self.without == "drop":
-                        found[one.number] = "it has no reference solution"
+                        dropped[row.number] = "it has no reference solution"
                 if len(batch) == AHEAD:
-                    settle()
+                    dropped |= _grade_batch(batch, settings, journal, pool)
+                    batch.clear()
                     context.progress(done + 1, len(rows))
-            settle()
-        return Verdict(found, {"without_a_reference": without})
+            dropped |= _grade_batch(batch, settings, journal, pool)
+        return Verdict(dropped, {"without_a_reference": without_reference})
 
-    def _answers(self, row: Mapping[str, Any]) -> list[str]:
+    def _responses(self, row: Mapping[str, Any]) -> list[str]:
+        """Returns what the grader is shown of a row: a response for each reference, at most `most`."""
         try:
             value = value_of(self.reference, row)
-        except NoValue:
+        except MissingField:
             return []
-        values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        texts = [one for one in values if isinstance(one, str | int | float) and str(one).strip()]
-        return [text_of(self.answer, {**row, REFERENCE: str(one)}) for one in texts[: self.most]]
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        references = []
+        for reference in value if is_list else [value]:
+            if isinstance(reference, str | int | float) and str(reference).strip():
+                references.append(str(reference))
+        return [text_of(self.answer, {**row, REFERENCE: text}) for text in references[: self.most]]
 
 
-def _failures(
+def _grade_batch(
     batch: Sequence[tuple[Numbered, list[str]]], settings: str, journal: Journal, pool: GraderPool
 ) -> dict[int, str]:
-    """Why rows fail of which no reference passes. References are tried one after the other, the first of all
-    rows side by side."""
-    left = {one.number: (one, answers) for one, answers in batch}
-    why: dict[int, str] = {}
-    for attempt in range(max((len(answers) for _, answers in batch), default=0)):
-        asked = []
-        for one, answers in left.values():
-            if attempt < len(answers):
-                key = _key(one, answers[attempt], settings)
-                known = journal.get(key)
-                future = None if known else pool.submit(answers[attempt], problem_of(one.row, one.place))
-                asked.append((one.number, key, known, future))
-        for number, key, verdict, future in asked:
+    """Grades the responses of a batch of rows. Returns, by number, the rows of which none is correct, and
+    why.
+
+    In each round the next response of every row without a correct one is graded, all rows side by side."""
+    to_grade = {row.number: (row, responses) for row, responses in batch}
+    why_by_number: dict[int, str] = {}
+    rounds = max((len(responses) for _, responses in batch), default=0)
+    for attempt in range(rounds):
+        submitted: list[_Submitted] = []
+        for row, responses in to_grade.values():
+            if attempt < len(responses):
+                response = responses[attempt]
+                key = _key(row, response, settings)
+                verdict = journal.get(key)  # of an earlier command
+                future = None if verdict else pool.submit(response, problem_of(row.row, row.place))
+                submitted.append(_Submitted(row.number, key, verdict, future))
+        for number, key, verdict, future in submitted:
             if verdict is None:
-                assert future is not None
+                assert future is not None, "what has no verdict is with the graders"
                 verdict = _verdict(key, future.result())
                 journal.add(verdict)
             if verdict["correct"]:
-                del left[number]
-                why.pop(number, None)
+                del to_grade[number]
+                why_by_number.pop(number, None)
             else:
-                why[number] = f"its reference solution gets {verdict['words']}"
-    return why
+                why_by_number[number] = f"its reference solution gets {verdict['words']}"
+    return why_by_number
+
+
+class _Submitted(NamedTuple):
+    """A response that is graded: the row's number, its key in the journal, and its verdict or its grade."""
+
+    number: int
+    key: str
+    verdict: dict[str, Any] | None
+    future: Future[Grade] | None
 
 
 def _verdict(key: str, grade: Grade) -> dict[str, Any]:
@@ -128,10 +143,13 @@ def _verdict(key: str, grade: Grade) -> dict[str, Any]:
         raise RuntimeError(
             f"answers can't be graded: {grade.message}. What was graded is kept: the same command goes on"
         )
-    words = f"{grade.reward:g} ({grade.outcome})" + (f": {grade.message[:200]}" if grade.message else "")
-    return {"key": key, "correct": grade.correct, "words": words}
+    text = f"{grade.reward:g} ({grade.outcome})"
+    if grade.message:
+        text += f": {grade.message[:200]}"
+    return {"key": key, "correct": grade.correct, "words": text}
 
 
-def _key(one: Numbered, answer: str, settings: str) -> str:
-    text = json.dumps([row_key(one.row), repr(one.row.get("extra_info")), answer, settings])
+def _key(row: Numbered, response: str, settings: str) -> str:
+    """Returns a key of all that a grade depends on."""
+    text = json.dumps([row_key(row.row), repr(row.row.get("extra_info")), response, settings])
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.domains.endpoints.client import Client
+from treetune.domains.endpoints.client import EndpointClient
 from treetune.domains.endpoints.settings import Place
 from treetune.store.journal import Journal
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnsweredRequest:
     """An answered request. `key` is the hash of what was asked; `complete`, whether the answer came to its
     end; `estimated`, whether the tokens are."""
 
@@ -37,25 +37,28 @@ class AnswerJournal:
     """
 
     def __init__(
-        self, path: Path | None, count: Callable[[Answer], None] | None = None, others: Sequence[Path] = ()
+        self,
+        path: Path | None,
+        count: Callable[[AnsweredRequest], None] | None = None,
+        others: Sequence[Path] = (),
     ) -> None:
-        self._memory: dict[str, Answer] = {}
+        self._memory: dict[str, AnsweredRequest] = {}
         self._journal = None if path is None else Journal(path, others, exclusive=True)
         if self._journal is not None and count is not None:
             for key in self._journal:
                 if (answer := self.get(key)) is not None:
                     count(answer)
 
-    def get(self, key: str) -> Answer | None:
+    def get(self, key: str) -> AnsweredRequest | None:
         if self._journal is None:
             return self._memory.get(key)
         row = self._journal.get(key)
         try:
-            return None if row is None else Answer(**row)
+            return None if row is None else AnsweredRequest(**row)
         except TypeError:
             return None
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: AnsweredRequest) -> None:
         """Writes it down: from here a killed process doesn't lose it."""
         if self._journal is None:
             self._memory[answer.key] = answer
@@ -74,16 +77,16 @@ class Asker:
     their limits and their way of giving up.
     """
 
-    def __init__(self, client: Client, journal: AnswerJournal, identity: str | None = None) -> None:
+    def __init__(self, client: EndpointClient, journal: AnswerJournal, identity: str | None = None) -> None:
         self._client, self._journal, self._identity = client, journal, identity
-        self._in_flight: dict[str, asyncio.Task[Answer]] = {}
+        self._in_flight: dict[str, asyncio.Task[AnsweredRequest]] = {}
         self._tried: list[Place] | None = None
         """Collects the places to which requests are sent, where somebody wants to know."""
 
     async def answer(
-        self, step: str, body: dict[str, Any], keep: Callable[[Answer], bool] = lambda answer: True
-    ) -> Answer:
-        """Raises what `Client.ask` raises. An answer that isn't to `keep` is not written down."""
+        self, step: str, body: dict[str, Any], keep: Callable[[AnsweredRequest], bool] = lambda answer: True
+    ) -> AnsweredRequest:
+        """Raises what `EndpointClient.ask` raises. An answer that isn't to `keep` is not written down."""
         question = body if self._identity is None else [self._identity, body]
         text = json.dumps(question, sort_keys=True)
         key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
@@ -96,11 +99,11 @@ class Asker:
         return await self._in_flight[key]
 
     async def _ask(
-        self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[Answer], bool]
-    ) -> Answer:
+        self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[AnsweredRequest], bool]
+    ) -> AnsweredRequest:
         reply = await self._client.ask(body, self._tried)
         tokens = reply.input_tokens, reply.output_tokens
-        answer = Answer(
+        answer = AnsweredRequest(
             key=key,
             step=step,
             text=reply.text,

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from treetune.domains.endpoints.replies import read_reply
 from treetune.domains.endpoints.settings import Asking, EndpointSettings, Place
+from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 
 log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "treetune"
 
@@ -29,20 +30,8 @@ SECRET_CHARACTERS = 8
 """A key of fewer is a placeholder, such as local servers take, and may be an ordinary word."""
 
 
-class EndpointError(RuntimeError):
-    """The endpoint will answer nothing more: the work has to stop. What was answered is kept."""
-
-
-class Unanswered(Exception):
-    """A request came to nothing, after all its attempts; others may not."""
-
-
-class Refused(Unanswered):
-    """The endpoint is there and doesn't take the request."""
-
-
 @dataclass(frozen=True)
-class Reply:
+class EndpointReply:
     """An answer of the endpoint: its text, whether it came to its end, what the endpoint says it used (None
     where it says nothing that could be true), and why a whole answer has no text, where it has none."""
 
@@ -53,7 +42,7 @@ class Reply:
     why_empty: str | None = None
 
 
-class Client:
+class EndpointClient:
     """Sends requests. Use it as an asynchronous context manager.
 
     `stopping` says whether the work is to end: then nothing is tried again. `place` says where the model is
@@ -75,11 +64,11 @@ class Client:
         self._stopping = stopping
 
     @staticmethod
-    def of(settings: EndpointSettings, stopping: Callable[[], bool]) -> Client:
+    def of(settings: EndpointSettings, stopping: Callable[[], bool]) -> EndpointClient:
         """Raises ValueError where the key isn't there."""
-        return Client(settings, settings.place(), stopping)
+        return EndpointClient(settings, settings.place(), stopping)
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> EndpointClient:
         import aiohttp
 
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
@@ -88,7 +77,7 @@ class Client:
     async def __aexit__(self, *error: object) -> None:
         await self._session.close()
 
-    async def ask(self, body: Mapping[str, Any], tried: list[Place] | None = None) -> Reply:
+    async def ask(self, body: Mapping[str, Any], tried: list[Place] | None = None) -> EndpointReply:
         """Raises Unanswered after the last attempt, and EndpointError for what no request will get past.
         `tried` is given the place of each attempt when it begins."""
         attempts = self.settings.retries + 1
@@ -98,7 +87,7 @@ class Client:
                 if tried is not None:
                     tried.append(place)
                 return await self._attempt(body, place)
-            except _Again as failure:
+            except _AttemptFailed as failure:
                 self.failed_attempts += 1
                 reason, wait = str(failure), failure.wait
             if attempt + 1 == attempts or self._stopping():
@@ -114,9 +103,9 @@ class Client:
         try:
             return await asyncio.to_thread(place)
         except RuntimeError as error:
-            raise _Again(str(error)) from error
+            raise _AttemptFailed(str(error)) from error
 
-    async def _attempt(self, body: Mapping[str, Any], place: Place) -> Reply:
+    async def _attempt(self, body: Mapping[str, Any], place: Place) -> EndpointReply:
         import aiohttp
 
         url = self.settings.url_below(place.url)
@@ -133,13 +122,13 @@ class Client:
             ) as response:
                 raw = await response.read()
         except TimeoutError as error:
-            raise _Again(f"{url}: no answer in {self.settings.timeout:g} s") from error
+            raise _AttemptFailed(f"{url}: no answer in {self.settings.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _Again(f"{url}: {_safe(f'{type(error).__name__}: {error}', place)}") from error
+            raise _AttemptFailed(f"{url}: {_safe(f'{type(error).__name__}: {error}', place)}") from error
         status, text = response.status, _safe(raw.decode(errors="replace"), place)
         classified = read_reply(status, text, is_chat=self.settings.api == "chat")
         if classified.kind in ("answered", "cut_off", "empty"):
-            return Reply(
+            return EndpointReply(
                 text=classified.text,
                 complete=classified.kind != "cut_off",
                 input_tokens=classified.input_tokens,
@@ -156,11 +145,11 @@ class Client:
             )
             raise EndpointError(f"{url} answered HTTP {status}: {classified.why}{key_note}: {text[:SHOWN]}")
         if classified.kind == "refused":
-            raise Refused(f"{url} refused a request with {status_and_text}")
-        raise _Again(f"{url}: {status_and_text}", wait_asked_for(response.headers, datetime.now(UTC)))
+            raise RequestRefused(f"{url} refused a request with {status_and_text}")
+        raise _AttemptFailed(f"{url}: {status_and_text}", wait_asked_for(response.headers, datetime.now(UTC)))
 
 
-class _Again(Exception):
+class _AttemptFailed(Exception):
     """An attempt failed in a way that the next one may not. `wait`: the endpoint asks for so many seconds."""
 
     def __init__(self, message: str, wait: float = 0.0) -> None:

@@ -112,7 +112,7 @@ def environment_of(task: Task) -> Environment | None:
 
 
 @dataclass(frozen=True)
-class Nothing(Environment):
+class NoEnvironment(Environment):
     """The absence of an environment: the first turn is the answer, which the task's grader judges."""
 
     isolation: ClassVar[Isolation] = "inline"
@@ -127,7 +127,7 @@ class Nothing(Environment):
         return Turn(done=True)
 
 
-NOTHING = Nothing()
+NOTHING = NoEnvironment()
 
 
 class Game(Environment):

@@ -13,10 +13,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from treetune.tasks.graders.extraction import NoValue, read_value
+from treetune.exceptions import NoJson, UnreadableValue
+from treetune.tasks.graders.extraction import read_value
 from treetune.tasks.thoughts import read_thoughts
 
-NATIVE = ("hermes", "llama", "mistral")
+NATIVE_FORMATS = ("hermes", "llama", "mistral")
 """The formats that are read here. `hermes` is also Qwen's, with JSON or with the tags of Qwen3-Coder."""
 
 FORM = 'A call is JSON with a name and an object of arguments: {"name": "…", "arguments": {…}}.'
@@ -41,7 +42,7 @@ _NO_ARGUMENTS = ("name", "id", "type", "function", "call_id")
 _QUOTES = "`'\"“"
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A call as a turn has it. Arguments that are a text are the tool's only one. `fault` says why it is no
     call that could be made."""
 
@@ -51,11 +52,7 @@ class Call(NamedTuple):
     fault: str | None = None
 
 
-class NoJson(ValueError):
-    """A text has no JSON at its beginning that could be read in one way."""
-
-
-def calls_of_turn(format: str, action: str) -> tuple[list[Call], str]:
+def calls_of_turn(format: str, action: str) -> tuple[list[ToolCall], str]:
     """Returns the calls of a turn in their order, and the turn without them. A call that a thought speaks of
     isn't made, and stays in it."""
     reading = read_thoughts(action)
@@ -63,18 +60,18 @@ def calls_of_turn(format: str, action: str) -> tuple[list[Call], str]:
     return calls, f"{reading.thought}\n{prose}".strip()
 
 
-def native_calls(format: str, text: str) -> tuple[list[Call], str]:
+def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
     """Returns the calls in a text in their order, and the text without them.
 
     Args:
-        format: One of `NATIVE`.
+        format: One of `NATIVE_FORMATS`.
         text: What a model says behind its thought.
     """
     if format == "llama" and (bare := _LLAMA_BARE.match(text)):
         return list(calls_in(text[bare.end() :])), ""  # what begins otherwise is an answer, be it JSON
     opening = {"hermes": _HERMES, "llama": _LLAMA, "mistral": _MISTRAL}[format]
     closing = _HERMES_END if format == "hermes" else None
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
     prose: list[str] = []
     text_before, *parts = text.split(opening)
     prose.append(text_before)
@@ -83,7 +80,7 @@ def native_calls(format: str, text: str) -> tuple[list[Call], str]:
         if _is_mention(text_before, body, is_closed=bool(closing_tag)):
             prose.append(opening + part)
         else:
-            calls += list(calls_in(body)) or [Call("", None, fault=FORM)]
+            calls += list(calls_in(body)) or [ToolCall("", None, fault=FORM)]
             prose.append(rest)
         text_before = part
     return calls, "".join(prose).strip()
@@ -113,7 +110,7 @@ def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
     return not (begins.startswith(("{", "[", "```", "<function=")) or _NAMED.match(begins))
 
 
-def calls_in(body: str) -> Iterator[Call]:
+def calls_in(body: str) -> Iterator[ToolCall]:
     """Yields the calls that are written one after the other, up to what can't be read."""
     if functions := list(_FUNCTION.finditer(body)):
         yield from (_tagged(function) for function in functions)
@@ -126,7 +123,7 @@ def calls_in(body: str) -> Iterator[Call]:
         try:
             value, rest = read_json(rest)
         except NoJson as error:
-            yield Call(named[1] if named else "", None, fault=f"The call is no JSON: {error}. {FORM}")
+            yield ToolCall(named[1] if named else "", None, fault=f"The call is no JSON: {error}. {FORM}")
             return
         if named:
             calls = [_call({"name": named[1], "arguments": value, "id": named[2]})]
@@ -139,21 +136,21 @@ def calls_in(body: str) -> Iterator[Call]:
             return  # prose behind a call
 
 
-def _tagged(function: re.Match[str]) -> Call:
+def _tagged(function: re.Match[str]) -> ToolCall:
     """Reads a call of Qwen3-Coder: ``<function=weather><parameter=city>Rome</parameter></function>``."""
     parameters = _PARAMETER.findall(function[2])
-    return Call(function[1], {name.strip(): value.strip("\n") for name, value in parameters})
+    return ToolCall(function[1], {name.strip(): value.strip("\n") for name, value in parameters})
 
 
-def _call(value: Any) -> Call:
+def _call(value: Any) -> ToolCall:
     """Returns the call that a value of JSON is."""
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
         value = {**value, **value["function"]}  # the form in which OpenAI answers
     if not isinstance(value, Mapping):
-        return Call("", None, fault=FORM)
+        return ToolCall("", None, fault=FORM)
     name = value.get("name", value.get("function"))
     if not isinstance(name, str) or not name:
-        return Call("", None, fault=f"The call has no name. {FORM}")
+        return ToolCall("", None, fault=f"The call has no name. {FORM}")
     key = next((key for key in _ARGUMENTS if key in value), None)
     if key is None:  # they stand beside the name
         arguments: Any = {key: inner for key, inner in value.items() if key not in _NO_ARGUMENTS}
@@ -163,11 +160,11 @@ def _call(value: Any) -> Call:
         try:
             arguments, _ = read_json(arguments)
         except NoJson as error:
-            return Call(name, None, fault=f"The arguments are no JSON: {error}. {FORM}")
+            return ToolCall(name, None, fault=f"The arguments are no JSON: {error}. {FORM}")
     arguments = {} if arguments is None or arguments == "" else arguments
     if not isinstance(arguments, Mapping):
-        return Call(name, None, fault=f"The arguments are no object. {FORM}")
-    return Call(name, dict(arguments), str(value.get("id") or value.get("call_id") or ""))
+        return ToolCall(name, None, fault=f"The arguments are no object. {FORM}")
+    return ToolCall(name, dict(arguments), str(value.get("id") or value.get("call_id") or ""))
 
 
 def read_json(text: str) -> tuple[Any, str]:
@@ -189,7 +186,7 @@ def read_json(text: str) -> tuple[Any, str]:
     try:
         if text[:1] in ("{", "["):
             return read_value(whole), rest
-    except NoValue:
+    except UnreadableValue:
         pass
     raise NoJson(first)
 

@@ -43,8 +43,9 @@ from typing_extensions import override
 
 from treetune.contracts import Finding, lacking
 from treetune.domains.environments.tools import Functions, Tool
+from treetune.exceptions import Unavailable
 from treetune.processes.pool import call_clock
-from treetune.tasks.graders.base import Isolation, Unavailable
+from treetune.tasks.graders.base import Isolation
 
 _ALIVE_S, _END_S = 2.0, 10.0
 """How long a server may take to list its tools after a call that was overdue, and to end."""
@@ -159,12 +160,12 @@ class Mcp(Tool):
         tools = self._server().connected().tools
         return [tool for tool in tools if not self.only or tool.name in self.only]
 
-    def _server(self) -> _Server:
+    def _server(self) -> _ServerThread:
         settings = [sorted(self.variables.items()), sorted(self.headers.items())]
         key = json.dumps([self.command, self.address, settings])
         with _LOCK:
             if key not in _SERVERS:
-                _SERVERS[key] = _Server(self)
+                _SERVERS[key] = _ServerThread(self)
             return _SERVERS[key]
 
 
@@ -260,7 +261,7 @@ class _Connection:
             listing.cancel()
 
 
-class _Server:
+class _ServerThread:
     """The connection to a server, in a thread of its own. One that is lost is made anew by the next call."""
 
     def __init__(self, tool: Mcp) -> None:
@@ -456,7 +457,7 @@ def _text_of(part: Any) -> str:
     return f"[{part.type} {kind}]" if kind else f"[{part.type}]"
 
 
-_SERVERS: dict[str, _Server] = {}
+_SERVERS: dict[str, _ServerThread] = {}
 _LOCK = threading.Lock()
 
 

@@ -24,8 +24,8 @@ from typing_extensions import override
 
 from treetune.domains.environments.base import Environment, Turn
 from treetune.domains.environments.worlds import (
+    ForkedProcesses,
     ForkedWorld,
-    Forks,
     Loaded,
     Played,
     Snapshot,
@@ -54,6 +54,11 @@ class TurnJournal:
 
     def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self._journal = Journal(path, others)
+
+    @staticmethod
+    def beside(requests: Path, others: Sequence[Path] = ()) -> TurnJournal:
+        """Opens the journal of turns that lies beside a journal of requests, and those beside the others."""
+        return TurnJournal(requests.with_suffix(SUFFIX), [other.with_suffix(SUFFIX) for other in others])
 
     def known(self, answer: int, actions: Sequence[str]) -> Played | None:
         row = self._journal.get(_key(answer, actions))
@@ -88,7 +93,7 @@ class Site:
     ) -> None:
         self._environment, self._services, self._timeline = environment, services, timeline
         self._name, where = type(environment).__name__, environment.isolation
-        self._forks = Forks(environment, memory_gib) if where == "process" else None
+        self._forks = ForkedProcesses(environment, memory_gib) if where == "process" else None
         if where != "process":
             environment.prepare()
         self._number = -1

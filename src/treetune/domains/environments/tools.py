@@ -21,10 +21,11 @@ from typing_extensions import override
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, lacking
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Again, Environment, Reward, Turn
-from treetune.domains.environments.calls import NATIVE, Call, calls_in, calls_of_turn
+from treetune.domains.environments.calls import NATIVE_FORMATS, ToolCall, calls_in, calls_of_turn
 from treetune.domains.extras import missing_extras
 from treetune.domains.sandbox.python_tool import PythonTool
-from treetune.tasks.graders.base import Isolation, Unavailable
+from treetune.exceptions import Unavailable
+from treetune.tasks.graders.base import Isolation
 from treetune.tasks.sources import json_lines
 from treetune.tasks.thoughts import read_thoughts
 from treetune.vocabulary import Problem
@@ -251,9 +252,12 @@ class Tools(Environment):
         names = [tool.name for tool in self.tools]
         twice = sorted({name for name in names if names.count(name) > 1})
         parser = self.format.partition(":")[0]
-        if parser not in ("tags", "vllm", *NATIVE) or (parser == "vllm") != (self.tokenizer is not None):
+        if parser not in ("tags", "vllm", *NATIVE_FORMATS) or (parser == "vllm") != (
+            self.tokenizer is not None
+        ):
             raise ValueError(
-                f"format is {self.format!r}: give tags, {', '.join(NATIVE)}, or vllm:NAME with a tokenizer"
+                f"format is {self.format!r}: give tags, {', '.join(NATIVE_FORMATS)}, or vllm:NAME with a"
+                " tokenizer"
             )
         if self.is_native and self.call is not None:
             raise ValueError(f"call is a pattern of tags, and format is {self.format!r}: leave one out")
@@ -309,12 +313,12 @@ class Tools(Environment):
             raise ValueError(f"two tools are called {', '.join(twice)}: leave one out")
         return schemas
 
-    def calls(self, action: str) -> list[Call]:
+    def calls(self, action: str) -> list[ToolCall]:
         """Returns the calls of a turn in their order; none where it is the answer. A call that a thought
         speaks of isn't made."""
         return self._split_turn(action)[0]
 
-    def _split_turn(self, action: str) -> tuple[list[Call], str]:
+    def _split_turn(self, action: str) -> tuple[list[ToolCall], str]:
         """Returns the calls of a turn and what the turn says beside them, its thought included."""
         reading = read_thoughts(action)
         if self.tokenizer is not None:
@@ -332,7 +336,7 @@ class Tools(Environment):
         if call is None:
             return [], action
         groups = call.groupdict()
-        return [Call(groups.get("tool") or self.tools[0].name, groups["argument"] or "")], action
+        return [ToolCall(groups.get("tool") or self.tools[0].name, groups["argument"] or "")], action
 
     @override
     def message(self, action: str) -> dict[str, Any]:
@@ -369,7 +373,7 @@ class Tools(Environment):
             return Turn("\n".join(text for _, _, text in results), results=tuple(results))
         return Turn(self.answer.replace(RESULT, results[0][2]))
 
-    def _result(self, state: SimpleNamespace, call: Call) -> str:
+    def _result(self, state: SimpleNamespace, call: ToolCall) -> str:
         """Returns the result of a call as the policy reads it, or why there is none."""
         if self.most_calls is not None and state.made > self.most_calls:
             return "There are no calls left: give your answer."
@@ -423,7 +427,9 @@ def _call_with_json(function: Callable[..., Any], arguments: Mapping[str, Any]) 
     return checked_function(**repaired)
 
 
-def _calls_by_vllm(name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]], action: str) -> list[Call]:
+def _calls_by_vllm(
+    name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]], action: str
+) -> list[ToolCall]:
     """Returns the calls that a tool parser of vLLM's finds, outside of a server. A parser says that there is
     none also where it can't read one."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -431,7 +437,7 @@ def _calls_by_vllm(name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]]
 
     request = ChatCompletionRequest(messages=[], tools=list(tools))
     parser = ToolParserManager.get_tool_parser(name)(_tokenizer(tokenizer), request.tools)
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
     for tool_call in parser.extract_tool_calls(action, request).tool_calls:
         function = tool_call.function
         calls += calls_in(f"{function.name}[ARGS]{function.arguments or '{}'}")

@@ -1,8 +1,8 @@
 """The states of environments, one of each answer, in this process or each in a process of its own.
 
-`Forks` runs it as ``python -m treetune.domains.environments.worlds``; nobody does by hand. Such a process
-loads an environment once and forks itself for each answer, which takes milliseconds and shares what was
-loaded::
+`ForkedProcesses` runs it as ``python -m treetune.domains.environments.worlds``; nobody does by hand. Such a
+process loads an environment once and forks itself for each answer, which takes milliseconds and shares what
+was loaded::
 
     this process                           the environment's process (`main`)
     ────────────                           ──────────────────────────────────
@@ -13,8 +13,8 @@ loaded::
     ForkedWorld.call ──(method, arguments) ───────────► World.call
                      ◄────────── Played ───────────────┘
 
-`Forks` sends one order at a time, under its lock, and waits `START_SECONDS` for each reply. A call waits for
-its own deadline. If a process is killed, the wait for its reply ends with EOFError.
+`ForkedProcesses` sends one order at a time, under its lock, and waits `START_SECONDS` for each reply. A call
+waits for its own deadline. If a process is killed, the wait for its reply ends with EOFError.
 """
 
 from __future__ import annotations
@@ -39,16 +39,9 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
-from treetune.processes.pool import (
-    START_SECONDS,
-    WorkerStartError,
-    call_clock,
-    exit_words,
-    pickled_servant,
-    start_worker,
-)
+from treetune.exceptions import Unavailable, WorkerStartError
+from treetune.processes.pool import START_SECONDS, call_clock, describe_exit, pickle_servant, start_worker
 from treetune.processes.worker import Servant, become_worker, die_with_parent, frame, load, read
-from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import GradeOutcome, Problem
 
 Snapshot = tuple[int, bytes]
@@ -165,7 +158,7 @@ class Loaded(Servant):
         return replace(played, waited=call_clock().stood_s)
 
 
-class Forks:
+class ForkedProcesses:
     """The processes of an environment's answers, forked off one that has loaded it. Thread-safe.
 
     The first answer starts that one, in a thread that has to last: the kernel ends it with its thread, and
@@ -174,7 +167,7 @@ class Forks:
     """
 
     def __init__(self, environment: Environment, memory_gib: float | None) -> None:
-        self._pickled = pickled_servant(Loaded(environment), type(environment).__name__)
+        self._pickled = pickle_servant(Loaded(environment), type(environment).__name__)
         self._memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -206,7 +199,7 @@ class Forks:
             if self._orders is not None:
                 try:
                     self._orders.send((order, pid))
-                    return exit_words(self._orders.recv())
+                    return describe_exit(self._orders.recv())
                 except (EOFError, OSError):  # it was killed, and all answers' processes with it
                     self._stop()
         return "was killed"
@@ -237,7 +230,7 @@ class Forks:
             raise WorkerStartError(f"no environment was there within {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
             raise WorkerStartError(
-                f"a worker process did not start: it {exit_words(self._process.wait())}"
+                f"a worker process did not start: it {describe_exit(self._process.wait())}"
             ) from error
         self._orders = ours
         return ours
@@ -255,7 +248,7 @@ class Forks:
 class ForkedWorld:
     """A `World` in a process of its own, which ends with this object."""
 
-    def __init__(self, forks: Forks, connection: Connection, pid: int) -> None:
+    def __init__(self, forks: ForkedProcesses, connection: Connection, pid: int) -> None:
         self._forks, self._connection, self._pid = forks, connection, pid
 
     def call(self, deadline: float, method: str, *arguments: Any) -> Played:

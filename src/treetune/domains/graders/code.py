@@ -17,9 +17,10 @@ from typing_extensions import override
 
 from treetune.contracts import Finding, lacking
 from treetune.domains.sandbox import inside
-from treetune.domains.sandbox.base import Limits, Sandbox
+from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
-from treetune.tasks.graders.base import Grader, Isolation, Unavailable
+from treetune.exceptions import Unavailable
+from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import fenced_blocks
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
@@ -41,7 +42,7 @@ class SandboxedGrader(Grader):
     """A grader that runs programs in its `sandbox`, within `limits`, and is called where that wants to be."""
 
     sandbox: Sandbox
-    limits: Limits
+    limits: ProgramLimits
 
     @property
     @override
@@ -96,7 +97,7 @@ class Code(SandboxedGrader):
     """The sandbox that runs the code."""
     test_seconds: Annotated[float, Gt(0)] = 6.0
     """Seconds for each test."""
-    limits: Limits = field(default_factory=lambda: Limits(seconds=30.0, memory_mib=1024))
+    limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=30.0, memory_mib=1024))
     """Limits of all tests together, a sandbox of their own."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too

@@ -14,15 +14,11 @@ from typing_extensions import override
 
 from treetune.contracts import Finding, lacking
 from treetune.domains.graders.code import SPARE_SECONDS
-from treetune.domains.sandbox.base import Limits, Sandbox
+from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
+from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import (
-    NoValue,
-    fenced_blocks,
-    read_value,
-    values,
-)
+from treetune.tasks.graders.extraction import fenced_blocks, find_values, read_value
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
@@ -79,7 +75,7 @@ class CodeIO(Grader):
     """The function of the program."""
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     """The sandbox that runs the program."""
-    limits: Limits = field(default_factory=lambda: Limits(seconds=10.0))
+    limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=10.0))
     """Limits of both calls together."""
 
     def __post_init__(self) -> None:
@@ -106,14 +102,14 @@ class CodeIO(Grader):
         blocks = [block for block in fenced_blocks(response) if block.strip()]
         if blocks:
             return blocks[0 if self.block == "first" else -1].strip()
-        return next((text for text, _ in values(response)), None)
+        return next((text for text, _ in find_values(response)), None)
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold, key = read_gold(problem.gold)
         try:
             prediction = read_prediction(extracted)
-        except NoValue as error:
+        except UnreadableValue as error:
             return Grade(reward=0.0, outcome="ok", message=f"no value: {error}")
         readings = candidates(prediction, key)
         right = any(self.equal(candidate, gold) for candidate in readings)
@@ -128,7 +124,7 @@ class CodeIO(Grader):
         _, key = read_gold(problem.gold)
         try:
             value, other_value = read_prediction(answer), read_prediction(other)
-        except NoValue:
+        except UnreadableValue:
             return False
         return self.equal(candidates(value, key)[0], candidates(other_value, key)[0])
 
@@ -190,7 +186,7 @@ def _normal(value: Any) -> Any:
     if text[:1] in ("[", "{"):
         try:
             return read_value(text)
-        except NoValue:
+        except UnreadableValue:
             return value
     return value
 
@@ -200,7 +196,7 @@ def read_gold(gold: str) -> tuple[Any, str | None]:
     """Returns the value, and the key that it stood under. A gold that is no value is a text."""
     try:
         value = read_value(gold)
-    except NoValue:
+    except UnreadableValue:
         return gold, None
     if isinstance(value, Mapping) and len(value) == 1:
         (key,) = value
@@ -217,11 +213,11 @@ def read_prediction(text: str) -> Any:
     for whole in (text, f"{{{text.strip().rstrip(',')}}}"):
         try:
             return read_value(whole)
-        except NoValue:
+        except UnreadableValue:
             continue
-    for _, value in values(text):
+    for _, value in find_values(text):
         return value
-    raise NoValue("neither JSON nor a literal")
+    raise UnreadableValue("neither JSON nor a literal")
 
 
 def candidates(prediction: Any, key: str | None) -> list[Any]:

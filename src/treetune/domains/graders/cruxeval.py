@@ -12,16 +12,11 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.domains.graders.code import SandboxedGrader
-from treetune.domains.sandbox.base import Limits, Outcome, Sandbox
+from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
+from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import (
-    LONGEST_VALUE,
-    NoValue,
-    fenced_blocks,
-    last_between,
-    read_value,
-)
+from treetune.tasks.graders.extraction import LONGEST_VALUE, fenced_blocks, last_between, read_value
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Problem
 
@@ -44,7 +39,7 @@ class CruxEval(SandboxedGrader):
     votes_by_value: ClassVar[bool] = True
 
     sandbox: Sandbox = field(default_factory=Bubblewrap)
-    limits: Limits = field(default_factory=lambda: Limits(seconds=5.0))
+    limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=5.0))
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""
@@ -91,7 +86,7 @@ class CruxEval(SandboxedGrader):
         call, other_call = prediction[0], other_prediction[0]
         return call is not None and other_call is not None and ast.dump(call) == ast.dump(other_call)
 
-    def _value_of(self, code: str, call: ast.Call) -> Outcome:
+    def _value_of(self, code: str, call: ast.Call) -> ProgramOutcome:
         return self.sandbox.run(f"{code}\nprint(repr({ast.unparse(call)}))", limits=self.limits)
 
 
@@ -160,5 +155,5 @@ def _same(text: str, other_text: str) -> bool:
     """Compares two values that are written as texts: equal as Python has it, or the same text."""
     try:
         return bool(read_value(text) == read_value(other_text))
-    except NoValue:
+    except UnreadableValue:
         return text.strip() == other_text.strip()

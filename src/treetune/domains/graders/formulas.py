@@ -14,7 +14,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from treetune.domains.graders.residues import Absurd, NotAFormula, Residue, prime_for
+from treetune.domains.graders.residues import Residue, prime_for
+from treetune.exceptions import Absurd, NotAFormula
 
 LONGEST = 600
 """Characters of a formula that are read."""
@@ -70,7 +71,7 @@ def read_expression(text: str, *, reads_choices: bool = True) -> Any:
     """
     if len(text) > LONGEST:
         raise Absurd(f"a formula of {len(text)} characters")
-    parser = _Parser(_tokens(text), reads_choices)
+    parser = _FormulaParser(_tokens(text), reads_choices)
     expression = parser.sum(0)
     if parser.peek is not None:
         raise NotAFormula(f"what is {parser.peek[1]!r} doing there?")
@@ -107,7 +108,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     return tokens
 
 
-class _Parser:
+class _FormulaParser:
     """Recursive descent, one method for each precedence; `depth` bounds the recursion."""
 
     def __init__(self, tokens: list[tuple[str, str]], reads_choices: bool = True) -> None:
@@ -430,7 +431,7 @@ def _degree_and_bits(base: Any) -> tuple[float, int]:
     return degree, bits
 
 
-class _ResidueParser(_Parser):
+class _ResidueParser(_FormulaParser):
     """Reads a formula as its value modulo a prime: of a number that is too large to be written down."""
 
     def __init__(self, tokens: list[tuple[str, str]], prime: int) -> None:

@@ -45,7 +45,7 @@ class FunctionGrader(Grader):
     The module is looked for like those of `imports`: among what is installed, in the working directory, in
     the folders of the configuration files. The function runs in the grader processes: one that hangs or
     crashes costs an answer its reward and not the run. What it raises is the outcome ``error``, but for
-    `treetune.tasks.graders.base.Unavailable`: what it needs isn't there, and the answer is left out.
+    `treetune.Unavailable`: what it needs isn't there, and the answer is left out.
 
     One that waits for something outside, and computes nothing that could hang, is a ``service`` by its
     `isolation`: it is called in `concurrency` threads of the run's process. Broken connections, and what

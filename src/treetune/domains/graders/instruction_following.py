@@ -20,7 +20,8 @@ from typing_extensions import override
 
 from treetune.contracts import Finding, lacking
 from treetune.domains.extras import missing_extras
-from treetune.tasks.graders.base import Grader, Unavailable
+from treetune.exceptions import Unavailable
+from treetune.tasks.graders.base import Grader
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 

@@ -18,19 +18,12 @@ from annotated_types import Ge, Gt, MinLen
 from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding
-from treetune.domains.endpoints.asking import Answer, AnswerJournal, Asker
-from treetune.domains.endpoints.client import Client, EndpointError, Refused, Unanswered
+from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal, Asker
+from treetune.domains.endpoints.client import EndpointClient
 from treetune.domains.endpoints.settings import Asking, EndpointSettings, Message, Place, Prices
 from treetune.engine.settings import EngineSettings, ServedModel
-from treetune.tasks.graders.base import (
-    Counts,
-    GradeBy,
-    Grader,
-    Isolation,
-    Service,
-    ServiceContext,
-    Unavailable,
-)
+from treetune.exceptions import EndpointError, RequestRefused, Unanswered, Unavailable
+from treetune.tasks.graders.base import Counts, GradeBy, Grader, Isolation, Service, ServiceContext
 from treetune.tasks.thoughts import THINK_END, read_thoughts
 from treetune.vocabulary import Grade, Problem
 
@@ -250,7 +243,9 @@ class Judge:
             )
         self.concurrency = self._asking.concurrency
         self.reach = _Reach(self._asking.give_up_after)
-        self._loop = _Loop(lambda stopping: Client(self._asking, place, stopping, self.reach.attempt_failed))
+        self._loop = _Loop(
+            lambda stopping: EndpointClient(self._asking, place, stopping, self.reach.attempt_failed)
+        )
         self._lock = threading.Lock()
         self._counts: Counts = {}
         self._attempts = 0
@@ -309,7 +304,7 @@ class Judge:
                     None if divisor is None else (total_divisor or 0) + divisor,
                 )
 
-    async def _reward(self, client: Client, question: str) -> float:
+    async def _reward(self, client: EndpointClient, question: str) -> float:
         """Asks until there is a verdict. Raises Unavailable where there is none to be had."""
         asker = _Question(self, client, self._context.shared(_open_answers))
         messages: list[Message] = [("user", question)]
@@ -337,7 +332,7 @@ class Judge:
             )
         raise Unavailable("the judge's replies hold no verdict")
 
-    def _verdict(self, answer: Answer) -> float | None:
+    def _verdict(self, answer: AnsweredRequest) -> float | None:
         """Returns the reward of an answer's verdict; None for one that was cut off, whatever stands in it."""
         return self.grader.reward(answer.text) if answer.complete else None
 
@@ -353,7 +348,7 @@ def _open_answers(context: ServiceContext) -> AnswerJournal:
 class _Question(Asker):
     """Asks the judge about one answer, until the deadline; `is_new` says that a request was sent."""
 
-    def __init__(self, judge: Judge, client: Client, journal: AnswerJournal) -> None:
+    def __init__(self, judge: Judge, client: EndpointClient, journal: AnswerJournal) -> None:
         super().__init__(client, journal, judge.identity)
         self._judge = judge
         self._until = time.monotonic() + DEADLINE_SHARE * judge.grader.deadline
@@ -362,8 +357,8 @@ class _Question(Asker):
 
     @override
     async def _ask(
-        self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[Answer], bool]
-    ) -> Answer:
+        self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[AnsweredRequest], bool]
+    ) -> AnsweredRequest:
         judge, self.is_new = self._judge, True
         judge.reach.enter()
         began = time.monotonic()
@@ -375,7 +370,7 @@ class _Question(Asker):
         except EndpointError as error:
             judge.reach.refused(str(error))
             raise Unavailable(str(error)) from error
-        except Refused as error:  # about this question alone: it is too long, or has what nobody takes
+        except RequestRefused as error:  # about this question alone: it is too long, or has what nobody takes
             raise Unavailable(str(error)) from error
         except (Unanswered, TimeoutError) as error:
             why = str(error) if isinstance(error, Unanswered) else "no reply within the deadline"
@@ -467,11 +462,11 @@ class _Reach:
 class _Loop:
     """A client in a thread of its own, which starts with the first question."""
 
-    def __init__(self, make: Callable[[Callable[[], bool]], Client]) -> None:
+    def __init__(self, make: Callable[[Callable[[], bool]], EndpointClient]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._client: Client | None = None
+        self._client: EndpointClient | None = None
         self._closed = False
         self._idle = threading.Condition()
         self._busy = 0
@@ -480,7 +475,7 @@ class _Loop:
     def failed_attempts(self) -> int:
         return 0 if self._client is None else self._client.failed_attempts
 
-    def run(self, work: Callable[[Client], Coroutine[Any, Any, T]], seconds: float) -> T:
+    def run(self, work: Callable[[EndpointClient], Coroutine[Any, Any, T]], seconds: float) -> T:
         """Does some work with the client. Raises Unanswered if this is closed, and TimeoutError if the work,
         which should keep to `seconds` by itself, doesn't."""
         with self._busy_meanwhile():

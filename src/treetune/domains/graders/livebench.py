@@ -16,15 +16,9 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.domains.graders.tagged import plain
+from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import (
-    NoValue,
-    fenced_blocks,
-    last_between,
-    last_box,
-    read_value,
-    values,
-)
+from treetune.tasks.graders.extraction import fenced_blocks, find_values, last_between, last_box, read_value
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
@@ -228,8 +222,8 @@ def _pairs(text: str) -> set[tuple[str, str]] | None:
     """Returns keys with values of the object that the text is or holds; None where it holds none."""
     try:
         value = read_value(text)
-    except NoValue:
-        value = next((value for _, value in values(text, "{")), None)
+    except UnreadableValue:
+        value = next((value for _, value in find_values(text, "{")), None)
     if not isinstance(value, dict):
         return None
     return {(str(key), str(value)) for key, value in value.items()}
@@ -307,8 +301,8 @@ def _rows(table: Sequence[Mapping[str, Any]]) -> list[Row]:
 def _json(text: str) -> Sequence[Mapping[str, Any]]:
     try:
         value = read_value(text)
-    except NoValue:
-        value = next((value for _, value in values(text)), None)
+    except UnreadableValue:
+        value = next((value for _, value in find_values(text)), None)
     if isinstance(value, Mapping):
         value = value.get("data", list(value.values()))  # by rows' numbers, or with a schema
     return value if isinstance(value, list) and all(isinstance(row, Mapping) for row in value) else []
@@ -320,7 +314,7 @@ def _json_lines(text: str) -> Sequence[Mapping[str, Any]]:
         if line.startswith("{") and line.endswith("}"):
             try:
                 row = read_value(line)
-            except NoValue:
+            except UnreadableValue:
                 return []
             if not isinstance(row, Mapping):
                 return []

@@ -24,8 +24,8 @@ from treetune.domains.graders.formulas import (
 )
 from treetune.domains.graders.math_answers import (
     Answer,
+    BracketGroup,
     Equation,
-    Group,
     Matrix,
     Named,
     Qualified,
@@ -35,7 +35,7 @@ from treetune.domains.graders.math_answers import (
     read_answer,
 )
 from treetune.domains.graders.math_endings import LONGEST, find_answer, find_gold, json_list
-from treetune.domains.graders.math_kinds import Clock, Date, Ratio, Score
+from treetune.domains.graders.math_kinds import Date, Ratio, Score, TimeOfDay
 from treetune.domains.graders.math_text import undressed
 from treetune.domains.graders.math_units import (
     Scalar,
@@ -92,7 +92,7 @@ class MathGrader(Grader):
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
         gold = _read_gold(problem.gold).answer
-        parts = len(gold.parts) if isinstance(gold, Group) and gold.kind == "list" else 1
+        parts = len(gold.parts) if isinstance(gold, BracketGroup) and gold.kind == "list" else 1
         return find_answer(response, parts)
 
     @override
@@ -150,7 +150,7 @@ def _says_the_same(answer: Answer, gold: Answer, question: str) -> bool:
 def _value_in_several_forms(gold: Answer, question: str) -> Answer | None:
     """Returns the one value of a gold that gives it in several forms, as a solution may:
     ``\\boxed{15\\frac{39}{40}}, or \\boxed{\\frac{639}{40}}``. None for every other gold."""
-    if not isinstance(gold, Group) or gold.kind != "list" or len(gold.parts) < 2:
+    if not isinstance(gold, BracketGroup) or gold.kind != "list" or len(gold.parts) < 2:
         return None
     value, *further_forms = gold.parts
     are_one_value = all(equal_answers(form, value, question) for form in further_forms)
@@ -193,7 +193,7 @@ def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
         return equal_answers(answer, gold.value, question)
     if isinstance(answer, Date) or isinstance(gold, Date):
         return False  # equal dates are equal by their parts
-    if isinstance(answer, Clock) or isinstance(gold, Clock):
+    if isinstance(answer, TimeOfDay) or isinstance(gold, TimeOfDay):
         return _equal_times(answer, gold, question)
     if isinstance(answer, Ratio) or isinstance(gold, Ratio):
         return _equal_ratios(answer, gold)
@@ -209,7 +209,7 @@ def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
         return _matched(_pieces(answer), _pieces(gold), question)
     if isinstance(answer, Matrix) or isinstance(gold, Matrix):
         return _equal_matrices(_rows(answer), _rows(gold), question)
-    if isinstance(answer, Group) or isinstance(gold, Group):
+    if isinstance(answer, BracketGroup) or isinstance(gold, BracketGroup):
         return _equal_groups(_as_group(answer), _as_group(gold), question)
     return _equal_scalars(answer, gold, question)
 
@@ -227,9 +227,9 @@ def _equal_matrices(
     return True
 
 
-def _as_group(answer: Answer) -> Group:
+def _as_group(answer: Answer) -> BracketGroup:
     """Returns a group as it is, and anything else as a list of one part."""
-    return answer if isinstance(answer, Group) else Group("list", (answer,))
+    return answer if isinstance(answer, BracketGroup) else BracketGroup("list", (answer,))
 
 
 def _words_of(answer: Answer) -> str | None:
@@ -245,7 +245,7 @@ _EMPTY = (Scalar("\\emptyset"),)
 """The parts of a group that holds the empty set and nothing else."""
 
 
-def _equal_groups(answer: Group, gold: Group, question: str) -> bool:
+def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bool:
     """Compares pairs and intervals in order and by their brackets, and sets and lists in any order."""
     kinds = {answer.kind, gold.kind}
     is_empty, is_gold_empty = answer.parts == _EMPTY, gold.parts == _EMPTY
@@ -270,7 +270,7 @@ def _pieces(answer: Answer) -> Sequence[Answer]:
     """Returns the parts of a union or of a list, and anything else as its only part."""
     if isinstance(answer, Union):
         return answer.parts
-    return answer.parts if isinstance(answer, Group) and answer.kind == "list" else (answer,)
+    return answer.parts if isinstance(answer, BracketGroup) and answer.kind == "list" else (answer,)
 
 
 def _matched(answer: Sequence[Answer], gold: Sequence[Answer], question: str) -> bool:
@@ -296,7 +296,11 @@ def _rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
     """Returns the rows of a matrix; a tuple stands for a column."""
     if isinstance(answer, Matrix):
         return answer.rows
-    if isinstance(answer, Group) and answer.kind == "tuple" and (answer.left, answer.right) == ("(", ")"):
+    if (
+        isinstance(answer, BracketGroup)
+        and answer.kind == "tuple"
+        and (answer.left, answer.right) == ("(", ")")
+    ):
         return tuple((part,) for part in answer.parts)
     return ()
 
@@ -427,21 +431,21 @@ def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
 
 def _equal_times(answer: Answer, gold: Answer, question: str) -> bool:
     """Compares times of the day; what may be a ratio is one unless the question asks for a time."""
-    if isinstance(answer, Clock) and isinstance(gold, Clock):
+    if isinstance(answer, TimeOfDay) and isinstance(gold, TimeOfDay):
         if gold.is_time(question) or answer.is_sure:
             return gold.equals(answer)
         return _equal_ratios(answer.ratio(), gold.ratio())
-    if isinstance(gold, Clock):
+    if isinstance(gold, TimeOfDay):
         if gold.is_time(question):
             return _is_hour_of(gold, answer)
         return _equal_ratios(answer, gold.ratio())
-    assert isinstance(answer, Clock), "one of them is a time"
+    assert isinstance(answer, TimeOfDay), "one of them is a time"
     if answer.is_sure:
         return _is_hour_of(answer, gold)
     return _equal_ratios(answer.ratio(), gold)
 
 
-def _is_hour_of(clock: Clock, answer: Answer) -> bool:
+def _is_hour_of(clock: TimeOfDay, answer: Answer) -> bool:
     """Returns whether an answer is the bare number 4 where the time is ``4 p.m.``, without minutes."""
     if clock.minute is not None or not isinstance(answer, Scalar) or answer.unit is not None:
         return False
@@ -497,7 +501,7 @@ def _equal_systems(answer: Answer, gold: Answer, question: str) -> bool:
         by_name, nameless = gold_values, answer
     else:
         return False
-    if not isinstance(nameless, Group) or len(nameless.parts) != len(by_name):
+    if not isinstance(nameless, BracketGroup) or len(nameless.parts) != len(by_name):
         return False
     if nameless.kind == "set" or (nameless.left, nameless.right) != ("(", ")"):
         return False
@@ -520,7 +524,7 @@ def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
         return None
     names = answer.name.strip("()").split(",")
     has_repetition = len(set(names)) < len(names)
-    if has_repetition or not isinstance(answer.value, Group) or len(answer.value.parts) != len(names):
+    if has_repetition or not isinstance(answer.value, BracketGroup) or len(answer.value.parts) != len(names):
         return None
     return dict(zip(names, answer.value.parts))
 

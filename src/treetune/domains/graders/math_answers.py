@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Literal
 
 from treetune.domains.graders.formulas import exact_value
-from treetune.domains.graders.math_kinds import Clock, Date, Ratio, Score
+from treetune.domains.graders.math_kinds import Date, Ratio, Score, TimeOfDay
 from treetune.domains.graders.math_units import Scalar, split_unit, sum_of_quantities
 
 DEEPEST = 6
@@ -30,7 +30,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Group:
+class BracketGroup:
     """Parts in brackets. ``list``: none, or just commas; ``set``; ``tuple``: an ordered pair or an interval,
     which only its brackets tell from another."""
 
@@ -88,14 +88,14 @@ class Qualified:
 
 Answer = (
     Scalar
-    | Clock
+    | TimeOfDay
     | Date
     | Ratio
     | Score
     | System
     | Qualified
     | Words
-    | Group
+    | BracketGroup
     | Union
     | Matrix
     | Named
@@ -222,12 +222,12 @@ def _number_out_of_text(text: str) -> str:
     return _RATIO_IN_WORDS.sub(":", text)
 
 
-def _special_number(text: str) -> Clock | Date | Score | None:
+def _special_number(text: str) -> TimeOfDay | Date | Score | None:
     """Reads what looks like arithmetic and is none."""
     plain = _without_latex(text)
     if plain is None:
         return None
-    return Clock.read(plain) or Date.read(plain) or Score.read(plain)
+    return TimeOfDay.read(plain) or Date.read(plain) or Score.read(plain)
 
 
 def _equation_or_region(text: str, depth: int) -> Answer | None:
@@ -252,7 +252,7 @@ def _both_signs(text: str, depth: int) -> Answer | None:
         return None
     plus = text.replace("\\pm", "+").replace("\\mp", "-")
     minus = text.replace("\\pm", "-").replace("\\mp", "+")
-    return Group("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
+    return BracketGroup("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
 
 
 def _number_with_thousands(text: str) -> Answer | None:
@@ -300,7 +300,7 @@ def _reals(text: str) -> Answer | None:
         if match is None:
             return None
     if not rest:
-        return Group("tuple", (_BELOW_ALL, _ABOVE_ALL))
+        return BracketGroup("tuple", (_BELOW_ALL, _ABOVE_ALL))
     if match is None:
         return None
     holes = re.sub(r"\A[a-zA-Z] ?= ?", "", match["holes"].strip())
@@ -332,12 +332,12 @@ def _all_but(holes: list[str]) -> Answer | None:
         return None
     in_order = [Scalar(hole) for _, hole in sorted(set(numbers))]
     ends = [_BELOW_ALL, *in_order, _ABOVE_ALL]
-    return Union(tuple(Group("tuple", pair) for pair in itertools.pairwise(ends)))
+    return Union(tuple(BracketGroup("tuple", pair) for pair in itertools.pairwise(ends)))
 
 
 def _rays_beside(hole: Scalar) -> Union:
     """Returns the open rays below and above a hole."""
-    return Union((Group("tuple", (_BELOW_ALL, hole)), Group("tuple", (hole, _ABOVE_ALL))))
+    return Union((BracketGroup("tuple", (_BELOW_ALL, hole)), BracketGroup("tuple", (hole, _ABOVE_ALL))))
 
 
 def _cases(rows: str, depth: int) -> Answer:
@@ -346,7 +346,7 @@ def _cases(rows: str, depth: int) -> Answer:
     if len(cells) > MOST_PARTS:
         return Scalar(rows)
     if all(len(row) == 2 and "=" not in row[0] for row in cells):
-        return Group("set", tuple(_piece(row, depth) for row in cells))
+        return BracketGroup("set", tuple(_piece(row, depth) for row in cells))
     equations = ["".join(row).strip(" ,;") for row in cells]
     return _system_of(tuple(read_answer(equation, depth + 1) for equation in equations))
 
@@ -355,7 +355,9 @@ def _piece(row: list[str], depth: int) -> Answer:
     condition = re.sub(r"\\text ?\{ ?,? ?(?:if|for|when|where) ?\}|\b(?:if|for|when)\b", "", row[1]).strip(
         " ,.;"
     )
-    return Group("tuple", (read_answer(row[0].strip(" ,"), depth + 1), read_answer(condition, depth + 1)))
+    return BracketGroup(
+        "tuple", (read_answer(row[0].strip(" ,"), depth + 1), read_answer(condition, depth + 1))
+    )
 
 
 def _system_of(parts: tuple[Answer, ...]) -> Answer:
@@ -364,7 +366,7 @@ def _system_of(parts: tuple[Answer, ...]) -> Answer:
     names = {part.name for part in named}
     if len(parts) > 1 and len(named) == len(parts) == len(names):
         return System(tuple((part.name, part.value) for part in named))
-    return Group("list", _flat(parts))
+    return BracketGroup("list", _flat(parts))
 
 
 def _transposed(text: str, depth: int) -> Answer | None:
@@ -375,8 +377,8 @@ def _transposed(text: str, depth: int) -> Answer | None:
     if isinstance(inner, Matrix):
         lengths = {len(row) for row in inner.rows}
         return Matrix(tuple(zip(*inner.rows, strict=True))) if len(lengths) == 1 else None
-    if isinstance(inner, Group) and inner.kind == "tuple":
-        return Group("tuple", inner.parts)  # a row that is written as a tuple, so that it is a column
+    if isinstance(inner, BracketGroup) and inner.kind == "tuple":
+        return BracketGroup("tuple", inner.parts)  # a row that is written as a tuple, so that it is a column
     return None
 
 
@@ -451,11 +453,11 @@ def _group(text: str, depth: int) -> Answer | None:
         if re.search(r"\\mid|\\colon|:|\|", inner):
             condition = re.split(r"\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|:|\|", inner, maxsplit=1)[1]
             return read_answer(condition, depth + 1)
-        return Group("set", _flat(_parts(inner, depth)))
+        return BracketGroup("set", _flat(_parts(inner, depth)))
     if opening:
         parts = _parts(inner, depth)
         if len(parts) > 1:
-            return Group("tuple", parts, opening, closing)
+            return BracketGroup("tuple", parts, opening, closing)
         return None
     pieces = [piece.strip() for part in split_at_top(text, (",", ";")) for piece in _and_parts(part)]
     pieces = [piece for piece in pieces if piece]
@@ -468,7 +470,7 @@ def _flat(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
     r"""Dissolves lists among the parts of a list or a set: ``0, \pm 1`` has the parts 0, 1 and -1."""
     flat: list[Answer] = []
     for part in parts:
-        if isinstance(part, Group) and part.kind == "list":
+        if isinstance(part, BracketGroup) and part.kind == "list":
             flat += part.parts
         else:
             flat.append(part)
@@ -578,10 +580,10 @@ def _distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | 
     is_closed = signs[0].endswith("=")
     if signs[0].startswith("<"):
         return match["name"], [
-            Group("tuple", (low, high), "[" if is_closed else "(", "]" if is_closed else ")")
+            BracketGroup("tuple", (low, high), "[" if is_closed else "(", "]" if is_closed else ")")
         ]
-    below = Group("tuple", (_BELOW_ALL, low), "(", "]" if is_closed else ")")
-    above = Group("tuple", (high, _ABOVE_ALL), "[" if is_closed else "(", ")")
+    below = BracketGroup("tuple", (_BELOW_ALL, low), "(", "]" if is_closed else ")")
+    above = BracketGroup("tuple", (high, _ABOVE_ALL), "[" if is_closed else "(", ")")
     return match["name"], [below, above]
 
 
@@ -628,10 +630,10 @@ def _named_region(names: set[str], allowed: Answer | None) -> Union | None:
 
 def _intersect(rays: list[Answer]) -> Answer | None:
     """Makes ``x > 1 and x < 2`` an interval; None unless one ray up and one down meet."""
-    if len(rays) != 2 or not all(isinstance(ray, Group) for ray in rays):
+    if len(rays) != 2 or not all(isinstance(ray, BracketGroup) for ray in rays):
         return None
     up, down = sorted(rays, key=lambda ray: ray.parts[0] == _BELOW_ALL)  # type: ignore[union-attr]
-    assert isinstance(up, Group) and isinstance(down, Group)
+    assert isinstance(up, BracketGroup) and isinstance(down, BracketGroup)
     if up.parts[1] != _ABOVE_ALL or down.parts[0] != _BELOW_ALL:
         return None
     start, end = up.parts[0], down.parts[1]
@@ -640,7 +642,7 @@ def _intersect(rays: list[Answer]) -> Answer | None:
     low, high = exact_value(start.formula), exact_value(end.formula)
     if low is None or high is None or low >= high:
         return None
-    return Group("tuple", (start, end), up.left, down.right)
+    return BracketGroup("tuple", (start, end), up.left, down.right)
 
 
 def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
@@ -658,7 +660,7 @@ def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Ans
         ends = read_answer(sides[0], depth + 1), read_answer(sides[2], depth + 1)
         left = "(" if signs[0] == "<" else "["
         right = ")" if signs[1] == "<" else "]"
-        return sides[1], [Group("tuple", ends, left, right)]
+        return sides[1], [BracketGroup("tuple", ends, left, right)]
     return None
 
 
@@ -679,8 +681,8 @@ def _rays_of_one_sign(sign: str, sides: list[str], depth: int) -> tuple[str, lis
     if sign == "!=":
         return name, list(_rays_beside(value).parts)
     if sign in ("<", "<="):
-        return name, [Group("tuple", (_BELOW_ALL, value), "(", ")" if sign == "<" else "]")]
-    return name, [Group("tuple", (value, _ABOVE_ALL), "(" if sign == ">" else "[", ")")]
+        return name, [BracketGroup("tuple", (_BELOW_ALL, value), "(", ")" if sign == "<" else "]")]
+    return name, [BracketGroup("tuple", (value, _ABOVE_ALL), "(" if sign == ">" else "[", ")")]
 
 
 # ABC, AB': points of a figure, or a Roman number

@@ -19,7 +19,7 @@ _SIXTY = 60
 
 
 @dataclass(frozen=True)
-class Clock:
+class TimeOfDay:
     """A time of the day, ``4:30 p.m.``. Of ``4 p.m.`` the minutes are None; `half` may be "".
 
     `is_sure` is False for ``1:20``, which may be a ratio.
@@ -38,7 +38,7 @@ class Clock:
     )
 
     @classmethod
-    def read(cls, text: str) -> Clock | None:
+    def read(cls, text: str) -> TimeOfDay | None:
         """Reads plain text (no LaTeX); None where it is no time."""
         if text.lower() in ("noon", "midnight"):
             return cls(12, 0, half="pm" if text.lower() == "noon" else "am")
@@ -67,7 +67,7 @@ class Clock:
         # A ratio is given in its lowest terms, so 2:30 must be a time.
         return math.gcd(self.hour, self.minute or 0, self.second or 0) != 1
 
-    def equals(self, other: Clock) -> bool:
+    def equals(self, other: TimeOfDay) -> bool:
         """Compares two times; a half of the day that one of them leaves out is what the other says."""
         # ``4 p.m.`` says no minutes, and so is ``4:00 p.m.``, but neither ``4:30 p.m.`` nor ``4:00``.
         lacks_one_minutes = (self.minute is None) != (other.minute is None)

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal
 from typing_extensions import override
 
 from treetune.domains.graders.tagged import Tagged, all_plain, of_parts, plain
+from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import NoValue, last_box, read_value, values
+from treetune.tasks.graders.extraction import find_values, last_box, read_value
 from treetune.vocabulary import Grade, Problem
 
 # Tables
@@ -77,7 +78,7 @@ class ZebraGrader(Tagged):
             filled_rows.append(_cells_to_fill(table, gold, told, asked))
         return filled_rows[0] == filled_rows[1]
 
-    def _split_columns(self, gold: Table) -> tuple[list[int], list[int]]:
+    def _split_columns(self, gold: ParsedTable) -> tuple[list[int], list[int]]:
         """Returns the gold's columns that the question tells, and those that it asks for. Raises ValueError
         where it asks for none."""
         # The question tells columns named in `given`, if each cell holds a number. A house may also be an
@@ -96,7 +97,7 @@ class ZebraGrader(Tagged):
 
 
 @dataclass(frozen=True)
-class Table:
+class ParsedTable:
     """A header (empty where there is none) and rows, all ready for comparison."""
 
     header: tuple[str, ...]
@@ -104,7 +105,7 @@ class Table:
 
 
 @lru_cache(maxsize=1024)
-def gold_table(gold: str) -> Table:
+def gold_table(gold: str) -> ParsedTable:
     """Raises ValueError for a gold that is no table with equal rows."""
     table = read_table(gold)
     if table is None or len({len(row) for row in table.rows}) != 1:
@@ -126,14 +127,16 @@ def _position(cell: str) -> str:
     return "".join(sign for sign in cell if sign.isdigit()) or cell
 
 
-def _read_answer_table(text: str, gold: Table, asked: Sequence[int]) -> Table | None:
+def _read_answer_table(text: str, gold: ParsedTable, asked: Sequence[int]) -> ParsedTable | None:
     """Reads an answer's table, or its rows of letters where the gold asks for nothing else."""
     asks_letters = all(len(row[column]) == 1 for row in gold.rows for column in asked)
     letters = read_letters(text) if asks_letters else None
     return letters or read_table(text)
 
 
-def _cells_to_fill(table: Table, gold: Table, told: Sequence[int], asked: Sequence[int]) -> list[list[str]]:
+def _cells_to_fill(
+    table: ParsedTable, gold: ParsedTable, told: Sequence[int], asked: Sequence[int]
+) -> list[list[str]]:
     """Returns for each of the gold's rows the asked cells of the answer's row with the same position.
 
     A gold's row gets no cells where no row of the answer has its position, or where several have.
@@ -154,7 +157,7 @@ def _cells_to_fill(table: Table, gold: Table, told: Sequence[int], asked: Sequen
     return filled
 
 
-def _columns(table: Table, gold: Table, told: Sequence[int], asked: Sequence[int]) -> list[int]:
+def _columns(table: ParsedTable, gold: ParsedTable, told: Sequence[int], asked: Sequence[int]) -> list[int]:
     """Returns where the asked columns stand in the answer and, if it has them all, the told ones behind them.
 
     They are found by the answer's header, or else stand in the gold's order.
@@ -172,7 +175,7 @@ def _columns(table: Table, gold: Table, told: Sequence[int], asked: Sequence[int
     return [*asked, *told]
 
 
-def read_table(text: str) -> Table | None:
+def read_table(text: str) -> ParsedTable | None:
     """Reads the table that the text is or, where it is none, the last one in it. Linear in the text.
 
     A table is ``{"header": […], "rows": [[…], …]}``, its rows alone, a list of objects with the same keys, an
@@ -181,15 +184,15 @@ def read_table(text: str) -> Table | None:
     """
     try:
         table = _table_of(read_value(text))
-    except NoValue:
-        tables = (_table_of(value) for _, value in values(text))
+    except UnreadableValue:
+        tables = (_table_of(value) for _, value in find_values(text))
         table = next((table for table in tables if table is not None), None)
     if table is not None:
         return table
     return _markdown_table(text)
 
 
-def _markdown_table(text: str) -> Table | None:
+def _markdown_table(text: str) -> ParsedTable | None:
     """Reads the last table in Markdown. Its header stands above the last rule, ``|---|---|``."""
     lines = [line.strip() for line in text.split("\n")]
     rules = [number for number, line in enumerate(lines) if len(line) > 2 and not line.strip("|:- ")]
@@ -205,7 +208,7 @@ def _markdown_table(text: str) -> Table | None:
     return _table(cells[0], cells[1:])
 
 
-def read_letters(text: str) -> Table | None:
+def read_letters(text: str) -> ParsedTable | None:
     """Reads rows of single letters with ``/`` between them, ``am/bn``; None for any other text."""
     rows = text.split("/")
     if len(rows) > MOST_ROWS or not all(row.isalnum() and len(row) <= MOST_CELLS for row in rows):
@@ -213,7 +216,7 @@ def read_letters(text: str) -> Table | None:
     return _table((), [list(row) for row in rows])
 
 
-def _table_of(value: Any) -> Table | None:
+def _table_of(value: Any) -> ParsedTable | None:
     """Makes a table of a value that was read: rows, objects, or an object that holds them; else None."""
     if isinstance(value, Mapping):
         keys = {plain(str(key)): inner for key, inner in value.items()}
@@ -232,7 +235,7 @@ def _table_of(value: Any) -> Table | None:
     return _table((), value)
 
 
-def _table(header: Any, rows: Any) -> Table | None:
+def _table(header: Any, rows: Any) -> ParsedTable | None:
     """Makes a table ready for comparison; None where the rows are none, or too many or too long."""
     if not isinstance(header, list | tuple) or not isinstance(rows, list | tuple):
         return None
@@ -240,7 +243,7 @@ def _table(header: Any, rows: Any) -> Table | None:
         return None
     if not all(1 <= len(row) <= MOST_CELLS for row in rows):
         return None
-    return Table(tuple(all_plain(header)), tuple(tuple(all_plain(row)) for row in rows))
+    return ParsedTable(tuple(all_plain(header)), tuple(tuple(all_plain(row)) for row in rows))
 
 
 # Orders of names
@@ -304,8 +307,8 @@ def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
     text = text.strip()[:LONGEST_ORDER]
     try:
         value = read_value(text)
-    except NoValue:
-        value = next((value for _, value in values(text, "[")), None)
+    except UnreadableValue:
+        value = next((value for _, value in find_values(text, "[")), None)
     if isinstance(value, dict) and len(value) == 1:
         (value,) = value.values()
     if isinstance(value, list | tuple) and not any(isinstance(name, list | tuple | dict) for name in value):
@@ -387,8 +390,8 @@ def read_grid(text: str) -> Grid | None:
         return grid
     try:
         return _grid(read_value(text))
-    except NoValue:
-        grids = (_grid(value) for _, value in values(text, "["))
+    except UnreadableValue:
+        grids = (_grid(value) for _, value in find_values(text, "["))
         return next((grid for grid in grids if grid is not None), None)
 
 

@@ -11,9 +11,9 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.contracts import Finding, lacking
-from treetune.domains.sandbox.base import Limits, Sandbox
+from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
-from treetune.domains.sandbox.served import Scorer, scorer
+from treetune.domains.sandbox.served import LibraryScorer, scorer
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
 from treetune.tasks.thoughts import THINK_END
@@ -51,7 +51,7 @@ class ReasoningGymGrader(Grader):
 
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     """The sandbox in which answers are scored."""
-    limits: Limits = field(default_factory=lambda: Limits(seconds=10.0, memory_mib=2048))
+    limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=10.0, memory_mib=2048))
     """Limits for the scoring of one answer, together with the library."""
 
     @property
@@ -92,5 +92,5 @@ class ReasoningGymGrader(Grader):
             return Grade(reward=0.0, outcome="ok", message=f"the scorer said {scored.score}")
         return Grade(reward=scored.score, outcome="ok", message=scored.message)
 
-    def _scorer(self) -> Scorer:
+    def _scorer(self) -> LibraryScorer:
         return scorer(self.sandbox, self.limits, "reasoning_gym_scores", "reasoning_gym")

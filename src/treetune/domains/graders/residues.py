@@ -11,17 +11,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from treetune.exceptions import Absurd, NotAFormula
+
 MOST_EXACT_BITS = 10_000
 LARGEST_PRODUCT = 100_000
 """Factors of a factorial or a binomial coefficient: some 20 ms."""
-
-
-class NotAFormula(ValueError):
-    """The text is no formula of this grammar."""
-
-
-class Absurd(ValueError):
-    """Reading or computing this formula would cost more than any real answer's."""
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import last_box
-from treetune.tasks.graders.numeric import LONGEST, Number, read_number
+from treetune.tasks.graders.numeric import LONGEST, WrittenNumber, read_number
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
@@ -124,7 +124,7 @@ def _match_answer(
     return False
 
 
-def _value(number: Number) -> Fraction:
+def _value(number: WrittenNumber) -> Fraction:
     """Returns a number's value: 0.12 for ``12 %``."""
     return number.value / 100 if number.percent else number.value
 
@@ -161,9 +161,9 @@ def _plain(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def read_answer(text: str) -> Number | None:
+def read_answer(text: str) -> WrittenNumber | None:
     """Reads the number of an answer; a ratio is a fraction."""
     if re.fullmatch(r"\s*\d{1,15}(?:\.\d{1,15})?\s*:\s*\d{1,15}(?:\.\d{1,15})?\s*", text):
         above, below = (Fraction(part.strip()) for part in text.split(":"))
-        return Number(above / below) if below else None
+        return WrittenNumber(above / below) if below else None
     return read_number(text)

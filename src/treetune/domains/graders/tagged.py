@@ -18,14 +18,9 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import MinLen
 from typing_extensions import override
 
+from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import (
-    ANSWER,
-    ANSWER_END,
-    NoValue,
-    last_between,
-    read_value,
-)
+from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between, read_value
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
@@ -173,7 +168,7 @@ def gold_words(gold: str) -> Sequence[Sequence[str]]:
     if gold.lstrip().startswith(("[", "{")):
         try:
             value: Any = read_value(gold)
-        except NoValue:
+        except UnreadableValue:
             value = gold
         if isinstance(value, dict):
             value = next((value[key] for key in _KEYS if key in value), ())

@@ -11,8 +11,9 @@ from typing import Annotated, ClassVar
 from annotated_types import MinLen
 from typing_extensions import override
 
+from treetune.exceptions import Unavailable
 from treetune.rollouts.numbers import NumberGroup
-from treetune.tasks.graders.base import Counts, GradeBy, Grader, Isolation, ServiceContext, Unavailable
+from treetune.tasks.graders.base import Counts, GradeBy, Grader, Isolation, ServiceContext
 from treetune.vocabulary import Grade, Problem, TextCodec, Trajectory
 
 PREFIX = "rewards/"

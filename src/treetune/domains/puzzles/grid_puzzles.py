@@ -77,7 +77,7 @@ _RULES: dict[RuleName, tuple[str, str, Callable[..., Grid]]] = {
 """The symbol of each rule, its words, and what it does to a grid, given its colours."""
 
 
-class Rule(NamedTuple):
+class GridTransformation(NamedTuple):
     """A transformation; `colours` are the two that ``recolour`` exchanges, or the one that ``fill`` fills
     with."""
 
@@ -97,32 +97,36 @@ class Rule(NamedTuple):
         return _RULES[self.name][1].format(*self.colours)
 
 
-def rules_of(names: Sequence[RuleName], colours: int) -> Sequence[Rule]:
+def rules_of(names: Sequence[RuleName], colours: int) -> Sequence[GridTransformation]:
     """Returns every rule of these names on cells from 0 to ``colours - 1``."""
-    rules: list[Rule] = []
+    rules: list[GridTransformation] = []
     for name in names:
         if name == "recolour":
-            rules += (Rule(name, pair) for pair in permutations(range(colours), 2) if pair[0] < pair[1])
+            rules += (
+                GridTransformation(name, pair)
+                for pair in permutations(range(colours), 2)
+                if pair[0] < pair[1]
+            )
         elif name == "fill":
-            rules += (Rule(name, (colour,)) for colour in range(1, colours))
+            rules += (GridTransformation(name, (colour,)) for colour in range(1, colours))
         else:
-            rules.append(Rule(name))
+            rules.append(GridTransformation(name))
     return tuple(rules)
 
 
-def applied(rules: Sequence[Rule], grid: Grid) -> Grid:
+def applied(rules: Sequence[GridTransformation], grid: Grid) -> Grid:
     for rule in rules:
         grid = rule(grid)
     return grid
 
 
 def explanations(
-    rules: Sequence[Rule], count: int, examples: Sequence[tuple[Grid, Grid]]
-) -> Iterator[tuple[Rule, ...]]:
+    rules: Sequence[GridTransformation], count: int, examples: Sequence[tuple[Grid, Grid]]
+) -> Iterator[tuple[GridTransformation, ...]]:
     """Yields every chain of `count` rules that leads from each example's first grid to its second."""
     (question, answer), *further_examples = examples
 
-    def chains(grid: Grid, count: int) -> Iterator[tuple[Rule, ...]]:
+    def chains(grid: Grid, count: int) -> Iterator[tuple[GridTransformation, ...]]:
         if count == 0:
             yield from [()] if grid == answer else []
             return
@@ -201,7 +205,9 @@ class GridPuzzles(Puzzles):
         prompt = key if self.wording == "symbols" else self._in_words(chain, pairs, question)
         return Puzzle(prompt, json.dumps(answer), key, {"grid": question, "rules": list(map(tuple, chain))})
 
-    def _in_words(self, chain: Sequence[Rule], pairs: Sequence[tuple[Grid, Grid]], question: Grid) -> str:
+    def _in_words(
+        self, chain: Sequence[GridTransformation], pairs: Sequence[tuple[Grid, Grid]], question: Grid
+    ) -> str:
         if pairs:
             shown = "\n\n".join(
                 f"Example {number}\nInput: {json.dumps(before)}\nOutput: {json.dumps(after)}"
@@ -220,7 +226,7 @@ class GridPuzzles(Puzzles):
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         grid: Grid = problem.data["grid"]
         for name, colours in problem.data["rules"]:
-            rule = Rule(name, tuple(colours))
+            rule = GridTransformation(name, tuple(colours))
             grid = rule(grid)
             if self.slips(generator):
                 row, column = generator.randrange(len(grid)), generator.randrange(len(grid[0]))

@@ -36,7 +36,7 @@ THEMES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Clue(NamedTuple):
+class OrderingClue(NamedTuple):
     """A clue about the objects `one` and `other`, by number; `apart` is how many stand between them."""
 
     kind: Kind
@@ -108,7 +108,7 @@ class OrderingPuzzles(Puzzles):
     @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         names: Sequence[str] = problem.data["names"]
-        clues = [Clue(*clue) for clue in problem.data["clues"]]
+        clues = [OrderingClue(*clue) for clue in problem.data["clues"]]
         symbols = self.wording == "symbols"
         possible_orders = list(_orders(len(names)))
         while True:
@@ -129,11 +129,13 @@ class OrderingPuzzles(Puzzles):
         return LETTERS[: self.letters] + "</!:,>0123456789"
 
 
-def _unique(generator: random.Random, clues: Sequence[tuple[Clue, int]], order: int) -> Sequence[Clue]:
+def _unique(
+    generator: random.Random, clues: Sequence[tuple[OrderingClue, int]], order: int
+) -> Sequence[OrderingClue]:
     """Returns clues that are true of the order with this number and of no other, none of them superfluous."""
     true = [(clue, orders) for clue, orders in clues if orders >> order & 1]
     generator.shuffle(true)
-    chosen: list[tuple[Clue, int]] = []
+    chosen: list[tuple[OrderingClue, int]] = []
     possible = -1
     for clue, orders in true:
         if possible & orders != possible:
@@ -152,15 +154,18 @@ def _orders(count: int) -> Sequence[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=64)
-def _true_clues(count: int, kinds: tuple[Kind, ...]) -> Sequence[tuple[Clue, int]]:
+def _true_clues(count: int, kinds: tuple[Kind, ...]) -> Sequence[tuple[OrderingClue, int]]:
     """Returns every clue about so many objects, with the orders of which it is true: bit i is order i."""
     clues = [
-        Clue(kind, *pair) for kind in kinds if kind != "between" for pair in permutations(range(count), 2)
+        OrderingClue(kind, *pair)
+        for kind in kinds
+        if kind != "between"
+        for pair in permutations(range(count), 2)
     ]
     if "between" in kinds:
         for first, second in permutations(range(count), 2):
             if second < first:  # the same pair the other way round says the same
-                clues += [Clue("between", first, second, apart) for apart in range(1, count - 1)]
+                clues += [OrderingClue("between", first, second, apart) for apart in range(1, count - 1)]
     clues_and_orders = []
     for clue in clues:
         true_orders = sum(1 << number for number, order in enumerate(_orders(count)) if _fits(clue, order))
@@ -168,19 +173,19 @@ def _true_clues(count: int, kinds: tuple[Kind, ...]) -> Sequence[tuple[Clue, int
     return tuple(clues_and_orders)
 
 
-def _fits(clue: Clue, order: Sequence[int]) -> bool:
+def _fits(clue: OrderingClue, order: Sequence[int]) -> bool:
     distance = order.index(clue.other) - order.index(clue.one)
     if clue.kind == "left":
         return distance > 0
     return distance == 1 if clue.kind == "next" else abs(distance) == clue.apart + 1
 
 
-def _symbol(clue: Clue, names: Sequence[str]) -> str:
+def _symbol(clue: OrderingClue, names: Sequence[str]) -> str:
     sign = {"left": "<", "next": "/", "between": str(clue.apart)}[clue.kind]
     return f"{names[clue.one]}{sign}{names[clue.other]}"
 
 
-def _sentence(clue: Clue, names: Sequence[str], mirrored: bool) -> str:
+def _sentence(clue: OrderingClue, names: Sequence[str], mirrored: bool) -> str:
     first, second = names[clue.one], names[clue.other]
     if clue.kind == "between":
         first, second = (second, first) if mirrored else (first, second)

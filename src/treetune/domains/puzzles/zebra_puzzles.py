@@ -75,7 +75,7 @@ Item = tuple[int, int]
 """The number of an attribute, and the number of one of its values."""
 
 
-class Clue(NamedTuple):
+class ZebraClue(NamedTuple):
     """A clue about some items; `places` are positions from 0 (for ``parity`` the remainder by 2 of one)."""
 
     kind: Kind
@@ -94,7 +94,7 @@ def arrangements(objects: int, attributes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ZebraShape:
     """The size of a puzzle: objects in a row, each with a value of every attribute; no value twice."""
 
     objects: int
@@ -113,14 +113,16 @@ class Shape:
             chosen.append(orders[order])
         return [[order[position] for order in chosen] for position in range(self.objects)]
 
-    def random_clue(self, generator: random.Random, kind: Kind) -> Clue | None:
+    def random_clue(self, generator: random.Random, kind: Kind) -> ZebraClue | None:
         """Draws a clue of the kind, true or not; None where this shape has none."""
         places = range(self.objects)
         if kind in ("at", "ends", "middle", "parity"):
             if (kind == "middle" and self.objects % 2 == 0) or (kind == "ends" and self.objects == 2):
                 return None
             limit = {"at": self.objects, "parity": 2}.get(kind)
-            return Clue(kind, (generator.choice(self.items),), (generator.randrange(limit),) if limit else ())
+            return ZebraClue(
+                kind, (generator.choice(self.items),), (generator.randrange(limit),) if limit else ()
+            )
         count = 3 if kind == "between" else 2
         if len(self.items) < count or (kind in ("same", "apart") and self.attributes == 1):
             return None
@@ -128,9 +130,9 @@ class Shape:
         if kind in ("same", "apart") and items[0][0] == items[1][0]:
             return None  # two values of one attribute are never together
         spots = tuple(generator.choice(places) for _ in items) if kind in ("xor", "or", "nor") else ()
-        return Clue(kind, items, spots)
+        return ZebraClue(kind, items, spots)
 
-    def true_of(self, clue: Clue) -> int:
+    def true_of(self, clue: ZebraClue) -> int:
         """Returns the arrangements that the clue is true of, a bit each."""
         at = _positions(self)
         first = at[clue.items[0]]
@@ -181,12 +183,12 @@ class Shape:
 
 
 def unique_clues(
-    generator: random.Random, shape: Shape, kinds: Sequence[Kind], arrangement: int, draws: int = 1000
-) -> list[Clue] | None:
+    generator: random.Random, shape: ZebraShape, kinds: Sequence[Kind], arrangement: int, draws: int = 1000
+) -> list[ZebraClue] | None:
     """Returns clues that are true of this arrangement and of no other, none of them superfluous; None where
     so many draws didn't lead there."""
     target = 1 << arrangement
-    chosen: list[tuple[Clue, int]] = []
+    chosen: list[tuple[ZebraClue, int]] = []
     possible = shape.all
     for _ in range(draws):
         clue = shape.random_clue(generator, generator.choice(list(kinds)))
@@ -235,7 +237,7 @@ def _orders(objects: int) -> Sequence[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=8)
-def _positions(shape: Shape) -> dict[Item, list[int]]:
+def _positions(shape: ZebraShape) -> dict[Item, list[int]]:
     """Returns for each item and each position the arrangements that have it there."""
     orders, count = _orders(shape.objects), arrangements(shape.objects, shape.attributes)
     positions = {}
@@ -289,7 +291,7 @@ class ZebraPuzzles(Puzzles):
 
     @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle | None:
-        shape = Shape(generator.randint(*self.objects), generator.randint(*self.attributes))
+        shape = ZebraShape(generator.randint(*self.objects), generator.randint(*self.attributes))
         arrangement = generator.randrange(arrangements(shape.objects, shape.attributes))
         clues = unique_clues(generator, shape, kinds_of(self.level), arrangement)
         if clues is None:
@@ -312,7 +314,11 @@ class ZebraPuzzles(Puzzles):
         return Puzzle(self._prompt(shape, header, values, clue_texts), gold, key, data)
 
     def _prompt(
-        self, shape: Shape, header: Sequence[str], values: Sequence[Sequence[str]], clue_texts: Sequence[str]
+        self,
+        shape: ZebraShape,
+        header: Sequence[str],
+        values: Sequence[Sequence[str]],
+        clue_texts: Sequence[str],
     ) -> str:
         if self.wording == "symbols":
             return f"{shape.objects}{','.join(map(''.join, values))}:{','.join(clue_texts)}>\n"
@@ -328,7 +334,7 @@ class ZebraPuzzles(Puzzles):
             f"Who has what? Think first, and end with a table: {table}"
         )
 
-    def _clue(self, clue: Clue, header: Sequence[str], values: Sequence[Sequence[str]]) -> str:
+    def _clue(self, clue: ZebraClue, header: Sequence[str], values: Sequence[Sequence[str]]) -> str:
         symbols = self.wording == "symbols"
 
         def name(item: Item) -> str:
@@ -344,8 +350,8 @@ class ZebraPuzzles(Puzzles):
 
     @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
-        shape, values = Shape(*problem.data["shape"]), problem.data["values"]
-        clues: Sequence[Clue] = problem.data["clues"]
+        shape, values = ZebraShape(*problem.data["shape"]), problem.data["values"]
+        clues: Sequence[ZebraClue] = problem.data["clues"]
         possible = shape.all
         while True:
             tried = random_arrangement(generator, possible)
@@ -373,7 +379,7 @@ def _as_json(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return json.dumps({"header": [POSITION, *header], "rows": numbered})
 
 
-def _table(shape: Shape, arrangement: int, values: Sequence[Sequence[str]]) -> list[list[str]]:
+def _table(shape: ZebraShape, arrangement: int, values: Sequence[Sequence[str]]) -> list[list[str]]:
     return [
         [values[attribute][value] for attribute, value in enumerate(row)] for row in shape.rows(arrangement)
     ]

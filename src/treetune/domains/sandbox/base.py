@@ -10,21 +10,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
-from treetune.tasks.graders.base import Unavailable
 
 if TYPE_CHECKING:
-    from treetune.domains.sandbox.program import Usage
+    from treetune.domains.sandbox.program import ResourceUsage
 
 KilledBy = Literal["time", "memory", "output", "processes"]
 
 
-class SandboxUnavailable(Unavailable):
-    """The sandbox did not run the program: it isn't installed, may not be used here, or its server is down.
-    This says nothing about the program."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ProgramLimits:
     """The resources that a program may use. A program that takes more is killed, with all that it started."""
 
     seconds: Annotated[float, Gt(0)] = 10.0
@@ -44,7 +38,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ProgramOutcome:
     """The end of a program. `exit` is its exit status, negative for the signal that ended it; None where the
     sandbox killed it, and `killed_by` then says at which limit. `seconds` is the wall time of all of it."""
 
@@ -59,12 +53,12 @@ class Outcome:
         return self.exit == 0
 
 
-class Running(Protocol):
+class RunningProgram(Protocol):
     """A program at work that is talked to through its standard input and output."""
 
     process: subprocess.Popen[bytes]
 
-    def usage(self) -> Usage:
+    def usage(self) -> ResourceUsage:
         """Measures what the program and all that it started use."""
 
     def kill(self) -> None:
@@ -101,8 +95,8 @@ class Sandbox(Registrable):
         *,
         stdin: str = "",
         files: Mapping[str, str] | None = None,
-        limits: Limits | None = None,
-    ) -> Outcome:
+        limits: ProgramLimits | None = None,
+    ) -> ProgramOutcome:
         """Runs a Python program, with `files` (by name) beside it in its work folder.
 
         Raises SandboxUnavailable where the program could not be started at all. Whatever the program itself
@@ -115,7 +109,7 @@ class Sandbox(Registrable):
         """Returns whether it has `begin`."""
         return type(self).begin is not Sandbox.begin
 
-    def begin(self, code: str, limits: Limits) -> Running:
+    def begin(self, code: str, limits: ProgramLimits) -> RunningProgram:
         """Begins a Python program that goes on until it is killed, or this process ends. It can import what
         is installed beside this package.
 

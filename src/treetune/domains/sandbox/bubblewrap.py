@@ -24,12 +24,12 @@ from typing import ClassVar, NamedTuple
 
 from typing_extensions import override
 
-from treetune.domains.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome, Sandbox
 from treetune.domains.sandbox.program import (
     BOOT,
     PYTHON_FLAGS,
     START_SECONDS,
-    Usage,
+    ResourceUsage,
     descendants,
     follow,
     read_only,
@@ -38,6 +38,7 @@ from treetune.domains.sandbox.program import (
     usage_of,
     wait_for,
 )
+from treetune.exceptions import SandboxUnavailable
 
 WORK = "/work"
 """The work folder: the current one, HOME and TMPDIR. Nothing else can be written to, but /dev/shm."""
@@ -81,11 +82,11 @@ class Bubblewrap(Sandbox):
         *,
         stdin: str = "",
         files: Mapping[str, str] | None = None,
-        limits: Limits | None = None,
-    ) -> Outcome:
-        limits = limits or Limits()
+        limits: ProgramLimits | None = None,
+    ) -> ProgramOutcome:
+        limits = limits or ProgramLimits()
 
-        def once() -> Outcome:
+        def once() -> ProgramOutcome:
             given = read_only(stdin.encode(errors="surrogatepass"))
             try:
                 started = Started(self, code, files or {}, limits, stdin=given)
@@ -102,7 +103,7 @@ class Bubblewrap(Sandbox):
         return once()
 
     @override
-    def begin(self, code: str, limits: Limits) -> Started:
+    def begin(self, code: str, limits: ProgramLimits) -> Started:
         return Started(replace(self, packages=True), code, {}, limits, stdin=subprocess.PIPE)
 
 
@@ -111,7 +112,7 @@ class Started:
     thread ends that made this, however that happens."""
 
     def __init__(
-        self, sandbox: Bubblewrap, code: str, files: Mapping[str, str], limits: Limits, *, stdin: int
+        self, sandbox: Bubblewrap, code: str, files: Mapping[str, str], limits: ProgramLimits, *, stdin: int
     ) -> None:
         """`stdin` is a descriptor, or `subprocess.PIPE`. Raises SandboxUnavailable."""
         refused = read_only(refusals())
@@ -155,7 +156,7 @@ class Started:
             for descriptor in open_ones:
                 os.close(descriptor)
 
-    def usage(self) -> Usage:
+    def usage(self) -> ResourceUsage:
         """Measures what it uses. Files count as memory as well: empty ones fill no disk."""
         used = usage_of(descendants(self.process.pid))
         try:
@@ -276,7 +277,7 @@ def _mapped_uids() -> range:
     return range(first, first + count)
 
 
-def _resource_limits(limits: Limits) -> dict[str, int]:
+def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
     each = resource_limits(limits)
     kernel = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
     if os.geteuid() == 0:
@@ -306,7 +307,7 @@ def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
     if shutil.which("bwrap") is None:
         return (_NOT_INSTALLED,)
     try:
-        outcome = sandbox.run("print(6 * 7)", limits=Limits(seconds=60))
+        outcome = sandbox.run("print(6 * 7)", limits=ProgramLimits(seconds=60))
     except (SandboxUnavailable, OSError, ValueError) as error:
         remedy = f". {_NO_NAMESPACES}" if re.search("namespace|permitted|denied", str(error)) else ""
         return (f"{error}{remedy}",)
@@ -320,7 +321,7 @@ def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
     return ()
 
 
-def choose() -> Sandbox:
+def choose_sandbox() -> Sandbox:
     """Returns the sandbox of this machine, seen to work by a trial run. Never none: `unsafe_local` has to be
     named.
 

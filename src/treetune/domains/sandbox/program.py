@@ -20,7 +20,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from treetune.domains.sandbox.base import KilledBy, Limits, Outcome, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import KilledBy, ProgramLimits, ProgramOutcome, Sandbox
+from treetune.exceptions import SandboxUnavailable
 
 BOOT = Path(__file__).parent / "inside" / "boot.py"
 
@@ -120,7 +121,7 @@ def read_only(data: bytes) -> int:
         os.close(writable)
 
 
-def resource_limits(limits: Limits) -> dict[str, int]:
+def resource_limits(limits: ProgramLimits) -> dict[str, int]:
     """Returns the limits that hold for each process by itself, wherever it runs."""
     return {
         "RLIMIT_AS": limits.memory_mib << 20,
@@ -141,7 +142,7 @@ _COUNTED = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 
 
 @dataclass(frozen=True)
-class Usage:
+class ResourceUsage:
     """Bytes of memory, tasks (processes and threads), seconds of processor time."""
 
     memory: int
@@ -149,7 +150,7 @@ class Usage:
     cpu_seconds: float
 
 
-def usage_of(pids: Iterable[int]) -> Usage:
+def usage_of(pids: Iterable[int]) -> ResourceUsage:
     """Adds up all these processes; one that has ended is left out.
 
     Pages that processes share after a fork count once for each of them.
@@ -172,7 +173,7 @@ def usage_of(pids: Iterable[int]) -> Usage:
             seconds += sum(map(int, fields[11:15])) / _TICKS
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return Usage(memory, tasks, seconds)
+    return ResourceUsage(memory, tasks, seconds)
 
 
 def descendants(root: int) -> list[int]:
@@ -196,11 +197,11 @@ def descendants(root: int) -> list[int]:
 
 def follow(
     process: subprocess.Popen[bytes],
-    limits: Limits,
+    limits: ProgramLimits,
     start: float,
-    usage: Callable[[], Usage],
+    usage: Callable[[], ResourceUsage],
     kill: Callable[[], None],
-) -> Outcome:
+) -> ProgramOutcome:
     """Takes what the process prints until it has ended, by itself or by `kill`; it is reaped, its pipes are
     closed.
 
@@ -248,7 +249,7 @@ def follow(
         killed_by = "time"
     stdout, stderr = (bytes(text[:most]).decode(errors="replace") for text in printed.values())
     status = process.returncode
-    return Outcome(
+    return ProgramOutcome(
         stdout=stdout,
         stderr=stderr,
         # The first process of a namespace says which signal ended the program as a shell does.
@@ -258,7 +259,7 @@ def follow(
     )
 
 
-def passed(limits: Limits, seconds: float, usage: Usage) -> KilledBy | None:
+def passed(limits: ProgramLimits, seconds: float, usage: ResourceUsage) -> KilledBy | None:
     """Returns the limit that is passed after so many seconds, if any."""
     if seconds >= limits.seconds:
         return "time"
@@ -312,9 +313,9 @@ class UnsafeLocal(Sandbox):
         *,
         stdin: str = "",
         files: Mapping[str, str] | None = None,
-        limits: Limits | None = None,
-    ) -> Outcome:
-        limits = limits or Limits()
+        limits: ProgramLimits | None = None,
+    ) -> ProgramOutcome:
+        limits = limits or ProgramLimits()
         given = read_only(stdin.encode(errors="surrogatepass"))
         try:
             started = _StartedAsYou(code, files or {}, limits, stdin=given)
@@ -324,14 +325,14 @@ class UnsafeLocal(Sandbox):
             return follow(started.process, limits, time.monotonic(), started.usage, started.kill)
 
     @override
-    def begin(self, code: str, limits: Limits) -> _StartedAsYou:
+    def begin(self, code: str, limits: ProgramLimits) -> _StartedAsYou:
         return _StartedAsYou(code, {}, limits, stdin=subprocess.PIPE)
 
 
 class _StartedAsYou:
     """A program that is about to begin without a sandbox, in a work folder that is removed with this."""
 
-    def __init__(self, code: str, files: Mapping[str, str], limits: Limits, *, stdin: int) -> None:
+    def __init__(self, code: str, files: Mapping[str, str], limits: ProgramLimits, *, stdin: int) -> None:
         self.work = tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True)
         try:
             self.process = start(
@@ -348,7 +349,7 @@ class _StartedAsYou:
             self.work.cleanup()
             raise
 
-    def usage(self) -> Usage:
+    def usage(self) -> ResourceUsage:
         return usage_of([self.process.pid, *descendants(self.process.pid)])
 
     def kill(self) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 from annotated_types import Ge
 from typing_extensions import override
 
-from treetune.domains.sandbox.base import KilledBy, Limits, Sandbox
+from treetune.domains.sandbox.base import KilledBy, ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, Started
 from treetune.domains.sandbox.inside import source
 from treetune.domains.sandbox.served import ask, end, framed
@@ -27,13 +27,13 @@ class PythonTool:
     """Runs a model's code and returns the text that it is answered with: what the code printed, the value of
     its last line where that is an expression, or the traceback.
 
-        >>> PythonTool(sandbox=choose()).run("x = 6\\nx * 7")
+        >>> PythonTool(sandbox=choose_sandbox()).run("x = 6\\nx * 7")
         '42\\n'
     """
 
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     """The sandbox that runs the code."""
-    limits: Limits = field(default_factory=lambda: Limits(seconds=5.0))
+    limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=5.0))
     """Limits of each call."""
     most_bytes: Annotated[int, Ge(100)] = 4000
     """Bytes that are kept of a longer text, its beginning and its end."""
@@ -140,7 +140,7 @@ def _framed(code: str) -> bytes:
     return framed(code.encode(errors="replace"))
 
 
-def _stopped(killed_by: KilledBy, limits: Limits) -> str:
+def _stopped(killed_by: KilledBy, limits: ProgramLimits) -> str:
     passed = {
         "time": f"it ran for more than {limits.seconds:g} s",
         "memory": f"it took more than {limits.memory_mib} MiB of memory",

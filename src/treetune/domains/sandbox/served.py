@@ -12,9 +12,9 @@ A message is a line with the number of its bytes, and the bytes: ``b"5\\nhello"`
       │ waits in `ask`               waits for the child ◄─────── score, or what it raised
       ◄───────── reply ──────────────┘
 
-By `Scorer`'s lock one answer is in the sandbox at a time. `serve` waits for the child as long as an answer
-may take, then kills it and replies that the answer was late. `ask` waits `_SPARE_SECONDS` longer, and looks
-at the limits of time and memory every `LOOK_SECONDS`. If the sandbox has passed one, or its pipe ends, it is
+By `LibraryScorer`'s lock one answer is in the sandbox at a time. `serve` waits for the child as long as an
+answer may take, then kills it and replies that the answer was late. `ask` waits `_SPARE_SECONDS` longer, and
+looks at the limits of time and memory every `LOOK_SECONDS`. If the sandbox has passed one, or its pipe ends, it is
 ended, and the answer is tried once more in a new one. The first reply, after the library's import, may take
 `_START_SECONDS`.
 """
@@ -33,9 +33,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from treetune.domains.sandbox.base import KilledBy, Limits, Running, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import KilledBy, ProgramLimits, RunningProgram, Sandbox
 from treetune.domains.sandbox.inside import bundle
 from treetune.domains.sandbox.program import LOOK_SECONDS, passed
+from treetune.exceptions import SandboxUnavailable
 
 _HEADER_BYTES = 64
 """More than the line before a reply has."""
@@ -46,7 +47,9 @@ def framed(body: bytes) -> bytes:
     return b"%d\n%b" % (len(body), body)
 
 
-def ask(running: Running, request: bytes, limits: Limits, most: int) -> tuple[bytes | None, KilledBy | None]:
+def ask(
+    running: RunningProgram, request: bytes, limits: ProgramLimits, most: int
+) -> tuple[bytes | None, KilledBy | None]:
     """Sends a request and returns the reply, `most` bytes at most.
 
     Where there is none, returns None, and beside it the limit that was passed, if that was the reason.
@@ -96,7 +99,7 @@ def _whole_reply(data: bytearray) -> bytes | None:
     return body
 
 
-def end(running: Running) -> None:
+def end(running: RunningProgram) -> None:
     """Ends a program and all that it started. Safe to call twice."""
     running.kill()
     running.process.wait()
@@ -119,7 +122,7 @@ _LIFETIME_CPU_SECONDS = 1e7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class LibraryScore:
     """The end of a scoring. `score` is None where there is none: then the answer took too long (`is_late`),
     ended the process that scored it, or made the scorer raise, as `message` says."""
 
@@ -129,7 +132,7 @@ class Scored:
     has_crashed: bool = False
 
 
-class Scorer:
+class LibraryScorer:
     """Scores answers by a library that is imported in a sandbox, once.
 
     What answers say is read as values and never executed (`inside/reading.py`). Each is scored in a process
@@ -140,13 +143,13 @@ class Scorer:
     several threads, an answer at a time.
     """
 
-    def __init__(self, sandbox: Sandbox, limits: Limits, scores: str, package: str) -> None:
+    def __init__(self, sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -> None:
         """`scores` is a module of `inside` with a function `prepare`, and `package` the library."""
         self._sandbox = sandbox
         self._limits = limits
         self._scores = scores
         self._package = package
-        self._running: Running | None = None
+        self._running: RunningProgram | None = None
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -157,7 +160,7 @@ class Scorer:
         with self._lock:
             self._start()
 
-    def score(self, answer: str, problem: Mapping[str, Any]) -> Scored:
+    def score(self, answer: str, problem: Mapping[str, Any]) -> LibraryScore:
         """Scores an answer to a problem as the library's module takes it (JSON).
 
         Raises SandboxUnavailable where the sandbox didn't work, which says nothing of the answer.
@@ -172,7 +175,7 @@ class Scorer:
                 if reply is not None:
                     return _read_score(json.loads(reply))
             limit = f" ({killed_by})" if killed_by else ""
-            return Scored(score=None, message=f"it ended the sandbox{limit}", has_crashed=True)
+            return LibraryScore(score=None, message=f"it ended the sandbox{limit}", has_crashed=True)
 
     def close(self) -> None:
         """Ends the sandbox. The next answer begins another one."""
@@ -180,7 +183,7 @@ class Scorer:
         if running is not None:
             end(running)
 
-    def _start(self) -> Running:
+    def _start(self) -> RunningProgram:
         """Returns the running sandbox; begins one and imports the library where there is none.
 
         Raises SandboxUnavailable where the library can't be imported there.
@@ -206,7 +209,9 @@ class Scorer:
             )
         return self._running
 
-    def _ask(self, running: Running, request: bytes, limits: Limits) -> tuple[bytes | None, KilledBy | None]:
+    def _ask(
+        self, running: RunningProgram, request: bytes, limits: ProgramLimits
+    ) -> tuple[bytes | None, KilledBy | None]:
         """Asks, as `ask` does, and ends a sandbox that gives no reply."""
         try:
             reply, killed_by = ask(running, request, limits, _REPLY_BYTES)
@@ -219,14 +224,14 @@ class Scorer:
 
 
 @lru_cache(maxsize=8)
-def scorer(sandbox: Sandbox, limits: Limits, scores: str, package: str) -> Scorer:
+def scorer(sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -> LibraryScorer:
     """Returns this process's scorer of such answers, which ends with it."""
-    new_scorer = Scorer(sandbox, limits, scores, package)
+    new_scorer = LibraryScorer(sandbox, limits, scores, package)
     atexit.register(new_scorer.close)
     return new_scorer
 
 
-def _read_score(reply: Mapping[str, Any]) -> Scored:
+def _read_score(reply: Mapping[str, Any]) -> LibraryScore:
     """Reads the reply to an answer: ``{"told": {"score": 0.5}}``, ``{"told": {"raised": "KeyError"}}``,
     ``{"late": true}``, ``{"crashed": -9}`` or ``{"failed": "…"}``.
 
@@ -235,16 +240,16 @@ def _read_score(reply: Mapping[str, Any]) -> Scored:
     if "failed" in reply:
         raise SandboxUnavailable(f"no scorer could be made for this problem: {reply['failed']}")
     if "late" in reply:
-        return Scored(score=None, message="not done at the deadline", is_late=True)
+        return LibraryScore(score=None, message="not done at the deadline", is_late=True)
     if "crashed" in reply:
         status = reply["crashed"]
-        return Scored(score=None, message=f"its process ended with {status}", has_crashed=True)
+        return LibraryScore(score=None, message=f"its process ended with {status}", has_crashed=True)
     result = reply["told"]
     # At worst the answer itself has written this: only the keys below are used, and only as data.
     if not isinstance(result, dict):
-        return Scored(score=None, message="its process told no score", has_crashed=True)
+        return LibraryScore(score=None, message="its process told no score", has_crashed=True)
     refusal = f"it wanted more than to be read ({result['refused']})" if "refused" in result else None
     score = result.get("score")
     if isinstance(score, float):
-        return Scored(score=score, message=refusal)
-    return Scored(score=None, message=f"the scorer raised {result.get('raised')}")
+        return LibraryScore(score=score, message=refusal)
+    return LibraryScore(score=None, message=f"the scorer raised {result.get('raised')}")

@@ -24,8 +24,8 @@ from treetune.lab.analyzers.figures import (
     style_of,
 )
 from treetune.lab.analyzers.points import OfCheckpoints
-from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, ChosenState, choose_states, continued
-from treetune.lab.analyzers.value_accuracy import CRITIC, CriticValues, order_of, words_of
+from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, ChosenState, choose_states, continue_prefixes
+from treetune.lab.analyzers.value_accuracy import CRITIC, CriticValues, label_of, order_of
 from treetune.rollouts.answers import steps_of
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
@@ -109,8 +109,8 @@ class ActionRanking(OfCheckpoints):
         found = zip(states, self._next_steps(context, states), strict=True)
         kept = [(state, steps) for state, steps in found if len(steps) >= self.at_least][: self.states]
         nodes = [(state.trajectory, step) for state, steps in kept for step in steps]
-        truths = iter(continued(context, nodes, self.rollouts, TRUTH))
-        tried = iter(continued(context, nodes, sum(self.samples), ESTIMATE))
+        truths = iter(continue_prefixes(context, nodes, self.rollouts, TRUTH))
+        tried = iter(continue_prefixes(context, nodes, sum(self.samples), ESTIMATE))
         reached = [joined([answer.prompt_ids, token_array(step)]) for answer, step in nodes]
         values = iter(critic(reached) if critic else ())
         rows: list[Row] = []
@@ -178,7 +178,8 @@ class ActionRanking(OfCheckpoints):
 
     @override
     def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Shares right of every estimator, at every checkpoint and over all of them together."""
+        """Returns how often each estimator ranks actions rightly, at every checkpoint and over all of them
+        together."""
         points = sorted({row["checkpoint"] for row in rows})
         return {
             "rollouts": self.rollouts,
@@ -235,7 +236,7 @@ class ActionRanking(OfCheckpoints):
                     label=f"{label}: chance",
                 )  # fmt: skip
         for panel in axes:
-            panel.set_xticks(range(len(names)), [words_of(name) for name in names])
+            panel.set_xticks(range(len(names)), [label_of(name) for name in names])
             panel.set_xlim(-0.6, len(names) - 0.4)
             panel.set_ylim(0, 1.02)
         legend_below(figure, axes[0])
@@ -250,7 +251,7 @@ def _seed(context: RolloutContext, state: ChosenState) -> int:
 def pairwise(
     truths: Sequence[float], predictions: Sequence[float], errors: Sequence[float] | None = None
 ) -> float:
-    """The share of pairs that the predictions put in the true order; equal predictions count half.
+    """Returns the share of pairs that the predictions put in the true order; equal predictions count half.
 
     Pairs of equal truths have no order and don't count, nor, with the truths' standard `errors`,
     those that differ by less than CLEAR_ERRORS of them. NaN where no pair is left.
@@ -267,6 +268,7 @@ def pairwise(
 
 
 def best(truths: Sequence[float], predictions: Sequence[float]) -> float:
-    """The chance that one of the steps that are predicted best, taken at random, truly is the best."""
+    """Returns the chance that one of the steps with the best prediction, taken at random, truly is the
+    best."""
     ahead = [i for i, value in enumerate(predictions) if value == max(predictions)]
     return sum(truths[i] == max(truths) for i in ahead) / len(ahead)

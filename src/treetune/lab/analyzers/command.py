@@ -98,10 +98,11 @@ def _is_done(directory: ExperimentDirectory, analyzer: Analyzer, settings: Plain
 
 
 def _analyse(sampler: Sampler, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
-    """Carries out one analysis, and writes its folder whole."""
-    started, session = time.monotonic(), sampler.session
-    place = session.directory.analysis(analyzer.label)
-    unfinished = place.with_name(f".{place.name}.unfinished")
+    """Carries out one analysis. Its folder appears when it is finished."""
+    session = sampler.session
+    began = time.monotonic()
+    folder = session.directory.analysis(analyzer.label)
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
     findings = analyzer.analyse(sampler, points, unfinished / JOURNAL)
     result = {
@@ -109,15 +110,15 @@ def _analyse(sampler: Sampler, analyzer: Analyzer, settings: Plain, points: list
         "experiment": session.config.experiment_name,
         "settings": settings,
         "points": points,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(time.monotonic() - began, 1),
         "numbers": findings.numbers,
     }
-    # Its own journal goes with it: the states hold what was found, and it is by far the largest.
+    # The journal only serves to resume. It is by far the largest file, and the states have its results.
     shutil.rmtree(unfinished / JOURNAL, ignore_errors=True)
     save(analyzer.draw({session.config.experiment_name: result}), unfinished)
     write_result(unfinished, result, findings.states, STATES)
-    replace_folder(unfinished, place)
-    session.console.say(f"{analyzer.label}: {place} ({result['seconds']:.0f} s)")
+    replace_folder(unfinished, folder)
+    session.console.say(f"{analyzer.label}: {folder} ({result['seconds']:.0f} s)")
 
 
 def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Path:
@@ -132,16 +133,16 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
     """
     folders: dict[str, list[Path]] = {}
     for text in experiments:
-        label, _, given = text.rpartition("=")
-        folder = Path(given) / "analyses" / name
+        label, _, experiment = text.rpartition("=")
+        folder = Path(experiment) / "analyses" / name
         if not (folder / RESULT).is_file():
-            found = sorted(other.parent.name for other in Path(given).glob(f"analyses/*/{RESULT}"))
+            existing = sorted(path.parent.name for path in Path(experiment).glob(f"analyses/*/{RESULT}"))
             raise ValueError(
-                f"{given} has no analysis {name!r} ({folder / RESULT} is missing; there:"
-                f" {', '.join(found) or 'none'}): run_analyzers makes it"
+                f"{experiment} has no analysis {name!r} ({folder / RESULT} is missing; there:"
+                f" {', '.join(existing) or 'none'}): run_analyzers makes it"
             )
         folders.setdefault(label or _read(folder)["experiment"], []).append(folder)
-    results = {label: _together(label, of_label) for label, of_label in folders.items()}
+    results = {label: _pool(label, folders_of_label) for label, folders_of_label in folders.items()}
     kinds = sorted({result["analyzer"] for result in results.values()})
     if len(kinds) != 1:
         raise ValueError(f"analyses {name!r} of different kinds don't go into one figure: {', '.join(kinds)}")
@@ -159,7 +160,7 @@ def _read(folder: Path) -> dict[str, Any]:
     return result
 
 
-def _together(label: str, folders: Sequence[Path]) -> Mapping[str, Any]:
+def _pool(label: str, folders: Sequence[Path]) -> Mapping[str, Any]:
     """Returns one result of several analyses by one analyzer with the same settings."""
     results = [_read(folder) for folder in folders]
     if len(results) == 1:
@@ -169,7 +170,9 @@ def _together(label: str, folders: Sequence[Path]) -> Mapping[str, Any]:
             f"the analyses that are to be taken together as {label!r} have different settings"
             f" ({', '.join(map(str, folders))}): give them different names, or analyse them alike"
         )
-    rows = [json.loads(line) for folder in folders for line in (folder / STATES).read_text().splitlines()]
+    rows = []
+    for folder in folders:
+        rows += [json.loads(line) for line in (folder / STATES).read_text().splitlines()]
     settings = results[0]["settings"]
     return {
         "analyzer": results[0]["analyzer"],

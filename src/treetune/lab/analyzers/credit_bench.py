@@ -15,7 +15,7 @@ from typing_extensions import override
 from treetune.contracts import Finding, Need, OneLine
 from treetune.engine.base import Engine
 from treetune.lab.analyzers.points import OfCheckpoints
-from treetune.lab.analyzers.true_values import ByEngine, State, TrueValues, found_once
+from treetune.lab.analyzers.true_values import AnswerState, ByEngine, TrueValues, find_values_once
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import Rloo, episode_of
@@ -83,7 +83,7 @@ class CreditBench(OfCheckpoints):
         from treetune.lab.analyzers.credit_measures import Credited, measure, reliability
         from treetune.lab.analyzers.gradients import problem_gradients
         from treetune.lab.analyzers.stored import answers_at, context_at
-        from treetune.lab.arena.gain import CEILING, gain
+        from treetune.lab.arena.gain import TRUE_ADVANTAGES, gain
 
         sampler.server.load_checkpoint(point)
         answers, origin = answers_at(sampler, point, work, self.seed, self.problems, enough=self.problems)
@@ -96,7 +96,7 @@ class CreditBench(OfCheckpoints):
                 context = context_at(sampler, point, work, self.seed, "truth", show)
                 truths = true_values(self.truth, context, sampler.session, point, answers)
             of_truth = zip(truths, answers, strict=True)
-            methods[CEILING] = Credited(
+            methods[TRUE_ADVANTAGES] = Credited(
                 [episode_of(context, answer, one.advantages, one.values) for one, answer in of_truth]
             )
         of_engine = Speed(sampler.server.engine)
@@ -114,7 +114,7 @@ class CreditBench(OfCheckpoints):
             credits = [reference.episodes, *(one.episodes for one in methods.values())]
             of_reference, *of_methods = problem_gradients(sampler.session, point, credits, self.seed, show)
         for (name, one), gradients in zip(methods.items(), of_methods, strict=True):
-            unbiased = name == CEILING or self.methods[name].is_unbiased(context)
+            unbiased = name == TRUE_ADVANTAGES or self.methods[name].is_unbiased(context)
             true = of_methods[0] if truths else of_reference
             found[name] = gain(of_reference, true, gradients, 1 + one.tokens / sampled, unbiased, self.seed)
             if truths:
@@ -152,11 +152,11 @@ def true_values(
     from treetune.lab.analyzers.credit_measures import Truth
 
     places = [
-        State(one.problem, one.prompt_ids, one.response_ids[:start])
+        AnswerState(one.problem, one.prompt_ids, one.response_ids[:start])
         for one in answers
         for start in (0, *one.step_ends[:-1])
     ]
-    known = iter(found_once(truth, context, session, point, places))
+    known = iter(find_values_once(truth, context, session, point, places))
     truths = []
     for one in answers:
         own = [next(known) for _ in one.step_ends]

@@ -1,4 +1,4 @@
-"""A few answers under the microscope: the worth that each credit method gives their steps."""
+"""Values and advantages that each credit method gives to the steps of a few answers."""
 
 from __future__ import annotations
 
@@ -35,27 +35,32 @@ WORDS = {"values": "value before the step", "advantages": "advantage of the step
 
 
 def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """A column for each answer, by its title: values above, advantages below."""
-    titles = [f"{title} ({'right' if one['correct'] else 'wrong'})" for title, one in answers.items()]
+    """Draws a column for each answer, by its title: values above, advantages below."""
+    titles = [f"{title} ({'right' if row['correct'] else 'wrong'})" for title, row in answers.items()]
     figure, axes = panels(titles * 2, rows=2)
-    methods = list(dict.fromkeys(name for one in answers.values() for name in one["credit"]))
-    for number, (kind, words) in enumerate(WORDS.items()):
-        for panel, one in zip(axes[number * len(answers) :], answers.values()):
-            for place, name in enumerate(methods):
-                if name not in one["credit"]:
+    methods = list(dict.fromkeys(name for row in answers.values() for name in row["credit"]))
+    for figure_row, (kind, label) in enumerate(WORDS.items()):
+        for panel, row in zip(axes[figure_row * len(answers) :], answers.values()):
+            for number, name in enumerate(methods):
+                if name not in row["credit"]:
                     continue
-                shift = SPREAD * (place / max(len(methods) - 1, 1) - 0.5)
-                shown = [(step + shift, n) for step, n in enumerate(one["credit"][name][kind], 1) if n]
+                # The methods' points of a step stand side by side.
+                shift = SPREAD * (number / max(len(methods) - 1, 1) - 0.5)
+                positions, points = [], []
+                for step, point in enumerate(row["credit"][name][kind], 1):
+                    if point:
+                        positions.append(step + shift)
+                        points.append(point)
                 style = {
-                    "color": COLOURS[place % len(COLOURS)],
-                    "marker": MARKS[(place // len(COLOURS) + place) % len(MARKS)],
+                    "color": COLOURS[number % len(COLOURS)],
+                    "marker": MARKS[(number // len(COLOURS) + number) % len(MARKS)],
                     "linestyle": "none",
                     "label": name,
                 }
-                points_with_bars(panel, [x for x, _ in shown], [n for _, n in shown], **style)
-            panel.set_xticks(range(1, len(one["steps"]) + 1))
+                points_with_bars(panel, positions, points, **style)
+            panel.set_xticks(range(1, len(row["steps"]) + 1))
             panel.set_xlabel("step", fontsize=8)
-            panel.set_ylabel(words, fontsize=8)
+            panel.set_ylabel(label, fontsize=8)
             if kind == "advantages":
                 panel.axhline(0, color="#999999", linewidth=0.8)
     legend_below(figure, axes[len(answers)], columns=6)
@@ -63,7 +68,7 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 OWN, TRUTH = "the run's own", "truth"
-"""The names of the run's own credit, and of what many continuations say."""
+"""The names of the run's own credit, and of that from the values of many continuations."""
 
 Credits = Mapping[str, Mapping[str, StepCredit]]
 """The credit by the method's name and the answer's id."""
@@ -72,19 +77,18 @@ Credits = Mapping[str, Mapping[str, StepCredit]]
 @Analyzer.register("credit_microscope")
 @dataclass(frozen=True, kw_only=True)
 class CreditMicroscope(OfIterations):
-    """The credit that the run itself and each of `methods` give the steps of a few answers of an iteration:
-    the value before each step and its advantage, with 95 % intervals where a method knows how sure it is. The
-    report shows them.
+    """Shows the credit that the run itself and each of `methods` give to the steps of a few answers of an
+    iteration: the value before each step and its advantage, with 95 % intervals where a method has standard
+    errors. The report draws them.
 
-    Methods are computed as by `replay`, on whole groups: continuations that the run
-    stored are read, others sampled from the weights of then. Right and wrong answers are shown in equal
-    parts: those on which the methods differ most, each method's advantages measured by their root mean
-    square.
+    Methods are computed as by `replay`, on whole groups: continuations that the run stored are read, others
+    are sampled with the weights of that iteration. As many right answers are shown as wrong ones: those on
+    which the methods differ most, where each method's advantages are divided by their root mean square.
     """
 
     iterations: Chosen = "last"
-    """The iterations to look at: ``last``, whose weights are there, ``all``, or a list of their numbers from
-    0 on."""
+    """The iterations to look at: ``last`` (the last with stored weights), ``all``, or a list of their numbers
+    from 0 on."""
     methods: Mapping[str, Credit] = field(default_factory=dict, hash=False)
     """The credits to show, by their names in the report."""
     problems: Annotated[int, Gt(0)] = 16
@@ -92,9 +96,10 @@ class CreditMicroscope(OfIterations):
     answers: Annotated[int, Gt(0)] = 4
     """Answers that are shown."""
     truth: Annotated[int, Ge(0)] = 0
-    """Continuations of each of their states, of which no method has any, whose mean stands beside."""
+    """Continuations of each state of the shown answers, whose mean is shown as its true value. They are
+    sampled apart from those of the methods. 0: no true values are shown."""
     seed: Annotated[int, Ge(0)] = 0
-    """The seed that draws problems and answers among those that are alike."""
+    """The seed by which problems are drawn."""
 
     file = "episodes.arrow"
 
@@ -123,41 +128,41 @@ class CreditMicroscope(OfIterations):
 
     @override
     def kept(self, directory: ExperimentDirectory) -> list[int]:
-        """Returns the iterations whose answers are there, with the weights of then where something is to be
-        sampled."""
-        answered = iterations_with(directory, "trajectories.arrow")
-        kept = [
-            point
-            for point in super().kept(directory)
-            if point in answered
-            and (not point or not self.needs_engine or (directory.checkpoint(point) / "policy").is_dir())
-        ]
-        if not kept:
+        """Returns the iterations with stored answers and, where something is to be sampled, stored weights.
+        Those of iteration 0 are the start weights, which need no checkpoint."""
+        with_answers = iterations_with(directory, "trajectories.arrow")
+        iterations = []
+        for point in super().kept(directory):
+            has_weights = point == 0 or (directory.checkpoint(point) / "policy").is_dir()
+            if point in with_answers and (has_weights or not self.needs_engine):
+                iterations.append(point)
+        if not iterations:
             raise ValueError(
                 f"{directory.path} keeps no iteration's answers together with the weights that sampled them:"
                 " checkpoints: {keep_every: 5} in the experiment keeps those of every fifth"
             )
-        return kept
+        return iterations
 
     @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
-        found = {str(point): self._of_iteration(sampler, point, work) for point in points}
-        return Findings({"truth": self.truth, "by_iteration": found})
+        by_iteration = {str(point): self._analyse_iteration(sampler, point, work) for point in points}
+        return Findings({"truth": self.truth, "by_iteration": by_iteration})
 
-    def _of_iteration(self, sampler: Sampler, point: int, work: Path) -> dict[str, Any]:
+    def _analyse_iteration(self, sampler: Sampler, point: int, work: Path) -> dict[str, Any]:
         from treetune.rollouts.storage import read_episodes, read_trajectories
 
         session = sampler.session
         folder = session.directory.iteration(point)
-        stored = [one for one in read_trajectories(folder / "trajectories.arrow") if one.grade.is_known]
-        answers = self._looked_at(stored, point)
-        own = {one.trajectory: one for one in read_episodes(folder / "episodes.arrow")}
-        credits: dict[str, dict[str, StepCredit]] = {OWN: _of_steps(answers, own)}
+        stored = read_trajectories(folder / "trajectories.arrow")
+        graded = [answer for answer in stored if answer.grade.is_known]
+        answers = self._choose_groups(graded, point)
+        own_episodes = list(read_episodes(folder / "episodes.arrow"))
+        credits: dict[str, dict[str, StepCredit]] = {OWN: _credit_by_answer(answers, own_episodes)}
         costs: dict[str, dict[str, float]] = {}
         for name, credit in self.methods.items():
-            episodes, costs[name] = self._credited(sampler, credit, name, point, answers, work)
-            credits[name] = _of_steps(answers, {one.trajectory: one for one in episodes})
-        credits = {name: of_answers for name, of_answers in credits.items() if of_answers}
+            episodes, costs[name] = self._assign_credit(sampler, credit, name, point, answers, work)
+            credits[name] = _credit_by_answer(answers, episodes)
+        credits = {name: by_answer for name, by_answer in credits.items() if by_answer}
         if not credits:
             raise ValueError(
                 f"the credit of iteration {point + 1} gave no advantages before training, as a critic's"
@@ -165,25 +170,26 @@ class CreditMicroscope(OfIterations):
             )
         chosen = choose(answers, credits, self.answers)
         if self.truth:
-            credits[TRUTH] = self._truths(sampler, point, chosen, work)
+            credits[TRUTH] = self._true_credit(sampler, point, chosen, work)
         codec = session.model.codec
         return {
             "costs": costs,
-            "answers": [_row(one, credits, codec) for one in chosen],
+            "answers": [_row(answer, credits, codec) for answer in chosen],
         }
 
-    def _looked_at(self, stored: Sequence[Trajectory], point: int) -> list[Trajectory]:
-        """The answers to some problems, first those with right and wrong ones."""
+    def _choose_groups(self, graded: Sequence[Trajectory], point: int) -> list[Trajectory]:
+        """Returns all answers to `problems` drawn problems; those with right and wrong answers come first."""
         groups: dict[str, list[Trajectory]] = {}
-        for one in stored:
-            groups.setdefault(one.problem.id, []).append(one)
-        names = sorted(groups)
-        derived_random(self.seed, point, "microscope").shuffle(names)
-        names.sort(key=lambda name: len({one.grade.correct for one in groups[name]}), reverse=True)
-        wanted = set(names[: self.problems])
-        return [one for one in stored if one.problem.id in wanted]
+        for answer in graded:
+            groups.setdefault(answer.problem.id, []).append(answer)
+        problems = sorted(groups)
+        derived_random(self.seed, point, "microscope").shuffle(problems)
+        # Sorting keeps the drawn order among groups that are equally mixed.
+        problems.sort(key=lambda problem: len({one.grade.correct for one in groups[problem]}), reverse=True)
+        chosen = set(problems[: self.problems])
+        return [answer for answer in graded if answer.problem.id in chosen]
 
-    def _credited(
+    def _assign_credit(
         self,
         sampler: Sampler,
         credit: Credit,
@@ -192,138 +198,152 @@ class CreditMicroscope(OfIterations):
         answers: Sequence[Trajectory],
         work: Path,
     ) -> tuple[Sequence[Episode], dict[str, float]]:
+        """Returns a method's episodes, and what they cost."""
         from treetune.lab.analyzers.replay import credited_again
         from treetune.tree import trees_of
 
-        begun = time.perf_counter()
+        began = time.perf_counter()
         config = replace(sampler.session.config, credit=credit, selection=All())
-        journal = work / f"{point:04d}.jsonl"  # one for all: methods share what they ask alike
+        journal = work / f"{point:04d}.jsonl"  # shared by the methods: equal requests are sampled once
         episodes, metrics, tokens = credited_again(sampler, config, point, trees_of(answers), name, journal)
         return episodes, {
             "tokens_per_answer": metrics.get("credit/value_tokens", 0.0) / len(answers),
             "sampled_tokens": float(tokens),
-            "seconds": time.perf_counter() - begun,
+            "seconds": time.perf_counter() - began,
         }
 
-    def _truths(
+    def _true_credit(
         self, sampler: Sampler, point: int, chosen: Sequence[Trajectory], work: Path
     ) -> dict[str, StepCredit]:
+        """Returns the credit of the chosen answers, by their ids, from the mean rewards of `truth`
+        continuations of each state."""
         from treetune.lab.analyzers.stored import context_at
         from treetune.lab.analyzers.true_values import TRUTH as PURPOSE
-        from treetune.lab.analyzers.true_values import continued
+        from treetune.lab.analyzers.true_values import continue_prefixes
         from treetune.rollouts.monte_carlo import step_advantages
         from treetune.rollouts.valuation import mean_of
 
-        nodes = [
-            (one, tuple(one.response_ids[:start].tolist()))
-            for one in chosen
-            for start in (0, *one.step_ends[:-1])
-        ]
+        prefixes = []
+        for answer in chosen:
+            for start in (0, *answer.step_ends[:-1]):
+                prefixes.append((answer, tuple(answer.response_ids[:start].tolist())))
         sampler.server.load_checkpoint(point)
         with sampler.phase(f"true values in iteration {point + 1}", "continuations") as show:
             context = context_at(sampler, point, work, self.seed, "truth", show)
-            rewards = iter([one.rewards for one in continued(context, nodes, self.truth, PURPOSE)])
-        found = {}
-        for one in chosen:
-            means = [mean_of(next(rewards)) for _ in one.step_ends]
+            estimates = iter(continue_prefixes(context, prefixes, self.truth, PURPOSE))
+        credit_by_answer = {}
+        for answer in chosen:
+            means = [mean_of(next(estimates).rewards) for _ in answer.step_ends]
             values = [mean.value for mean in means if mean is not None]
-            per_token = [
-                advantage
-                for advantage, start, end in zip(
-                    step_advantages(values, one.reward), (0, *one.step_ends), one.step_ends
-                )
-                for _ in range(start, end)
-            ]
             errors = [mean.variance**0.5 for mean in means if mean is not None]
-            found[one.id] = step_credit(one.step_ends, one.reward, per_token, one.step_ends, values, errors)
-        return found
+            advantages: list[float] = []  # token by token
+            start = 0
+            for advantage, end in zip(step_advantages(values, answer.reward), answer.step_ends):
+                advantages += [advantage] * (end - start)
+                start = end
+            credit_by_answer[answer.id] = step_credit(
+                answer.step_ends, answer.reward, advantages, answer.step_ends, values, errors
+            )
+        return credit_by_answer
 
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-
-        return draw_microscope(
-            {
-                f"{name}, {one['answer']}": one
-                for name, result in results.items()
-                for of_point in result["numbers"]["by_iteration"].values()
-                for one in of_point["answers"]
-            }
-        )
+        answers = {}
+        for name, result in results.items():
+            for numbers in result["numbers"]["by_iteration"].values():
+                for row in numbers["answers"]:
+                    answers[f"{name}, {row['answer']}"] = row
+        return draw_microscope(answers)
 
 
-def _of_steps(answers: Sequence[Trajectory], episodes: Mapping[str, Episode]) -> dict[str, StepCredit]:
-    """Returns the credit of answers that have an episode with advantages, by their ids."""
-    return {
-        one.id: step_credit(
-            one.step_ends,
-            one.reward,
+def _credit_by_answer(answers: Sequence[Trajectory], episodes: Sequence[Episode]) -> dict[str, StepCredit]:
+    """Returns the credit of the answers that have an episode with advantages, by their ids."""
+    episode_by_answer = {episode.trajectory: episode for episode in episodes}
+    credit_by_answer = {}
+    for answer in answers:
+        episode = episode_by_answer.get(answer.id)
+        if episode is None or episode.advantages is None:
+            continue
+        credit_by_answer[answer.id] = step_credit(
+            answer.step_ends,
+            answer.reward,
             episode.advantages.tolist(),
             episode.step_ends,
             episode.step_values,
             episode.step_errors,
         )
-        for one in answers
-        if (episode := episodes.get(one.id)) is not None and episode.advantages is not None
-    }
+    return credit_by_answer
 
 
 def choose(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[Trajectory]:
-    """Right ones and wrong ones in equal parts where there are both, those first on which the methods differ
-    most, and no two of one problem while there are others."""
-    differ = _disagreements(answers, credits)
-    ordered = sorted((one for one in answers if one.id in differ), key=lambda one: (-differ[one.id], one.id))
-    right = _different_problems([one for one in ordered if one.grade.correct])
-    wrong = _different_problems([one for one in ordered if not one.grade.correct])
-    of_right = min(len(right), max(count // 2, count - len(wrong)))
-    return [*right[:of_right], *wrong[: count - of_right]]
+    """Returns `count` answers, half of them right where there are enough of both. First come those on which
+    the methods differ most; a problem has a second answer only where all others have one."""
+    disagreements = _disagreements(answers, credits)
+    candidates = [answer for answer in answers if answer.id in disagreements]
+    candidates.sort(key=lambda answer: (-disagreements[answer.id], answer.id))
+    right = _different_problems([answer for answer in candidates if answer.grade.correct])
+    wrong = _different_problems([answer for answer in candidates if not answer.grade.correct])
+    right_count = min(len(right), max(count // 2, count - len(wrong)))
+    return [*right[:right_count], *wrong[: count - right_count]]
 
 
 def _different_problems(answers: Sequence[Trajectory]) -> list[Trajectory]:
-    """The first answer to each problem, then the others."""
-    first = {one.problem.id: one for one in reversed(answers)}
-    return [
-        one for is_first in (True, False) for one in answers if (first[one.problem.id] is one) is is_first
-    ]
+    """Returns the first answer to each problem, and then the others."""
+    first: list[Trajectory] = []
+    others: list[Trajectory] = []
+    problems_so_far: set[str] = set()
+    for answer in answers:
+        (others if answer.problem.id in problems_so_far else first).append(answer)
+        problems_so_far.add(answer.problem.id)
+    return first + others
 
 
 def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str, float]:
-    """Returns for each answer that all methods have the mean over its steps of the variance of what methods
-    give it, each in units of its own root mean square. With one method alone: how much its advantages vary.
+    """Returns how much the methods disagree on each answer, by its id: the variance of a step's advantages
+    among methods, averaged over its steps. Each method's advantages are divided by their root mean square.
+
+    Answers that a method has no credit for are left out. With only one method: the variance of its
+    advantages among the steps.
     """
     from statistics import fmean, pvariance
 
-    scales = {
-        name: fmean(shown.value**2 for one in of_answers.values() for shown in one.advantages) ** 0.5 or 1.0
-        for name, of_answers in credits.items()
-    }
-    found = {}
+    scales = {}
+    for name, by_answer in credits.items():
+        squares = [point.value**2 for credit in by_answer.values() for point in credit.advantages]
+        scales[name] = fmean(squares) ** 0.5 or 1.0  # where all are 0, they stay 0
+    disagreements = {}
     for answer in answers:
-        if any(answer.id not in of_answers for of_answers in credits.values()):
+        if any(answer.id not in by_answer for by_answer in credits.values()):
             continue
-        rows = [
-            [shown.value / scales[name] for shown in of_answers[answer.id].advantages]
-            for name, of_answers in credits.items()
-        ]
-        columns = [*zip(*rows, strict=True)] if len(rows) > 1 else rows
-        found[answer.id] = fmean(pvariance(column) for column in columns)
-    return found
+        advantages_by_method = []
+        for name, by_answer in credits.items():
+            advantages = by_answer[answer.id].advantages
+            advantages_by_method.append([point.value / scales[name] for point in advantages])
+        if len(advantages_by_method) > 1:
+            columns = [list(column) for column in zip(*advantages_by_method, strict=True)]  # by step
+        else:
+            columns = advantages_by_method
+        disagreements[answer.id] = fmean(pvariance(column) for column in columns)
+    return disagreements
 
 
-def _row(one: Trajectory, credits: Credits, codec: TextCodec) -> dict[str, Any]:
+def _row(answer: Trajectory, credits: Credits, codec: TextCodec) -> dict[str, Any]:
     """Returns what the report shows of an answer."""
-    starts = (0, *one.step_ends[:-1])
+    starts = (0, *answer.step_ends[:-1])
     return {
-        "answer": one.id,
-        "prompt": codec.decode(one.prompt_ids),
-        "reward": one.reward,
-        "correct": one.grade.correct,
-        "unfinished": one.unfinished,
+        "answer": answer.id,
+        "prompt": codec.decode(answer.prompt_ids),
+        "reward": answer.reward,
+        "correct": answer.grade.correct,
+        "unfinished": answer.unfinished,
         "steps": [
-            codec.decode(one.response_ids[start:end])
-            for start, end in zip(starts, one.step_ends, strict=True)
+            codec.decode(answer.response_ids[start:end])
+            for start, end in zip(starts, answer.step_ends, strict=True)
         ],
         "credit": {
-            name: of_answers[one.id].plain() for name, of_answers in credits.items() if one.id in of_answers
+            name: by_answer[answer.id].plain()
+            for name, by_answer in credits.items()
+            if answer.id in by_answer
         },
     }

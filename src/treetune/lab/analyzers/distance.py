@@ -95,7 +95,7 @@ class WeightDistance(OfCheckpoints):
 
 
 def group_of(name: str) -> str:
-    """The part of the model that a weight belongs to."""
+    """Returns the part of the model that a weight belongs to, by its name: ``layer 11``, ``embeddings``, …"""
     layer = _LAYER.search(name)
     if layer:
         return f"layer {layer[1]}"
@@ -153,12 +153,12 @@ class KlToReference(OfCheckpoints):
 
     @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
-        from treetune.lab.analyzers.stored import context_at, sampler_of
+        from treetune.lab.analyzers.stored import context_at, rollout_that_samples
         from treetune.rollouts.single_turn import sample_answers
 
         session = sampler.session
         problems = list(session.config.task.problems(self.split))[: self.problems]
-        rollout = sampler_of(session.config)
+        rollout = rollout_that_samples(session.config)
         assert rollout.sampling is not None
         rows: list[dict[str, Any]] = []
         for point in points:
@@ -180,10 +180,10 @@ class KlToReference(OfCheckpoints):
         return Findings({"whole_distribution_sampled": exact, **self.summarise(rows)}, rows)
 
     def _rows(self, session: Session, point: int, answers: Sequence[Trajectory]) -> list[dict[str, Any]]:
-        from treetune.lab.analyzers.stored import StoredModels, sampler_of
+        from treetune.lab.analyzers.stored import StoredModels, rollout_that_samples
         from treetune.trainer.tokens import Sequences
 
-        sampling = sampler_of(session.config).sampling
+        sampling = rollout_that_samples(session.config).sampling
         assert sampling is not None
         # At temperature 0, what the untempered policy gives.
         models = StoredModels(session, point, sampling.temperature or 1.0)

@@ -116,7 +116,8 @@ def ngrams(ids: Ids, n: int) -> Counter[Ids]:
 
 
 def distinct_ngrams(answers: Sequence[Ids], order: int) -> float | None:
-    """Different n-grams over all n-grams, averaged over the n that any answer is long enough for."""
+    """Returns the number of different n-grams over that of all, averaged over the n that any answer is long
+    enough for."""
     shares = []
     for n in range(1, order + 1):
         counts: Counter[Ids] = Counter()

@@ -29,7 +29,7 @@ def style_of(number: int) -> dict[str, Any]:
 
 
 def panels(titles: Sequence[str], *, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with one titled panel for each title, `rows` rows of them."""
+    """Returns a figure with a panel for each title in so many `rows`, and the panels."""
     # Not pyplot: nothing global, no window, whatever the machine has.
     from matplotlib.figure import Figure
 
@@ -145,7 +145,7 @@ def mean_of(values: Sequence[float] | Any) -> Statistic:
 
 
 def correlation(x: Any, y: Any) -> float:
-    """Pearson's; NaN where one of both doesn't vary."""
+    """Returns Pearson's correlation; NaN where one of both doesn't vary."""
     import numpy as np
 
     x, y = np.ravel(x), np.ravel(y)

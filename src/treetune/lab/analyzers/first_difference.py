@@ -1,4 +1,4 @@
-"""The point where two runs part: the first iteration, phase and number in which what they wrote differs."""
+"""The first difference of two runs: the first iteration, phase and number in which their files differ."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from typing_extensions import override
 
 from treetune.engine.base import Completion
 from treetune.engine.journal import completions_of_row
+from treetune.exceptions import Damaged
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.store.checksums import KEY, SUMS, Damaged, damage_of, read_record, verify_stream
+from treetune.store.checksums import KEY, SUMS, damage_of, read_record, verify_stream
 from treetune.store.journal import read_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 TIMED = ("seconds", "memory/", "time", "speed", "tokens_per_second", "sync_", "restarts")
-"""Words in the names of numbers that a clock decides."""
+"""Parts of the names of numbers that depend on time, and differ between any two runs."""
 
 CHUNK_BYTES = 1 << 20
 
 JOURNALS = "journal"
 
 SEAL, SEAL_BYTES = b"checksum", 128
-"""A word that checksums begin with, and how far from a file's end at most."""
+"""The word that a checksum begins with, and the most bytes from it to the file's end."""
 
 PARTS = {"policy": "weights", "critic": "weights of the critic", "trainer": "trainer's state"}
 """The folders of a checkpoint, and what they hold."""
 
 Differing = tuple[str, str, str] | None
-"""Where two files differ first, and what stands there in each; None where they don't."""
+"""Where two files differ first, and what the first and the second file have there; None where they are the
+same. An example: ``("train/17/0, reward", "1.0", "0.0")``."""
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The first difference. `iteration` counts from 1, as the console does; 0 is what lies before them."""
+class FirstDifference:
+    """The first difference. `iteration` counts from 1, as the console does."""
 
     iteration: int
     phase: str
@@ -57,51 +59,57 @@ class Difference:
         )
 
 
-def first_difference(first: Path, second: Path) -> Difference | None:
-    """Returns the first difference of two experiments' folders, in the order in which a run writes them: in
-    each iteration what was sampled, what credit it got, with the journals of both, the metrics of training,
-    the weights and the trainer's state, the evaluations. None where all that both have is the same, but for
-    what a clock decides.
+def first_difference(first: Path, second: Path) -> FirstDifference | None:
+    """Returns the first difference of two experiments' folders, in the order in which a run writes files: in
+    each iteration the answers, their credit, with the journals of both, the metrics of training, the weights
+    and the trainer's state, the evaluations. None where all files that both have are the same, but for
+    numbers that depend on time.
 
-    What only one of them has, such as checkpoints that were cleaned up, is no difference; the runs must share
-    an iteration. Raises ValueError where one holds no run, or nothing is to be found in both.
+    Files that only one of them has, such as those of checkpoints that were cleaned up, are no difference; the
+    runs must share an iteration. Raises ValueError where a folder holds no run, and where the runs have no
+    iteration in common.
     """
-    iterations = []
-    for path in (first, second):
-        if not (path / "iterations").is_dir():
-            raise ValueError(f"{path} holds no iterations of a run: name an experiment's folder")
-        names = [one.name for one in (path / "iterations").iterdir()]
-        iterations.append({int(name) for name in names if name.isdigit()})
-    numbers = sorted(iterations[0] & iterations[1])
-    if not numbers:
+    in_first, in_second = _iterations(first), _iterations(second)
+    common = sorted(in_first & in_second)
+    if not common:
         raise ValueError(f"{first} and {second} have no iteration in common")
     directory = ExperimentDirectory(first)
-    for number in numbers:
-        for phase, path, compare in _compared_files(directory, number):
+    for number in common:
+        for phase, path, compare in _comparisons(directory, number):
             name = path.relative_to(first)
-            if path.exists() and (second / name).exists():
-                found = compare(path, second / name)
-                if found is not None:
-                    place, of_first, of_second = found
-                    return Difference(number + 1, phase, f"{name}: {place}", of_first, of_second)
+            if not (path.exists() and (second / name).exists()):
+                continue
+            difference = compare(path, second / name)
+            if difference is not None:
+                where, value_in_first, value_in_second = difference
+                return FirstDifference(number + 1, phase, f"{name}: {where}", value_in_first, value_in_second)
     return None
 
 
-def _compared_files(
+def _iterations(run: Path) -> set[int]:
+    """Returns the numbers of a run's iterations. Raises ValueError for a folder that holds no run."""
+    if not (run / "iterations").is_dir():
+        raise ValueError(f"{run} holds no iterations of a run: name an experiment's folder")
+    names = [path.name for path in (run / "iterations").iterdir()]
+    return {int(name) for name in names if name.isdigit()}
+
+
+def _comparisons(
     run: ExperimentDirectory, number: int
 ) -> Iterator[tuple[str, Path, Callable[[Path, Path], Differing]]]:
-    """Yields the phase and the path of what is compared of an iteration, and how."""
-    folder, done = run.iteration(number), number + 1
+    """Yields, in the order in which a run writes them, the files and folders of an iteration that are
+    compared: the phase that wrote it, its path, and the function that compares it."""
+    folder, finished = run.iteration(number), number + 1
     yield "sampling", folder / "trajectories.arrow", _compare_tables
     yield "sampling", folder / JOURNALS, partial(_compare_journals, phase="rollout")
     yield "credit", folder / "episodes.arrow", _compare_tables
     yield "credit", folder / JOURNALS, partial(_compare_journals, phase="credit")
     yield "training (metrics)", folder / "metrics.json", _compare_numbers
-    for part, words in PARTS.items():
-        for path in _files(run.checkpoint(done) / part):
-            yield words, path, _compare_tensors if path.suffix == ".safetensors" else _compare_bytes
-        yield words, run.checkpoint(done) / part, _compare_seals_of_folders
-    for path in _files(run.path / "evaluations" / f"{done:04d}"):
+    for part, content in PARTS.items():
+        for path in _files(run.checkpoint(finished) / part):
+            yield content, path, _compare_tensors if path.suffix == ".safetensors" else _compare_bytes
+        yield content, run.checkpoint(finished) / part, _compare_seals_of_folders
+    for path in _files(run.path / "evaluations" / f"{finished:04d}"):
         if path.name == "summary.json":
             yield "evaluation", path, _compare_numbers
 
@@ -146,22 +154,33 @@ def _compare_tensors(first: Path, second: Path) -> Differing:
 
 def _compare_tables(first: Path, second: Path) -> Differing:
     """Compares two Arrow files, row by row. Columns that a clock decides are left out."""
-    one, other = (_table(path) for path in (first, second))
-    if one.num_rows != other.num_rows:
-        return "its number of rows", str(one.num_rows), str(other.num_rows)
-    found: list[tuple[int, int, str, tuple[str, Any, Any]]] = []
-    for number, name in enumerate(one.column_names):
-        if name not in other.column_names or _is_timed(name) or one.column(name).equals(other.column(name)):
+    first_table, second_table = _table(first), _table(second)
+    if first_table.num_rows != second_table.num_rows:
+        return "its number of rows", str(first_table.num_rows), str(second_table.num_rows)
+    # Of each column the first row that differs, and how.
+    differences: list[tuple[int, str, tuple[str, Any, Any]]] = []
+    for name in first_table.column_names:
+        if name not in second_table.column_names or _is_timed(name):
             continue
-        for row, (a, b) in enumerate(zip(one.column(name), other.column(name), strict=True)):
-            if not a.equals(b) and (within := _within(a.as_py(), b.as_py())) is not None:
-                found.append((row, number, name, within))
+        column, second_column = first_table.column(name), second_table.column(name)
+        if column.equals(second_column):
+            continue
+        for row, (a, b) in enumerate(zip(column, second_column, strict=True)):
+            if a.equals(b):
+                continue
+            # None for cells that only differ in what depends on time, or in two texts of not-a-number.
+            within_cell = _within(a.as_py(), b.as_py())
+            if within_cell is not None:
+                differences.append((row, name, within_cell))
                 break
-    if not found:
+    if not differences:
         return _compare_seals(first, second, _verify_stream) or _compare_lacking_seals(first, second)
-    row, _, name, (where, *values) = min(found, key=lambda one: one[:2])
-    who = one.column("trajectory")[row].as_py() if "trajectory" in one.column_names else f"row {row}"
-    return f"{who}, {name}{where}", repr(values[0]), repr(values[1])
+    # The first row, and in it the first column: `min` keeps the first of equals.
+    row, name, (where, value, second_value) = min(differences, key=lambda difference: difference[0])
+    label = f"row {row}"
+    if "trajectory" in first_table.column_names:
+        label = first_table.column("trajectory")[row].as_py()
+    return f"{label}, {name}{where}", repr(value), repr(second_value)
 
 
 def _table(path: Path) -> pa.Table:
@@ -176,21 +195,29 @@ def _table(path: Path) -> pa.Table:
         raise ValueError(f"{path} can't be read as a whole ({error}): it was damaged or cut") from error
 
 
-def _within(one: Any, other: Any) -> tuple[str, Any, Any] | None:
-    """Returns the path of the first difference within two nested values, and both."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in one:
-            if key in other and not _is_timed(key) and (found := _within(one[key], other[key])) is not None:
-                return f".{key}{found[0]}", found[1], found[2]
+def _within(a: Any, b: Any) -> tuple[str, Any, Any] | None:
+    """Returns the path of the first difference within two nested values, such as ``.grade.reward`` or
+    ``[3]``, and what both have there; None where they are the same."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in a:
+            if key in b and not _is_timed(key) and (inner := _within(a[key], b[key])) is not None:
+                path, a_value, b_value = inner
+                return f".{key}{path}", a_value, b_value
         return None
-    if isinstance(one, list) and isinstance(other, list):
-        for place, (a, b) in enumerate(zip(one, other)):
-            if (found := _within(a, b)) is not None:
-                return f"[{place}]{found[0]}", found[1], found[2]
-        return None if len(one) == len(other) else (" (its length)", len(one), len(other))
-    signs = [math.copysign(1.0, value) if isinstance(value, float) else 0.0 for value in (one, other)]
-    both_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
-    return None if (one == other and signs[0] == signs[1]) or both_nan else ("", one, other)
+    if isinstance(a, list) and isinstance(b, list):
+        for index, (a_item, b_item) in enumerate(zip(a, b)):
+            if (inner := _within(a_item, b_item)) is not None:
+                path, a_value, b_value = inner
+                return f"[{index}]{path}", a_value, b_value
+        return None if len(a) == len(b) else (" (its length)", len(a), len(b))
+    if isinstance(a, float) and isinstance(b, float):
+        if math.isnan(a) and math.isnan(b):
+            return None
+        if math.copysign(1.0, a) != math.copysign(1.0, b):  # 0.0 == -0.0, and their bits differ
+            return "", a, b
+    elif isinstance(a, float) or isinstance(b, float):
+        return "", a, b  # 1 and 1.0 are equal, and not written alike
+    return None if a == b else ("", a, b)
 
 
 def _is_timed(name: str) -> bool:
@@ -300,7 +327,7 @@ def _sample(one: Completion, written: list[Any]) -> dict[str, Any]:
 
 
 def _compare_bytes(first: Path, second: Path) -> Differing:
-    """The first byte, of files that nobody looks into."""
+    """Compares two files byte by byte."""
     at = 0
     with first.open("rb") as one, second.open("rb") as other:
         while True:

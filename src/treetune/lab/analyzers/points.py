@@ -27,11 +27,11 @@ class OfCheckpoints(Analyzer):
 
     name: str | None = None
     checkpoints: Chosen = "last"
-    """The checkpoints to look at: ``last``, ``all``, or a list of their numbers; 0 are the start weights."""
+    """The checkpoints to look at: ``last``, ``all``, or a list of their numbers; 0 is the start weights."""
     at_most: Annotated[int, Gt(0)] = 10
-    """The most of ``all`` that are taken, as evenly as can be, the first and the last among them."""
+    """The most checkpoints of ``all`` that are looked at: evenly spaced, with the first and the last."""
     seed: Annotated[int, Ge(0)] = 0
-    """Decides on everything that the analysis draws."""
+    """The seed of everything that the analysis draws."""
 
     judges_critic = False
 
@@ -40,22 +40,22 @@ class OfCheckpoints(Analyzer):
         yield from super().check(experiment)
         if self.needs_engine:
             yield from unanswered(experiment)
-        yield from never_there("checkpoints", self.checkpoints, experiment.iterations)
+        yield from check_points("checkpoints", self.checkpoints, experiment.iterations)
 
     @override
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
-        kept = directory.checkpoints()
+        checkpoints = directory.checkpoints()
         remedy = (
-            f"there are {_listed([0, *kept])}. checkpoints: {{every: 5, keep_every: 5}} in the experiment"
-            " keeps one every five iterations"
+            f"there are {_comma_separated([0, *checkpoints])}. checkpoints: {{every: 5, keep_every: 5}} in"
+            " the experiment keeps one every five iterations"
         )
-        if self.checkpoints == "last" and not kept:
+        if self.checkpoints == "last" and not checkpoints:
             raise ValueError(
                 f"{directory.path} has no checkpoint: run_iteration_loop makes them (checkpoints: [0] looks"
                 " at the start weights)"
             )
         what = f"a checkpoint in {directory.path}"
-        points = choose(self.checkpoints, [0, *kept], self.at_most, what, remedy)
+        points = choose_points(self.checkpoints, [0, *checkpoints], self.at_most, what, remedy)
         if self.judges_critic and config.credit.needs_critic:
             for point in points:
                 require_critic(config, directory, point)
@@ -64,16 +64,17 @@ class OfCheckpoints(Analyzer):
 
 @dataclass(frozen=True, kw_only=True)
 class OfIterations(Analyzer):
-    """An analyzer that reads what iterations left. Iteration i was sampled by the weights after i
-    iterations: the first is 0."""
+    """An analyzer that reads the files of iterations. The first iteration is 0; iteration i was sampled by
+    the weights after i iterations."""
 
     name: str | None = None
     iterations: Chosen = "all"
     """The iterations to look at: ``all``, ``last``, or a list of their numbers from 0 on."""
     at_most: Annotated[int, Gt(0)] = 10
-    """The most of ``all`` that are taken, as evenly as can be."""
+    """The most iterations of ``all`` that are looked at: evenly spaced, with the first and the last."""
 
     file = "trajectories.arrow"
+    """The file that an iteration must have to be looked at."""
 
     @property
     @override
@@ -85,27 +86,28 @@ class OfIterations(Analyzer):
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
-        yield from never_there("iterations", self.iterations, experiment.iterations - 1)
+        yield from check_points("iterations", self.iterations, experiment.iterations - 1)
 
     @override
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
         what = f"an iteration with {self.file} in {directory.path}"
-        kept = self.kept(directory)
-        return choose(self.iterations, kept, self.at_most, what, f"there are {_listed(kept)}")
+        iterations = self.kept(directory)
+        remedy = f"there are {_comma_separated(iterations)}"
+        return choose_points(self.iterations, iterations, self.at_most, what, remedy)
 
     def kept(self, directory: ExperimentDirectory) -> list[int]:
-        """The iterations that can be read. Raises ValueError for none."""
-        kept = iterations_with(directory, self.file)
-        if not kept:
+        """Returns the iterations that can be looked at. Raises ValueError where there is none."""
+        iterations = iterations_with(directory, self.file)
+        if not iterations:
             raise ValueError(
                 f"{directory.path} has no iteration with {self.file}: run_iteration_loop leaves them where"
                 " the rollout samples (supervised training doesn't)"
             )
-        return kept
+        return iterations
 
 
 def unanswered(experiment: PolicyIteration) -> Iterator[Finding]:
-    """Yields what is wrong where nothing samples from the policy."""
+    """Yields a finding where the experiment has no rollout that samples from the policy."""
     rollouts = (experiment.rollout, experiment.evaluation.rollout)
     if not any(rollout is not None and rollout.needs_engine for rollout in rollouts):
         yield Finding(
@@ -115,50 +117,55 @@ def unanswered(experiment: PolicyIteration) -> Iterator[Finding]:
         )
 
 
-def never_there(key: str, wanted: Chosen, last: int) -> Iterator[Finding]:
-    """Yields what is wrong with points that the experiment never comes to."""
+def check_points(key: str, wanted: Chosen, last: int) -> Iterator[Finding]:
+    """Yields what is wrong with an empty list, and with numbers that the experiment never reaches."""
     beyond = [] if isinstance(wanted, str) else [number for number in wanted if number > last]
     if beyond:
-        yield Finding(f"{_listed(beyond)} is beyond the last, {last}", key, f"take numbers up to {last}")
+        yield Finding(
+            f"{_comma_separated(beyond)} is beyond the last, {last}", key, f"take numbers up to {last}"
+        )
     elif not wanted:
         yield Finding("there is nothing to look at in an empty list", key, "name some, or 'last', or 'all'")
 
 
 def iterations_with(directory: ExperimentDirectory, file: str) -> list[int]:
-    """The iterations that left this file."""
-    found = (directory.path / "iterations").glob(f"[0-9]*/{file}")
-    return sorted(int(path.parent.name) for path in found if path.parent.name.isdigit())
+    """Returns the numbers of the iterations that have a file of this name."""
+    paths = (directory.path / "iterations").glob(f"[0-9]*/{file}")
+    return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
 
 
-def choose(wanted: Chosen, kept: Sequence[int], at_most: int, what: str, remedy: str) -> list[int]:
-    """The wanted ones of those that are kept. Raises ValueError for those that aren't."""
+def choose_points(
+    wanted: Chosen, available: Sequence[int], at_most: int, what: str, remedy: str
+) -> list[int]:
+    """Returns the wanted numbers, in order. Raises ValueError where one isn't available: `what` says what
+    they are numbers of, and `remedy` what to do."""
     if wanted == "last":
-        return [kept[-1]]
+        return [available[-1]]
     if wanted == "all":
-        return evenly(kept, at_most)
-    missing = sorted(set(wanted) - set(kept))
+        return evenly(available, at_most)
+    missing = sorted(set(wanted) - set(available))
     if missing or not wanted:
-        raise ValueError(f"{_listed(missing) or 'nothing'} is not the number of {what}: {remedy}")
+        raise ValueError(f"{_comma_separated(missing) or 'nothing'} is not the number of {what}: {remedy}")
     return sorted(set(wanted))
 
 
 def evenly(items: Sequence[T], count: int) -> list[T]:
-    """`count` of the items, as evenly as can be, the first and the last among them (the last alone
-    where `count` is 1); all where there are no more.
-    """
+    """Returns `count` evenly spaced items, with the first and the last; only the last if `count` is 1, and
+    all if there are no more than `count`."""
     if len(items) <= count:
         return list(items)
     if count == 1:
         return [items[-1]]
-    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+    return [items[round(number * (len(items) - 1) / (count - 1))] for number in range(count)]
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _comma_separated(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
 def require_critic(config: PolicyIteration, directory: ExperimentDirectory, point: int) -> None:
-    """Raises ValueError where the critic of this point can't be had."""
+    """Raises ValueError where the experiment trains no critic, or the checkpoint `point` has none. The start
+    weights (0) need no file: a critic begins as a copy of them."""
     if not config.credit.needs_critic:
         raise ValueError(
             f"{directory.path} trains no critic: experiments with the credit 'gae', or the values 'critic' or"

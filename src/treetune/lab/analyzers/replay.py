@@ -15,7 +15,7 @@ from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.analysis import write_result
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row, sampled_by
+from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row, sampling_version
 from treetune.runtime.generation import credited, episodes_of_first, remembered
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Step:
+class ReplayedStep:
     """The step of one variant: its episodes, the gradient of its whole loss, and what training changed.
 
     `gradient` and `change` are flat, float64 and float32; `metrics` are those of credit and of training.
@@ -52,11 +52,14 @@ class Step:
     sampled_tokens: int
 
 
-def compared(steps: Mapping[str, Step]) -> dict[str, Any]:
-    """Norms of gradients and of changes, cosines between the two variants, and how alike advantages are."""
+def compare_steps(steps: Mapping[str, ReplayedStep]) -> dict[str, Any]:
+    """Returns the norms of gradients and of changes of weights for each step ("own" as the run took it, and
+    "other" as changed), the cosines between both, and the correlation of their advantages."""
     own, other = steps["own"], steps.get("other")
-    result: dict[str, Any] = {
-        name: {
+    result: dict[str, Any] = {}
+    for name, step in steps.items():
+        metrics = {key: value for key, value in step.metrics.items() if key.startswith(("train/", "credit/"))}
+        result[name] = {
             "episodes": len(step.episodes),
             "gradient_norm": float(step.gradient.norm()),
             "change_norm": float(step.change.norm()),
@@ -64,12 +67,8 @@ def compared(steps: Mapping[str, Step]) -> dict[str, Any]:
             "parted": step.parted,
             "unlike_record": step.unlike_record,
             "sampled_tokens": step.sampled_tokens,
-            "metrics": {
-                key: value for key, value in step.metrics.items() if key.startswith(("train/", "credit/"))
-            },
+            "metrics": metrics,
         }
-        for name, step in steps.items()
-    }
     if other is not None:
         result["cosine_of_gradients"] = _cosine(own.gradient, other.gradient)
         result["cosine_of_changes"] = _cosine(own.change.double(), other.change.double())
@@ -100,7 +99,7 @@ def _correlation(one: Sequence[Episode], other: Sequence[Episode]) -> float | No
     return None if math.isnan(found) else found
 
 
-def side_by_side(steps: Mapping[str, Step]) -> Iterator[dict[str, Any]]:
+def side_by_side(steps: Mapping[str, ReplayedStep]) -> Iterator[dict[str, Any]]:
     """A row for each answer that any variant trains: what each gives the steps of the first that has it."""
     of_variants = {name: {e.trajectory: e for e in step.episodes} for name, step in steps.items()}
     for trajectory in dict.fromkeys(key for episodes in of_variants.values() for key in episodes):
@@ -200,7 +199,7 @@ def replay(
     place = directory.analysis(label)
     work = place.with_name(f".{place.name}.unfinished")
     samples = other is not None and other.credit.needs_engine and not _same_credit(own, other)
-    steps: dict[str, Step] = {}
+    steps: dict[str, ReplayedStep] = {}
     with (
         Session.open(config, plain, "analysis") as session,
         PolicyServer.start(session, needed=samples) as server,
@@ -209,7 +208,7 @@ def replay(
         state = _state_before(session, point, work / STATE if exact else None)
         for name, variant in variants.items():
             steps[name] = _step(sampler, variant, point, state, work, place)
-        result = compared(steps)
+        result = compare_steps(steps)
         if session.ranks.is_first:
             work.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(work / STATE, ignore_errors=True)
@@ -277,7 +276,7 @@ def _state_before(session: Session, point: int, made: Path | None) -> Path | Non
 
 def _step(
     sampler: Sampler, config: PolicyIteration, point: int, state: Path | None, work: Path, earlier: Path
-) -> Step:
+) -> ReplayedStep:
     """Gives credit, and trains from `state`, or from the weights of then. `earlier` is where the same replay
     may lie."""
     session, own = sampler.session, sampler.session.config
@@ -323,7 +322,7 @@ def credited_again(
     session, own = sampler.session, sampler.session.config
     engine = sampler.server.engine if config.credit.needs_engine else None
     if engine is not None:
-        sampler.server.load_checkpoint(sampled_by(own, point))
+        sampler.server.load_checkpoint(sampling_version(own, point))
     before = 0 if engine is None else engine.tokens
     stored = sorted((session.directory.iteration(point) / "journal").glob("*.jsonl"))
     with sampler.phase(f"iteration {point + 1}: {what}", "continuations") as show:
@@ -351,7 +350,7 @@ def _trained(
     episodes: Sequence[Episode],
     metrics: Metrics,
     tokens: int,
-) -> Step:
+) -> ReplayedStep:
     import torch
 
     directory = session.directory
@@ -386,7 +385,7 @@ def _trained(
         same = parted is None
     trainer.policy.close()
     unlike = _unlike_record(directory.iteration(point) / "metrics.json", metrics)
-    return Step(episodes, gradient, change, metrics, same, parted, unlike, tokens)
+    return ReplayedStep(episodes, gradient, change, metrics, same, parted, unlike, tokens)
 
 
 def where_parted(

@@ -25,8 +25,8 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import critic_for_credit
 from treetune.seeds import derive_seed
-from treetune.tasks.sampling import sample_problems
-from treetune.trainer.scoring import Scored, Scorer
+from treetune.tasks.drawing import draw_problems
+from treetune.trainer.scoring import PolicyScores, Scorer
 from treetune.trainer.tokens import Sequences
 from treetune.tree import answers_of
 from treetune.vocabulary import Column, Episode, TokenIds, Trajectory, joined
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def policy_at(session: Session, point: int) -> PreTrainedModel:
-    """The policy after `point` iterations, for scoring."""
+    """Returns the policy after `point` iterations, for scoring."""
     model = session.model.load()
     if point:
         _fill(model, session.directory.checkpoint(point) / "policy", _trusted(session))
@@ -44,7 +44,7 @@ def policy_at(session: Session, point: int) -> PreTrainedModel:
 
 
 def critic_at(session: Session, point: int) -> CriticModule:
-    """The critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
+    """Returns the critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
     require_critic(session.config, session.directory, point)
     critic = CriticModule(session.model.load(), derive_seed(session.config.seed, "critic"))
     critic.head.to(session.ranks.device)
@@ -73,7 +73,7 @@ def _fill(module: nn.Module, directory: Path, trusted: bool) -> None:
             parameter.copy_(weights[name])
 
 
-def sampler_of(config: PolicyIteration) -> Rollout:
+def rollout_that_samples(config: PolicyIteration) -> Rollout:
     """Returns the rollout by which the policy answers: the run's, or the evaluation's where the rollout
     samples nothing.
 
@@ -99,7 +99,7 @@ def context_at(
     """Returns a context for sampling, with the policy's own settings; requests outlive a crash. It lends the
     policy's distributions and, where one is trained, the critic."""
     context = sampler.context(
-        sampler_of(sampler.session.config),
+        rollout_that_samples(sampler.session.config),
         seed=seed,
         iteration=point,
         journal=work / f"{point:04d}-{purpose}.jsonl",
@@ -111,7 +111,7 @@ def context_at(
 
 
 def distributions_at(session: Session, point: int) -> Distributions:
-    """The policy's distributions after `point` iterations, computed answer by answer when they are asked."""
+    """Returns the policy's distributions after `point` iterations, which are computed when they are asked."""
 
     def along(rows: Sequence[Episode]) -> list[tuple[Column, Column]]:
         device, found = session.ranks.device, []
@@ -162,10 +162,10 @@ def answers_at(
                 f" weights after {point} iterations alone"
             )
         return [one for one in trajectories if one.grade.is_known], "stored"
-    rollout = sampler_of(session.config)
+    rollout = rollout_that_samples(session.config)
     with sampler.phase(f"answers after iteration {point}", "answers") as show:
         context = context_at(sampler, point, work, seed, "answers", show)
-        chosen = sample_problems(
+        chosen = draw_problems(
             session.train_problems, min(problems, len(session.train_problems)), seed, point
         )
         trees, _ = rollout.run(context, chosen)
@@ -210,7 +210,7 @@ class StoredModels:
     def policy_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(self.policy, sequences)
 
-    def old_logprobs(self, sequences: Sequences) -> Scored:
+    def old_logprobs(self, sequences: Sequences) -> PolicyScores:
         """Returns log-probs alone: no analysis compares them with the engine's."""
         return self.scorer.scored(self.policy, sequences, nucleus=None)
 
@@ -222,7 +222,7 @@ class StoredModels:
 
 
 def state_values(critic: CriticModule, device: torch.device, states: Sequence[TokenIds]) -> list[float]:
-    """The critic's value of each state, given as all tokens up to it (prompt included)."""
+    """Returns the critic's value of each state, given as all tokens up to it (prompt included)."""
     order = sorted(range(len(states)), key=lambda i: len(states[i]))
     values = [0.0] * len(states)
     with torch.no_grad():

@@ -15,10 +15,10 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
+from treetune.exceptions import NothingGraded
 from treetune.lab.signposts import KnowsDecisions
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.states import StepBoundaries
-from treetune.rollouts.unavailable import NothingGraded
 from treetune.rollouts.valuation import ProblemStates, estimates
 from treetune.rollouts.values import ContinuationPlan, Estimate, FixedBudget
 from treetune.runtime.base import PolicyIteration
@@ -34,7 +34,7 @@ AT_ONCE = 256
 """States that are valued before the next are begun: what an interruption costs at most."""
 
 
-class State(NamedTuple):
+class AnswerState(NamedTuple):
     """A state: what was asked, and the ids that are there of the answer."""
 
     problem: Problem
@@ -42,7 +42,7 @@ class State(NamedTuple):
     begun_ids: TokenIds
 
 
-class Value(NamedTuple):
+class EstimatedValue(NamedTuple):
     """The value of a state, and its variance as an estimate of the true one."""
 
     value: float
@@ -58,13 +58,13 @@ class TrueValues(Registrable):
         return ()
 
     def find(
-        self, context: RolloutContext, session: Session, point: int, states: Sequence[State]
-    ) -> list[Value]:
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+    ) -> list[EstimatedValue]:
         """Returns each state's value, by the weights after `point` iterations, which the engine holds."""
         raise NotImplementedError
 
     def described(self) -> str:
-        """All of its settings that the numbers rest on."""
+        """Returns all settings on which its values depend, as text."""
         raise NotImplementedError
 
 
@@ -78,48 +78,51 @@ class ByEngine(TrueValues):
 
     @override
     def find(
-        self, context: RolloutContext, session: Session, point: int, states: Sequence[State]
-    ) -> list[Value]:
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+    ) -> list[EstimatedValue]:
 
-        return [mean_and_noise(one.rewards) for one in continued_states(context, states, self.samples, TRUTH)]
+        return [mean_and_noise(one.rewards) for one in continue_states(context, states, self.samples, TRUTH)]
 
     @override
     def described(self) -> str:
         return f"continuations {self.samples} {self.samples}"
 
 
-def mean_and_noise(rewards: Sequence[float]) -> Value:
+def mean_and_noise(rewards: Sequence[float]) -> EstimatedValue:
     """Returns the mean of rewards, and its variance."""
     mean = sum(rewards) / len(rewards)
     squares = sum((one - mean) ** 2 for one in rewards)
-    return Value(mean, squares / (len(rewards) - 1) / len(rewards))
+    return EstimatedValue(mean, squares / (len(rewards) - 1) / len(rewards))
 
 
-def found_once(
-    truth: TrueValues, context: RolloutContext, session: Session, point: int, states: Sequence[State]
-) -> list[Value]:
-    """Returns true values, those that were found before from the experiment's ``truths``.
+def find_values_once(
+    truth: TrueValues, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+) -> list[EstimatedValue]:
+    """Returns the true values of states; values that an earlier call found are read from ``truths`` of the
+    experiment.
 
-    They are known by their content: weights, task, sampling, settings, prompt and beginning. So another call
-    with the same ones samples nothing, and one that was interrupted goes on.
+    They are stored by what they depend on: weights, task, sampling, settings, prompt and prefix. So another
+    call with the same states samples nothing, and after an interruption it resumes.
     """
-    asked = [_key(state) for state in states]
-    by_key = dict(zip(asked, states, strict=True))
+    keys = [_key(state) for state in states]
+    state_by_key = dict(zip(keys, states, strict=True))
     file = session.directory.path / "truths" / f"{_setting(truth, context, session, point)}.jsonl"
-    known = dict(_read(file))
-    missing = [key for key in by_key if key not in known]
+    value_by_key = dict(_read(file))
+    missing = [key for key in state_by_key if key not in value_by_key]
     file.parent.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(missing), AT_ONCE):
-        keys = missing[start : start + AT_ONCE]
-        found = truth.find(context, session, point, [by_key[key] for key in keys])
-        with file.open("a") as out:  # the line's end comes first: the last line may have been cut short
-            out.writelines("\n" + json.dumps([key, *one]) for key, one in zip(keys, found, strict=True))
-        known |= zip(keys, found, strict=True)
-        context.log.progress(start + len(keys), len(missing))
-    return [known[key] for key in asked]
+        batch = missing[start : start + AT_ONCE]
+        values = truth.find(context, session, point, [state_by_key[key] for key in batch])
+        with file.open("a") as out:
+            for key, value in zip(batch, values, strict=True):
+                # The line's end comes first: an interruption may have cut the last line short.
+                out.write("\n" + json.dumps([key, *value]))
+        value_by_key |= zip(batch, values, strict=True)
+        context.log.progress(start + len(batch), len(missing))
+    return [value_by_key[key] for key in keys]
 
 
-def _read(file: Path) -> Iterator[tuple[str, Value]]:
+def _read(file: Path) -> Iterator[tuple[str, EstimatedValue]]:
     """Yields the content of the file; a line that an interruption cut short counts as not written."""
     if not file.is_file():
         return
@@ -128,10 +131,10 @@ def _read(file: Path) -> Iterator[tuple[str, Value]]:
             key, value, noise = json.loads(line)
         except ValueError:
             continue
-        yield key, Value(value, noise)
+        yield key, EstimatedValue(value, noise)
 
 
-def _key(state: State) -> str:
+def _key(state: AnswerState) -> str:
     digest = hashlib.blake2b(repr((state.problem.id, state.problem.gold)).encode(), digest_size=12)
     for ids in (state.prompt_ids, state.begun_ids):
         digest.update(len(ids).to_bytes(4, "big") + ids.tobytes())
@@ -167,8 +170,8 @@ def weights_digest(session: Session, point: int) -> bytes:
     return digest.digest()
 
 
-def whole_ids(state: State) -> TokenIds:
-    """Prompt and beginning."""
+def whole_ids(state: AnswerState) -> TokenIds:
+    """Returns the tokens of the prompt and of the answer so far."""
     return joined([state.prompt_ids, state.begun_ids])
 
 
@@ -226,7 +229,7 @@ def choose_states(
     return list(chosen.values())
 
 
-def continued(
+def continue_prefixes(
     context: RolloutContext,
     nodes: Sequence[tuple[Trajectory, tuple[int, ...]]],
     samples: int,
@@ -234,12 +237,12 @@ def continued(
 ) -> list[Estimate]:
     """Returns what `samples` continuations of each (an answer to the problem, prefix ids) earn, sampled as
     the answers were. The prefix need not be the answer's own."""
-    states = [State(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
-    return continued_states(context, states, samples, purpose)
+    states = [AnswerState(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
+    return continue_states(context, states, samples, purpose)
 
 
-def continued_states(
-    context: RolloutContext, states: Sequence[State], samples: int, purpose: str
+def continue_states(
+    context: RolloutContext, states: Sequence[AnswerState], samples: int, purpose: str
 ) -> list[Estimate]:
     """Returns what `samples` continuations of each state earn."""
     assert context.settings.sampling is not None, "the context is that of a rollout that samples"
@@ -291,13 +294,13 @@ class InProcess(TrueValues):
 
     @override
     def find(
-        self, context: RolloutContext, session: Session, point: int, states: Sequence[State]
-    ) -> list[Value]:
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+    ) -> list[EstimatedValue]:
         from treetune.lab.analyzers.stored import policy_at
 
         assert context.settings.sampling is not None
         steps = PolicySteps(policy_at(session, point), context.settings.sampling.temperature)
-        return expanded(steps, context, states, self.samples)
+        return expand_continuations(steps, context, states, self.samples)
 
     @override
     def described(self) -> str:
@@ -310,7 +313,8 @@ class NextTokens(Protocol):
     def begin(self, ids_BT: np.ndarray) -> np.ndarray: ...
 
     def extend(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
-        """The batch is then those of its rows, a row perhaps several times, each with a token behind it."""
+        """Replaces the batch by these of its rows, where a row may occur several times, each with one more
+        token."""
         ...
 
 
@@ -340,8 +344,8 @@ class PolicySteps:
             out = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True)
             self._cache = out.past_key_values
             chances_BV = (out.logits[:, -1].double() / self._temperature).softmax(-1)
-        found: np.ndarray = chances_BV.cpu().numpy()
-        return found
+        chances: np.ndarray = chances_BV.cpu().numpy()
+        return chances
 
 
 @dataclass
@@ -357,27 +361,27 @@ class _Path:
     text: str = ""
 
 
-def expanded(
-    steps: NextTokens, context: RolloutContext, states: Sequence[State], samples: int
-) -> list[Value]:
+def expand_continuations(
+    steps: NextTokens, context: RolloutContext, states: Sequence[AnswerState], samples: int
+) -> list[EstimatedValue]:
     """Returns the value of each state, from `samples` continuations each. Chance comes from the state and the
     context's seed alone."""
     order = sorted(range(len(states)), key=lambda i: len(whole_ids(states[i])))
-    found: dict[int, Value] = {}
+    found: dict[int, EstimatedValue] = {}
     for _, alike in groupby(order, key=lambda i: len(whole_ids(states[i]))):
         numbers = list(alike)
         for start in range(0, len(numbers), max(1, ROWS // samples)):
             batch = numbers[start : start + max(1, ROWS // samples)]
-            values = _Batch(steps, context, [states[i] for i in batch], samples).values()
+            values = _StateBatch(steps, context, [states[i] for i in batch], samples).values()
             found |= zip(batch, values, strict=True)
     return [found[i] for i in range(len(states))]
 
 
-class _Batch:
+class _StateBatch:
     """States of one length, continued together."""
 
     def __init__(
-        self, steps: NextTokens, context: RolloutContext, states: Sequence[State], samples: int
+        self, steps: NextTokens, context: RolloutContext, states: Sequence[AnswerState], samples: int
     ) -> None:
         import numpy as np
 
@@ -410,7 +414,7 @@ class _Batch:
         task = self.context.task.of(self.states[state].problem)
         return task if isinstance(task, KnowsDecisions) else None
 
-    def values(self) -> list[Value]:
+    def values(self) -> list[EstimatedValue]:
         import numpy as np
 
         self.paths = [path for path in self.paths if not self._is_over(path)]
@@ -426,24 +430,29 @@ class _Batch:
         return [mean_and_noise(of_state.tolist()) for of_state in self.earned]
 
     def _next(self, chances_BV: np.ndarray) -> Iterator[_Path]:
-        """Yields each path a token further: chosen by chance, or the right one and by chance another."""
+        """Yields each path with one more token, W paths in all.
+
+        A path at which nothing is decided gets a drawn token. At a decision it becomes two: one with the
+        right token, and one with a token drawn from the others, each weighted by its probability.
+        """
         import numpy as np
 
-        own_WV = chances_BV[[path.row for path in self.paths]]
-        right_W = [self._right(path) for path in self.paths]
-        shares = np.ones(len(self.paths))
-        for number, right in enumerate(right_W):
-            if right is not None:
-                shares[number] -= own_WV[number, right]
-                own_WV[number, right] = 0.0
-        sums_WV = own_WV.cumsum(1)
-        drawn_W = np.array([self.chance[path.state, path.sample, len(path.ids)] for path in self.paths])
-        tokens = (sums_WV[:, :-1] <= drawn_W[:, None] * sums_WV[:, -1:]).sum(1)
-        for path, right, share, token in zip(
-            self.paths, right_W, shares.tolist(), tokens.tolist(), strict=True
+        chances_WV = chances_BV[[path.row for path in self.paths]]
+        right_tokens = [self._right(path) for path in self.paths]  # None where nothing is decided
+        drawn_shares_W = np.ones(len(self.paths))  # the probability of the tokens that are drawn from
+        for number, right_token in enumerate(right_tokens):
+            if right_token is not None:
+                drawn_shares_W[number] -= chances_WV[number, right_token]
+                chances_WV[number, right_token] = 0.0
+        # Draws a token by inverting the cumulative sums, whose last column need not be 1.
+        sums_WV = chances_WV.cumsum(1)
+        uniform_W = np.array([self.chance[path.state, path.sample, len(path.ids)] for path in self.paths])
+        tokens = (sums_WV[:, :-1] <= uniform_W[:, None] * sums_WV[:, -1:]).sum(1)
+        for path, right_token, share, token in zip(
+            self.paths, right_tokens, drawn_shares_W.tolist(), tokens.tolist(), strict=True
         ):
-            if right is not None:
-                yield self._child(path, right, path.weight * (1 - share))
+            if right_token is not None:
+                yield self._child(path, right_token, path.weight * (1 - share))
             yield self._child(path, token, path.weight * share)
 
     def _child(self, path: _Path, token: int, weight: float) -> _Path:

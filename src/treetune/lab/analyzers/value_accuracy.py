@@ -1,4 +1,4 @@
-"""The errors of Monte-Carlo values and of the critic's against true values."""
+"""The errors of Monte-Carlo values, and of the critic's values, compared with nearly exact values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from treetune.lab.analyzers.figures import (
     right_side,
 )
 from treetune.lab.analyzers.points import OfCheckpoints
-from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, ChosenState, choose_states, continued
+from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, ChosenState, choose_states, continue_prefixes
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.vocabulary import TokenIds
@@ -41,7 +41,8 @@ LINES = ("-", "--", ":", "-.")
 
 
 def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Colours tell estimators apart, strokes and marks experiments."""
+    """Draws the errors of all estimators of several experiments, whose results are given by name. Colours
+    tell estimators apart; line styles and marks tell experiments apart."""
     titles = [
         "Mean absolute error of values",
         "… by position in the answer",
@@ -51,34 +52,40 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     figure, (errors, along, sides, *training) = panels(
         [*titles, *(["Error along training"] if several else [])]
     )
-    numbers = {name: result["numbers"]["all"] for name, result in results.items()}
-    estimators = sorted(
-        {estimator for one in numbers.values() for estimator in one["estimators"]}, key=order_of
-    )
-    for i, (name, one) in enumerate(numbers.items()):
-        centres = [(low + high) / 2 for low, high in zip(one["bins"], one["bins"][1:], strict=False)]
-        shift = (i - (len(numbers) - 1) / 2) * 0.16
-        for estimator, found in one["estimators"].items():
-            number = estimators.index(estimator)
+    estimator_names: set[str] = set()
+    for result in results.values():
+        estimator_names |= result["numbers"]["all"]["estimators"].keys()
+    estimators = sorted(estimator_names, key=order_of)
+    for index, (name, result) in enumerate(results.items()):
+        numbers = result["numbers"]["all"]
+        bin_centres = [(low + high) / 2 for low, high in itertools.pairwise(numbers["bins"])]
+        # Experiments stand side by side at each place of the x axis.
+        shift = (index - (len(results) - 1) / 2) * 0.16
+        positions = [centre + shift * 0.1 for centre in bin_centres]
+        for estimator, errors_of_estimator in numbers["estimators"].items():
+            column = estimators.index(estimator)
             style = {
-                "color": COLOURS[number % len(COLOURS)],
-                "marker": MARKS[i % len(MARKS)],
-                "linestyle": LINES[i % len(LINES)],
-                "label": f"{name}: {words_of(estimator)}",
+                "color": COLOURS[column % len(COLOURS)],
+                "marker": MARKS[index % len(MARKS)],
+                "linestyle": LINES[index % len(LINES)],
+                "label": f"{name}: {label_of(estimator)}",
             }
-            points_with_bars(errors, [number + shift], [found["within"]["mean_absolute_error"]], **style)
-            moved = [centre + shift * 0.1 for centre in centres]
+            mean_error = errors_of_estimator["within"]["mean_absolute_error"]
+            points_with_bars(errors, [column + shift], [mean_error], **style)
             for axes, measure in ((along, "mean_absolute_error"), (sides, "accuracy")):
-                points_with_bars(axes, moved, [part[measure] for part in found["by_position"]], **style)
+                by_position = [of_bin[measure] for of_bin in errors_of_estimator["by_position"]]
+                points_with_bars(axes, positions, by_position, **style)
             for axes in training:
-                by_point = results[name]["numbers"]["by_checkpoint"]
-                found_at = {int(point): one["estimators"] for point, one in by_point.items()}
-                of_point = [found_at[point][estimator]["within"]["mean_absolute_error"] for point in found_at]
-                points_with_bars(axes, list(found_at), of_point, **style)
+                checkpoints, errors_at_checkpoints = [], []
+                for checkpoint, numbers_there in result["numbers"]["by_checkpoint"].items():
+                    errors_there = numbers_there["estimators"][estimator]["within"]
+                    checkpoints.append(int(checkpoint))
+                    errors_at_checkpoints.append(errors_there["mean_absolute_error"])
+                points_with_bars(axes, checkpoints, errors_at_checkpoints, **style)
     for axes in training:
         axes.set_ylim(bottom=0)
         iteration_axis(axes)
-    errors.set_xticks(range(len(estimators)), [words_of(estimator) for estimator in estimators])
+    errors.set_xticks(range(len(estimators)), [label_of(estimator) for estimator in estimators])
     errors.set_xlim(-0.6, len(estimators) - 0.4)
     errors.set_ylim(bottom=0)
     along.set_ylim(bottom=0)
@@ -91,12 +98,13 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def words_of(estimator: str) -> str:
+def label_of(estimator: str) -> str:
+    """Returns ``MC, K = 9`` for ``monte_carlo_9``, and other names as they are."""
     return f"MC, K = {estimator.removeprefix('monte_carlo_')}" if "_" in estimator else estimator
 
 
 def order_of(estimator: str) -> tuple[bool, int]:
-    """Monte Carlo by K, then the critic."""
+    """Returns a key that sorts Monte Carlo by K, and then the critic."""
     k = estimator.removeprefix("monte_carlo_")
     return (not k.isdigit(), int(k) if k.isdigit() else 0)
 
@@ -104,33 +112,35 @@ def order_of(estimator: str) -> tuple[bool, int]:
 CRITIC = "critic"
 
 CriticValues = Callable[[Sequence[TokenIds]], list[float]]
+"""Returns the critic's values of states, each given as all tokens up to it."""
 Row = Mapping[str, Any]
+"""A state with its true value and its estimates, as `ValueAccuracy.measure` makes it."""
 
 
 @Analyzer.register("value_accuracy")
 @dataclass(frozen=True, kw_only=True)
 class ValueAccuracy(OfCheckpoints):
-    """Values of states that the policy comes to, held against the mean of `rollouts` continuations
+    """Compares values of states that the policy reaches with the mean reward of `rollouts` continuations
     (Kazemnejad et al., arXiv:2410.01679, section 7 and figures 7 and 8).
 
-    The states are drawn from the answers that the checkpoint's own weights gave. The means of `samples`
-    fresh continuations are judged, and the critic where the experiment has one.
+    The states are drawn from answers that the checkpoint's own weights sampled. Compared are the means of
+    `samples` fresh continuations, and the critic's values where the experiment has a critic.
     """
 
     rollouts: Annotated[int, Gt(1)] = 256
-    """Continuations of a state whose mean is its truth."""
+    """Continuations of a state, whose mean reward counts as its true value."""
     samples: Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)] = (1, 3, 9)
-    """Numbers of continuations to judge."""
+    """Values of K: means of K continuations are compared with the true values."""
     repeats: Annotated[int, Gt(0)] = 4
-    """Times that each is tried."""
+    """Means of each K for a state."""
     states: Annotated[int, Gt(0)] = 128
     """States between the steps of answers."""
     prompts: Annotated[int, Ge(0)] = 32
-    """Prompts, which are kept apart in the numbers."""
+    """Prompts; their errors are reported apart from those of the states between steps."""
     bins: Annotated[int, Gt(0)] = 5
-    """Equal shares of an answer's tokens."""
+    """Equal parts of an answer's tokens, for the errors by position."""
     problems: Annotated[int, Gt(0)] = 64
-    """Problems that are answered where the run kept no answers of these weights."""
+    """Problems that are answered where the run kept no answers by these weights."""
 
     needs_engine = True
     judges_critic = True
@@ -156,17 +166,18 @@ class ValueAccuracy(OfCheckpoints):
     def measure(
         self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticValues | None
     ) -> list[Row]:
-        """Returns one row for each state: the truth, and every estimate of it."""
-        nodes = [(state.trajectory, state.prefix_ids) for state in states]
-        truths = continued(context, nodes, self.rollouts, TRUTH)
-        tried = continued(context, nodes, sum(self.samples) * self.repeats, ESTIMATE)
-        values = critic([state.token_ids for state in states]) if critic else [None] * len(states)
+        """Returns one row for each state: its true value, and all estimates of it."""
+        prefixes = [(state.trajectory, state.prefix_ids) for state in states]
+        # Different purposes derive different seeds: an estimate shares no continuation with the true value.
+        truths = continue_prefixes(context, prefixes, self.rollouts, TRUTH)
+        tries = continue_prefixes(context, prefixes, sum(self.samples) * self.repeats, ESTIMATE)
+        critic_values = critic([state.token_ids for state in states]) if critic else [None] * len(states)
         rows: list[Row] = []
-        for state, truth, estimate, value in zip(states, truths, tried, values, strict=True):
+        for state, truth, tried, critic_value in zip(states, truths, tries, critic_values, strict=True):
             deviation = pstdev(truth.rewards)
-            estimates = self._means(estimate.rewards)
-            if value is not None:
-                estimates[CRITIC] = [value]
+            estimates = self._means(tried.rewards)
+            if critic_value is not None:
+                estimates[CRITIC] = [critic_value]
             rows.append(
                 {
                     "checkpoint": context.iteration,
@@ -183,16 +194,18 @@ class ValueAccuracy(OfCheckpoints):
         return rows
 
     def _means(self, rewards: Sequence[float]) -> dict[str, list[float]]:
-        """The rewards dealt to the estimators, each getting its own: none shares one with another."""
-        left = iter(rewards)
-        return {
-            f"monte_carlo_{k}": [math.fsum(itertools.islice(left, k)) / k for _ in range(self.repeats)]
-            for k in self.samples
-        }
+        """Returns `repeats` means of K rewards for each K. No reward is in two means."""
+        rest = iter(rewards)
+        means = {}
+        for k in self.samples:
+            means[f"monte_carlo_{k}"] = [
+                math.fsum(itertools.islice(rest, k)) / k for _ in range(self.repeats)
+            ]
+        return means
 
     @override
     def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Errors of every estimator, at every checkpoint and over all of them together."""
+        """Returns the errors of every estimator, at every checkpoint and over all of them together."""
         points = sorted({row["checkpoint"] for row in rows})
         return {
             "rollouts": self.rollouts,
@@ -204,14 +217,14 @@ class ValueAccuracy(OfCheckpoints):
         }
 
     def _numbers(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Returns the errors of every estimator in these rows."""
         within = [row for row in rows if row["step"] > 0]
         prompts = [row for row in rows if row["step"] == 0]
         names = list(dict.fromkeys(name for row in rows for name in row["estimates"]))
-        edges = [i / self.bins for i in range(self.bins + 1)]
-        parts = [
-            [row for row in within if low <= row["position"] < high]
-            for low, high in itertools.pairwise(edges)
-        ]
+        edges = [number / self.bins for number in range(self.bins + 1)]
+        rows_by_bin = []
+        for low, high in itertools.pairwise(edges):
+            rows_by_bin.append([row for row in within if low <= row["position"] < high])
         return {
             "states": {"within": _describe(within), "prompts": _describe(prompts)},
             "bins": edges,
@@ -219,7 +232,7 @@ class ValueAccuracy(OfCheckpoints):
                 name: {
                     "within": errors(within, name, self.seed),
                     "prompts": errors(prompts, name, self.seed),
-                    "by_position": [errors(part, name, self.seed) for part in parts],
+                    "by_position": [errors(rows_of_bin, name, self.seed) for rows_of_bin in rows_by_bin],
                 }
                 for name in names
             },
@@ -235,17 +248,19 @@ class ValueAccuracy(OfCheckpoints):
 def errors(rows: Sequence[Row], name: str, seed: int) -> dict[str, Any]:
     """Returns the errors of one estimator on these states, with 95 % intervals over problems.
 
-    ``mean_absolute_error``; ``mean_squared_error``; ``bias``, the mean of estimate − truth;
-    ``correlation`` (Pearson); ``accuracy``, the share on the truth's side of 0.5, on it counting half.
-    The errors hold what the truth itself is off by (see ``truth_error``).
+    They are ``mean_absolute_error``; ``mean_squared_error``; ``bias``, the mean of estimate − true value;
+    ``correlation`` (Pearson's); ``accuracy``, the share of estimates on the same side of 0.5 as the true
+    value, where 0.5 itself counts half. True values are means of samples: their own error
+    (``truth_error``) is part of all these errors.
     """
     import numpy as np
 
     rows = [row for row in rows if name in row["estimates"]]
     bootstrap = Bootstrap([row["problem"] for row in rows], seed)
     if not rows:
-        nothing = bootstrap(mean_of([]))
-        return {"states": 0} | dict.fromkeys(MEASURES, nothing)
+        no_interval = bootstrap(mean_of([]))
+        return {"states": 0} | dict.fromkeys(MEASURES, no_interval)
+    # S states, R repeats.
     truths_S1 = np.array([[row["truth"]] for row in rows])
     estimates_SR = np.array([row["estimates"][name] for row in rows], dtype=float)
     differences_SR = estimates_SR - truths_S1
@@ -264,7 +279,8 @@ MEASURES = ("mean_absolute_error", "mean_squared_error", "bias", "correlation", 
 
 
 def _describe(rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns the number of states, their mean value, and how sure that is."""
+    """Returns the number of states and of their problems, the mean true value, and its mean standard
+    error."""
     if not rows:
         return {"count": 0, "problems": 0, "mean_truth": None, "truth_error": None}
     return {

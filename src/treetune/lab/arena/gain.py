@@ -16,7 +16,7 @@ as long as the true one. The rest of it counts as noise of a batch of `BATCH` pr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,156 +29,214 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = NDArray[np.float32]
 """The gradient of each problem, [problems, parameters]."""
-CEILING = "true advantages"
-"""The name of the row with the advantages of the true values."""
+TRUE_ADVANTAGES = "true advantages"
+"""The name of the method that takes its advantages from exact values. No result recommends it."""
 BATCH = 64
-"""Problems of the batch for which a bias is weighed against noise."""
+"""The number of problems of the batch in which a bias counts as noise."""
 RATIOS = (0.25, 1.0, 3.0, 10.0)
-"""ρ: a small CPU, a GPU with one pass, with two epochs and a reference, with long continuations left out."""
+"""Values of ρ: a small CPU, a GPU with one pass, with two epochs and a reference, with long continuations
+left out."""
 
 
 def gain(
-    reference_ND: Rows, true_ND: Rows, own_ND: Rows, cost: float, unbiased: bool, seed: int
+    reference_ND: Rows, true_ND: Rows, credit_ND: Rows, cost: float, unbiased: bool, seed: int
 ) -> dict[str, Any]:
     """Returns ``gain``, the gain per answer with its interval (95 %, bootstrap over problems), and ``cost``,
     ``gain_per_token``, ``bias``.
 
     The arrays are the gradients of each problem with RLOO, with true advantages (RLOO again where there are
-    none), and with the credit. Problems in equal order are compared pairwise, so that what all have of the
-    same answers' luck cancels out. ``bias`` is the share of the mean gradient's squared length that isn't
-    along the true one. If none is, or it can't be told, the gain is None.
+    none), and with the credit. Row n of all three is of the same problem and the same answers, so that their
+    common noise cancels out. ``bias`` is the share of the mean gradient's squared length that isn't along the
+    true one. The gain is None where the mean gradient has no part along the true one, or where noise hides
+    it.
     """
-    reference_ND, true_ND = reference_ND[: len(own_ND)], true_ND[: len(own_ND)]
-    held_ND = true_ND if unbiased else _held_to(reference_ND, true_ND, own_ND)
-    reference, held, own = map(_centred, (reference_ND, held_ND, own_ND))
-    pairs, columns = ((reference, reference), (held, held), (held, own), (own, own)), []
-    for (one_D, one_ND), (other_D, other_ND) in pairs:
-        noise_N = np.einsum("nd,nd->n", one_ND, other_ND, dtype=np.float64)
-        # Of a product of two means, 1 / N of the noise is left. A problem's part is taken to first order.
-        product = one_D @ other_D - noise_N.mean() / len(noise_N)
-        columns += [noise_N, product + one_ND @ other_D + other_ND @ one_D]
-    columns_NM, problems = np.stack(columns, 1), len(own_ND)
+    problems = len(credit_ND)
+    reference_ND, true_ND = reference_ND[:problems], true_ND[:problems]
+    # The gradient that the credit's is compared with.
+    target_ND = true_ND if unbiased else _mix_like(reference_ND, true_ND, credit_ND)
+    reference, target, credit = map(_split_mean, (reference_ND, target_ND, credit_ND))
+    columns = []  # each pair's variance and product of means, by problem, in the order of `_gain_and_bias`
+    for first, second in ((reference, reference), (target, target), (target, credit), (credit, credit)):
+        noise_N = np.einsum("nd,nd->n", first.rest_ND, second.rest_ND, dtype=np.float64)
+        # The product of two means over N problems has 1/N of their common noise in it, which is taken out.
+        product = first.mean_D @ second.mean_D - noise_N.mean() / len(noise_N)
+        # The product is not a mean over problems. To bootstrap it like one, a problem's share of it is taken
+        # to first order.
+        product_N = product + first.rest_ND @ second.mean_D + second.rest_ND @ first.mean_D
+        columns += [noise_N, product_N]
+    columns_NM = np.stack(columns, 1)
     (value,), (bias,) = _gain_and_bias(columns_NM.mean(0)[:, None], unbiased).tolist()
-    draws = np.random.default_rng(derive_seed(seed, "bootstrap"))
-    often_RN = draws.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
-    drawn_R = np.nan_to_num(_gain_and_bias((often_RN @ columns_NM).T / problems, unbiased)[0])
-    low, high = (float(np.percentile(drawn_R, share)) for share in (2.5, 97.5))
-    # Where the true gradient is lost in noise, so is a biased credit's scale: the gain leaves its interval.
-    known = np.isfinite(value) and (unbiased or 0.999 * low <= value <= 1.001 * high)
-    found = dict(zip(("value", "low", "high"), (value, low, high) if known else (None,) * 3))
+    # A resample is how often it has each problem.
+    generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
+    counts_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
+    gains_R = np.nan_to_num(_gain_and_bias((counts_RN @ columns_NM).T / problems, unbiased)[0])
+    low, high = (float(np.percentile(gains_R, percent)) for percent in (2.5, 97.5))
+    # A biased credit is scaled by the true gradient's length. Where noise hides that length, the scale is
+    # noise, too, and the gain lies outside of its own interval.
+    is_measurable = np.isfinite(value) and (unbiased or 0.999 * low <= value <= 1.001 * high)
+    interval: dict[str, float | None] = {"value": None, "low": None, "high": None}
+    if is_measurable:
+        interval = {"value": value, "low": low, "high": high}
     return {
-        "gain": found,
+        "gain": interval,
         "cost": cost,
-        "gain_per_token": {name: None if one is None else one / cost for name, one in found.items()},
+        "gain_per_token": {
+            name: None if number is None else number / cost for name, number in interval.items()
+        },
         "bias": None if np.isnan(bias) else bias,
         "problems": problems,
     }
 
 
-def _centred(rows_ND: Rows) -> tuple[Rows, Rows]:
-    """Returns the mean, and the rows less the mean, scaled so that their mean square is unbiased."""
+class _Split(NamedTuple):
+    """Gradients of problems, split into their mean and the rest."""
+
+    mean_D: Rows
+    rest_ND: Rows
+    """The rows less their mean, scaled by √(N / (N − 1)) so that their mean square is the variance."""
+
+
+def _split_mean(rows_ND: Rows) -> _Split:
+    # The mean is summed up in float64: in float32 the sum of many problems would lose digits.
     mean_D = rows_ND.mean(0, dtype=np.float64).astype(np.float32)
-    return mean_D, (rows_ND - mean_D) * np.float32((len(rows_ND) / (len(rows_ND) - 1)) ** 0.5)
+    scale = np.float32((len(rows_ND) / (len(rows_ND) - 1)) ** 0.5)
+    return _Split(mean_D, (rows_ND - mean_D) * scale)
 
 
-def _held_to(reference_ND: Rows, true_ND: Rows, own_ND: Rows) -> Rows:
-    """Returns the mix of two unbiased credits' gradients whose noise correlates most with a biased one's.
+def _mix_like(reference_ND: Rows, true_ND: Rows, credit_ND: Rows) -> Rows:
+    """Returns the mixture of RLOO's gradients and the true ones whose noise correlates most with a biased
+    credit's.
 
-    With the same answers a bias stands out best where most luck is in common: GRPO's with RLOO, that of
-    smoothed values with true advantages.
+    Both are unbiased, so any mixture of them is. The more noise the credit's gradients share with it, the
+    more exactly their bias is measured: GRPO shares noise with RLOO, smoothed values with true advantages.
     """
-    noises = [(one - one.mean(0)).ravel() for one in (reference_ND, true_ND, own_ND)]
-    (rr, rt, ro), (_, tt, to), _ = [[float(one @ other) for other in noises] for one in noises]
-    of_reference, of_true = max(ro * tt - to * rt, 0.0), max(to * rr - ro * rt, 0.0)
-    share = np.float32(of_reference / (of_reference + of_true or 1.0))
-    return true_ND + share * (reference_ND - true_ND)
+    # Inner products of the noise of r (RLOO's), t (the true ones) and c (the credit's).
+    r, t, c = ((rows_ND - rows_ND.mean(0)).ravel() for rows_ND in (reference_ND, true_ND, credit_ND))
+    rr, rt, rc, tt, tc = (float(a @ b) for a, b in ((r, r), (r, t), (r, c), (t, t), (t, c)))
+    # The least squares of c on r and t, up to a common factor; negative weights are left out.
+    weight_r = max(rc * tt - tc * rt, 0.0)
+    weight_t = max(tc * rr - rc * rt, 0.0)
+    share_of_reference = np.float32(weight_r / (weight_r + weight_t or 1.0))
+    return true_ND + share_of_reference * (reference_ND - true_ND)
 
 
 def _gain_and_bias(means_MR: NDArray[np.float64], unbiased: bool) -> NDArray[np.float64]:
-    """Returns both rows, from means over problems: noise and squared length of RLOO's gradient, of the true
-    one, of what the true and the own one have in common, and of the own one."""
-    variance_R, _, _, length_R, _, along_R, own_variance_R, own_length_R = means_MR
+    """Returns a row of gains and one of biases, a column for each resample.
+
+    `means_MR` has the means over problems of what `gain` collects: for RLOO, the target, the target with the
+    credit, and the credit, the variance (or covariance) and then the squared length (or inner product) of the
+    mean gradients.
+    """
+    variance_R, _, _, length_R, _, along_R, credit_variance_R, credit_length_R = means_MR
     with np.errstate(divide="ignore", invalid="ignore"):
-        scale_R = np.where(length_R * along_R > 0, length_R / along_R, np.nan)
-        scale_R = np.ones_like(scale_R) if unbiased else scale_R
-        missed_R = 0 * scale_R if unbiased else np.maximum(scale_R**2 * own_length_R - length_R, 0)
-        gain_R = variance_R / (scale_R**2 * own_variance_R + BATCH * missed_R)
-        return np.stack([gain_R, np.where(length_R > 0, missed_R / (length_R + missed_R), np.nan)])
+        if unbiased:
+            scale_R = np.ones_like(length_R)
+            missed_R = 0 * scale_R
+        else:
+            # Scaled by this, the credit's mean gradient has the true gradient as its part along it …
+            scale_R = np.where(length_R * along_R > 0, length_R / along_R, np.nan)
+            # … and this as the squared length of its part across it.
+            missed_R = np.maximum(scale_R**2 * credit_length_R - length_R, 0)
+        gain_R = variance_R / (scale_R**2 * credit_variance_R + BATCH * missed_R)
+        bias_R = np.where(length_R > 0, missed_R / (length_R + missed_R), np.nan)
+        return np.stack([gain_R, bias_R])
 
 
 def at_ratio(gain: float, cost: float, rho: float) -> float:
-    """Returns how many times more is learnt than with RLOO for the same money, where training a token costs
-    `rho` times as much as sampling one."""
+    """Returns the gain over RLOO at equal cost of sampling and training, where training a token costs `rho`
+    times as much as sampling one."""
     return gain * (1 + rho) / (cost + rho)
 
 
-def half_width(found: Mapping[str, Any]) -> float:
-    """Returns half of the gain's interval as a share of the gain; infinite where there is none."""
-    one = found["gain"]
-    return (one["high"] - one["low"]) / 2 / one["value"] if one["value"] else float("inf")
+def half_width(score: Mapping[str, Any]) -> float:
+    """Returns half the width of the gain's interval as a share of the gain; infinite where there is no gain.
+    `score` is as `gain` returns it."""
+    interval = score["gain"]
+    if not interval["value"]:
+        return float("inf")
+    return (interval["high"] - interval["low"]) / 2 / interval["value"]
 
 
 COLUMNS = ["method", "gain per answer ↑", "cost ↓", "gain per token ↑"]
-COLUMNS += [f"at ρ = {one:g} ↑" for one in RATIOS]
+COLUMNS += [f"at ρ = {rho:g} ↑" for rho in RATIOS]
 
 
 def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns lines of Markdown, one method in each, the best gain per token first."""
+    """Returns a table in Markdown as lines, a row for each method, the best gain per token first."""
     rows = []
-    for name, one in sorted(methods.items(), key=lambda item: -(item[1]["gain_per_token"]["value"] or 0.0)):
-        value, cost, bias = one["gain"]["value"], one["cost"], one["bias"]
-        worth = ["–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in RATIOS]
-        cells = [name, with_interval(one["gain"]), f"{cost:.2f}", with_interval(one["gain_per_token"])]
-        told = "–" if bias is None else f"{bias:.3f}" if bias else "0"
-        rows.append([*cells, *worth, told, one["problems"]])
+    by_gain = sorted(methods.items(), key=lambda item: -(item[1]["gain_per_token"]["value"] or 0.0))
+    for name, score in by_gain:
+        value, cost, bias = score["gain"]["value"], score["cost"], score["bias"]
+        at_ratios = ["–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in RATIOS]
+        bias_text = "–" if bias is None else f"{bias:.3f}" if bias else "0"
+        rows.append(
+            [
+                name,
+                with_interval(score["gain"]),
+                f"{cost:.2f}",
+                with_interval(score["gain_per_token"]),
+                *at_ratios,
+                bias_text,
+                score["problems"],
+            ]
+        )
     return markdown([*COLUMNS, "bias → 0", "problems"], rows)
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Returns lines of Markdown."""
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return [f"| {' | '.join(map(str, one))} |" for one in lines]
+    """Returns a table in Markdown as lines. The first column is aligned to the left, the others to the
+    right."""
+    alignment = ["---", *["---:"] * (len(heads) - 1)]
+    return [f"| {' | '.join(map(str, cells))} |" for cells in (heads, alignment, *rows)]
 
 
 def with_interval(number: Mapping[str, float | None]) -> str:
-    """Returns three digits of a number and of its interval."""
+    """Returns a number and its interval, rounded to three digits: ``1.23 [1.1, 1.35]``."""
     if number["value"] is None:
         return "–"
     return f"{number['value']:.3g} [{number['low']:.3g}, {number['high']:.3g}]"
 
 
 def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
-    """Draws gain per answer over cost, a panel for each task, a point for each method. On a line a method is
-    worth what RLOO is, for one ρ: above it, it is worth more. Gains below 0.05 lie outside."""
+    """Draws gain per answer over cost, a panel for each task, a point for each method.
+
+    A line for each ρ joins the points that are worth as much as RLOO; a method above it is worth more. Gains
+    below 0.05 are outside of the figure."""
     figure, axes = panels(list(by_panel), rows=-(-len(by_panel) // 4))
-    methods = list(dict.fromkeys(name for found in by_panel.values() for name in found))
-    for one, found in zip(axes, by_panel.values(), strict=True):
-        most = 2 * max(1.0, *(numbers["cost"] for numbers in found.values()))
-        costs = np.geomspace(1.0, most, 50)
-        for rho, style in zip(RATIOS, ("-", "--", "-.", ":"), strict=True):
-            worth = (costs + rho) / (1 + rho)
-            one.plot(costs, worth, color="#999999", linewidth=0.8, linestyle=style)
-            one.annotate(f"ρ = {rho:g}", (costs[-1], worth[-1]), fontsize=6, color="#777777", ha="right")
-        for name, numbers in found.items():
-            place = methods.index(name)
-            mark = MARKS[(place // len(COLOURS) + place) % len(MARKS)]
-            colour = COLOURS[place % len(COLOURS)]
-            drawn = {"color": colour, "marker": mark, "linestyle": "none", "label": name}
-            points_with_bars(one, [numbers["cost"]], [numbers["gain"]], **drawn)
-        one.set(xscale="log", yscale="log", xlim=(0.7, most))
-        one.set_ylim(bottom=max(0.05, one.get_ylim()[0]))
-        one.set_xlabel("cost: sampled tokens over RLOO's", fontsize=8)
-        one.set_ylabel("gain per answer: V(RLOO) / V", fontsize=8)
+    methods = list(dict.fromkeys(name for scores in by_panel.values() for name in scores))
+    for panel, scores in zip(axes, by_panel.values(), strict=True):
+        highest_cost = 2 * max(1.0, *(score["cost"] for score in scores.values()))
+        costs = np.geomspace(1.0, highest_cost, 50)
+        for rho, line_style in zip(RATIOS, ("-", "--", "-.", ":"), strict=True):
+            gains_like_rloo = (costs + rho) / (1 + rho)
+            panel.plot(costs, gains_like_rloo, color="#999999", linewidth=0.8, linestyle=line_style)
+            end = (costs[-1], gains_like_rloo[-1])
+            panel.annotate(f"ρ = {rho:g}", end, fontsize=6, color="#777777", ha="right")
+        for name, score in scores.items():
+            number = methods.index(name)
+            style = {
+                "color": COLOURS[number % len(COLOURS)],
+                # Methods that share a colour have different marks.
+                "marker": MARKS[(number // len(COLOURS) + number) % len(MARKS)],
+                "linestyle": "none",
+                "label": name,
+            }
+            points_with_bars(panel, [score["cost"]], [score["gain"]], **style)
+        panel.set(xscale="log", yscale="log", xlim=(0.7, highest_cost))
+        panel.set_ylim(bottom=max(0.05, panel.get_ylim()[0]))
+        panel.set_xlabel("cost: sampled tokens over RLOO's", fontsize=8)
+        panel.set_ylabel("gain per answer: V(RLOO) / V", fontsize=8)
     legend_below(figure, axes[0], columns={1: 3, 2: 4}.get(len(by_panel), 6))
     return figure
 
 
 def best_at(methods: Mapping[str, Mapping[str, Any]], rho: float, by: str = "value") -> tuple[str, float]:
-    """Returns the method that is worth most at this ρ, and its worth; `by` "low": at intervals' low ends."""
-    worth = {
-        name: at_ratio(one["gain"][by], one["cost"], rho)
-        for name, one in methods.items()
-        if name != CEILING and one["gain"]["value"] is not None
+    """Returns the name of the method with the highest gain at this ρ, and that gain. With `by` "low", methods
+    are compared by the low ends of their intervals. True advantages don't take part."""
+    gains = {
+        name: at_ratio(score["gain"][by], score["cost"], rho)
+        for name, score in methods.items()
+        if name != TRUE_ADVANTAGES and score["gain"]["value"] is not None
     }
-    best = max(worth, key=lambda name: worth[name])
-    return best, worth[best]
+    best = max(gains, key=lambda name: gains[name])
+    return best, gains[best]

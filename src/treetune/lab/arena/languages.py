@@ -1,7 +1,7 @@
-"""Languages whose truth is known: a policy is a table, so values, advantages and gradients are exact.
+"""Languages with exact values: a policy is a table, so that values, advantages and gradients are known.
 
 A token moves an answer from one status to another, and says so in one of several wordings that mean nothing.
-An answer is correct by its last status. What credit makes of sampled answers is held against the truth.
+An answer is correct by its last status. Credit of sampled answers is compared with the exact gradient.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def decision(length: int, place: int, success: float = 0.25) -> Language:
 
 
 def every_choice(length: int, success: float = 0.25) -> Language:
-    """Every choice must be right. Behind a wrong one nothing counts."""
+    """Every choice must be right. After a wrong one the others don't matter."""
     right = success ** (1 / length)
     return table(
         length,
@@ -386,6 +386,7 @@ class TableEngine(Engine):
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
+        # A request may be followed by others, which `on_result` returns: they are the next round.
         waiting = [one for one in requests if isinstance(one, Request)]
         assert len(waiting) == len(requests), "no answer here waits for anything"
         while waiting:
@@ -425,14 +426,16 @@ def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
 
 @dataclass(frozen=True, kw_only=True)
 class TrueAdvantages(TokenCredit):
-    """The ceiling: what each step changed about the probability of a correct answer, at no cost."""
+    """Gives each token the change of the exact probability of a correct answer, V(s_{t+1}) − V(s_t), at no
+    cost. No credit knows these values; it shows what exact values would be worth."""
 
     @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         language: Language = answers[0].problem.data["language"]
         places = np.arange(language.length + 1)
-        found = []
-        for one in answers:
-            values = language.values_TS[places, language.statuses(one.response_ids)]
-            found.append([*np.diff(values).tolist(), 0.0])
-        return found
+        rows = []
+        for answer in answers:
+            values_T = language.values_TS[places, language.statuses(answer.response_ids)]
+            # The end token, which is certain, changes nothing.
+            rows.append([*np.diff(values_T).tolist(), 0.0])
+        return rows

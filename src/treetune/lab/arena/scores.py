@@ -1,4 +1,4 @@
-"""The arena: every credit on the same answers of the same frozen languages, against the truth."""
+"""The arena: every credit on the same answers of the same frozen languages, compared with exact gradients."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ import numpy as np
 
 from treetune.cli.command import say
 from treetune.config.build import build
-from treetune.config.errors import ConfigError, ConfigIssue
+from treetune.config.errors import ConfigIssue
 from treetune.config.imports import import_parts
 from treetune.config.jsonnet import load
+from treetune.exceptions import ConfigError
 from treetune.lab.analyzers.figures import panels, save
 from treetune.lab.arena.gain import (
-    CEILING,
     COLUMNS,
     RATIOS,
+    TRUE_ADVANTAGES,
     at_ratio,
     best_at,
     draw_gain,
@@ -48,39 +49,43 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ANSWERS = 8
+"""Answers to each problem."""
 AT_ONCE = 125
-"""Problems that are credited before it is asked whether the gain is known well enough."""
+"""Problems that are credited before the precision of the gain is looked at again."""
 CRITIC_PROBLEMS = 32
-"""Problems whose answers the critic has learnt from."""
+"""Problems from whose answers the critic learns."""
 
 
-class Method(NamedTuple):
+class ScoredMethod(NamedTuple):
     """A credit, and the rollout that makes its answers; None: the eight that all methods share."""
 
     credit: Credit
     rollout: Rollout | None = None
 
 
-def shipped_methods() -> dict[str, Method]:
+def shipped_methods() -> dict[str, ScoredMethod]:
     """Returns the methods of configs/lib/arena.libsonnet by their names."""
-    methods = {CEILING: Method(TrueAdvantages())}
+    methods = {TRUE_ADVANTAGES: ScoredMethod(TrueAdvantages())}
     for name, parts in load(["lib/arena.libsonnet"]).data["methods"].items():
         rollout = build(Rollout, parts["rollout"]) if "rollout" in parts else None
-        methods[name] = Method(build(Credit, parts["credit"]), rollout)
+        methods[name] = ScoredMethod(build(Credit, parts["credit"]), rollout)
     return methods
 
 
-def methods_of(module: str) -> dict[str, Method]:
+def methods_of(module: str) -> dict[str, ScoredMethod]:
     """Returns the credits, and the value estimators with three samples a state, that a module registers, with
     their defaults. Raises ConfigError where it can't be imported or registers none."""
     import_parts({"imports": [module]})
-    own = importlib.import_module(module).__name__
+    full_name = importlib.import_module(module).__name__
     methods = {}
     for name, part in [*Credit.registered().items(), *ValueEstimator.registered().items()]:
-        if f"{part.__module__}.".startswith(f"{own}."):
-            of_values = {"type": "monte_carlo", "samples": 3, "values": {"type": name}}
-            credit = {"type": name} if issubclass(part, Credit) else of_values
-            methods[name] = Method(build(Credit, credit))
+        if not f"{part.__module__}.".startswith(f"{full_name}."):  # of another module
+            continue
+        if issubclass(part, Credit):
+            settings: dict[str, Any] = {"type": name}
+        else:
+            settings = {"type": "monte_carlo", "samples": 3, "values": {"type": name}}
+        methods[name] = ScoredMethod(build(Credit, settings))
     if not methods:
         remedy = "register a class in it: @Credit.register('name') or @ValueEstimator.register('name')"
         raise ConfigError([ConfigIssue(f"{module} registers no credit or value estimator", remedy=remedy)])
@@ -89,7 +94,7 @@ def methods_of(module: str) -> dict[str, Method]:
 
 def scores(
     language: Language,
-    methods: Mapping[str, Method],
+    methods: Mapping[str, ScoredMethod],
     seed: int = 1,
     most: int = 2000,
     precision: float = 0.1,
@@ -97,83 +102,98 @@ def scores(
 ) -> dict[str, dict[str, Any]]:
     """Returns the gain of each method on a language.
 
-    A method is credited with problem after problem until half of its gain's interval is below `precision`
-    times the gain, or there are `most` problems, or it took so many `seconds` of a CPU. Raises ValueError for
-    advantages that are no numbers, and for one that calls itself unbiased and isn't.
+    Problem after problem is credited by a method until half the width of its gain's interval is below
+    `precision` times the gain, or there are `most` problems, or it took so many `seconds` of a CPU. Raises
+    ValueError for advantages that are not finite, and for a method that calls itself unbiased and isn't.
     """
     critic = fitted_critic(language, derive_seed(seed, "critic"))
     context = context_of(language, most, seed).with_services(critic)
     shared, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )
-    reference, true = (
-        gradients_of(language, context, Method(one), shared)[0] for one in (Rloo(), TrueAdvantages())
-    )
-    found = {}
-    collects = gc.isenabled()
-    gc.disable()  # looking for circles among millions of answers, at any time, takes a third of the time
+    reference_ND, _ = gradients_of(language, context, ScoredMethod(Rloo()), shared)
+    true_ND, _ = gradients_of(language, context, ScoredMethod(TrueAdvantages()), shared)
+    scores_by_name = {}
+    was_collecting = gc.isenabled()
+    # Automatic collections among millions of answers would take a third of the time.
+    gc.disable()
     for name, method in methods.items():
-        begun, rows, tokens = time.process_time(), [], 0
+        began = time.process_time()
+        unbiased = name == TRUE_ADVANTAGES or method.credit.is_unbiased(context)
+        blocks, tokens = [], 0
         for start in range(0, most, AT_ONCE):
-            own, sampled = gradients_of(language, context, method, shared[start : start + AT_ONCE])
-            if not np.isfinite(own).all():
+            block_ND, sampled = gradients_of(language, context, method, shared[start : start + AT_ONCE])
+            if not np.isfinite(block_ND).all():
                 raise ValueError(f"{name} gives advantages that are no numbers: look for a division by zero")
-            rows.append(own)
+            blocks.append(block_ND)
             tokens += sampled
-            done = np.concatenate(rows)
-            cost = tokens / len(done) / (ANSWERS * (language.length + 1))
-            unbiased = name == CEILING or method.credit.is_unbiased(context)
-            found[name] = gain(reference, true, done, cost, unbiased, seed)
-            found[name]["seconds"] = time.process_time() - begun
+            credit_ND = np.concatenate(blocks)
+            # An answer has one more token than a language is long: the end token.
+            cost = tokens / len(credit_ND) / (ANSWERS * (language.length + 1))
+            score = gain(reference_ND, true_ND, credit_ND, cost, unbiased, seed)
+            score["seconds"] = time.process_time() - began
+            scores_by_name[name] = score
             gc.collect()
-            if half_width(found[name]) < precision or found[name]["seconds"] > seconds:
+            if half_width(score) < precision or score["seconds"] > seconds:
                 break
-        if unbiased:
-            off_ND = done - true[: len(done)]
-            products_NN = off_ND @ off_ND.T
-            np.fill_diagonal(products_NN, 0)
-            # Without a bias these add up to 0, give or take √2 times their norm; 5 times that was met.
-            if products_NN.sum() > 12 * 2**0.5 * np.linalg.norm(products_NN):
-                raise ValueError(f"{name} calls itself unbiased; its mean gradient isn't the policy gradient")
-    if collects:
+        if unbiased and _is_biased(credit_ND, true_ND[: len(credit_ND)]):
+            raise ValueError(f"{name} calls itself unbiased; its mean gradient isn't the policy gradient")
+    if was_collecting:
         gc.enable()
-    return found
+    return scores_by_name
+
+
+def _is_biased(credit_ND: Any, true_ND: Any) -> bool:
+    """Returns whether the mean gradients of a credit and of true advantages surely differ.
+
+    Products of the differences of two problems have the mean 0 where there is no bias, as problems are
+    independent. Their sum over all pairs then varies by √2 times their norm. Among unbiased credits five
+    times that was seen; twelve times is taken for a bias.
+    """
+    differences_ND = credit_ND - true_ND
+    products_NN = differences_ND @ differences_ND.T
+    np.fill_diagonal(products_NN, 0)
+    return bool(products_NN.sum() > 12 * 2**0.5 * np.linalg.norm(products_NN))
 
 
 def gradients_of(
-    language: Language, context: RolloutContext, method: Method, shared: Sequence[Tree]
+    language: Language, context: RolloutContext, method: ScoredMethod, shared: Sequence[Tree]
 ) -> tuple[Any, int]:
     """Returns a method's gradients of the problems of `shared`, [problems, parameters], and the tokens that
     its rollout and credit sampled."""
     trees = shared
     if method.rollout is not None:
-        trees, _ = method.rollout.run(context, [one.problem for one in shared])
+        trees, _ = method.rollout.run(context, [tree.problem for tree in shared])
     episodes, metrics = method.credit.assign(context, trees)
-    leaf_of = {one.id: one for one in answers_of(trees)}
-    gradients = language.gradients(
-        [leaf_of[one.trajectory] for one in episodes], episodes, [len(one.leaves) for one in trees]
-    )
-    sampled = sum(len(node.segment.token_ids) for one in trees for node in one.nodes)
-    return gradients, sampled + int(metrics.get("credit/value_tokens", 0))
+    answer_by_id = {answer.id: answer for answer in answers_of(trees)}
+    answers = [answer_by_id[episode.trajectory] for episode in episodes]
+    group_sizes = [len(tree.leaves) for tree in trees]
+    gradients = language.gradients(answers, episodes, group_sizes)
+    answer_tokens = sum(len(node.segment.token_ids) for tree in trees for node in tree.nodes)
+    return gradients, answer_tokens + int(metrics.get("credit/value_tokens", 0))
 
 
 def fitted_critic(language: Language, seed: int) -> Critic:
-    """Returns a critic that says of a state the mean reward of the few answers that it has learnt from and
-    that went through the same status there; one half where there were none."""
+    """Returns a critic by counting: its value of a state is the mean reward of the answers to
+    `CRITIC_PROBLEMS` problems that had the same status after as many tokens.
+
+    One correct and one wrong answer are added to each count, so that a state without answers is worth one
+    half."""
     context = context_of(language, CRITIC_PROBLEMS, seed)
     trees, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )
-    places = np.arange(language.length + 1)
-    wins_TS, visits_TS = np.ones_like(language.values_TS), np.full_like(language.values_TS, 2.0)
-    for one in answers_of(trees):
-        statuses = language.statuses(one.response_ids)
-        wins_TS[places, statuses] += one.reward
-        visits_TS[places, statuses] += 1
+    positions = np.arange(language.length + 1)
+    rewards_TS = np.ones_like(language.values_TS)
+    visits_TS = np.full_like(language.values_TS, 2.0)
+    for answer in answers_of(trees):
+        statuses = language.statuses(answer.response_ids)
+        rewards_TS[positions, statuses] += answer.reward
+        visits_TS[positions, statuses] += 1
 
     def values(answers: Sequence[Trajectory]) -> list[Column]:
-        table = wins_TS / visits_TS
-        return [table[places, language.statuses(one.response_ids)] for one in answers]
+        values_TS = rewards_TS / visits_TS
+        return [values_TS[positions, language.statuses(answer.response_ids)] for answer in answers]
 
     return Critic(values)
 
@@ -182,88 +202,109 @@ def fitted_critic(language: Language, seed: int) -> Critic:
 
 
 def summary(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Returns the geometric means over all languages of each method's gain per answer and of its worth at
-    each ρ, the best per token first. Methods that some language has not scored are left out; a gain that
-    nobody could measure counts as nothing."""
-    found = {}
+    """Returns for each method the geometric means over all languages of its gain per answer ("gain"), per
+    token ("token"), at each ρ ("0.25", …) and of its cost, the best per token first.
+
+    Methods that were not scored in every language are left out. A gain that could not be measured counts as
+    1e-6, as a geometric mean needs positive numbers."""
+    means_by_method = {}
     first, *others = by_language.values()
-    for name in (one for one in first if all(one in methods for methods in others)):
-        rows = [methods[name] for methods in by_language.values()]
-        gains = [(max(row["gain"]["value"] or 0.0, 1e-6), row["cost"]) for row in rows]
-        means = {"gain": geometric_mean([value for value, _ in gains])}
-        means["token"] = geometric_mean([value / cost for value, cost in gains])
-        means |= {f"{rho:g}": geometric_mean([at_ratio(*one, rho) for one in gains]) for rho in RATIOS}
-        found[name] = means | {"cost": geometric_mean([cost for _, cost in gains])}
-    return dict(sorted(found.items(), key=lambda item: -item[1]["token"]))
+    for name in first:
+        if not all(name in scores for scores in others):
+            continue
+        scores_of_method = [scores[name] for scores in by_language.values()]
+        gains = [(max(score["gain"]["value"] or 0.0, 1e-6), score["cost"]) for score in scores_of_method]
+        means = {
+            "gain": geometric_mean([value for value, _ in gains]),
+            "token": geometric_mean([value / cost for value, cost in gains]),
+        }
+        for rho in RATIOS:
+            means[f"{rho:g}"] = geometric_mean([at_ratio(value, cost, rho) for value, cost in gains])
+        means["cost"] = geometric_mean([cost for _, cost in gains])
+        means_by_method[name] = means
+    return dict(sorted(means_by_method.items(), key=lambda item: -item[1]["token"]))
 
 
 def summary_table(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Returns lines of Markdown."""
+    """Returns `summary` as a table in Markdown, as lines."""
     keys = ("gain", "cost", "token", *(f"{rho:g}" for rho in RATIOS))
-    rows = summary(by_language).items()
-    return markdown(COLUMNS, [[name, *(f"{one[key]:.2f}" for key in keys)] for name, one in rows])
+    rows = []
+    for name, means in summary(by_language).items():
+        rows.append([name, *(f"{means[key]:.2f}" for key in keys)])
+    return markdown(COLUMNS, rows)
 
 
-def rank_correlation(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Returns Spearman's of the gain per token, over all languages and methods whose gain both know; NaN for
-    fewer than two."""
+def rank_correlation(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
+    """Returns Spearman's rank correlation of the gains per token in two sets of scores by language, over all
+    languages and methods that have a gain in both; NaN for fewer than two."""
     from scipy.stats import spearmanr
 
-    pairs = [
-        (row["gain_per_token"]["value"], other[language][name]["gain_per_token"]["value"])
-        for language, methods in one.items()
-        for name, row in methods.items()
-        if name in other.get(language, ())
-    ]
-    known = [pair for pair in pairs if None not in pair]
-    return float(spearmanr(*zip(*known, strict=True)).statistic) if len(known) > 1 else math.nan
+    pairs = []
+    for language, scores_of_language in first.items():
+        for name, score in scores_of_language.items():
+            if name not in second.get(language, ()):
+                continue
+            gain_in_first = score["gain_per_token"]["value"]
+            gain_in_second = second[language][name]["gain_per_token"]["value"]
+            if gain_in_first is not None and gain_in_second is not None:
+                pairs.append((gain_in_first, gain_in_second))
+    if len(pairs) < 2:
+        return math.nan
+    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
 
 def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure | None:
-    """Draws which method is worth most where a quarter of the answers is correct: a panel for each ρ, numbers
-    of choices from left to right, what decides from top to bottom. None where no language has a place."""
-    cells: dict[tuple[str, int], list[str]] = {}
-    for name in by_language:
-        shape, of, choices = name.partition(" of ")
-        # A majority has an odd number of choices, and stands with its neighbour.
-        if of and "%" not in name and any(one["gain"]["value"] for one in by_language[name].values()):
-            cells.setdefault((shape, int(choices) // 2), []).append(name)
+    """Draws the best method for each language in which a quarter of the answers is correct.
+
+    A panel for each ρ has numbers of choices from left to right, and what decides from top to bottom. Returns
+    None where no language fits on it: it takes names such as ``first of 8``."""
+    cells: dict[tuple[str, int], str] = {}  # what decides, and half the number of choices: the language
+    for language, scores_of_language in by_language.items():
+        shape, separator, choices = language.partition(" of ")
+        has_gain = any(score["gain"]["value"] for score in scores_of_language.values())
+        if separator and "%" not in language and has_gain:
+            # A majority has an odd number of choices; halved, 9 is in the column of 8.
+            cells.setdefault((shape, int(choices) // 2), language)
     if not cells:
         return None
-    lengths = sorted({length for _, length in cells})
-    shapes = [shape for shape in CHOICES if any(shape == one for one, _ in cells)]
+    halves = sorted({half for _, half in cells})
+    shapes_with_cells = {shape for shape, _ in cells}
+    shapes = [shape for shape in CHOICES if shape in shapes_with_cells]
     figure, axes = panels([f"ρ = {rho:g}" for rho in RATIOS], rows=2)
-    figure.set_size_inches(2 + 2.6 * len(lengths), 1.2 + 1.1 * len(shapes))
-    for one, rho in zip(axes, RATIOS, strict=True):
-        worths = np.full((len(shapes), len(lengths)), np.nan)
-        for (shape, length), names in cells.items():
-            best, worth = best_at(by_language[names[0]], rho)
-            row, column = shapes.index(shape), lengths.index(length)
-            worths[row, column] = math.log2(worth)
-            words = f"{best.replace(', ', chr(10))}\n{worth:.1f} ×"
-            one.text(column, row, words, ha="center", va="center", fontsize=6.5)
-        one.imshow(worths, cmap="Greens", vmin=0, vmax=6, aspect="auto")
-        one.set_xticks(range(len(lengths)), [f"{2 * length}" for length in lengths])
-        one.set_yticks(range(len(shapes)), shapes)
-        one.set_xlabel("choices of an answer", fontsize=8)
-        one.grid(visible=False)
+    figure.set_size_inches(2 + 2.6 * len(halves), 1.2 + 1.1 * len(shapes))
+    for panel, rho in zip(axes, RATIOS, strict=True):
+        log_gains = np.full((len(shapes), len(halves)), np.nan)
+        for (shape, half), language in cells.items():
+            best, gain_of_best = best_at(by_language[language], rho)
+            row, column = shapes.index(shape), halves.index(half)
+            log_gains[row, column] = math.log2(gain_of_best)
+            label = f"{best.replace(', ', chr(10))}\n{gain_of_best:.1f} ×"
+            panel.text(column, row, label, ha="center", va="center", fontsize=6.5)
+        panel.imshow(log_gains, cmap="Greens", vmin=0, vmax=6, aspect="auto")
+        panel.set_xticks(range(len(halves)), [f"{2 * half}" for half in halves])
+        panel.set_yticks(range(len(shapes)), shapes)
+        panel.set_xlabel("choices of an answer", fontsize=8)
+        panel.grid(visible=False)
     return figure
 
 
 def write_page(folder: Path, by_language: Mapping[str, Any], command: str, trained: Sequence[str]) -> None:
-    """Writes arena.md and its figures. On the map there are none of the methods that were `trained` for."""
+    """Writes arena.md and its figures. The map leaves out the methods in `trained`, whose critics or exact
+    values cost tokens that aren't counted."""
     lines = ["# The arena: what a credit gains", "", f"    {command}", "", PREFACE, ""]
     lines += ["## All languages (geometric means)", "", *summary_table(by_language), ""]
     lines += ["![gain over cost](arena.png)", ""]
-    fair = {
-        language: {name: one for name, one in methods.items() if name not in trained}
-        for language, methods in by_language.items()
-    }
-    if (drawn := draw_map(fair)) is not None:
-        save(drawn, folder, "arena_map")
+    without_trained = {}
+    for language, scores_of_language in by_language.items():
+        without_trained[language] = {
+            name: score for name, score in scores_of_language.items() if name not in trained
+        }
+    figure = draw_map(without_trained)
+    if figure is not None:
+        save(figure, folder, "arena_map")
         lines += ["## Which credit for which task", "", MAP, "", "![which credit where](arena_map.png)", ""]
-    for language, methods in by_language.items():
-        lines += [f"## {language}", "", *gain_table(methods), ""]
+    for language, scores_of_language in by_language.items():
+        lines += [f"## {language}", "", *gain_table(scores_of_language), ""]
     (folder / "arena.md").write_text("\n".join(lines))
     save(draw_gain(by_language), folder, "arena")
 
@@ -291,43 +332,46 @@ def run_arena(
     """Scores the methods of some modules, or all shipped ones, and compares the scores with the arena.json of
     other seeds.
 
-    What was scored of the shipped ones is kept in arena.json of `output`, and is not scored again; those of
-    modules, which change, always are. Raises ValueError for an unknown language, for one problem, and where
-    the folder has the scores of other seeds or of another number of problems.
+    Scores are kept in arena.json of `output`. Shipped methods that have a score there are not scored again;
+    methods of modules always are, since modules change. Raises ValueError for an unknown language, for fewer
+    than two problems, and where the folder has scores of another seed or number of problems.
     """
     if most < 2:
         raise ValueError(f"--problems {most}: noise is known from two on")
-    others = None if against is None else json.loads(against.read_text())["scores"]
-    tables = {name: language_of(name) for name in languages or LANGUAGES}
-    methods = {
-        name: one for module in modules for name, one in methods_of(module).items()
-    } or shipped_methods()
-    kept = None if output is None else output / "arena.json"
-    found: dict[str, Any] = {}
-    if kept is not None and kept.is_file():
-        stored = json.loads(kept.read_text())
+    scores_to_compare = None if against is None else json.loads(against.read_text())["scores"]
+    language_by_name = {name: language_of(name) for name in languages or LANGUAGES}
+    methods: dict[str, ScoredMethod] = {}
+    for module in modules:
+        methods |= methods_of(module)
+    methods = methods or shipped_methods()
+    scores_file = None if output is None else output / "arena.json"
+    by_language: dict[str, Any] = {}
+    if scores_file is not None and scores_file.is_file():
+        stored = json.loads(scores_file.read_text())
         if (stored["seed"], stored["problems"]) != (seed, most):
             raise ValueError(
-                f"{kept} has the scores of --seed {stored['seed']} --problems {stored['problems']}: give"
-                " these, or another folder"
+                f"{scores_file} has the scores of --seed {stored['seed']} --problems {stored['problems']}:"
+                " give these, or another folder"
             )
-        found = stored["scores"]
-    for name, language in tables.items():
-        of_language = found.setdefault(name, {})
-        missing = {key: one for key, one in methods.items() if modules or key not in of_language}
-        of_language |= scores(language, missing, seed, most, seconds=5.0)
-        for key in methods:
-            one = of_language[key]
-            told = f"gain {with_interval(one['gain']):24} cost {one['cost']:7.2f}"
-            say(f"{name:16} {key:30} {told}  per token {with_interval(one['gain_per_token'])}")
-        if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_json(kept, {"seed": seed, "problems": most, "scores": found})
-    say("\n".join(summary_table(found)))
-    if others is not None:
-        agreement = rank_correlation(found, others)
-        say(f"rank correlation of the gains per token with those of {against}: {agreement:.3f}")
+        by_language = stored["scores"]
+    for language_name, language in language_by_name.items():
+        scores_of_language = by_language.setdefault(language_name, {})
+        to_score = {
+            name: method for name, method in methods.items() if modules or name not in scores_of_language
+        }
+        scores_of_language |= scores(language, to_score, seed, most, seconds=5.0)
+        for name in methods:
+            score = scores_of_language[name]
+            numbers = f"gain {with_interval(score['gain']):24} cost {score['cost']:7.2f}"
+            say(f"{language_name:16} {name:30} {numbers}  per token {with_interval(score['gain_per_token'])}")
+        if scores_file is not None:  # after each language, so that a killed command loses one
+            scores_file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(scores_file, {"seed": seed, "problems": most, "scores": by_language})
+    say("\n".join(summary_table(by_language)))
+    if scores_to_compare is not None:
+        correlation = rank_correlation(by_language, scores_to_compare)
+        say(f"rank correlation of the gains per token with those of {against}: {correlation:.3f}")
     if output is not None:
-        words = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]
-        trained = [CEILING, *(name for name, one in methods.items() if one.credit.needs_critic)]
-        write_page(output, found, " ".join(words), trained)
+        command = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]
+        with_critic = [name for name, method in methods.items() if method.credit.needs_critic]
+        write_page(output, by_language, " ".join(command), [TRUE_ADVANTAGES, *with_critic])

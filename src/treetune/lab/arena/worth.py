@@ -1,4 +1,5 @@
-"""What credit is worth to one run: its gain and cost, held against what training cost in the run."""
+"""Which credit pays off for one run: gains and costs of credits, weighed by the run's own cost of
+training."""
 
 from __future__ import annotations
 
@@ -13,36 +14,42 @@ from treetune.runtime.directory import ExperimentDirectory
 NAME = "credit_worth"
 
 
-def words_of(directory: ExperimentDirectory) -> list[str]:
-    """Returns lines about the analysis of that name: a table for each checkpoint, and what follows."""
+def describe_worth(directory: ExperimentDirectory) -> list[str]:
+    """Returns lines about the analysis `NAME`: for each checkpoint a table, and the conclusion from it."""
     lines = []
     rho = measured_ratio(directory.read_metrics())
-    for point, found in read_result(directory.analysis(NAME))["numbers"]["by_checkpoint"].items():
-        lines += [f"after {point} iterations ({found['solved']:.0%} solved):", *gain_table(found["methods"])]
-        if all(one["gain"]["value"] is None for one in found["methods"].values()):
+    by_checkpoint = read_result(directory.analysis(NAME))["numbers"]["by_checkpoint"]
+    for point, numbers in by_checkpoint.items():
+        methods = numbers["methods"]
+        lines += [f"after {point} iterations ({numbers['solved']:.0%} solved):", *gain_table(methods)]
+        if all(score["gain"]["value"] is None for score in methods.values()):
             lines.append("no method has a gain here: all answers to each problem earned the same")
             continue
         if rho is None:
             lines.append("no iteration of the run says what its training cost: take the column of your ρ")
             continue
-        best, least = best_at(found["methods"], rho, by="low")
+        # By the intervals' low ends, so that a wide interval doesn't win.
+        best, low_end = best_at(methods, rho, by="low")
         lines.append(f"In this run a trained token cost as much as {rho:.2g} sampled ones (ρ).")
-        if round(least, 2) > 1:
-            lines.append(f"So {best} learns most for the money: at least {least:.2f} times what RLOO does.")
+        if round(low_end, 2) > 1:
+            lines.append(f"So {best} learns most for the money: at least {low_end:.2f} times what RLOO does.")
         else:
             lines.append("No method surely learns more for the money than RLOO does.")
     return lines
 
 
 def measured_ratio(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Returns ρ, the seconds of training a token over those of sampling one, as the median over the
-    iterations; None where none sampled and trained."""
-    found = []
+    """Returns ρ, the seconds of training a token over those of sampling one: the median over iterations,
+    whose metrics `rows` has. None where no iteration both sampled and trained."""
+    ratios = []
     for row in rows:
-        answer_tokens = row.get("episodes/response_tokens", 0.0)
-        sampled = answer_tokens * row.get("episodes/count", 0.0) + row.get("credit/value_tokens", 0.0)
-        trained = answer_tokens * row.get("selection/kept", 0.0)
-        sampling = row.get("seconds/generation", 0.0) + row.get("seconds/credit", 0.0)
-        if sampled and trained and sampling:
-            found.append(row.get("seconds/training", 0.0) / trained / (sampling / sampled))
-    return median(found) if found else None
+        tokens_per_answer = row.get("episodes/response_tokens", 0.0)
+        sampled_tokens = tokens_per_answer * row.get("episodes/count", 0.0) + row.get(
+            "credit/value_tokens", 0.0
+        )
+        trained_tokens = tokens_per_answer * row.get("selection/kept", 0.0)
+        sampling_seconds = row.get("seconds/generation", 0.0) + row.get("seconds/credit", 0.0)
+        training_seconds = row.get("seconds/training", 0.0)
+        if sampled_tokens and trained_tokens and sampling_seconds:
+            ratios.append(training_seconds / trained_tokens / (sampling_seconds / sampled_tokens))
+    return median(ratios) if ratios else None

@@ -40,10 +40,11 @@ class CompoundValues(OverAnother):
         return self.over.learns_from_others
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        values = self.over.values(valuation)
         return [
-            [self._mixed(one, leaf.reward) for one, leaf in zip(of_tree, tree.leaves, strict=True)]
-            for of_tree, tree in zip(self.over.values(valuation), valuation.trees, strict=True)
+            self._mixed(of_answer, answer.reward)
+            for of_answer, answer in zip(values, valuation.answers, strict=True)
         ]
 
     def _mixed(self, of_answer: StepValues, reward: float) -> StepValues:

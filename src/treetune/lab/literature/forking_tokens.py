@@ -1,4 +1,4 @@
-"""Forking tokens: advantages for those tokens alone at which the policy was least decided."""
+"""Forking tokens: advantages only for the tokens with the highest entropy."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from treetune.vocabulary import Episode
 @Credit.register("forking_tokens")
 @dataclass(frozen=True, kw_only=True)
 class ForkingTokens(OverAnotherCredit):
-    """Another credit's advantages at the `share` of the iteration's tokens before which the policy's entropy
-    was highest, and 0 at the others, which means over tokens count all the same (Wang et al.,
-    arXiv:2506.01939, with 20 %, where the share is of a minibatch; equal entropies are all kept).
+    """A'_t = A_t · 1[H_t ≥ τ], where A_t is another credit's advantage, H_t the entropy of the policy's
+    distribution that token t was sampled from, and τ the entropy that the top `share` of tokens reach (Wang
+    et al., arXiv:2506.01939, with 20 %). Tokens with an advantage of 0 still count in means over
+    tokens. The paper takes the share of a minibatch, here it is of the iteration; tokens whose entropy is τ
+    are all kept.
 
-    It asks the service `Distributions`, which analyses lend, and no run so far.
-    **Biased**: the least undecided tokens never change. On the tests' language, whose entropies are three
-    numbers, over RLOO with two answers by 26 % of the gradient's length (cosine 0.97)."""
+    It needs the distributions that tokens were sampled from (`Distributions`), which analyses have and runs
+    don't. **Biased**: the tokens of which the policy is surest are never trained. On the tests' language,
+    with only three different entropies, over RLOO with two answers by 26 % of the gradient's length (cosine
+    0.97)."""
 
     share: Annotated[float, Gt(0), Le(1)] = 0.2
     """Share of the tokens that keep their advantages."""
@@ -41,13 +44,17 @@ class ForkingTokens(OverAnotherCredit):
             )
 
     @override
-    def weighed(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
-        entropies = [entropy for _, entropy in context.get(Distributions).along(episodes)]
-        pairs = zip(entropies, episodes, strict=True)
-        own = [one for entropy, episode in pairs for one in entropy[episode.trained].tolist()]
-        everywhere = sorted(pooled(context, "entropies", {"entropy": own})["entropy"])
-        least = everywhere[-max(1, int(self.share * len(everywhere)))] if everywhere else 0.0
+    def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
+        entropies_by_episode = [entropies_T for _, entropies_T in context.get(Distributions).along(episodes)]
+        local_entropies: list[float] = []
+        for entropies_T, episode in zip(entropies_by_episode, episodes, strict=True):
+            local_entropies += entropies_T[episode.trained].tolist()
+        of_all_ranks = sorted(pooled(context, "entropies", {"entropy": local_entropies})["entropy"])
+        threshold = 0.0
+        if of_all_ranks:
+            kept_tokens = max(1, int(self.share * len(of_all_ranks)))
+            threshold = of_all_ranks[-kept_tokens]
         return [
-            replace(episode, advantages=episode.advantages * (entropy >= least))
-            for entropy, episode in zip(entropies, episodes, strict=True)
+            replace(episode, advantages=episode.advantages * (entropies_T >= threshold))
+            for entropies_T, episode in zip(entropies_by_episode, episodes, strict=True)
         ]

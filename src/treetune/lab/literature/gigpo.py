@@ -1,11 +1,11 @@
-"""GiGPO: an answer's advantage in its group and, at each turn, one among all turns that saw the same."""
+"""GiGPO: an answer's advantage in its group, plus each turn's among the turns after the same observation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from annotated_types import Ge, Gt, Le
 from typing_extensions import override
@@ -19,23 +19,27 @@ from treetune.vocabulary import Trajectory, joined
 @Credit.register("gigpo")
 @dataclass(frozen=True, kw_only=True)
 class GroupInGroup(TokenCredit):
-    """A = (R − mean R) + ω · (G_t − mean G), the second mean over all turns of the group's answers that come
-    behind the same words of the environment: an anchor state (Feng et al., arXiv:2505.10978, eq. 8). G_t is
-    what a turn and later ones earned, discounted by `gamma` a turn. A state that was seen once has no second
-    part. With `std`, both are divided by the standard deviation.
+    """A_t = (R − mean R) + ω · (G_t − mean G) (Feng et al., arXiv:2505.10978, eq. 8).
 
-    Where an answer has one turn, its anchor is the prompt, and the second part the first again. The authors'
-    code takes the first mean over turns, so that long answers count more; their paper, as here, over answers.
+    R is the answer's reward, and its mean is over the group. G_t is the return of turn t: the rewards of this
+    turn and the later ones, discounted by `gamma` a turn. Its mean is over the anchor state: all turns of the
+    group's answers that follow the same tokens of the environment. A turn that is alone in its anchor state
+    has G_t − mean G = 0. With `std`, both terms are divided by their standard deviations.
 
-    **Biased**: both means hold the answer itself, and equal words may come in states that are worth different
-    things. In one line, with three answers, the expected gradient is a third too long (cosine 1).
+    An answer with a single turn has the prompt as its anchor state, so that both terms are equal. The
+    authors' code takes the mean of R over turns, so that long answers count more; here, as in the paper, it
+    is over answers.
+
+    **Biased**: both means include the answer itself, and the same observation may occur in states of
+    different value. With one turn and three answers the expected gradient is a third too long (cosine 1).
     """
 
     gamma: Annotated[float, Gt(0), Le(1)] = 0.95
-    """Discount of what is earned a turn later: the authors' scripts'."""
+    """Discount of a reward for each turn until it comes; the default is the authors' scripts'."""
     weight: Annotated[float, Ge(0)] = 1.0
-    """ω."""
+    """ω, the weight of the second term."""
     std: bool = False
+    """Whether both terms are divided by their standard deviations."""
     eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the standard deviation."""
 
@@ -46,34 +50,54 @@ class GroupInGroup(TokenCredit):
 
     @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
-        turns = [turns_of(answer) for answer in answers]
+        turns_by_answer = [split_turns(answer) for answer in answers]
+        returns_by_answer = [
+            self._returns(answer, len(turns)) for answer, turns in zip(answers, turns_by_answer, strict=True)
+        ]
+        returns_by_anchor: dict[bytes, list[float]] = {}
+        for turns, returns in zip(turns_by_answer, returns_by_answer, strict=True):
+            for turn, turn_return in zip(turns, returns, strict=True):
+                returns_by_anchor.setdefault(turn.anchor, []).append(turn_return)
+
         rewards = [answer.reward for answer in answers]
-        returns = []
-        for answer, own in zip(answers, turns, strict=True):
-            early = list(answer.step_rewards[:-1]) or [0.0] * (len(own) - 1)
-            to_come = [answer.reward - sum(early)]  # the last turn has earned what isn't another's
-            for earned in reversed(early):
-                to_come.insert(0, earned + self.gamma * to_come[0])
-            returns.append(to_come)
-        by_anchor: dict[bytes, list[float]] = {}
-        for own, to_come in zip(turns, returns, strict=True):
-            for (anchor, _), earned in zip(own, to_come, strict=True):
-                by_anchor.setdefault(anchor, []).append(earned)
-        of_answers = group_advantages(rewards, self.std, self.eps)
-        of_turns = {one: iter(group_advantages(all_, self.std, self.eps)) for one, all_ in by_anchor.items()}
+        advantage_by_answer = group_advantages(rewards, self.std, self.eps)
+        # An anchor's advantages are taken one by one below, in the order in which its returns were put in.
+        turn_advantages_by_anchor = {
+            anchor: iter(group_advantages(returns, self.std, self.eps))
+            for anchor, returns in returns_by_anchor.items()
+        }
         rows: list[list[float]] = []
-        for own, advantage in zip(turns, of_answers, strict=True):
-            rows.append([])
-            for anchor, end in own:
-                total = advantage + self.weight * next(of_turns[anchor])
-                rows[-1] += [total] * (end - len(rows[-1]))
+        for turns, answer_advantage in zip(turns_by_answer, advantage_by_answer, strict=True):
+            row: list[float] = []
+            for turn in turns:
+                turn_advantage = next(turn_advantages_by_anchor[turn.anchor])
+                advantage = answer_advantage + self.weight * turn_advantage
+                # Tokens of the environment before the turn get it as well; they aren't trained.
+                row += [advantage] * (turn.end - len(row))
+            rows.append(row)
         return rows
 
+    def _returns(self, answer: Trajectory, turns: int) -> list[float]:
+        """Returns G_t for each turn. The last turn earned the answer's reward less those of the others."""
+        early_rewards = list(answer.step_rewards[:-1]) or [0.0] * (turns - 1)
+        returns = [answer.reward - sum(early_rewards)]  # from the last turn to the first
+        for reward in reversed(early_rewards):
+            returns.append(reward + self.gamma * returns[-1])
+        return returns[::-1]
 
-def turns_of(answer: Trajectory) -> list[tuple[bytes, int]]:
-    """Returns the turns of an answer, stretches that the policy sampled: what it was told just before, and
-    how many tokens the answer has up to the turn's end (the last one's: all)."""
-    turns: list[tuple[bytes, int]] = []
+
+class Turn(NamedTuple):
+    """A stretch of an answer that the policy sampled."""
+
+    anchor: bytes
+    """The token ids that the environment put in just before, as bytes; empty after the prompt."""
+    end: int
+    """Tokens of the answer up to the turn's end; for the last turn all tokens of the answer."""
+
+
+def split_turns(answer: Trajectory) -> list[Turn]:
+    """Returns the turns of an answer."""
+    turns: list[Turn] = []
     anchor, end = b"", 0
     for origin, segments in groupby(answer.segments, key=lambda segment: segment.origin):
         token_ids = joined([segment.token_ids for segment in segments])
@@ -81,5 +105,6 @@ def turns_of(answer: Trajectory) -> list[tuple[bytes, int]]:
         if origin == "injected":
             anchor = token_ids.tobytes()
         else:
-            turns.append((anchor, end))
-    return [*turns[:-1], (turns[-1][0], end)]
+            turns.append(Turn(anchor, end))
+    *earlier, last = turns
+    return [*earlier, last._replace(end=end)]

@@ -1,4 +1,4 @@
-"""HICRA: another credit's advantages, raised at tokens of phrases that plan."""
+"""HICRA: another credit's advantages, raised at the tokens of planning phrases."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from treetune.vocabulary import Column, Episode, TextCodec, TokenIds
 @Credit.register("hicra")
 @dataclass(frozen=True, kw_only=True)
 class HierarchyAware(OverAnotherCredit):
-    """A + α |A| at the tokens of `phrases`, A at the others: what plans is rewarded more and punished less
-    (Wang et al., arXiv:2509.03646; a public port of the authors' branch, without the part of it that raises
-    undecided tokens of long right answers).
+    """A'_t = A_t + α |A_t| at the tokens of `phrases`, A_t at the others: planning is rewarded more and
+    punished less (Wang et al., arXiv:2509.03646, by a public port of the authors' branch). The branch also
+    raises high-entropy tokens of long correct answers; this doesn't.
 
-    The authors find their phrases, of three to five words, among a model's right answers to a task.
-    **Biased**: towards phrases, also where they don't help; over RLOO in the tests' language, where ``;a``
-    plans, by 12 % of the gradient's length (cosine 0.997)."""
+    The authors take their phrases, of three to five words, from a model's correct answers to a task.
+    **Biased**: towards the phrases, also where they don't help. Over RLOO on the tests' language, with the
+    phrase ``;a``, by 12 % of the gradient's length (cosine 0.997)."""
 
     phrases: tuple[str, ...]
-    """Texts that plan, in whatever case they are written."""
+    """Planning phrases, such as "let's try another way"; upper and lower case are the same."""
     alpha: Annotated[float, Gt(0), Le(1)] = 0.2
-    """α: with 1, a planning token is never punished."""
+    """α: with 1, a planning token never has a negative advantage."""
 
     @override
-    def weighed(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
+    def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         import numpy as np
 
         rows = []
         for episode in episodes:
-            assert episode.advantages is not None, "it needs them"
-            plans = in_phrases(episode.response_ids, context.codec, self.phrases)
-            raised = episode.advantages + self.alpha * np.abs(episode.advantages) * plans
-            rows.append(replace(episode, advantages=raised))
+            assert episode.advantages is not None, "`needs` asks for a credit with advantages"
+            is_planning_T = mark_phrases(episode.response_ids, context.codec, self.phrases)
+            raised_T = episode.advantages + self.alpha * np.abs(episode.advantages) * is_planning_T
+            rows.append(replace(episode, advantages=raised_T))
         return rows
 
 
-def in_phrases(token_ids: TokenIds, codec: TextCodec, phrases: Sequence[str]) -> Column:
+def mark_phrases(token_ids: TokenIds, codec: TextCodec, phrases: Sequence[str]) -> Column:
     """Returns which tokens have a character of a phrase: bool of shape [T]."""
     import numpy as np
 
     text = codec.decode(token_ids)
-    marked: Column = np.zeros(len(text) + 1, np.bool_)
+    is_in_phrase: Column = np.zeros(len(text) + 1, np.bool_)  # by character
     for phrase in phrases:
-        for found in re.finditer(re.escape(phrase), text, re.IGNORECASE):
-            marked[found.start() : found.end()] = True
+        for match in re.finditer(re.escape(phrase), text, re.IGNORECASE):
+            is_in_phrase[match.start() : match.end()] = True
     offsets = [*token_offsets(token_ids, codec, text), len(text)]
-    return np.array([bool(marked[start:end].any()) for start, end in pairwise(offsets)], np.bool_)
+    return np.array([bool(is_in_phrase[start:end].any()) for start, end in pairwise(offsets)], np.bool_)

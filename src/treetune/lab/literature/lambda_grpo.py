@@ -1,4 +1,4 @@
-"""λ-GRPO: GRPO in which a beginning that many answers share counts once."""
+"""λ-GRPO: GRPO in which a prefix that several answers share counts once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Answers, Need, OneLine
-from treetune.lab.literature.token_level import beginnings
+from treetune.lab.literature.token_level import shared_prefixes
 from treetune.rollouts.base import THREADS_REMEDY, Credit, TokenCredit
 from treetune.rollouts.credit import group_advantages
 from treetune.vocabulary import Trajectory
@@ -19,14 +19,14 @@ from treetune.vocabulary import Trajectory
 @Credit.register("lambda_grpo")
 @dataclass(frozen=True, kw_only=True)
 class LambdaGrpo(TokenCredit):
-    """GRPO's advantage of an answer (see `group`), divided at each token by how many of the group's answers
-    begin with the same tokens up to this one, itself among them: the size of the token's process set
+    """A_i,t = A_i / |λ_i,t|, where A_i is GRPO's advantage of answer i (see `group`), and |λ_i,t| is the size
+    of the token's process set: how many answers of the group, i among them, begin with its first t tokens
     (Sullivan, arXiv:2509.21154, and the author's code, which divides a token's KL by it as well).
 
-    A process set of n answers has n tokens that are one, whose advantages add up to n times their mean.
-    **Biased**: what many answers share counts less than the policy goes there. On the tests' language,
-    without `std`, the expected gradient is off by 45 % of its length with three answers (cosine 0.997). Where
-    answers share nothing it is GRPO's.
+    A token that n answers share occurs n times in the batch, and GRPO would count it n times.
+    **Biased**: shared tokens count less than the policy's probability of sampling them. On the tests'
+    language, without `std`, the expected gradient is off by 45 % of its length with three answers (cosine
+    0.997). Where answers share no prefix it is GRPO's.
     """
 
     std: bool = True
@@ -41,8 +41,11 @@ class LambdaGrpo(TokenCredit):
 
     @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
-        advantages = group_advantages([one.reward for one in answers], self.std, self.eps)
-        return [
-            (advantage / alike_TN[1:].sum(1)).tolist()
-            for advantage, alike_TN in zip(advantages, beginnings(answers), strict=True)
-        ]
+        advantages = group_advantages([answer.reward for answer in answers], self.std, self.eps)
+        rows = []
+        for advantage, is_alike_TN in zip(advantages, shared_prefixes(answers), strict=True):
+            sizes_T = is_alike_TN[1:].sum(
+                1
+            )  # row t is of the first t tokens; row 0, the prompt's, is left out
+            rows.append((advantage / sizes_T).tolist())
+        return rows

@@ -17,27 +17,28 @@ from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics
 
 EPS = 1e-8
-"""Added to a sum of weights: verl's."""
+"""Added to a sum of weights, as in verl."""
 
 
 @Credit.register("optimal_token_baseline")
 @dataclass(frozen=True, kw_only=True)
 class OptimalTokenBaseline(Credit):
-    """The answer's reward less a baseline B_t, which has a value for each position t of a group
+    """A_i,t = R_i − B_t with B_t = Σ_i R_i W_i,t / Σ_i W_i,t, over the group's answers i that have a token t
     (Li et al., arXiv:2602.07078, as verl's ``optimal_token_baseline`` computes it).
 
-    B_t = Σ_i R_i W_i,t / Σ_i W_i,t over the answers i that have a token t, where W_i,t is the sum of w over
-    the answer's first t tokens, and w = 1 − 2 π(a) + Σ_v π(v)² is the squared length of ∇ log π(a) in the
-    logits: what is noisier counts more. Where one answer alone is left, its baseline is 0. It takes
-    gradients of different tokens to be independent, and all of an answer's reward to come at its end.
+    W_i,t is the sum of w over the answer's first t tokens, where w = 1 − 2 π(a) + Σ_v π(v)² is the squared
+    length of ∇ log π(a) with respect to the logits: answers with noisier gradients weigh more. Where only one
+    answer has a token t, B_t is 0. The derivation assumes that the gradients of different tokens are
+    independent, and that an answer's whole reward comes at its end.
 
-    **Biased**, as its own reward is in the baseline: on the tests' language the expected gradient is off by
-    33 % of its length with three answers (cosine 0.9999), as a group's mean is.
+    **Biased**, as the answer's own reward is in the baseline: on the tests' language the expected gradient is
+    off by 33 % of its length with three answers (cosine 0.9999), as with a group's mean.
     """
 
     squared_norms: Literal["of_sampled", "exact"] = "of_sampled"
-    """Where Σ π² comes from. ``exact``: the service `Distributions`, which analyses lend.
-    ``of_sampled``: π(a) stands for it, whose mean it is, so that w is 1 − π(a); the paper has no such."""
+    """How Σ_v π(v)² is found. ``exact``: from whole distributions (`Distributions`), which analyses have and
+    runs don't. ``of_sampled``: it is estimated by π(a), whose mean it is, so that w is 1 − π(a). The paper
+    has no such estimate."""
 
     needs = (
         Need(Answers(2), "it compares each answer with the others to its problem"),
@@ -59,30 +60,43 @@ class OptimalTokenBaseline(Credit):
         import numpy as np
 
         answers = answers_of(trees)
-        plain = [episode_of(context, answer) for answer in answers]
-        assert all(one.behaviour_logprobs is not None for one in plain), "sampled answers have log-probs"
-        chosen = [np.exp(np.asarray(one.behaviour_logprobs, np.float64)) for one in plain]
-        squares = chosen
+        plain_episodes = [episode_of(context, answer) for answer in answers]
+        probabilities = []  # π(a) by answer, each of shape [T]
+        for episode in plain_episodes:
+            assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
+            probabilities.append(np.exp(np.asarray(episode.behaviour_logprobs, np.float64)))
         if self.squared_norms == "exact":
-            squares = [of_answer for of_answer, _ in context.get(Distributions).along(plain)]
-        norms = iter([1 - 2 * own + square for own, square in zip(chosen, squares, strict=True)])
+            sums_of_squares = [squares_T for squares_T, _ in context.get(Distributions).along(plain_episodes)]
+        else:
+            sums_of_squares = probabilities
+        squared_norms = iter(
+            [
+                1 - 2 * probabilities_T + squares_T
+                for probabilities_T, squares_T in zip(probabilities, sums_of_squares, strict=True)
+            ]
+        )
         advantages: list[Column] = []
         for tree in trees:
             rewards = [leaf.reward for leaf in tree.leaves]
-            advantages += optimal_token_advantages(rewards, [next(norms) for _ in rewards])
-        episodes = [replace(one, advantages=row) for one, row in zip(plain, advantages, strict=True)]
+            advantages += optimal_token_advantages(rewards, [next(squared_norms) for _ in rewards])
+        episodes = [
+            replace(episode, advantages=advantages_T)
+            for episode, advantages_T in zip(plain_episodes, advantages, strict=True)
+        ]
         return episodes, advantage_metrics(context, episodes)
 
 
-def optimal_token_advantages(rewards: Sequence[float], norms: Sequence[Column]) -> list[Column]:
-    """Returns an advantage for each token of a group's answers, given what they earned and, for each of their
-    tokens, the squared length of its gradient."""
+def optimal_token_advantages(rewards: Sequence[float], squared_norms: Sequence[Column]) -> list[Column]:
+    """Returns R_i − B_t for each token of a group's answers, from the rewards R_i and, for each token, the
+    squared length w of its gradient."""
     import numpy as np
 
-    lengths = [len(one) for one in norms]
-    weights_GT = np.zeros((len(norms), max(lengths)))
-    for row, one in zip(weights_GT, norms, strict=True):
-        row[: len(one)] = np.cumsum(one)
+    lengths = [len(norms_T) for norms_T in squared_norms]
+    weights_GT = np.zeros((len(squared_norms), max(lengths)))  # W_i,t; 0 where answer i has no token t
+    for weights_T, norms_T in zip(weights_GT, squared_norms, strict=True):
+        weights_T[: len(norms_T)] = np.cumsum(norms_T)
     baseline_T = np.array(rewards) @ weights_GT / (weights_GT.sum(0) + EPS)
-    baseline_T[sorted([0, *lengths])[-2] :] = 0.0  # behind the last but one there is one answer alone
+    # From the end of the second longest answer on there is one answer, whose baseline would be its reward.
+    second_longest = sorted([0, *lengths])[-2]
+    baseline_T[second_longest:] = 0.0
     return [reward - baseline_T[:length] for reward, length in zip(rewards, lengths, strict=True)]

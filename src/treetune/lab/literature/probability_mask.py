@@ -1,4 +1,4 @@
-"""SPO's mask: tokens that the policy was sure of are not trained."""
+"""SPO's probability mask: tokens that were sampled with a high probability are not trained."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from treetune.vocabulary import Episode
 @Credit.register("probability_mask")
 @dataclass(frozen=True, kw_only=True)
 class ProbabilityMask(OverAnotherCredit):
-    """Another credit's advantages at tokens that were sampled with a probability `below` a bound. The others
-    are not trained, and no mean over tokens counts them (the public code of SPO, arXiv:2505.23564).
+    """M_t = 1[π(a_t) < `below`]: trains only the tokens that were sampled with a small probability, with
+    another credit's advantages. The other tokens are not trained, and means over tokens don't count them (the
+    public code of SPO, arXiv:2505.23564).
 
-    An answer that has none keeps its tokens, with an advantage of 0. **Biased**: what the policy is sure of
-    never changes. On the tests' language, over RLOO with two answers and below 0.6, by 26 % of the gradient's
-    length (cosine 0.96). The selection `tokens` also leaves out what has no advantage."""
+    An answer without such a token keeps all its tokens, with an advantage of 0. **Biased**: tokens of which
+    the policy is sure are never trained. On the tests' language, over RLOO with two answers and below 0.6, by
+    26 % of the gradient's length (cosine 0.96). The selection `tokens` also leaves out tokens without an
+    advantage."""
 
     below: Annotated[float, Gt(0), Le(1)] = 0.9
-    """Keeps tokens that were sampled with a smaller probability."""
+    """Trains tokens that were sampled with a smaller probability."""
 
     @property
     @override
@@ -39,11 +41,13 @@ class ProbabilityMask(OverAnotherCredit):
         )
 
     @override
-    def weighed(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
+    def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         rows = []
         for episode in episodes:
             assert episode.advantages is not None and episode.behaviour_logprobs is not None
             trained = episode.trained & (episode.behaviour_logprobs < math.log(self.below))
-            nothing = replace(episode, advantages=episode.advantages * 0.0)
-            rows.append(replace(episode, trained=trained) if trained.any() else nothing)
+            if trained.any():
+                rows.append(replace(episode, trained=trained))
+            else:
+                rows.append(replace(episode, advantages=episode.advantages * 0.0))
         return rows

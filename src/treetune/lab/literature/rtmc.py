@@ -34,17 +34,16 @@ class RolloutTree(Siblings):
     """Answers that earned the group's mean, beside those that came to a state."""
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        found = []
-        for tree, of_tree in zip(valuation.trees, valuation.sibling_rewards(), strict=True):
-            centre = mean([leaf.reward for leaf in tree.leaves])
-            of_answers: list[StepValues] = []
-            for leaf, of_answer in zip(tree.leaves, of_tree, strict=True):
-                of_answers.append([])
-                for others in of_answer:
-                    value = mean_of([leaf.reward, *others])
-                    assert value is not None, "an answer went through its own states"
-                    total = value.value * value.samples + self.prior * centre
-                    of_answers[-1].append(value._replace(baseline=total / (value.samples + self.prior)))
-            found.append(of_answers)
-        return found
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        others = valuation.sibling_rewards()
+        values: list[StepValues] = []
+        for answer in valuation.answers:
+            centre = mean([leaf.reward for leaf in answer.tree.leaves])
+            step_values: StepValues = []
+            for at in answer.states:
+                value = mean_of([answer.reward, *others[at]])
+                assert value is not None, "an answer went through its own states"
+                total = value.value * value.samples + self.prior * centre
+                step_values.append(value._replace(baseline=total / (value.samples + self.prior)))
+            values.append(step_values)
+        return values

@@ -1,4 +1,4 @@
-"""TEMPO: GRPO and, where answers of a group part, what the next token changed of their mean reward."""
+"""TEMPO: GRPO plus the change of the mean reward where the answers of a group branch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Answers, Need, OneLine
-from treetune.lab.literature.token_level import beginnings
+from treetune.lab.literature.token_level import shared_prefixes
 from treetune.rollouts.base import THREADS_REMEDY, Credit, TokenCredit
 from treetune.vocabulary import Trajectory
 
@@ -20,10 +20,10 @@ from treetune.vocabulary import Trajectory
 @dataclass(frozen=True, kw_only=True)
 class Tempo(TokenCredit):
     """A_t = (R − mean + V(s_{t+1}) − V(s_t)) / (std + eps), where V(s) is the mean reward of the group's
-    answers that begin with s, itself among them (Tran et al., arXiv:2509.18314, and the authors' code).
-    Where no answer parts from it the two V are the same, and what is left is GRPO's.
+    answers that begin with s, this one among them (Tran et al., arXiv:2509.18314, and the authors' code).
+    Where no other answer branches off at a token, both V are the same, and GRPO's advantage remains.
 
-    **Biased**: a token before a branching has the whole answer's advantage beside its own, and its own reward
+    **Biased**: a token gets the whole answer's advantage as well as its own, and the answer's own reward is
     in both values. On the tests' language, without `std`, the expected gradient is off by 23 % of its length
     with three answers (cosine 0.99).
     """
@@ -42,12 +42,15 @@ class Tempo(TokenCredit):
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         import numpy as np
 
-        rewards = [one.reward for one in answers]
-        if len(set(rewards)) == 1:  # exactly zero, where rounding would leave 1e-17 / eps
-            return [[0.0] * len(one.response_ids) for one in answers]
-        centre, scale = fmean(rewards), stdev(rewards) + self.eps if self.std else 1.0
+        rewards = [answer.reward for answer in answers]
+        if len(set(rewards)) == 1:
+            # Exactly zero: rounding would leave differences of 1e-17, which are divided by eps.
+            return [[0.0] * len(answer.response_ids) for answer in answers]
+        group_mean = fmean(rewards)
+        scale = stdev(rewards) + self.eps if self.std else 1.0
         rows = []
-        for reward, alike_TN in zip(rewards, beginnings(answers), strict=True):
-            values_T = alike_TN @ np.array(rewards) / alike_TN.sum(1)
-            rows.append(((reward - centre + np.diff(values_T)) / scale).tolist())
+        for reward, is_alike_TN in zip(rewards, shared_prefixes(answers), strict=True):
+            # V after 0, 1, …, T tokens: one more than there are tokens, so that differences are one a token.
+            values_T = is_alike_TN @ np.array(rewards) / is_alike_TN.sum(1)
+            rows.append(((reward - group_mean + np.diff(values_T)) / scale).tolist())
         return rows

@@ -1,5 +1,5 @@
-"""What entries that tell tokens apart share: the policy's distributions, common beginnings, and credit over
-another credit."""
+"""Shared by the credits that treat tokens of an answer differently: the policy's distributions, common
+prefixes of answers, and the base of credits that change another credit's advantages."""
 
 from __future__ import annotations
 
@@ -20,31 +20,38 @@ from treetune.vocabulary import Column, Episode, Metrics, Trajectory
 
 @dataclass(frozen=True)
 class Distributions:
-    """The distributions that answers were sampled from: a service of contexts. Analyses lend them; a run,
-    whose engine reports the probability of the sampled token alone, does not."""
+    """The distributions that answers were sampled from: a service of contexts. Contexts of analyses have it.
+    Those of runs don't: their engine reports only the probability of the sampled token."""
 
     along: Callable[[Sequence[Episode]], list[tuple[Column, Column]]]
-    """Returns for each row of this rank Σ_v π(v)² and the entropy in nats, each with one number for each
-    response token: of the distribution that it was sampled from. Collective."""
+    """Returns for each row of this rank Σ_v π(v)² and the entropy in nats, each of shape [T]: of the
+    distributions that the response tokens were sampled from. Collective."""
 
 
-def beginnings(answers: Sequence[Trajectory]) -> list[Column]:
-    """Returns for each answer to a problem a mask of shape [T + 1, N]: whether answer n begins with its first
-    t tokens. In row 0 and for the answer itself it is true. Answers in one line."""
+def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
+    """Returns, for each of the N answers to a problem, a mask of shape [T + 1, N]: whether answer n begins
+    with the first t tokens of this one, T of which it has. True in row 0, and for the answer itself. Answers
+    must be in one line.
+
+    Example: of the answers ``ab`` and ``ac`` the first has the mask
+    ``[[True, True], [True, True], [True, False]]``.
+    """
     import numpy as np
 
     (tree,) = trees_of(answers)
-    shared = shared_tokens(tree)
+    shared_with_all = shared_tokens(tree)
     masks = []
-    for own, answer in enumerate(answers):
-        shared[own][own] = len(answer.response_ids)
-        masks.append(np.array(shared[own]) >= np.arange(len(answer.response_ids) + 1)[:, None])
+    for index, answer in enumerate(answers):
+        length = len(answer.response_ids)
+        shared_N = shared_with_all[index]
+        shared_N[index] = length  # `shared_tokens` has 0 for an answer and itself
+        masks.append(np.array(shared_N) >= np.arange(length + 1)[:, None])
     return masks
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverAnotherCredit(Credit):
-    """Credit that makes more of the episodes of another one, which gives their tokens advantages."""
+    """Credit that changes the advantages of another credit, or which of its tokens are trained."""
 
     over: Credit = field(default_factory=Group)
     """The credit whose advantages it works on."""
@@ -72,12 +79,12 @@ class OverAnotherCredit(Credit):
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
         return self.over.early_continuations(context)
 
-    def weighed(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
+    def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         """Returns the episodes with other advantages, or with fewer trained tokens. Collective."""
         raise NotImplementedError
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes, metrics = self.over.assign(context, trees)
-        episodes = self.weighed(context, episodes)
+        episodes = self.weigh_tokens(context, episodes)
         return episodes, metrics | advantage_metrics(context, episodes)

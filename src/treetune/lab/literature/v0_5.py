@@ -1,7 +1,8 @@
-"""V0.5: a baseline between the mean of few answers and a value model's guess, by how well they agree."""
+"""V0.5: a baseline between the mean of few answers and a value model's prediction, by how well they agree."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -17,23 +18,23 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import whole_answer
 from treetune.rollouts.metrics import mean
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Episode, Metrics
+from treetune.vocabulary import Column, Episode, Metrics
 
 
 @Credit.register("v0_5")
 @dataclass(frozen=True, kw_only=True)
 class FusedBaseline(Credit):
-    """The reward less w · m + (1 − w) · V, where m is the mean reward of the problem's k answers and V a
-    value model's guess for the prompt (Zhang et al., arXiv:2603.10848): see `fused_baseline`.
+    """A_i = R_i − (w · m + (1 − w) · V), where m is the mean reward of the problem's k answers and V a value
+    model's prediction for the prompt (Zhang et al., arXiv:2603.10848). `fused_baseline` has the formula of w.
 
-    V is what the run's critic says of the prompt. The authors' is a frozen model that knows other policies;
-    their rollout, which samples more answers where the two disagree, is not part of this.
+    V is the run's critic's value of the prompt. The authors' value model is frozen and was trained on other
+    policies. Their rollout, which samples more answers where m and V disagree, is not part of this.
 
     **Biased**: an answer's own reward is in m, and so in w. On the tests' language the expected gradient is
-    off by 11 % of its length with three answers and the exact V, in length alone (cosine 1)."""
+    off by 11 % of its length with three answers and the exact V, and has the right direction (cosine 1)."""
 
     spread: Annotated[float, Gt(0)] = 1.0
-    """The most that an answer earns less the least: 2 for the paper's ±1."""
+    """The highest reward minus the lowest: 2 for the paper's ±1."""
     critic: CriticSettings = field(default_factory=CriticSettings)
     """Settings of the critic's training."""
 
@@ -56,25 +57,30 @@ class FusedBaseline(Credit):
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         answers = answers_of(trees)
-        guesses = iter(context.get(Critic).values(answers))
+        columns = iter(context.get(Critic).values(answers))  # for each answer a value before each token
         advantages: list[float] = []
         for tree in trees:
             rewards = [leaf.reward for leaf in tree.leaves]
-            # All begin at the prompt: their first values are one, up to rounding.
-            firsts = [next(one for one in next(guesses).tolist() if one == one) for _ in rewards]
-            baseline = fused_baseline(rewards, mean(firsts), self.spread)
+            # An answer's first value is that of the prompt: equal for all answers, up to rounding.
+            prompt_values = [_first_value(next(columns)) for _ in rewards]
+            baseline = fused_baseline(rewards, mean(prompt_values), self.spread)
             advantages += [reward - baseline for reward in rewards]
         return whole_answer(context, answers, advantages)
 
 
-def fused_baseline(rewards: Sequence[float], guess: float, spread: float) -> float:
-    """Returns w · m + (1 − w) · V with the w that makes its squared error least: Δ² / (Δ² + σ²).
+def _first_value(values: Column) -> float:
+    """Returns the critic's value before the first sampled token; those before other tokens are NaN."""
+    return next(value for value in values.tolist() if not math.isnan(value))
 
-    σ² = spread² / 4k is the largest variance of a mean of k rewards, and Δ² = max(0, (m − V)² − σ²)
-    what is left of the difference beyond it: a guess within the noise is believed.
+
+def fused_baseline(rewards: Sequence[float], prediction: float, spread: float) -> float:
+    """Returns w · m + (1 − w) · V with the w that minimises its squared error: w = Δ² / (Δ² + σ²).
+
+    σ² = spread² / 4k is the largest variance that a mean of k rewards can have. Δ² = max(0, (m − V)² − σ²) is
+    the squared error of V that this noise doesn't explain: a prediction within the noise gets all the weight.
     """
-    centre = mean(rewards)
+    group_mean = mean(rewards)
     noise = spread**2 / (4 * len(rewards))
-    off = max(0.0, (centre - guess) ** 2 - noise)
-    weight = off / (off + noise)
-    return weight * centre + (1 - weight) * guess
+    squared_error = max(0.0, (group_mean - prediction) ** 2 - noise)
+    weight = squared_error / (squared_error + noise)
+    return weight * group_mean + (1 - weight) * prediction

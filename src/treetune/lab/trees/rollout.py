@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -22,9 +23,11 @@ from treetune.contracts import (
     SampledAnswers,
 )
 from treetune.engine.base import Completion, Request, SamplingParams
+from treetune.engine.programs import result_of
 from treetune.lab.trees.branching import Branches, Branching
 from treetune.rollouts.answers import (
     UNGRADED,
+    CountedSamples,
     SampledRollout,
     before_stop,
     is_decided,
@@ -151,158 +154,135 @@ class TreeRollout(SampledRollout):
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         assert context.engine is not None, "a rollout that samples needs an engine"
         prompts = self.encoded_prompts(context, problems)
+        counted = CountedSamples(context)
         growing = []
         for problem in rank_share(context, problems):
             prompt_ids, sampling = prompts[problem.id], context.task.of(problem).sampling(self.sampling)
             max_tokens = context.settings.token_budget(prompt_ids, sampling.max_tokens)
-            growing.append(
-                _GrowingTree(context, problem, prompt_ids, replace(sampling, max_tokens=max_tokens), self)
-            )
-        owners: list[tuple[_GrowingTree, int]] = []  # of each request: its tree, and its number in the round
-        done = total = 0
+            sampling = replace(sampling, max_tokens=max_tokens)
+            growing.append(_GrowingTree(context, problem, prompt_ids, sampling, self, counted))
 
-        def noted(tree: _GrowingTree, requests: list[Request]) -> list[Request]:
-            nonlocal total
-            owners.extend((tree, number) for number in range(len(requests)))
-            total += sum(request.n for request in requests)
-            return requests
+        async def grow_all() -> list[Tree]:
+            return await asyncio.gather(*(tree.grow() for tree in growing))
 
-        def on_result(index: int, completions: list[Completion]) -> list[Request]:
-            nonlocal done
-            tree, number = owners[index]
-            done += len(completions)
-            further = noted(tree, tree.receive(number, completions))
-            context.log.progress(done, total)
-            return further
-
-        requests = [request for tree in growing for request in noted(tree, tree.begin())]
-        if requests:
-            context.engine.generate(requests, on_result)
-        trees, metrics = measured_trees(context, [tree.tree() for tree in growing])
+        trees, metrics = measured_trees(context, context.engine.run(grow_all()))
         return trees, metrics | tree_metrics(context, trees)
 
 
-class _Asked(NamedTuple):
-    """A request of a round, and the branches that its samples are for, in their order; none for the first
-    request, whose samples begin at the prompt."""
+class _BranchSample(NamedTuple):
+    """A sample that a round asks for: the branch, and the beginning that the answer shares with another.
+
+    Example: two answers that begin with the first 12 tokens of answer 3 are two of these, both with
+    ``branch=Branches(sample=3, tokens=12, further=2)``.
+    """
+
+    branch: Branches | None
+    """None: the answer begins at the prompt."""
+    prefix_ids: TokenIds
+    """The response tokens before the branch."""
+
+
+class _RoundRequest(NamedTuple):
+    """A request of a round, and what each of its samples is for, in their order."""
 
     request: Request
-    branches: tuple[Branches, ...]
+    samples: tuple[_BranchSample, ...]
+
+
+class _GradedLater(NamedTuple):
+    """What came back for one sample, and the grade that it will have."""
+
+    sample: _BranchSample
+    completion: Completion
+    grade: Future[Grade]
 
 
 @dataclass
 class _GrowingTree:
-    """The tree of a problem while it grows.
-
-    `answers` are those of all finished rounds, their segments still uncut. A round's answers are put in the
-    order in which they were requested, so that it does not matter in which they come.
-    """
+    """The tree of a problem while it grows."""
 
     context: RolloutContext
     problem: Problem
     prompt_ids: TokenIds
     sampling: SamplingParams
     rollout: TreeRollout
+    counted: CountedSamples
     answers: list[Trajectory] = field(default_factory=list)
+    """Those of all finished rounds, ungraded, their segments still uncut."""
     sampled_tokens: int = 0
-    _round: int = -1
-    _asked: list[_Asked] = field(default_factory=list)
-    _received: dict[int, list[Completion]] = field(default_factory=dict)
-    _grades: list[dict[int, list[Future[Grade]]]] = field(default_factory=list)
-    """By round and number of the request."""
 
-    def begin(self) -> list[Request]:
-        key = (self.context.iteration, self.problem.id, "rollout")
-        seed = derive_seed(self.context.seed, *key)
-        request = Request(self.prompt_ids, seed=seed, n=self.rollout.samples, sampling=self.sampling)
-        return self._ask([_Asked(request, ())])
-
-    def receive(self, number: int, completions: list[Completion]) -> list[Request]:
-        """Takes the answers to this round's request of that number. Returns the next round's requests once
-        all of the round are there."""
-        self._received[number] = completions
-        self._grades[-1][number] = [
-            self._submit(prefix_ids, completion)
-            for (_, prefix_ids), completion in zip(
-                self._prefixes(self._asked[number]), completions, strict=True
-            )
-        ]
-        if len(self._received) < len(self._asked):
-            return []
-        for number, asked in enumerate(self._asked):
-            for (branch, prefix_ids), completion in zip(
-                self._prefixes(asked), self._received[number], strict=True
-            ):
-                self._add(branch, prefix_ids, completion)
-        return self._ask(self._requests(self.rollout.branching.branches(self.answers, self._round)))
-
-    def tree(self) -> Tree:
-        """Returns the tree, once nothing is requested any more. Waits for grades."""
-        grades = [
-            future.result()
-            for of_round in self._grades
-            for number in range(len(of_round))
-            for future in of_round[number]
-        ]
+    async def grow(self) -> Tree:
+        """Samples round by round until the branching asks for nothing more, and returns the graded tree."""
+        grades: list[Future[Grade]] = []
+        requests, round_number = [self._first_request()], 0
+        while requests:
+            # In the order of the requests, so that it does not matter in which their samples come.
+            for samples in await asyncio.gather(*(self._sample(request) for request in requests)):
+                for graded_later in samples:
+                    self._add(graded_later)
+                    grades.append(graded_later.grade)
+            branches = self.rollout.branching.branches(self.answers, round_number)
+            requests = self._requests(branches, round_number)
+            round_number += 1
         unfinished_reward = self.rollout.unfinished_reward
-        answers = [
-            replace(
-                answer,
-                segments=segments,
-                grade=with_unfinished(grade, answer.finish_reason, unfinished_reward),
-            )
-            for answer, segments, grade in zip(self.answers, cut_at_forks(self.answers), grades, strict=True)
-        ]
+        answers = []
+        for answer, segments, grade in zip(self.answers, cut_at_forks(self.answers), grades, strict=True):
+            known = with_unfinished(await result_of(grade), answer.finish_reason, unfinished_reward)
+            answers.append(replace(answer, segments=segments, grade=known))
         (tree,) = trees_of(answers)
         return tree
 
-    def _ask(self, asked: list[_Asked]) -> list[Request]:
-        self._round += 1
-        self._asked, self._received = asked, {}
-        self._grades.append({})
-        return [one.request for one in asked]
+    async def _sample(self, asked: _RoundRequest) -> list[_GradedLater]:
+        """Samples, and hands each answer to the grader as soon as it is there."""
+        samples = []
+        for sample, completion in zip(asked.samples, await self.counted.sample(asked.request), strict=True):
+            text = self.context.codec.decode(joined([sample.prefix_ids, completion.token_ids]))
+            grade = self.context.grader.submit(
+                before_stop(text, self.sampling.stop),
+                self.problem,
+                decided=is_decided(completion.finish_reason, self.rollout.unfinished_reward),
+            )
+            samples.append(_GradedLater(sample, completion, grade))
+        return samples
 
-    def _requests(self, wanted: Sequence[Branches]) -> list[_Asked]:
+    def _first_request(self) -> _RoundRequest:
+        """Returns the request for the answers that begin at the prompt."""
+        seed = derive_seed(self.context.seed, self.context.iteration, self.problem.id, "rollout")
+        request = Request(self.prompt_ids, seed=seed, n=self.rollout.samples, sampling=self.sampling)
+        return _RoundRequest(request, (_BranchSample(None, joined([])),) * request.n)
+
+    def _requests(self, branches: Sequence[Branches], round_number: int) -> list[_RoundRequest]:
         """Returns one request for each distinct state: answers may begin alike by chance."""
-        if self.rollout.most_tokens is not None:
-            costs = accumulate(one.further * (self.sampling.max_tokens - one.tokens) for one in wanted)
-            left = self.rollout.most_tokens - self.sampled_tokens
-            wanted = [one for one, cost in zip(wanted, costs, strict=True) if cost <= left]
-        by_state: dict[bytes, list[Branches]] = {}
-        for one in wanted:
-            prefix_ids = self.answers[one.sample].response_ids[: one.tokens]
-            by_state.setdefault(prefix_ids.tobytes(), []).append(one)
-        asked = []
-        for branches in by_state.values():
-            prefix_ids = self.answers[branches[0].sample].response_ids[: branches[0].tokens]
+        by_state: dict[bytes, list[_BranchSample]] = {}
+        for branch in self._affordable(branches):
+            prefix_ids = self.answers[branch.sample].response_ids[: branch.tokens]
+            samples = by_state.setdefault(prefix_ids.tobytes(), [])
+            samples += [_BranchSample(branch, prefix_ids)] * branch.further
+        requests = []
+        for samples in by_state.values():
+            prefix_ids = samples[0].prefix_ids
             state = repr(tuple(prefix_ids.tolist()))
-            key = (self.context.iteration, self.problem.id, state, "tree", self._round)
+            key = (self.context.iteration, self.problem.id, state, "tree", round_number)
             request = Request(
                 prompt_ids=joined([self.prompt_ids, prefix_ids]),
                 seed=derive_seed(self.context.seed, *key),
-                n=sum(one.further for one in branches),
+                n=len(samples),
                 sampling=replace(self.sampling, max_tokens=self.sampling.max_tokens - len(prefix_ids)),
             )
-            asked.append(_Asked(request, tuple(branches)))
-        return asked
+            requests.append(_RoundRequest(request, tuple(samples)))
+        return requests
 
-    def _prefixes(self, asked: _Asked) -> list[tuple[Branches | None, TokenIds]]:
-        """Returns for each sample of a request its branch, and the tokens that it continues."""
-        if not asked.branches:
-            return [(None, joined([]))] * asked.request.n
-        return [
-            (one, self.answers[one.sample].response_ids[: one.tokens])
-            for one in asked.branches
-            for _ in range(one.further)
-        ]
+    def _affordable(self, branches: Sequence[Branches]) -> Sequence[Branches]:
+        """Returns the first of these branches, as many as `most_tokens` allows if each answer becomes as long
+        as it may be."""
+        if self.rollout.most_tokens is None:
+            return branches
+        costs = accumulate(branch.further * (self.sampling.max_tokens - branch.tokens) for branch in branches)
+        left = self.rollout.most_tokens - self.sampled_tokens
+        return [branch for branch, cost in zip(branches, costs, strict=True) if cost <= left]
 
-    def _submit(self, prefix_ids: TokenIds, completion: Completion) -> Future[Grade]:
-        text = self.context.codec.decode(joined([prefix_ids, completion.token_ids]))
-        decided = is_decided(completion.finish_reason, self.rollout.unfinished_reward)
-        graded_text = before_stop(text, self.sampling.stop)
-        return self.context.grader.submit(graded_text, self.problem, decided=decided)
-
-    def _add(self, branch: Branches | None, prefix_ids: TokenIds, completion: Completion) -> None:
+    def _add(self, graded_later: _GradedLater) -> None:
+        (branch, prefix_ids), completion, _ = graded_later
         self.sampled_tokens += len(completion.token_ids)
         response_ids = joined([prefix_ids, completion.token_ids])
         text = self.context.codec.decode(response_ids)
@@ -351,11 +331,10 @@ def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
     for answer in answers:
         begins = 0 if answer.fork is None else answer.fork.tokens
         last = answer.segments[-1]
-        forks = {
-            one.fork.tokens - begins
-            for one in answers
-            if one.fork is not None and one.fork.sample == answer.sample
-        }
+        forks = set()
+        for other in answers:
+            if other.fork is not None and other.fork.sample == answer.sample:
+                forks.add(other.fork.tokens - begins)
         ends = sorted({0, *forks, len(last.token_ids)})
         pieces = tuple(_part(last, start, end) for start, end in pairwise(ends))
         cut.append((() if answer.fork is None else _prefix(cut[answer.fork.sample], begins)) + pieces)

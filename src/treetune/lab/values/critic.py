@@ -32,7 +32,7 @@ UNKNOWN_VARIANCE = 0.25
 
 @ValueEstimator.register("critic")
 @dataclass(frozen=True, kw_only=True)
-class CriticValues(ValueEstimator):
+class CriticEstimator(ValueEstimator):
     """The values of the run's critic, as it is before the iteration's training. Nothing is sampled. The
     critic learns the rewards of the answers that are trained on, as PPO's with γ = λ = 1.
 
@@ -65,24 +65,21 @@ class CriticValues(ValueEstimator):
         return self.critic
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        return [
-            [
-                [None if value is None else Value(value, UNKNOWN_VARIANCE) for value in of_answer]
-                for of_answer in of_tree
-            ]
-            for of_tree in critic_values(valuation)
-        ]
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        values: list[StepValues] = []
+        for of_answer in critic_values(valuation):
+            values.append([None if value is None else Value(value, UNKNOWN_VARIANCE) for value in of_answer])
+        return values
 
 
-def critic_values(valuation: Valuation) -> list[list[list[float | None]]]:
-    """Returns the critic's values by tree and answer, one for each of its states; None behind the last
-    sampled token. Collective."""
+def critic_values(valuation: Valuation) -> list[list[float | None]]:
+    """Returns the critic's values of each answer, one for each of its states; None behind the last sampled
+    token. Collective."""
     critic = valuation.context.get(Critic)
-    by_answer = iter(critic.values([leaf for tree in valuation.trees for leaf in tree.leaves]))
+    of_tokens = critic.values([answer.trajectory for answer in valuation.answers])
     return [
-        [[_at(values, at.length) for _, at in states] for states, values in zip(of_tree, by_answer)]
-        for of_tree in valuation.states
+        [_at(values, at.length) for at in answer.states]
+        for answer, values in zip(valuation.answers, of_tokens, strict=True)
     ]
 
 
@@ -138,22 +135,13 @@ class ControlVariate(OverAnother):
         return self.critic
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
+    def values(self, valuation: Valuation) -> list[StepValues]:
         values, of_critic = self.over.values(valuation), critic_values(valuation)
-        moments = []
-        for of_tree, critic_of_tree, tree in zip(values, of_critic, valuation.trees, strict=True):
-            errors = [
-                pair
-                for of_answer, critic, leaf in zip(of_tree, critic_of_tree, tree.leaves, strict=True)
-                for pair in _errors(of_answer, critic, leaf.reward)
-            ]
-            moments.append(
-                (
-                    math.fsum(own * own for own, _ in errors),
-                    math.fsum(own * after for own, after in errors),
-                    float(len(errors)),
-                )
-            )
+        errors = [
+            list(_errors(of_answer, critic, answer.reward))
+            for of_answer, critic, answer in zip(values, of_critic, valuation.answers, strict=True)
+        ]
+        moments = [_moments(of_tree) for of_tree in valuation.by_tree(errors)]
         gathered = valuation.context.ranks.exchange("value-moments", moments)
         total = Sums((of_problem for of_rank in gathered for of_problem in of_rank), 3)
         squares, products, states = total.rounded()
@@ -161,18 +149,27 @@ class ControlVariate(OverAnother):
             # The two errors share no noise, so that the mean of their products is the critic's squared error.
             valuation.metrics["credit/critic_error"] = math.sqrt(max(products / states, 0.0))
             valuation.metrics["credit/critic_weight"] = 1 - _share(squares, products, states)
-        return [
-            [
+        # The share of each tree's answers is learnt from all other trees.
+        shares = [_share(*total.without(of_tree)) for of_tree in moments]
+        with_baselines: list[StepValues] = []
+        for of_answer, critic, answer in zip(values, of_critic, valuation.answers, strict=True):
+            share = shares[answer.states[0].tree]
+            with_baselines.append(
                 [
                     _with_baseline(value, of_state, share)
                     for value, of_state in zip(of_answer, critic, strict=True)
                 ]
-                for of_answer, critic in zip(of_tree, critic_of_tree, strict=True)
-            ]
-            for of_tree, critic_of_tree, share in zip(
-                values, of_critic, [_share(*total.without(one)) for one in moments], strict=True
             )
-        ]
+        return with_baselines
+
+
+def _moments(errors_of_answers: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float, float]:
+    """Returns the sums over a problem's states of the squares of the first errors and of the products of
+    both, and how many states there are."""
+    errors = [pair for of_answer in errors_of_answers for pair in of_answer]
+    squares = math.fsum(before * before for before, _ in errors)
+    products = math.fsum(before * after for before, after in errors)
+    return squares, products, float(len(errors))
 
 
 def _errors(

@@ -87,33 +87,21 @@ class Smoothed(OverAnother):
     learns_from_others = True
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
+    def values(self, valuation: Valuation) -> list[StepValues]:
         estimates = self.over.values(valuation)
-        squares = {
-            str(lag): [
-                (two.value - one.value) ** 2
-                for of_tree in estimates
-                for of_answer in of_tree
-                for one, two in zip(of_answer, of_answer[lag:])
-                if one is not None and two is not None
-            ]
-            for lag in LAGS
-        }
-        variances = [
-            one.variance
-            for of_tree in estimates
-            for of_answer in of_tree
-            for one in of_answer
-            if one is not None
-        ]
+        squares: dict[str, list[float]] = {str(lag): [] for lag in LAGS}
+        variances: list[float] = []
+        for of_answer in estimates:
+            variances += [value.variance for value in of_answer if value is not None]
+            for lag in LAGS:
+                for value, later in zip(of_answer, of_answer[lag:]):
+                    if value is not None and later is not None:
+                        squares[str(lag)].append((later.value - value.value) ** 2)
         gathered = pooled(valuation.context, "value-walks", squares | {"variance": variances})
         step, scale = _walk(gathered)
         return [
-            [
-                smoothed(_noisy_observations(of_answer, leaf.reward, scale), step)[:-1]
-                for of_answer, leaf in zip(of_tree, tree.leaves, strict=True)
-            ]
-            for of_tree, tree in zip(estimates, valuation.trees, strict=True)
+            smooth_walk(_noisy_observations(of_answer, answer.reward, scale), step)[:-1]
+            for of_answer, answer in zip(estimates, valuation.answers, strict=True)
         ]
 
 
@@ -144,7 +132,7 @@ def _noisy_observations(of_answer: StepValues, reward: float, scale: float) -> S
     return [*observations, None if last is None else Value(reward, last.variance * last.samples)]
 
 
-def smoothed(path: Sequence[Value | None], step_variance: float) -> StepValues:
+def smooth_walk(path: Sequence[Value | None], step_variance: float) -> StepValues:
     """Returns the expectation of a random walk wherever it was observed, given all observations."""
     known = [(index, one) for index, one in enumerate(path) if one is not None]
     filtered: list[Value] = []
@@ -213,32 +201,22 @@ class Filtered(OverAnother):
         return self.over.unbiased and not (learns and self.over.learns_from_others)
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
+    def values(self, valuation: Valuation) -> list[StepValues]:
         estimates = self.over.values(valuation)
-        own = [
-            Sums(
-                (
-                    _misses(of_answer, leaf.reward)
-                    for of_answer, leaf in zip(of_tree, tree.leaves, strict=True)
-                ),
-                2 * len(GAINS),
-            ).rounded()
-            for of_tree, tree in zip(estimates, valuation.trees, strict=True)
+        misses = [
+            _misses(of_answer, answer.reward)
+            for of_answer, answer in zip(estimates, valuation.answers, strict=True)
         ]
-        gathered = [
-            one for of_rank in valuation.context.ranks.exchange("value-misses", own) for one in of_rank
-        ]
-        total = Sums(gathered, 2 * len(GAINS))
-        valuation.metrics |= dict(
-            zip(("credit/filter_behind", "credit/filter_before"), self._gains(total.rounded()), strict=True)
-        )
-        gains = [self._gains(total.without(one)) for one in own]
+        by_tree = [Sums(of_tree, 2 * len(GAINS)).rounded() for of_tree in valuation.by_tree(misses)]
+        gathered = valuation.context.ranks.exchange("value-misses", by_tree)
+        total = Sums((of_tree for of_rank in gathered for of_tree in of_rank), 2 * len(GAINS))
+        behind, before = self._gains(total.rounded())
+        valuation.metrics |= {"credit/filter_behind": behind, "credit/filter_before": before}
+        # The gains of each tree's answers are learnt from all other trees.
+        gains = [self._gains(total.without(of_tree)) for of_tree in by_tree]
         return [
-            [
-                filtered(of_answer, leaf.reward, *of_problem)
-                for of_answer, leaf in zip(of_tree, tree.leaves, strict=True)
-            ]
-            for of_tree, tree, of_problem in zip(estimates, valuation.trees, gains, strict=True)
+            filter_values(of_answer, answer.reward, *gains[answer.states[0].tree])
+            for of_answer, answer in zip(estimates, valuation.answers, strict=True)
         ]
 
     def _gains(self, misses: Sequence[float]) -> tuple[float, float]:
@@ -283,7 +261,7 @@ def _from_before(observations: Sequence[float], gain: float) -> list[float]:
     return estimates
 
 
-def filtered(of_answer: StepValues, reward: float, behind: float, before: float) -> StepValues:
+def filter_values(of_answer: StepValues, reward: float, behind: float, before: float) -> StepValues:
     """Returns the values of an answer with these gains."""
     values = iter(_from_behind(_observations(of_answer, reward), behind))
     baselines = iter(_from_before([one.baseline_or_value for one in of_answer if one is not None], before))

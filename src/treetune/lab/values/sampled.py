@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from treetune.contracts import Answers, Need, OneLine
 from treetune.rollouts.base import THREADS_REMEDY
-from treetune.rollouts.valuation import Position, StepValues, Valuation, ValueEstimator, mean_of
+from treetune.rollouts.valuation import AnswerState, StepValues, Valuation, ValueEstimator, mean_of
 from treetune.rollouts.values import Budget, FixedBudget
 from treetune.tree import State
 
@@ -42,11 +42,9 @@ class Siblings(ValueEstimator):
         return False
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        return [
-            [[mean_of(rewards) for rewards in of_answer] for of_answer in of_tree]
-            for of_tree in valuation.sibling_rewards()
-        ]
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        others = valuation.sibling_rewards()
+        return [[mean_of(others[at]) for at in answer.states] for answer in valuation.answers]
 
 
 @ValueEstimator.register("topped_up")
@@ -63,24 +61,17 @@ class ToppedUp(ValueEstimator):
     needs = (Need(Answers(2), "it counts the other answers"),)
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
+    def values(self, valuation: Valuation) -> list[StepValues]:
         others = valuation.sibling_rewards()
-        # By tree; where answers through a state count others differently, the most that one lacks.
-        missing: list[dict[State, int]] = []
-        for of_tree, states_of_tree in zip(others, valuation.states, strict=True):
-            short: dict[State, int] = {}
-            missing.append(short)
-            for of_answer, states in zip(of_tree, states_of_tree, strict=True):
-                for rewards, (state, _) in zip(of_answer, states, strict=True):
-                    short[state] = max(short.get(state, 0), valuation.samples - len(rewards))
-        counts = sorted({count for of_states in missing for count in of_states.values() if count})
+        # Where answers through a state count others differently, the most that one lacks.
+        missing: dict[State, int] = {}
+        for at, rewards in others.items():
+            missing[at.state] = max(missing.get(at.state, 0), valuation.samples - len(rewards))
+        counts = sorted({count for count in missing.values() if count})
         of_ranks = valuation.context.ranks.exchange("value-missing", counts)
         # Sampling is collective, so that each rank goes through all ranks' counts.
         for count in sorted({count for of_rank in of_ranks for count in of_rank}):
-            wanted = [
-                [at for states in states_of_tree for at in states if short[at[0]] == count]
-                for short, states_of_tree in zip(missing, valuation.states, strict=True)
-            ]
+            wanted = [at for at in valuation.states if missing[at.state] == count]
             valuation.sample(wanted, FixedBudget(count))
         return valuation.values_with(others)
 
@@ -157,7 +148,7 @@ class Sequential(ValueEstimator):
         return range(states)
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
+    def values(self, valuation: Valuation) -> list[StepValues]:
         valuation.sample_first(self)
         return valuation.values()
 
@@ -186,19 +177,13 @@ class Bisect(ValueEstimator):
         return (0,)
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        searches = [
-            [
-                _Search(self, valuation, states, leaf.reward)
-                for states, leaf in zip(states_of_tree, tree.leaves, strict=True)
-            ]
-            for tree, states_of_tree in zip(valuation.trees, valuation.states, strict=True)
-        ]
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        searches = [_Search(self, valuation, answer.states, answer.reward) for answer in valuation.answers]
         valuation.sample_first(self)
         while True:
-            wanted = [[state for search in of_tree for state in search.next_wave()] for of_tree in searches]
-            if not valuation.on_any_rank(any(wanted)):
-                return [[search.values() for search in of_tree] for of_tree in searches]
+            wanted = [at for search in searches for at in search.next_wave()]
+            if not valuation.on_any_rank(bool(wanted)):
+                return [search.values() for search in searches]
             valuation.sample(wanted)
 
 
@@ -206,7 +191,7 @@ class _Search:
     """The search in one answer. Its states are numbered from the prompt at 0 to the answer's end."""
 
     def __init__(
-        self, settings: Bisect, valuation: Valuation, states: list[tuple[State, Position]], reward: float
+        self, settings: Bisect, valuation: Valuation, states: Sequence[AnswerState], reward: float
     ) -> None:
         self.settings, self.valuation, self.states, self.reward = settings, valuation, states, reward
         self.valued: list[int] = []
@@ -214,7 +199,7 @@ class _Search:
         """Parts between two valued states that are being halved at `middles`."""
         self.middles = [0]
 
-    def next_wave(self) -> list[tuple[State, Position]]:
+    def next_wave(self) -> list[AnswerState]:
         """Returns the states to continue after those whose continuations are there now."""
         if not self.middles:
             return []
@@ -227,7 +212,7 @@ class _Search:
                 for half in ((start, middle), (middle, end))
             ]
         self.valued += self.middles
-        spent = sum(self.valuation.estimates[self.states[number][0]].tokens for number in self.valued)
+        spent = sum(self.valuation.estimates[self.states[number].state].tokens for number in self.valued)
         if self.settings.most_tokens is not None and spent >= self.settings.most_tokens:
             halves = []
         self.parts = [half for half in halves if self._differs(*half)]
@@ -238,7 +223,7 @@ class _Search:
         before, after = (
             self.reward
             if number == len(self.states)
-            else self.valuation.estimates[self.states[number][0]].value
+            else self.valuation.estimates[self.states[number].state].value
             for number in (start, end)
         )
         if end - start == 1 or before is None or after is None:
@@ -248,6 +233,6 @@ class _Search:
     def values(self) -> StepValues:
         valued = set(self.valued)
         return [
-            self.valuation.value(state) if number in valued else None
-            for number, (state, _) in enumerate(self.states)
+            self.valuation.value(at.state) if number in valued else None
+            for number, at in enumerate(self.states)
         ]

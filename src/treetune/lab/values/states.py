@@ -19,8 +19,10 @@ from treetune.vocabulary import Trajectory
 @StateRule.register("every_n_tokens")
 @dataclass(frozen=True, kw_only=True)
 class EveryNTokens(OneLineStates):
-    """Steps of equally many tokens of an answer; the last one has what is left. No text is looked at, so a
-    boundary depends on nothing that is sampled and the gradient of unbiased values stays unbiased."""
+    """Cuts an answer into steps of equally many tokens; the last step has the rest.
+
+    The text plays no part. So a boundary depends on nothing that is sampled, and the gradient of unbiased
+    values stays unbiased."""
 
     tokens: Annotated[int, Gt(0)]
     """Tokens of a step."""
@@ -41,11 +43,11 @@ class EveryNTokens(OneLineStates):
 @StateRule.register("low_probability")
 @dataclass(frozen=True, kw_only=True)
 class LowProbability(OneLineStates):
-    """Steps that end with tokens that were sampled with a low probability: where the policy had a choice, the
-    value may change (the cut points of SPO-chain, arXiv:2505.23564, section 4.1).
+    """Ends a step at every n-th token that was sampled with a low probability, since the value may change
+    where the policy had a choice (the cut points of SPO-chain, arXiv:2505.23564, section 4.1).
 
-    The token itself belongs to the step that it ends. So a boundary depends on what stands before it alone,
-    and the gradient of unbiased values stays unbiased. **Biased** where steps `begin_with` tokens: on the
+    The token itself belongs to the step that it ends. So a boundary depends only on the tokens before it, and
+    the gradient of unbiased values stays unbiased. **Biased** where steps `begin_with` such tokens: on the
     tests' language with `below` 0.6 and `every` 1 by 18 % of the gradient's length (cosine 0.992).
     """
 
@@ -54,20 +56,27 @@ class LowProbability(OneLineStates):
     every: Annotated[int, Gt(0)] = 5
     """Counted tokens of a step."""
     begin_with: bool = False
-    """Whether steps begin with the first, the (n + 1)-th, … such token, as in the public code of SPO-chain,
-    which values no prompt: what lies before the first one is none of its mask's."""
+    """Whether steps begin with the first, the (n + 1)-th, … such token instead, as in the public code of
+    SPO-chain. That code doesn't value prompts: its mask leaves out the tokens before the first such token."""
 
     @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
-        unsure, at = list[int](), 0
+        unlikely: list[int] = []  # the positions of tokens with a low probability
+        length = 0
         for segment in trajectory.segments:
+            # Tokens that the policy did not sample, such as a tool's reply, have no log-probs.
             if segment.logprobs is not None:
-                logprobs = enumerate(segment.logprobs.tolist(), start=at)
-                unsure += [position for position, logprob in logprobs if logprob < math.log(self.below)]
-            at += len(segment.token_ids)
-        behind = [position + 1 for position in unsure[self.every - 1 :: self.every]]
-        starts = unsure[:: self.every] if self.begin_with else behind
-        return sorted({0, *(start for start in starts if start < at)})
+                for position, logprob in enumerate(segment.logprobs.tolist(), start=length):
+                    if logprob < math.log(self.below):
+                        unlikely.append(position)
+            length += len(segment.token_ids)
+        if self.begin_with:
+            starts = unlikely[:: self.every]
+        else:
+            last_tokens = unlikely[self.every - 1 :: self.every]
+            starts = [position + 1 for position in last_tokens]
+        # No step begins after the last token.
+        return sorted({0, *(start for start in starts if start < length)})
 
     @override
     def looks_back(self, task: Task) -> bool:

@@ -36,14 +36,6 @@ GradeBy = Callable[["Grader", str, Problem], Grade]
 """Grades an answer by another grader, which is called where that grader wants to be."""
 
 
-class Unavailable(Exception):
-    """Something that the grader needs isn't there (a judge, a sandbox), so that the answer has no verdict.
-
-    Never raised for what the answer itself is or does. The answer is left out of training and measurements,
-    and counted; the message says what was missing.
-    """
-
-
 class Service(Protocol):
     """A grader at work that waits for something outside, and holds what it needs for that."""
 
@@ -74,7 +66,7 @@ class ServiceContext:
     """The things that a run lends to graders which are services.
 
     `folder` is where they write down what they were answered, under this process's `name`; None: nowhere.
-    `services` are those of the run itself (`contracts.RUN_SERVICES`), such as the model that judges answers.
+    `services` are those of the run itself (`runtime.sampler`), such as the model that judges answers.
     One for all graders of a process: close it when they are done.
     """
 

@@ -27,6 +27,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, MinLen
 from typing_extensions import override
 
+from treetune.exceptions import NotAnExpression
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
 from treetune.tasks.thoughts import THINK_END
@@ -168,10 +169,6 @@ _SAME = {
 }  # fmt: skip
 _NEGATED = "negated"
 _PRECEDENCE = {"(": 0, "+": 1, "-": 1, _NEGATED: 1, "*": 2, "/": 2}
-
-
-class NotAnExpression(ValueError):
-    """The text is none of this grammar, has no value, or is larger than any answer. Says why."""
 
 
 @dataclass(frozen=True)

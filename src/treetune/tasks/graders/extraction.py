@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from treetune.exceptions import UnreadableValue
+
 # Graders of users find it here, beside the others.
 from treetune.tasks.thoughts import after_thought as after_thought
 
@@ -39,10 +41,6 @@ _SIGN = re.compile(r"""\\.|["'\[\](){}]""", re.DOTALL)  # LaTeX's \[ and \{ are 
 _NESTING = re.compile("|".join(one.pattern for one in _STRING.values()) + r"""|(?P<sign>[\[({\])}"'])""")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?:(?P<brace>\{)|(?P<bare>[-+]?\d+(?:\.\d+)?|\\?[A-Za-z]+))")
 _BARE_FRACTION = re.compile(r"\s*\d\s*\d")
-
-
-class NoValue(ValueError):
-    """The text is no JSON value and no Python literal, or one larger than any answer."""
 
 
 def last_between(
@@ -126,14 +124,14 @@ def last_box(text: str) -> str | None:
 def read_value(text: str) -> Any:
     """Reads the JSON value or Python literal that all of the text is.
 
-    Raises NoValue for any other text, for one over `LONGEST_VALUE`, for one nested deeper than
+    Raises UnreadableValue for any other text, for one over `LONGEST_VALUE`, for one nested deeper than
     `DEEPEST_VALUE`, and for strings over several lines, which JSON doesn't have.
     """
     text = text.strip()
     if len(text) > LONGEST_VALUE:
-        raise NoValue(f"{len(text)} characters, more than {LONGEST_VALUE}")
+        raise UnreadableValue(f"{len(text)} characters, more than {LONGEST_VALUE}")
     if _depth(text) > DEEPEST_VALUE:
-        raise NoValue(f"more than {DEEPEST_VALUE} brackets deep")
+        raise UnreadableValue(f"more than {DEEPEST_VALUE} brackets deep")
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -143,16 +141,16 @@ def read_value(text: str) -> Any:
             warnings.simplefilter("ignore")  # of escapes in strings, which a model may write
             return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise NoValue(f"no JSON and no literal: {error}") from None
+        raise UnreadableValue(f"no JSON and no literal: {error}") from None
 
 
-def values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
+def find_values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
     """Yields the text and value of everything in `brackets` (their opening signs) that is a whole value,
     from the last to the first. What stands within another pair of `brackets` is part of that one."""
     for start, end in reversed(_outermost(text, brackets)):
         try:
             yield text[start:end], read_value(text[start:end])
-        except NoValue:
+        except UnreadableValue:
             continue
 
 
@@ -202,7 +200,7 @@ def _depth(text: str) -> int:
     for match in _NESTING.finditer(text):
         if sign := match["sign"]:
             if sign in _STRING:
-                raise NoValue("a string that its line doesn't end")
+                raise UnreadableValue("a string that its line doesn't end")
             depth += 1 if sign in "[({" else -1
             deepest = max(deepest, depth)
     return deepest

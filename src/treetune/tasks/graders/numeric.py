@@ -222,7 +222,7 @@ _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 
 
 
 @dataclass(frozen=True)
-class Number:
+class WrittenNumber:
     """A value as it was written, and whether a percent sign stood behind it (50 % is 50 and percent)."""
 
     value: Fraction
@@ -232,7 +232,7 @@ class Number:
     def __str__(self) -> str:
         return exactly(self.value) + ("%" if self.percent else "")
 
-    def equals(self, other: Number) -> bool:
+    def equals(self, other: WrittenNumber) -> bool:
         """Compares by value. A percent sign on one side only is a unit, or a hundredth: both readings are
         right."""
         if self.value == other.value or self.percent == other.percent:
@@ -262,10 +262,11 @@ def denied(text: str) -> bool:
     return _DENIED.search(text[:LONGEST].replace("’", "'")) is not None
 
 
-def read_number(text: str) -> Number | None:
+def read_number(text: str) -> WrittenNumber | None:
     """Reads the one number in a short text; None where it has none, several, or says what it is not.
 
-    ``$1,200 per month`` is ``Number(Fraction(1200), False)``, and ``-5 %`` is ``Number(Fraction(-5), True)``.
+    ``$1,200 per month`` is ``WrittenNumber(Fraction(1200), False)``, and ``-5 %`` is
+    ``WrittenNumber(Fraction(-5), True)``.
     Raises nothing, whatever the text, and takes time linear in it.
     """
     text = _digits_of_words(_plain(_powers_of_ten(text.strip())))
@@ -298,7 +299,7 @@ def read_number(text: str) -> Number | None:
     if scale := _SCALE.match(after):
         value *= 10 ** (3 if scale[2] else _SCALES[scale[1]])
     percent = re.match(r"\s?(?:%|percent\b|per cent\b)", after) is not None
-    return Number(-value if is_negative else value, percent)
+    return WrittenNumber(-value if is_negative else value, percent)
 
 
 def last_number(text: str) -> str | None:

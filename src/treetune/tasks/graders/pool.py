@@ -34,9 +34,10 @@ from functools import partial
 
 from typing_extensions import override
 
+from treetune.exceptions import Unavailable
 from treetune.processes.pool import Pool
 from treetune.processes.worker import Servant
-from treetune.tasks.graders.base import Counts, Grader, Service, ServiceContext, Unavailable
+from treetune.tasks.graders.base import Counts, Grader, Service, ServiceContext
 from treetune.tasks.thoughts import ends_in_thought
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 

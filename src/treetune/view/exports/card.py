@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from treetune import __version__
 from treetune.models.policy_files import CHECKPOINTS, resolve_policy
 from treetune.store.checksums import SUMS, refuse_damaged
-from treetune.view.experiment import Experiment, read_experiment
+from treetune.view.experiment import StoredExperiment, read_experiment
 from treetune.view.exports.evaluations import task_of_set
 from treetune.view.templates import FOLDER as TEMPLATES
 
@@ -57,7 +57,7 @@ class Checkpoint:
 
     policy: Path
     iteration: int
-    experiment: Experiment
+    experiment: StoredExperiment
 
     @property
     def measured(self) -> dict[str, Mapping[str, Any]]:
@@ -172,7 +172,7 @@ def missing(checkpoint: Checkpoint, licences: Licences) -> list[str]:
     return lacks
 
 
-def _data_lines(experiment: Experiment, licences: Licences, code: Any) -> list[str]:
+def _data_lines(experiment: StoredExperiment, licences: Licences, code: Any) -> list[str]:
     lines = []
     for number, task in enumerate(tasks(experiment)):
         when = "" if number == 0 else " (of the training that this one began from)"
@@ -209,7 +209,7 @@ def _without_folders(config: Mapping[str, Any]) -> Any:
 # Where weights and data come from
 
 
-def base_model(experiment: Experiment, licences: Licences) -> str:
+def base_model(experiment: StoredExperiment, licences: Licences) -> str:
     """Returns the model that training began from, through the experiments whose checkpoints it began from."""
     if licences.base_model:
         return licences.base_model
@@ -222,7 +222,7 @@ def base_model(experiment: Experiment, licences: Licences) -> str:
     return start if _HUB_NAME.fullmatch(start) and not Path(start).is_dir() else FOLDER + Path(start).name
 
 
-def tasks(experiment: Experiment) -> list[Mapping[str, Any]]:
+def tasks(experiment: StoredExperiment) -> list[Mapping[str, Any]]:
     """Returns the tasks that its weights were trained on: its own, and those of the experiments that it began
     from."""
     return [one.config.get("task") or {} for one in _chain(experiment)]
@@ -238,14 +238,14 @@ def hub_data(task: Mapping[str, Any] | None) -> list[tuple[str, str | None]]:
     return sorted(named, key=str)
 
 
-def has_foreign_data(experiment: Experiment) -> bool:
+def has_foreign_data(experiment: StoredExperiment) -> bool:
     """Returns whether a task that its weights were trained on names files or data sets, or can't be read any
     more."""
     named = any(hub_data(one) or _files(one) for one in tasks(experiment))
     return named or _began_from_unknown(experiment)
 
 
-def _chain(experiment: Experiment) -> list[Experiment]:
+def _chain(experiment: StoredExperiment) -> list[StoredExperiment]:
     """Returns it, and those whose checkpoints training began from, as far back as they can be read."""
     chain = [experiment]
     while len(chain) <= MOST_STARTS and (start := _start(chain[-1])) is not None:
@@ -259,13 +259,13 @@ def _chain(experiment: Experiment) -> list[Experiment]:
     return chain
 
 
-def _start(experiment: Experiment) -> str | None:
+def _start(experiment: StoredExperiment) -> str | None:
     """Returns the weights that training began from; None: random ones."""
     start = (experiment.config.get("model") or {}).get("name_or_path")
     return start if isinstance(start, str) else None
 
 
-def _began_from_unknown(experiment: Experiment) -> bool:
+def _began_from_unknown(experiment: StoredExperiment) -> bool:
     """Returns whether the chain ends at a checkpoint whose experiment, or its configuration, was not read."""
     *_, first = _chain(experiment)
     start = _start(first)

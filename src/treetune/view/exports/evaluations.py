@@ -12,7 +12,7 @@ from typing import Any
 
 from treetune.runtime.directory import ExperimentDirectory, verify_answers
 from treetune.store.files import whole_file
-from treetune.view.experiment import Experiment, read_experiment
+from treetune.view.experiment import StoredExperiment, read_experiment
 from treetune.view.text import writable
 
 EVALUATE = "run_evaluation measures it"
@@ -27,10 +27,10 @@ NUMBERS = ("reward",)
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class MeasuredSet:
     """A set, measured after `iteration` finished iterations of an experiment."""
 
-    experiment: Experiment
+    experiment: StoredExperiment
     label: str
     iteration: int
 
@@ -64,7 +64,7 @@ class Evaluation:
                 yield row
 
 
-def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> Evaluation:
+def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> MeasuredSet:
     """Returns the newest one of the only set, or what is named. Raises ValueError with what there is."""
     experiment = read_experiment(path)
     measured = experiment.evaluations
@@ -82,7 +82,7 @@ def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> E
         raise ValueError(
             f"{label} was not measured after {iteration} iterations of {path}; it was after {there}"
         )
-    chosen = Evaluation(experiment, label, iteration)
+    chosen = MeasuredSet(experiment, label, iteration)
     if not chosen.answers.is_file():
         raise ValueError(f"{chosen.answers} is not there: delete its folder, and {EVALUATE} again")
     return chosen
@@ -95,7 +95,7 @@ def task_of_set(config: Mapping[str, Any], label: str) -> Mapping[str, Any]:
     return next((task for task in own if task), None) or config.get("task") or {}
 
 
-def write_parquet(evaluation: Evaluation, path: Path) -> int:
+def write_parquet(evaluation: MeasuredSet, path: Path) -> int:
     """Writes the file, whole, and returns how many answers it has.
 
     Columns: `problem`, `sample`, `prompt`, `gold`, `text`, `extracted`, `reward` (null where nobody could

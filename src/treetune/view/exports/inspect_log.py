@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from treetune.store.files import whole_file
-from treetune.view.exports.evaluations import Evaluation, task_of_set
+from treetune.view.exports.evaluations import MeasuredSet, task_of_set
 from treetune.view.text import writable
 
 VERSION = 2
@@ -38,7 +38,7 @@ SUMMARY_NAMES = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished"
 """Numbers of an evaluation's summary that become metrics, beside pass@k."""
 
 
-def write_inspect_log(evaluation: Evaluation, path: Path) -> int:
+def write_inspect_log(evaluation: MeasuredSet, path: Path) -> int:
     """Writes an ``.eval`` or ``.json`` file, whole, and returns how many answers it has."""
     if path.suffix == ".eval":
         with whole_file(path, "wb") as file:
@@ -54,7 +54,7 @@ def write_inspect_log(evaluation: Evaluation, path: Path) -> int:
     return count
 
 
-def _write_archive(evaluation: Evaluation, file: IO[bytes]) -> int:
+def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
     at = datetime.fromtimestamp(evaluation.measured_at, UTC).timetuple()[:6]
     summaries = []
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -84,7 +84,7 @@ def _write_archive(evaluation: Evaluation, file: IO[bytes]) -> int:
 # The evaluation
 
 
-def _header(evaluation: Evaluation) -> dict[str, Any]:
+def _header(evaluation: MeasuredSet) -> dict[str, Any]:
     summary, experiment = evaluation.summary, evaluation.experiment
     config, manifest = experiment.config, experiment.manifest
     # The problem, the tokens of an answer, and whether it was graded.
@@ -166,17 +166,17 @@ def _metrics(summary: Mapping[str, Any], beginning: str = "") -> Iterator[tuple[
         yield from _metrics(own, f"{domain}/")
 
 
-def _grader(evaluation: Evaluation) -> str:
+def _grader(evaluation: MeasuredSet) -> str:
     task = task_of_set(evaluation.experiment.config, evaluation.label)
     return (task.get("grader") or {}).get("type") or task.get("type") or "grader"
 
 
-def _model(evaluation: Evaluation) -> str:
+def _model(evaluation: MeasuredSet) -> str:
     """Names the model as Inspect does: who serves it, then its name."""
     return f"treetune/{evaluation.experiment.name}@{evaluation.iteration}"
 
 
-def _id(evaluation: Evaluation, what: str) -> str:
+def _id(evaluation: MeasuredSet, what: str) -> str:
     own = [what, evaluation.experiment.name, evaluation.label, evaluation.iteration]
     named = repr([*own, evaluation.summary.get("checksum"), evaluation.experiment.manifest.get("config")])
     return hashlib.blake2b(named.encode(), digest_size=11).hexdigest()
@@ -185,7 +185,7 @@ def _id(evaluation: Evaluation, what: str) -> str:
 # Its answers
 
 
-def _samples(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
+def _samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
     model, grader = _model(evaluation), _grader(evaluation)
     for stored in evaluation.rows():
         row, uuid = _writable(stored), _id(evaluation, f"{stored['problem']} {stored['sample']}")

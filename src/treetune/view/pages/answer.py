@@ -1,5 +1,5 @@
-"""The page of one answer: its tokens in colours, its steps with values, the grader's verdict, the credit of
-several methods, notes."""
+"""The page of an answer: coloured tokens, steps with values, the grader's verdict, credit of several methods,
+notes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
+from treetune.exceptions import NotThere
 from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
 from treetune.view.notes import NotedAnswer
-from treetune.view.page import Form, Page, View
-from treetune.view.pages.answers import PLACE, asked_of, listed_as, whole
+from treetune.view.page import Form, Page, PageRequest
+from treetune.view.pages.answers import PLACE, list_fields, question_of_address, with_all_columns
 from treetune.view.pages.notes import Draft, all_labels, notes_on, save_form
-from treetune.view.store import NotThere
-from treetune.view.store.answers import Answer, Answers
+from treetune.view.store.answers import AnswerStore, StoredAnswer
 from treetune.view.store.folders import digest
-from treetune.view.store.queries import Filter, Question
+from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.store.tokens import (
     OF_CREDIT,
-    Step,
+    CreditedStep,
     Tokens,
     all_texts,
     credits_of,
@@ -37,63 +37,66 @@ from treetune.view.store.tokens import (
 from treetune.view.text import MARKS, SHOWN, cut, ends_in_a_heap, visible
 
 TOKENS_SHOWN = 4000
-"""Tokens that are shown before somebody asks for all."""
+"""The number of tokens that are shown at first."""
 
 LONGEST_TOKEN, LONGEST_VERDICT, LONGEST_DATA = 1000, 2000, 20_000
-"""Characters that are shown of a token; of a grader's extract, message and gold answer; of prompt and data.
-"""
+"""The number of characters that are shown of a token; of extracted answer, message and reference answer; of
+prompt and data."""
 
 OF_A_STEP = 140
-"""Characters of a step in the table of its credit."""
+"""The number of characters of a step in the table of its credit."""
 
 COLOURED_FULLY = 0.95
 """The quantile of a number's size in the answer that has the full colour; larger ones are not darker.
 Advantages have it at their largest."""
 
 UNRECORDED = (
-    "the run kept nothing of what its trainer said of this answer's tokens: it was not trained, or by an"
-    " iteration without token_signals.arrow"
+    "the trainer recorded no numbers of this answer's tokens: it was not trained, or the iteration has no"
+    " token_signals.arrow"
 )
 VERDICT = ("outcome", "extracted", "message", "seconds")
-"""What is known of a grade beside its score."""
+"""The attributes of a grade that are shown besides its score."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?source=`, `?answer=`, `?as=` (see `_forms`), `?colour=`, `?depth=` (of a tree), `?all=1`,
-    `?on=1` (a label goes on to the next), and of the list that it is read in what `pages.answers.show` takes.
-    Without an answer it is the first of the list's page, or its last with `?last=1`."""
+    `?on=1` (a ticked label opens the next answer), and the fields of the list, as `pages.answers.show` has
+    them.
+
+    Without an answer it shows the first one of the list's page, or the last one with `?last=1`.
+    """
     if not view.text("answer"):
         answers = view.store.answers(view.run)
-        rows = answers.ask(asked_of(view, answers)[0]).rows
+        rows = answers.ask(question_of_address(view, answers)[0]).rows
         if not rows:
-            raise NotThere("no answer is like that (any more)")
+            raise NotThere("answer not found")
         row = rows[-1 if view.text("last") else 0]
         return RedirectResponse(view.here(source=row["source"], answer=row["answer"], last=None), 303)
     return _shown(view, _answer(view))
 
 
-def save(view: View, form: Form) -> Response:
-    """Puts the form's note beside the run, and shows the answer again."""
+def save(view: PageRequest, form: Form) -> Response:
+    """Saves the form's note, and shows the answer again."""
     answer = _answer(view)
     draft = save_form(view, _noted(answer), form)
     return RedirectResponse(f"{view.here()}#notes", 303) if draft is None else _shown(view, answer, draft)
 
 
-def _answer(view: View) -> Answer:
-    """Reads the answer of the address. Raises NotThere for a file whose index is still made: the page asks
-    again by itself. Raises ValueError for one that can't be read."""
+def _answer(view: PageRequest) -> StoredAnswer:
+    """Reads the answer of the address.
+
+    Raises NotThere while the file's index is being made (the page reloads by itself), and ValueError for a
+    file that can't be read."""
     answers, source = view.store.answers(view.run), view.text("source")
-    for one in answers.indexed():
-        if one.source.name == source and one.fault:
-            raise ValueError(one.fault)
-        if one.source.name == source and one.is_awaited:
-            raise NotThere(
-                f"{one.source.title} is still being read: this page shows the answer as soon as it is"
-            )
+    for item in answers.indexed():
+        if item.source.name == source and item.fault:
+            raise ValueError(item.fault)
+        if item.source.name == source and item.is_awaited:
+            raise NotThere(f"{item.source.title} is still being read: the answer will appear on this page")
     return answers.answer(source, view.text("answer"))
 
 
-def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
+def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) -> Response:
     answers = view.store.answers(view.run)
     try:
         config = view.store.experiment(view.run).config
@@ -102,9 +105,9 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     tokens = tokens_of(view.run.path, answer, config)
     made = made_of_credit(config)
     colours = colourings(tokens, made)
-    own, depth = answer.episode, view.integer("depth", 0)
-    credited = own is not None and own.advantages is not None and answer.source.episodes is not None
-    further = ("credit",) * credited + ("tree",) * (own is not None)
+    episode, depth = answer.episode, view.integer("depth", 0)
+    credited = episode is not None and episode.advantages is not None and answer.source.episodes is not None
+    further = ("credit",) * credited + ("tree",) * (episode is not None)
     forms = _forms(tokens, further)
     form = view.choice("as", forms)
     everything = bool(view.choice("all", ("", "1")))
@@ -115,25 +118,28 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     reading = _reading(view, answers, answer)
     drawing: Markup | str = ""
     if form == "threads" and tokens is not None:
-        scales = {one["name"]: one["scale"] for one in colours}
+        scales = {colouring["name"]: colouring["scale"] for colouring in colours}
         scale = scales.get(OF_CREDIT) or scales["advantage"] or 1.0
-        drawn = ThreadedAnswer(tokens.texts or (), answer.episode, answer.trajectory, scale)
-        drawing = Markup(threads_html(drawn))
-    elif form == "tree" and own is not None:
+        threaded = ThreadedAnswer(tokens.texts or (), answer.episode, answer.trajectory, scale)
+        drawing = Markup(threads_html(threaded))
+    elif form == "tree" and episode is not None:
         group = answers.group(answer.source.name, answer.row["problem"])
-        this = next((i for i, one in enumerate(group) if one.trajectory == own.trajectory), 0)
+        this = next((i for i, one in enumerate(group) if one.trajectory == episode.trajectory), 0)
 
         base = view.here(answer=None, depth=None, all=None, **{"as": None})
 
         def address(number: int, depth: int | None, start: int | None = None) -> str:
-            """Returns the address of the tree from a step of the answer on, of the answer by itself, or of
-            continuations of its beginning."""
-            query = {"answer": group[number].trajectory}
+            """Returns an address for `tree_html`: of an answer, of its tree from a step on, or of
+            the continuations of a state."""
+            query: dict[str, Any] = {"answer": group[number].trajectory}
             if start is not None:
-                where = {"run": view.run.name, "source": answer.source.name}
-                return view.address("/continuations", **query, **where, start=start)
-            query |= {} if depth is None else {"as": "tree"}
-            return f"{base}&{urlencode(query | ({'depth': depth} if depth else {}))}"
+                run, source = view.run.name, answer.source.name
+                return view.address("/continuations", **query, run=run, source=source, start=start)
+            if depth is not None:
+                query["as"] = "tree"
+                if depth:
+                    query["depth"] = depth
+            return f"{base}&{urlencode(query)}"
 
         drawing = Markup(tree_html(group, all_texts(view.run.path) or [], this, depth, address))
     return view.render(
@@ -141,11 +147,11 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
         409 if draft else 200,
         answer=answer,
         noted=notes_on(view, _noted(answer), draft),
-        row=whole([answer.row])[0],
-        asked=_asked(answer),
+        row=with_all_columns([answer.row])[0],
+        asked=_problem_of(answer),
         verdict={name: getattr(grade, name, answer.line.get(name)) for name in VERDICT},
         facts=_facts(answer, tokens),
-        counted=_counted(answer),
+        counted=_numbers_of(answer),
         tokens=tokens,
         lines=_lines(tokens, most) if tokens and form == "tokens" else [],
         columns=_columns(tokens, most) if tokens else {},
@@ -169,65 +175,71 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     )
 
 
-def _reading(view: View, answers: Answers, answer: Answer) -> dict[str, Any]:
-    """Returns the list that the answer is read in, as the address has it, else the answers to its problem:
-    the page that it is on, and the addresses of the next one and the one before."""
-    own = listed_as(view)
-    if not own:
-        own = {"of": [answer.source.name], "group": [answer.row["problem"]], "sort": [PLACE]}
-        same = (Filter("problem", "=", answer.row["problem"]),)
-        question = Question((answer.source.name,), same)
+def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> dict[str, Any]:
+    """Returns the list next to the answer: the list of the address, or else all answers to its problem.
+
+    It has the list's page with the answer, and the addresses of the answers before and after it.
+    """
+    fields = list_fields(view)
+    if fields:
+        question, _ = question_of_address(view, answers)
     else:
-        question, _ = asked_of(view, answers)
+        fields = {"of": [answer.source.name], "group": [answer.row["problem"]], "sort": [PLACE]}
+        same_problem = ColumnFilter("problem", "=", answer.row["problem"])
+        question = RowQuery((answer.source.name,), (same_problem,))
     if not view.text("page") and not question.search:
         question = replace(question, page=answers.page_of(question, answer.row))
     result = answers.ask(question)
     pages, number = max(1, -(-result.total // question.size)), question.page
 
     def address(row: Mapping[str, Any] | None, **query: Any) -> str:
-        """Returns the address of an answer in the list; without one, of the page's first or last."""
+        """Returns the address of an answer in the list; without a row, of a page's first or last answer."""
         chosen = {"source": row and row["source"], "answer": row and row["answer"]}
-        return view.here(**own | {"page": number, "all": None} | chosen | query)
+        return view.here(**fields | {"page": number, "all": None} | chosen | query)
 
-    places = [(row["source"], row["row"]) for row in result.rows]
-    this = (answer.row["source"], answer.row["row"])
-    at = places.index(this) if this in places else None
+    keys = [(row["source"], row["row"]) for row in result.rows]
+    this_key = (answer.row["source"], answer.row["row"])
+    at = keys.index(this_key) if this_key in keys else None
     before = address(None, page=number - 1, last=1) if number > 1 else None
     after = address(None, page=number + 1) if number < pages else None
     if at is not None and at > 0:
         before = address(result.rows[at - 1])
-    if at is None or at + 1 < len(result.rows):
-        after = address(result.rows[0 if at is None else at + 1]) if result.rows else None
+    if at is None:  # the answer isn't on the page any more: the next one is the page's first
+        after = address(result.rows[0]) if result.rows else None
+    elif at + 1 < len(result.rows):
+        after = address(result.rows[at + 1])
     return {
-        "rows": whole(result.rows, [question.sort] if question.sort else ()),
+        "rows": with_all_columns(result.rows, [question.sort] if question.sort else ()),
         "result": result,
         "question": question,
         "number": None if at is None else question.skipped + at + 1,
         "before": before,
         "after": after,
         "address_of": address,
-        "back": view.address("/answers", run=view.run.name, **own | {"page": number}),
-        "of_problem": "group" in own,
+        "back": view.address("/answers", run=view.run.name, **fields | {"page": number}),
+        "of_problem": "group" in fields,
     }
 
 
 def _forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
-    """Returns the forms in which an answer can be shown, the usual one first."""
+    """Returns the forms in which an answer can be shown, the default first."""
     if tokens is None or tokens.texts is None:
         return ("rendered", "text", *further)
-    drawn = ("threads",) if any(tokens.branches) else ()
-    return ("tokens", *drawn, *further, "rendered", "text")
+    threads = ("threads",) if any(tokens.branches) else ()
+    return ("tokens", *threads, *further, "rendered", "text")
 
 
 # Tokens
 
 
 def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
-    """Returns all numbers that tokens can be coloured by: what the colours mean, the `scale` from which on
-    they are full, and why a number is `missing`, where it is. `made` describes what training makes of
-    credit's advantages."""
-    known: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
-    trains = "as it trains" if OF_CREDIT in known or not made else f"as credit gave it ({made})"
+    """Returns the numbers that tokens can be coloured by.
+
+    Each with the meaning of its colours, the `scale` from which on they are full, and the reason why it is
+    `missing`, if it is. `made` describes how training changes the advantages of credit.
+    """
+    numbers: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
+    trains = "training advantage" if OF_CREDIT in numbers or not made else f"as credit gave it ({made})"
     kinds = [
         (
             "advantage",
@@ -243,45 +255,50 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
     ]
     colours = []
     for name, signed, meaning, missing in kinds:
-        if name in (OF_CREDIT, "log-ratio") and name not in known:
+        if name in (OF_CREDIT, "log-ratio") and name not in numbers:
             continue
-        column, scale = known.get(name), None
+        column, scale = numbers.get(name), None
         sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
         if len(sizes):
-            # An advantage is a whole step's, and the step that matters may be short: the largest is full.
+            # All tokens of a step have its advantage, and the step with the largest may be a short one, so
+            # that a quantile over tokens could miss it.
             quantile = 1.0 if name in ("advantage", OF_CREDIT) else COLOURED_FULLY
             scale, missing = float(np.quantile(sizes, quantile)) or float(sizes.max()) or 1.0, ""
-        one = {"name": name, "meaning": meaning, "scale": scale, "signed": signed, "missing": missing}
-        colours.append(one)
+        colours.append(
+            {"name": name, "meaning": meaning, "scale": scale, "signed": signed, "missing": missing}
+        )
     return colours
 
 
-def _lines(tokens: Tokens, most: int | None) -> list[tuple[Step, list[dict[str, Any]]]]:
-    """Returns steps with their tokens, as far as these are shown: ends of lines are visible, and so is a
-    token without a text, or one that heaps more marks on a character than are shown."""
+def _lines(tokens: Tokens, most: int | None) -> list[tuple[CreditedStep, list[dict[str, Any]]]]:
+    """Returns the steps with their first `most` tokens, as they are shown.
+
+    Ends of lines are visible. A token is shown by its id if it has no text, or adds an accent to a character
+    that has too many (`text.MARKS`).
+    """
     assert tokens.texts is not None
     lines = []
     for step in tokens.steps:
         end = step.end if most is None else min(step.end, most)
         if step.start >= end and tokens.count:
             break
-        own = []
+        shown_tokens = []
         for i in range(step.start, end):
             text = "" if ends_in_a_heap("".join(tokens.texts[max(0, i - MARKS) : i + 1])) else tokens.texts[i]
-            written = shortened(text, LONGEST_TOKEN).replace("\n", "↵\n") if text else f"⟨{tokens.ids[i]}⟩"
-            own.append({"place": i, "text": written, "injected": not tokens.sampled[i]})
-        lines.append((step, own))
+            shown = shortened(text, LONGEST_TOKEN).replace("\n", "↵\n") if text else f"⟨{tokens.ids[i]}⟩"
+            shown_tokens.append({"place": i, "text": shown, "injected": not tokens.sampled[i]})
+        lines.append((step, shown_tokens))
     return lines
 
 
 def shortened(text: str, most: int) -> str:
-    """Returns the beginning of a text, visible, and how much of it was left out."""
+    """Returns the beginning of a text, with invisible characters made visible, and how much was left out."""
     beginning, left_out = cut(text, most)
     return visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
 
 
 def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
-    """Returns exact numbers of the tokens that are shown, for the browser: null where there is none."""
+    """Returns the numbers of the shown tokens, for the browser: null where a token has none."""
     columns: dict[str, Any] = {"id": tokens.ids[:most].tolist()}
     for name, column in tokens.numbers.items():
         # The shortest digits that give the same number in its own precision.
@@ -296,36 +313,35 @@ def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
     return columns
 
 
-def _chain(view: View, answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the steps on their way from values into the gradient, and what the configuration and the
-    iteration's metrics say of that way."""
+def _chain(
+    view: PageRequest, answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the steps from their values to their shares in the gradient, with settings and metrics of the
+    iteration that affect them."""
     trainer, episode = config.get("trainer") or {}, answer.episode
     objective = trainer.get("objective") or {}
     steps = trained_steps(answer, tokens, config)
-    metrics: Mapping[str, Any] = next(
-        (
-            row
-            for row in view.store.experiment(view.run).metrics
-            if row.get("iteration") == answer.source.number - 1
-        ),
-        {},
-    )
+    metrics: Mapping[str, Any] = {}
+    for row in view.store.experiment(view.run).metrics:
+        if row.get("iteration") == answer.source.number - 1:
+            metrics = row
     assert episode is not None
-    sizes = [abs(one.given) for one in steps]
-    trained = [abs(one.trained) for one in steps if one.trained is not None]
-    turned = [one for one in steps if one.trained is not None and one.given * one.trained < 0]
+    rows = [(item, shortened(_text_of(tokens, item.step), OF_A_STEP)) for item in steps]
+    given = [abs(item.given) for item in steps]
+    trained = [abs(item.trained) for item in steps if item.trained is not None]
+    shares = [item.share or 0.0 for item in steps]
+    # Steps whose advantage normalisation turned around, or moved away from 0.
+    turned = [item for item in steps if item.trained is not None and item.given * item.trained < 0]
+    moved = [item for item in steps if item.given == 0 and item.trained]
     return {
-        "steps": [
-            (one, shortened("".join((tokens.texts or ())[one.step.start : one.step.end]).strip(), OF_A_STEP))
-            for one in steps
-        ],
-        "scale": max(sizes, default=0.0) or 1.0,
+        "steps": rows,
+        "scale": max(given, default=0.0) or 1.0,
         "trained_scale": max(trained, default=0.0) or 1.0,
-        "largest": max((one.share or 0.0 for one in steps), default=0.0) or 1.0,
-        "share": math.fsum(one.share or 0.0 for one in steps),
+        "largest": max(shares, default=0.0) or 1.0,
+        "share": math.fsum(shares),
         "turned": len(turned),
-        "ratios": any(one.ratio is not None for one in steps),
-        "moved": len([one for one in steps if one.given == 0 and one.trained]),
+        "ratios": any(item.ratio is not None for item in steps),
+        "moved": len(moved),
         "shaping": episode.reward - episode.score,
         "score": episode.score,
         "reward": episode.reward,
@@ -336,12 +352,17 @@ def _chain(view: View, answer: Answer, tokens: Tokens, config: Mapping[str, Any]
     }
 
 
+def _text_of(tokens: Tokens, step: CreditedStep) -> str:
+    return "".join((tokens.texts or ())[step.start : step.end]).strip()
+
+
 # The whole answer
 
 
-def _noted(answer: Answer) -> NotedAnswer:
-    """Returns what a note says of the answer that it is on."""
-    row, asked = whole([answer.row], ["advantage_mean"])[0], _asked(answer)
+def _noted(answer: StoredAnswer) -> NotedAnswer:
+    """Returns the description of the answer that a note contains."""
+    [row] = with_all_columns([answer.row], ["advantage_mean"])
+    asked = _problem_of(answer)
     return NotedAnswer(
         source=answer.source.name,
         answer=row["answer"],
@@ -357,9 +378,8 @@ def _noted(answer: Answer) -> NotedAnswer:
     )
 
 
-def _asked(answer: Answer) -> dict[str, Any]:
-    """Returns the problem: its prompt, its messages where it is a conversation, the gold answer, further
-    data."""
+def _problem_of(answer: StoredAnswer) -> dict[str, Any]:
+    """Returns the problem: prompt, messages if it is a conversation, reference answer, and further data."""
     if answer.trajectory is not None:
         problem = answer.trajectory.problem
         return {
@@ -374,8 +394,8 @@ def _asked(answer: Answer) -> dict[str, Any]:
     return {"prompt": prompt, "messages": messages, "gold": line.get("gold"), "data": {}}
 
 
-def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
-    """Describes the whole answer."""
+def _facts(answer: StoredAnswer, tokens: Tokens | None) -> dict[str, str]:
+    """Returns facts about the whole answer, for people."""
     row, trajectory, episode = answer.row, answer.trajectory, answer.episode
     facts: dict[str, str] = {}
     count = row.get("tokens")
@@ -408,22 +428,22 @@ def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
     return facts
 
 
-def _counted(answer: Answer) -> dict[str, float]:
-    """Returns the numbers of graders and rollouts."""
-    counted: dict[str, float] = {}
+def _numbers_of(answer: StoredAnswer) -> dict[str, float]:
+    """Returns the numbers of graders and rollouts: {"grade/rule": 1.0, "threads/count": 3.0}."""
+    numbers: dict[str, float] = {}
     if answer.trajectory is not None:
-        counted |= {f"grade/{name}": x for name, x in answer.trajectory.grade.numbers.items()}
-        counted |= answer.trajectory.numbers
-    for group, own in answer.line.items():
-        if isinstance(own, dict):
-            counted |= {f"{group}/{name}": x for name, x in own.items() if isinstance(x, int | float)}
-    return counted
+        numbers |= {f"grade/{name}": x for name, x in answer.trajectory.grade.numbers.items()}
+        numbers |= answer.trajectory.numbers
+    for group, members in answer.line.items():
+        if isinstance(members, dict):
+            numbers |= {f"{group}/{name}": x for name, x in members.items() if isinstance(x, int | float)}
+    return numbers
 
 
 PAGES = (
     Page(
         "/answer",
-        "Answer",
+        "StoredAnswer",
         show,
         mark=lambda view: digest(
             view.store.answers(view.run).mark(),

@@ -1,5 +1,4 @@
-"""Answers of an experiment, searched, filtered by anything that is known of them, sorted, in pages; and all
-answers to one problem along training."""
+"""The pages of an experiment's answers (searched, filtered, sorted) and of its problems."""
 
 from __future__ import annotations
 
@@ -10,39 +9,39 @@ from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
-from treetune.view.notes import labels_in_use
-from treetune.view.page import Page, View, paged
-from treetune.view.store import NotThere
-from treetune.view.store.answers import Answers
+from treetune.exceptions import NotThere
+from treetune.view.notes import Note, labels_in_use
+from treetune.view.page import Page, PageRequest, paged
+from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import digest
-from treetune.view.store.index import Source
-from treetune.view.store.queries import Filter, Question, among, condition, parsed
-from treetune.view.store.tables import Bar, Histogram
+from treetune.view.store.index import AnswerFile
+from treetune.view.store.queries import ColumnFilter, RowQuery, among_sql, condition_sql, parse_conditions
+from treetune.view.store.tables import Histogram, HistogramBar
 from treetune.vocabulary import CORRECT_SCORE
 
 SIZES = ("50", "20", "200")
-"""Rows of one page; the first where the address doesn't say."""
+"""The numbers of rows of a page; the first is the default."""
 
 OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
 VERDICTS = ("", "right", "wrong")
 SEVERAL = ("everything", "iterations", "evaluations")
-"""Choices of answers that are no single file. By default it is the newest iteration, or everything."""
+"""Choices of several files. The default is the newest iteration, or everything where there is none."""
 
 ANY_NOTE = ","
-"""A choice in place of a label: whatever has a note. No label can have a comma."""
+"""A choice in place of a label, for answers with any note. No label can contain a comma."""
 
 ALWAYS = (
     "source", "row", "answer", "problem", "sample", "score", "reward", "outcome", "unfinished", "tokens",
     "asked", "beginning",
 )  # fmt: skip
 LARGEST = "advantage_size"
-"""The column that answers are sorted by where the address doesn't say: those with the most credit first."""
+"""The default column to sort by: answers with the largest credit come first."""
 USUAL = ("advantage_mean", LARGEST, "first_value")
-"""Numbers that a row shows where there are any and the address names none."""
+"""The default columns of the list."""
 COUNTED = ("reward", "tokens", LARGEST)
-"""What histograms above the list are of."""
+"""The columns of the histograms above the list."""
 PLACE = "place"
-"""The order in which answers are stored, as addresses and the list call it."""
+"""The name in addresses of the order in which answers are stored."""
 
 NOT_FOR_SORTING = ("answer", "asked", "row", "episode_place", "episode_last", "credited")
 
@@ -50,54 +49,62 @@ LISTED = (
     "of", "group", "search", "problem", "domain", "outcome", "verdict", "unfinished", "label", "where",
     "column", "sort", "order", "size", "page",
 )  # fmt: skip
-"""Fields of an address that say which answers are listed, and how: an answer's page keeps them."""
+"""The fields of an address that describe a list of answers. The page of an answer keeps them."""
 
 MOST = 2000
-"""Answers to a problem that are shown of an experiment."""
+"""The most answers to a problem that are shown of an experiment."""
 
 MOST_EARLIER = 200
-"""Earlier iterations in which a problem's last answers are looked for."""
+"""The number of earlier iterations that are searched for a problem's last answers."""
 IN_A_BAR = 32
-"""Answers to a problem whose advantages are drawn in its row."""
+"""The most answers to a problem whose advantages are drawn in its row."""
 OF_PROBLEMS = ("credit", "pass rate", "spread", "change", "tokens", "problem")
-"""What problems are sorted by."""
+"""The columns that problems can be sorted by."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?of=` (one file, or one of `SEVERAL`), `?search=` in the text, `?problem=` (a part of its
     name), `?group=` (all of it), `?domain=`, `?outcome=`, `?verdict=`, `?unfinished=1`, `?label=` (or
     `ANY_NOTE`), `?where=` (conditions), `?sort=`, `?order=down`, `?column=` (also several)."""
     answers = view.store.answers(view.run)
     indexed = answers.indexed()
     columns = answers.columns()
-    by_name = {one.source.name: one.source for one in indexed}
+    sources = {item.source.name: item.source for item in indexed}
     notes = view.store.notes(view.run)
-    question, of = asked_of(view, answers)
+    question, of = question_of_address(view, answers)
     result = answers.ask(question)
-    chosen = [one for name, one in by_name.items() if name in (question.sources or [name])]
+    chosen = [source for name, source in sources.items() if name in (question.sources or [name])]
     domains = []
     if "domain" in columns:
         distinct = "SELECT DISTINCT domain FROM answers WHERE domain <> '' ORDER BY domain"
         domains = [row["domain"] for row in answers.sql(distinct, sources=question.sources)]
-    # Further numbers of the rows: those that are chosen, else the usual ones, and what is asked about.
-    shown = view.request.query_params.getlist("column") or list(USUAL)
-    further = dict.fromkeys([*shown, *(one.column for one in question.filters), question.sort])
+    # Further columns: those chosen, or the default ones, and those of filters and order.
+    chosen_columns = view.request.query_params.getlist("column") or list(USUAL)
+    filtered_columns = [item.column for item in question.filters]
+    further = dict.fromkeys([*chosen_columns, *filtered_columns, question.sort])
+
+    def labels_of(notes_on_answer: Sequence[Note]) -> list[str]:
+        labels: dict[str, None] = {}
+        for note in notes_on_answer:
+            labels |= dict.fromkeys(note.labels)
+        return list(labels)
+
     return view.render(
         "answers.html",
         question=question,
         of=of,
         result=result,
-        contents=sorted({one.content for one in chosen} or {"answers"}),
-        rows=whole(result.rows, columns),
-        pages=max(1, -(-result.total // question.size)),
-        waiting=[one.source.title for one in indexed if one.is_awaited],
+        contents=sorted({source.content for source in chosen} or {"answers"}),
+        rows=with_all_columns(result.rows, columns),
+        pages=max(1, math.ceil(result.total / question.size)),
+        waiting=[item.source.title for item in indexed if item.is_awaited],
         problems=[*answers.problems(), *notes.problems()],
         noted=notes.rows(),
-        labels_of=lambda own: list(dict.fromkeys(label for note in own for label in note.labels)),
+        labels_of=labels_of,
         labels=labels_in_use([notes]),
         any_note=ANY_NOTE,
         groups=files_of(answers),
-        title_of=lambda row: by_name[row["source"]].title if row["source"] in by_name else row["source"],
+        title_of=lambda row: sources[row["source"]].title if row["source"] in sources else row["source"],
         outcomes=OUTCOMES,
         sizes=SIZES,
         histograms="/answers/histograms" + view.here().removeprefix(view.page.path),
@@ -106,87 +113,100 @@ def show(view: View) -> Response:
         domains=domains,
         sortable=[name for name in columns if name not in NOT_FOR_SORTING],
         shown=[name for name in further if name in columns and name not in ALWAYS],
-        address_of=lambda row: address_of(view, row, **listed_as(view) | {"page": question.page}),
+        address_of=lambda row: address_of(view, row, **list_fields(view) | {"page": question.page}),
     )
 
 
-def show_histograms(view: View) -> Response:
-    """Takes the address of the list: what is counted above it comes after it."""
+def show_histograms(view: PageRequest) -> Response:
+    """Takes the address of the list. The list loads its histograms after itself, as they may take seconds."""
     answers = view.store.answers(view.run)
-    question, _ = asked_of(view, answers)
-    drawn = answers.histograms(question, COUNTED)
-    return rendered_histograms(view, [one for one in drawn if len(one.bars) > 1], "answers", view.run.name)
+    question, _ = question_of_address(view, answers)
+    histograms = answers.histograms(question, COUNTED)
+    varying = [histogram for histogram in histograms if len(histogram.bars) > 1]
+    return render_histograms(view, varying, "answers", view.run.name)
 
 
-def rendered_histograms(view: View, drawn: Sequence[Histogram], of: str, name: str) -> Response:
-    """Shows histograms of a list of rows or answers, which their bars filter."""
+def render_histograms(view: PageRequest, histograms: Sequence[Histogram], of: str, name: str) -> Response:
+    """Renders histograms of a list (`of` rows or answers), whose bars lead to the list filtered by them."""
 
-    def with_bar(own: Histogram, bar: Bar) -> str:
-        inside = f"{own.column} >= {bar.low!r}; {own.column} < {bar.high!r}"
-        where = "; ".join(filter(None, [view.text("where").strip(), inside]))
-        return f"/{of}" + view.here(where=where, page=None).removeprefix(view.page.path)
+    def with_bar(histogram: Histogram, bar: HistogramBar) -> str:
+        in_bar = f"{histogram.column} >= {bar.low!r}; {histogram.column} < {bar.high!r}"
+        where = view.text("where").strip()
+        conditions = f"{where}; {in_bar}" if where else in_bar
+        return f"/{of}" + view.here(where=conditions, page=None).removeprefix(view.page.path)
 
     back = f"/{of}" + view.here().removeprefix(view.page.path)
-    return view.render("histograms.html", histograms=drawn, with_bar=with_bar, of=of, name=name, back=back)
+    return view.render(
+        "histograms.html", histograms=histograms, with_bar=with_bar, of=of, name=name, back=back
+    )
 
 
-def files_of(answers: Answers) -> dict[str, list[Source]]:
-    """Returns the files by what they are, the newest first."""
-    there = answers.sources()
-    groups = {kind: [one for one in reversed(there) if f"{one.kind}s" == kind] for kind in SEVERAL[1:]}
-    return {kind: own for kind, own in groups.items() if own}
+def files_of(answers: AnswerStore) -> dict[str, list[AnswerFile]]:
+    """Returns the files of answers by kind, "iterations" and "evaluations", the newest first."""
+    groups: dict[str, list[AnswerFile]] = {}
+    for kind in SEVERAL[1:]:
+        sources = [source for source in reversed(answers.sources()) if f"{source.kind}s" == kind]
+        if sources:
+            groups[kind] = sources
+    return groups
 
 
-def asked_of(view: View, answers: Answers) -> tuple[Question, str]:
-    """Returns what the address asks for, and what of (one file, or one of `SEVERAL`). Raises ValueError for
-    what answers don't have, and NotThere for a kind of files that there are none of yet."""
-    columns, there = answers.columns(), answers.sources()
+def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQuery, str]:
+    """Returns the question that the address asks, and its `of`: the name of a file, or one of `SEVERAL`.
+
+    Raises ValueError for a column or a file that doesn't exist, and NotThere for a kind of files without any.
+    """
+    columns = answers.columns()
+    sources = {source.name: source for source in answers.sources()}
     iterations = [
-        one.source.name for one in answers.indexed() if one.about and one.source.kind == "iteration"
+        item.source.name for item in answers.indexed() if item.about and item.source.kind == "iteration"
     ]
     of = view.text("of") or (iterations[-1] if iterations else SEVERAL[0])
-    names: tuple[str, ...] = (of,)  # none for all
+    names: tuple[str, ...] = (of,)
     if of in SEVERAL:
-        names = tuple(one.name for one in there if f"{one.kind}s" == of)
+        # For "everything" there are no names, which means all.
+        names = tuple(name for name, source in sources.items() if f"{source.kind}s" == of)
         if of != SEVERAL[0] and not names:
             raise NotThere(f"{answers.run.name} has no answers of {of} yet")
-    elif of not in [one.name for one in there]:
-        raise ValueError(f"there are no answers {of!r}: there are {', '.join(one.name for one in there)}")
-    filters = [*_filters(view), *parsed(view.text("where"), columns)]
-    question = question_of(view, filters, names)
+    elif of not in sources:
+        raise ValueError(f"there are no answers {of!r}: there are {', '.join(sources)}")
+    filters = [*_filters(view), *parse_conditions(view.text("where"), columns)]
+    question = make_question(view, filters, names)
     if not question.sort and LARGEST in answers.columns(names):
         question = replace(question, sort=LARGEST, descending=view.text("order", "down") == "down")
     elif question.sort == PLACE:
         question = replace(question, sort="")
     if label := view.text("label"):
-        labelled: dict[str, list[int]] = {}
-        for (source, row), own in view.store.notes(answers.run).rows().items():
-            if label == ANY_NOTE or any(label in note.labels for note in own):
-                labelled.setdefault(source, []).append(row)
-        question = replace(question, among=labelled)
+        rows_by_source: dict[str, list[int]] = {}
+        for (source, row), notes in view.store.notes(answers.run).rows().items():
+            if label == ANY_NOTE or any(label in note.labels for note in notes):
+                rows_by_source.setdefault(source, []).append(row)
+        question = replace(question, among=rows_by_source)
     return question, of
 
 
-def listed_as(view: View) -> dict[str, list[str]]:
-    """Returns what the address says of the list."""
-    given = {name: view.request.query_params.getlist(name) for name in LISTED}
-    return {name: values for name, values in given.items() if any(values)}
+def list_fields(view: PageRequest) -> dict[str, list[str]]:
+    """Returns the fields of the address that describe the list of answers."""
+    fields = {name: view.request.query_params.getlist(name) for name in LISTED}
+    return {name: values for name, values in fields.items() if any(values)}
 
 
-def address_of(view: View, row: Mapping[str, Any], **query: Any) -> str:
-    """Returns the address of one answer of the index."""
+def address_of(view: PageRequest, row: Mapping[str, Any], **query: Any) -> str:
+    """Returns the address of an answer of the index."""
     return view.address("/answer", run=view.run.name, source=row["source"], answer=row["answer"], **query)
 
 
-def whole(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """Returns rows of the index with None for what their file has nothing of."""
-    blank = dict.fromkeys([*ALWAYS, *columns])
-    return [blank | dict(row) for row in rows]
+def with_all_columns(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """Returns rows of the index with None for columns that their file doesn't have."""
+    empty_row = dict.fromkeys([*ALWAYS, *columns])
+    return [empty_row | dict(row) for row in rows]
 
 
-def question_of(view: View, filters: Sequence[Filter], sources: tuple[str, ...] = ()) -> Question:
-    """Returns the question with the search, the order and the page of the address."""
-    return Question(
+def make_question(
+    view: PageRequest, filters: Sequence[ColumnFilter], sources: tuple[str, ...] = ()
+) -> RowQuery:
+    """Returns a question with the search, the order and the page of the address."""
+    return RowQuery(
         sources=sources,
         filters=tuple(filters),
         search=view.text("search"),
@@ -197,32 +217,32 @@ def question_of(view: View, filters: Sequence[Filter], sources: tuple[str, ...] 
     )
 
 
-def _filters(view: View) -> Iterator[Filter]:
+def _filters(view: PageRequest) -> Iterator[ColumnFilter]:
     if problem := view.text("problem"):
-        yield Filter("problem", "has", problem)
+        yield ColumnFilter("problem", "has", problem)
     if problem := view.text("group"):
-        yield Filter("problem", "=", problem)
+        yield ColumnFilter("problem", "=", problem)
     for name in ("domain", "outcome"):
         if value := view.text(name):
-            yield Filter(name, "=", value)
+            yield ColumnFilter(name, "=", value)
     if verdict := view.choice("verdict", VERDICTS):
-        yield Filter("score", ">=" if verdict == "right" else "<", CORRECT_SCORE)
+        yield ColumnFilter("score", ">=" if verdict == "right" else "<", CORRECT_SCORE)
     if view.choice("unfinished", ("", "1")):
-        yield Filter("unfinished", "=", True)
+        yield ColumnFilter("unfinished", "=", True)
 
 
 # Problems
 
 
-def show_problems(view: View) -> Response:
+def show_problems(view: PageRequest) -> Response:
     """`?run=`, `?of=`, `?problem=` and other filters of answers, `?signal=none` (no answer has any credit) or
     `some`, `?problems=` (what they are sorted by), `?order=`, `?page=`: a row for each problem."""
     answers = view.store.answers(view.run)
-    question, of = asked_of(view, answers)
-    columns, own = answers.columns(), answers.columns(question.sources)
-    where, values = condition(question.filters, columns, own)
-    where = f"{where} AND {among(question.among)}"
-    size = f"max({LARGEST})" if LARGEST in own else "NULL"
+    question, of = question_of_address(view, answers)
+    columns, chosen_columns = answers.columns(), answers.columns(question.sources)
+    where, values = condition_sql(question.filters, columns, chosen_columns)
+    where = f"{where} AND {among_sql(question.among)}"
+    size = f"max({LARGEST})" if LARGEST in chosen_columns else "NULL"
     rows = (
         answers.sql(
             f"""
@@ -246,7 +266,7 @@ def show_problems(view: View) -> Response:
         row["signal"] = bool(row["spread"] if row["credit"] is None else row["credit"])
     signal = view.choice("signal", ("", "some", "none"))
     chosen = [row for row in rows if signal in ("", "some" if row["signal"] else "none")]
-    sort = view.choice("problems", OF_PROBLEMS, "credit" if LARGEST in own else "spread")
+    sort = view.choice("problems", OF_PROBLEMS, "credit" if LARGEST in chosen_columns else "spread")
     descending = view.choice("order", ("down", "up") if sort != "problem" else ("up", "down")) == "down"
     if sort == "change":  # the largest in either direction
         chosen.sort(key=lambda row: abs(row["change"] or 0.0), reverse=descending)
@@ -255,9 +275,9 @@ def show_problems(view: View) -> Response:
     listed = paged(view, chosen, question.size)
     bars: dict[str, list[dict[str, Any]]] = {}
     if listed.rows:
-        mean = "advantage_mean" if "advantage_mean" in own else "NULL::DOUBLE"
+        mean = "advantage_mean" if "advantage_mean" in chosen_columns else "NULL::DOUBLE"
         names = [row["problem"] for row in listed.rows]
-        for one in answers.sql(
+        for bar in answers.sql(
             f"""
             SELECT problem, source, answer, score,
                 coalesce({mean}, score - avg(score) OVER (PARTITION BY problem)) AS advantage FROM answers
@@ -268,8 +288,8 @@ def show_problems(view: View) -> Response:
             [*values, names],
             question.sources,
         ):
-            bars.setdefault(one["problem"], []).append(one)
-    sizes = [abs(one["advantage"] or 0.0) for own_bars in bars.values() for one in own_bars]
+            bars.setdefault(bar["problem"], []).append(bar)
+    sizes = [abs(bar["advantage"] or 0.0) for bars_of_problem in bars.values() for bar in bars_of_problem]
     return view.render(
         "problems.html",
         of=of,
@@ -287,19 +307,22 @@ def show_problems(view: View) -> Response:
     )
 
 
-def _earlier_rates(answers: Answers, of: str) -> dict[str, tuple[str, float | None]]:
-    """Returns by problem the last file of the same kind before `of` that has answers to it, and the share of
-    these that was right, None where none was graded; nothing where `of` are several files."""
-    there = {one.name: one for one in answers.sources()}
-    if of not in there:
+def _earlier_rates(answers: AnswerStore, of: str) -> dict[str, tuple[str, float | None]]:
+    """Returns how often each problem was answered correctly the last time before the file `of`.
+
+    By problem: the title of the last earlier file of the same kind with answers to it, and the share of
+    correct ones, None where none was graded. Empty where `of` are several files."""
+    sources = {source.name: source for source in answers.sources()}
+    if of not in sources:
         return {}
-    this = there[of]
-    before = [
-        one
-        for one in there.values()
-        if (one.kind, one.label) == (this.kind, this.label) and one.number < this.number
+    this = sources[of]
+    earlier = [
+        source
+        for source in sources.values()
+        if (source.kind, source.label) == (this.kind, this.label) and source.number < this.number
     ]
-    names = [one.name for one in sorted(before, key=lambda one: one.number)][-MOST_EARLIER:]
+    earlier.sort(key=lambda source: source.number)
+    names = [source.name for source in earlier[-MOST_EARLIER:]]
     if not names:
         return {}
     rows = answers.sql(
@@ -307,17 +330,17 @@ def _earlier_rates(answers: Answers, of: str) -> dict[str, tuple[str, float | No
         [CORRECT_SCORE],
         names,
     )
-    rows.sort(key=lambda row: there[row["source"]].number)
-    return {row["problem"]: (there[row["source"]].title, row["rate"]) for row in rows}
+    rows.sort(key=lambda row: sources[row["source"]].number)  # so that the last one of a problem remains
+    return {row["problem"]: (sources[row["source"]].title, row["rate"]) for row in rows}
 
 
-def show_problem(view: View) -> Response:
+def show_problem(view: PageRequest) -> Response:
     """Leads to all answers to a problem along training: `?run=` (also several) and `?problem=`."""
     query = {"run": [run.name for run in view.runs], "group": view.text("problem")}
     return RedirectResponse(view.address("/answers", **query, of="everything", sort=PLACE), 303)
 
 
-def mark_of_answers(view: View) -> str:
+def mark_of_answers(view: PageRequest) -> str:
     """Returns the mark of pages about the answers of all experiments in the address."""
     return digest([view.store.answers(run).mark() for run in view.runs], view.request.url.query)
 
@@ -325,7 +348,7 @@ def mark_of_answers(view: View) -> str:
 PAGES = (
     Page(
         "/answers",
-        "Answers",
+        "AnswerStore",
         show,
         place="run",
         key="a",

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from treetune.config.explain import key_paths, value_at
-from treetune.view.page import Page, View
+from treetune.view.page import Page, PageRequest
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, str]:
@@ -19,7 +19,7 @@ def flat(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: json.dumps(value, ensure_ascii=False) for name, value in leaves.items()}
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=` (also several), `?search=` in names and values, `?only=differences`."""
     experiment = view.store.experiment(view.run)
     settings = [flat(view.store.experiment(run).config) for run in view.runs]

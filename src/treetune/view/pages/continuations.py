@@ -1,14 +1,14 @@
-"""The continuations that a state of an answer was valued by, as a part of the answer's page, or a page of its
-own.
+"""The continuations from which a state of an answer was valued, on the answer's page or a page of their own.
 
-They are found again in the iteration's journals. A journal knows a finished request by a hash of it. What
-credit asked for follows from the configuration, the seed and the state's tokens, so that the same request
-gives the same hash.
+They are read from the iteration's journals, which store finished requests under a hash of the request. The
+request of credit follows from the configuration, the seed and the state's tokens. Made again, it has the same
+hash.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from treetune.view.page import Page, View
+from treetune.view.page import Page, PageRequest
 from treetune.view.pages.answer import shortened
 from treetune.view.store import Run
-from treetune.view.store.answers import Answer
+from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.tokens import texts_of
 
 if TYPE_CHECKING:
     from treetune.engine.base import Completion
 
 LONGEST = 3000
-"""Characters of one that are shown."""
+"""The number of characters of a continuation that are shown."""
 KEY_WITHIN = 100
-"""Bytes at the beginning of a journal's line in which its key stands."""
+"""The number of bytes at the beginning of a journal's line that contain its key."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?source=`, `?answer=`, `?start=` (tokens of the answer that the state has)."""
     answer = view.store.answers(view.run).answer(view.text("source"), view.text("answer"))
     config = view.store.experiment(view.run).config
@@ -41,22 +41,25 @@ def show(view: View) -> Response:
         completions = continuations_of(view.run, config, answer, start)
     except ValueError as error:
         problem = str(error)
-    counts: dict[tuple[bytes, float | None], tuple[Completion, int]] = {}
-    for one, reward in zip_longest(completions, earned[: len(completions)]):
-        key = one.token_ids.tobytes(), reward
-        counts[key] = one, counts.get(key, (one, 0))[1] + 1
+    counts: Counter[tuple[bytes, float | None]] = Counter()
+    examples: dict[tuple[bytes, float | None], Completion] = {}
+    for completion, reward in zip_longest(completions, earned[: len(completions)]):
+        key = completion.token_ids.tobytes(), reward
+        counts[key] += 1
+        examples[key] = completion
     distinct = []
-    for (_, reward), (one, times) in sorted(counts.items(), key=lambda pair: -pair[1][1]):
-        texts = texts_of(view.run.path, one.token_ids)
-        text = "".join(texts) if texts is not None else " ".join(map(str, one.token_ids.tolist()))
+    for key, times in sorted(counts.items(), key=lambda pair: -pair[1]):
+        completion = examples[key]
+        texts = texts_of(view.run.path, completion.token_ids)
+        text = "".join(texts) if texts is not None else " ".join(map(str, completion.token_ids.tolist()))
         distinct.append(
             {
                 "text": shortened(text, LONGEST),
                 "times": times,
-                "earned": reward,
-                "tokens": len(one.token_ids),
-                "logprob": None if one.logprobs is None else float(one.logprobs.sum()),
-                "unfinished": one.finish_reason == "length",
+                "earned": key[1],
+                "tokens": len(completion.token_ids),
+                "logprob": None if completion.logprobs is None else float(completion.logprobs.sum()),
+                "unfinished": completion.finish_reason == "length",
             }
         )
     return view.render(
@@ -70,12 +73,14 @@ def show(view: View) -> Response:
     )
 
 
-def continuations_of(run: Run, config: Mapping[str, Any], answer: Answer, start: int) -> list[Completion]:
+def continuations_of(
+    run: Run, config: Mapping[str, Any], answer: StoredAnswer, start: int
+) -> list[Completion]:
     """Returns the continuations of the answer's first `start` tokens. Raises ValueError with the reason where
     there are none."""
     from treetune.config.build import build
-    from treetune.config.errors import ConfigError
     from treetune.engine.journal import completions_of_row, request_key
+    from treetune.exceptions import ConfigError
     from treetune.rollouts.base import Credit, Rollout
     from treetune.rollouts.context import AnswerSettings
     from treetune.rollouts.monte_carlo import MonteCarlo
@@ -89,27 +94,29 @@ def continuations_of(run: Run, config: Mapping[str, Any], answer: Answer, start:
         rollout = build(Rollout, config.get("rollout"), key=("rollout",))
     except ConfigError as error:
         raise ValueError(f"the configuration's parts are not known here ({error})") from error
-    one, iteration = answer.trajectory, answer.source.number - 1
-    if one is None or not isinstance(credit, MonteCarlo) or not isinstance(rollout, SingleTurn):
+    trajectory, iteration = answer.trajectory, answer.source.number - 1
+    if trajectory is None or not isinstance(credit, MonteCarlo) or not isinstance(rollout, SingleTurn):
         raise ValueError(
             "only values of the credit 'monte_carlo' on answers of 'single_turn' have continuations that can"
             " be found again"
         )
-    own = {name: getattr(credit, name) for name in ("temperature", "top_p", "top_k")}
+    settings = {name: getattr(credit, name) for name in ("temperature", "top_p", "top_k")}
+    changes = {name: value for name, value in settings.items() if value is not None}
     request = continuation_request(
         AnswerSettings(int(config["context_length"])),
         int(config.get("seed", 0)),
         iteration,
-        AnswerPrefix.of(one.problem, one.prompt_ids, one.segments, start),
-        replace(rollout.sampling, **{name: value for name, value in own.items() if value is not None}),
+        AnswerPrefix.of(trajectory.problem, trajectory.prompt_ids, trajectory.segments, start),
+        replace(rollout.sampling, **changes),
         "value",
         turn=0,
         count=credit.samples,
     )
-    versions = [part.policy_version for part in one.segments if part.policy_version is not None]
-    # Runs of earlier versions asked for log-probs that nobody read.
-    asked = (request, replace(request, reads_logprobs=True))
-    keys = [f'"{request_key(each, [*versions, iteration][0])}"'.encode() for each in asked]
+    versions = [part.policy_version for part in trajectory.segments if part.policy_version is not None]
+    # Runs of earlier versions asked for log-probs as well, which are part of the hash.
+    possible_requests = (request, replace(request, reads_logprobs=True))
+    version = versions[0] if versions else iteration
+    keys = [f'"{request_key(possible, version)}"'.encode() for possible in possible_requests]
     folder = run.path / "iterations" / f"{iteration:04d}" / "journal"
     journals = [path for path in sorted(folder.glob("*.jsonl")) if run.follows(folder) and run.follows(path)]
     if not journals:

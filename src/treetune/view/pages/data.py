@@ -1,5 +1,4 @@
-"""Prepared data sets that are known; the rows of one, in pages, searched, filtered, sorted, with histograms
-of their numbers; and one row, whole."""
+"""The pages of prepared data sets: the list, the rows of a set with histograms, and a whole row."""
 
 from __future__ import annotations
 
@@ -8,16 +7,16 @@ from typing import Any
 
 from starlette.responses import Response
 
-from treetune.view.page import Page, View, paged
-from treetune.view.pages.answers import SIZES, question_of, rendered_histograms
+from treetune.view.page import Page, PageRequest, paged
+from treetune.view.pages.answers import SIZES, make_question, render_histograms
 from treetune.view.store.folders import digest
-from treetune.view.store.queries import parsed
+from treetune.view.store.queries import parse_conditions
 from treetune.view.store.readers import answers_to
-from treetune.view.store.tables import BEGINNING, CHARACTERS, ROW, Table
+from treetune.view.store.tables import BEGINNING, CHARACTERS, ROW, DataSetTable
 from treetune.view.text import SHOWN, cut, visible
 
 LISTED = 100
-"""Data sets of one page."""
+"""The number of data sets of a page."""
 
 KINDS = {
     "parquet": "Parquet",
@@ -28,49 +27,49 @@ KINDS = {
 }
 
 MOST_SHOWN = 10
-"""Columns of the list; a row by itself has all."""
+"""The most columns of the list. The page of a row has all."""
 
 SHORT = 24
-"""Characters of texts that aren't drawn as such: names, answers."""
+"""The most characters of texts in narrow columns, such as names and short answers."""
 
 DRAWN = 4
-"""Histograms, where the address names none."""
+"""The number of histograms that are drawn by default."""
 USUAL = ("pass_rate", "reward", "score", "difficulty", "tokens", "answers")
-"""Parts of the names of numbers that are drawn unasked; the first go first."""
+"""Parts of names: numeric columns with one of them are drawn by default, in this order."""
 LENGTHS = ("asked", "prompt", "raw_prompt", "problem", "question", "input", "text", "output", "answer")
-"""Columns of text whose lengths are drawn unasked."""
+"""The columns of text whose lengths are drawn by default."""
 
 GROUPS = {
-    "Asked": ("prompt", "raw_prompt", "problem", "question", "input", "asked"),
-    "Right would be": ("reward_model", "gold", "answer", "ground_truth", "solution", "target"),
+    "Prompt": ("prompt", "raw_prompt", "problem", "question", "input", "asked"),
+    "Expected": ("reward_model", "gold", "answer", "ground_truth", "solution", "target"),
 }
-"""Names of fields of a row that stand first: the problem, and the gold answer."""
+"""The fields of a row that are shown first: the problem, and the reference answer."""
 
 
 # Data sets
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?search=` in names, `?page=`."""
     search = view.text("search").casefold()
-    sets = [one for one in view.store.data.all() if search in f"{one.name} {KINDS[one.kind]}".casefold()]
+    sets = [data for data in view.store.data.all() if search in f"{data.name} {KINDS[data.kind]}".casefold()]
     return view.render("data.html", sets=paged(view, sets, LISTED), kinds=KINDS)
 
 
 # Rows
 
 
-def show_rows(view: View) -> Response:
+def show_rows(view: PageRequest) -> Response:
     """`?data=` (its name), `?search=` in texts, `?where=` (conditions), `?sort=`, `?order=down`, `?size=`,
     `?page=`, `?histogram=` (of this column alone)."""
-    data = view.store.data.one(view.text("data"))
+    data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
-    question = question_of(view, parsed(view.text("where"), table.kinds, "rows"))
+    question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     drawn = _drawn(view, table)
     query = view.here().partition("?")[2]
-    # The first columns of the file, and what is asked about.
-    asked = [*(one.column for one in question.filters), question.sort]
-    shown = [name for name in dict.fromkeys([*table.names()[:MOST_SHOWN], *asked]) if name in table.kinds]
+    # The first columns of the file, and those of filters and order.
+    columns = [*table.names()[:MOST_SHOWN], *(item.column for item in question.filters), question.sort]
+    shown = [name for name in dict.fromkeys(columns) if name in table.kinds]
     result = table.ask(question, shown)
     return view.render(
         "rows.html",
@@ -92,38 +91,44 @@ def show_rows(view: View) -> Response:
     )
 
 
-def show_histograms(view: View) -> Response:
-    """Takes the address of the rows: the histograms above the list come after it, as they may take
+def show_histograms(view: PageRequest) -> Response:
+    """Takes the address of the rows. Their page loads the histograms after itself, as they may take
     seconds."""
-    data = view.store.data.one(view.text("data"))
+    data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
-    question = question_of(view, parsed(view.text("where"), table.kinds, "rows"))
+    question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     drawn = table.histograms(_drawn(view, table), question.filters, question.search)
-    # What is the same in all rows is drawn for who asks for it.
-    chosen = [one for one in drawn if view.text("histogram") or len(one.bars) > 1]
-    return rendered_histograms(view, chosen, "rows", data.name)
+    # A column that is the same in all rows is only drawn if it was chosen.
+    chosen = [histogram for histogram in drawn if view.text("histogram") or len(histogram.bars) > 1]
+    return render_histograms(view, chosen, "rows", data.name)
 
 
-def _drawn(view: View, table: Table) -> Sequence[str]:
-    """Returns the columns whose histograms are drawn; where the address names none, rates first, then
-    lengths. Raises ValueError for one that isn't numeric."""
+def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
+    """Returns the columns whose histograms are drawn: that of the address, else rates first, then lengths.
+
+    Raises ValueError for a column that isn't numeric.
+    """
     if chosen := view.text("histogram"):
         table.check_numeric([chosen])
         return [chosen]
     numbers = table.numeric()
     plain = [name for name in numbers if not name.endswith(CHARACTERS)]
-    usual = [name for word in USUAL for name in plain if word in name.casefold()]
+    usual: list[str] = []
+    for part in USUAL:
+        usual += [name for name in plain if part in name.casefold()]
     lengths = [name + CHARACTERS for name in LENGTHS if name + CHARACTERS in numbers]
-    return list(dict.fromkeys([*usual[: DRAWN - 1], *lengths, *usual, *plain]))[:DRAWN]
+    # At least one length is among them, where there is one.
+    by_priority = dict.fromkeys([*usual[: DRAWN - 1], *lengths, *usual, *plain])
+    return list(by_priority)[:DRAWN]
 
 
 # One row
 
 
-def show_row(view: View) -> Response:
+def show_row(view: PageRequest) -> Response:
     """`?data=` (its name), `?row=` (from 0), `?as=rendered` (Markdown and mathematics), `?all=1`; with the
     answers to it, where its difficulty was estimated."""
-    data = view.store.data.one(view.text("data"))
+    data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     number = view.integer("row", 0)
     row = table.row(number)
@@ -138,11 +143,11 @@ def show_row(view: View) -> Response:
     def messages(value: Any) -> list[tuple[str, str]]:
         """Returns roles and contents where a field is a conversation."""
         if not isinstance(value, list) or not all(
-            isinstance(one, Mapping) and "role" in one and isinstance(one.get("content"), str)
-            for one in value
+            isinstance(message, Mapping) and "role" in message and isinstance(message.get("content"), str)
+            for message in value
         ):
             return []
-        return [(str(one["role"]), one["content"]) for one in value]
+        return [(str(message["role"]), message["content"]) for message in value]
 
     named = [name for names in GROUPS.values() for name in names]
     groups = {title: [name for name in names if name in row] for title, names in GROUPS.items()}
@@ -172,13 +177,13 @@ def _longest(value: Any) -> int:
     return max(map(_longest, inner), default=0)
 
 
-def mark(view: View) -> str:
-    sets = [(one.name, one.known_from, one.mark) for one in view.store.data.all()]
+def mark(view: PageRequest) -> str:
+    sets = [(data.name, data.known_from, data.mark) for data in view.store.data.all()]
     return digest(sets, view.store.mark(view.store.runs()))
 
 
-def mark_of_rows(view: View) -> str:
-    data = view.store.data.one(view.text("data"))
+def mark_of_rows(view: PageRequest) -> str:
+    data = view.store.data.named(view.text("data"))
     return digest(data.name, data.mark, view.request.url.query)
 
 

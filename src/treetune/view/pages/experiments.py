@@ -1,5 +1,4 @@
-"""All experiments of the folders; and one of them, or several over and beside each other: status, curves with
-events, time by phase."""
+"""The list of all experiments, and the page of one or several: status, curves with events, time by phase."""
 
 from __future__ import annotations
 
@@ -27,21 +26,21 @@ from treetune.view.curves import (
     setting_of,
     usual_charts,
 )
-from treetune.view.experiment import Accuracy, Experiment, Status
-from treetune.view.page import Page, View, paged
+from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
+from treetune.view.page import Page, PageRequest, paged
 from treetune.view.pages.configuration import flat
 from treetune.view.report.recorded import TimesSection
 from treetune.view.store import Run
 from treetune.vocabulary import CORRECT_SCORE
 
 SHOWN = 400
-"""Rows of one page."""
+"""The number of rows of a page."""
 
 SORTED = ("name", "state", "newest", "accuracy")
 STATES = ("running", "waiting", "stopped", "finished", "answers", "unreadable")
 
 PASS = "pass@1 on "
-"""Begins the columns of accuracies."""
+"""The prefix of columns with accuracies."""
 ITERATIONS = "finished iterations"
 COSTS: Mapping[str, tuple[str, str]] = {
     "optimiser steps": ("train/steps", "total"),
@@ -52,12 +51,12 @@ COSTS: Mapping[str, tuple[str, str]] = {
     "tokens of an answer, newest": ("episodes/response_tokens", "newest"),
     "reward, newest": ("episodes/reward", "newest"),
 }
-"""Columns of what iterations recorded: the metric, and what is shown of it. Any other metric has its newest
-value, and any key of a configuration its own."""
+"""Columns with costs: the metric, and what of it is shown. Any other metric shows its newest value, and a key
+of the configuration its setting."""
 
 GROUPINGS = ("method", "folder", "setting")
-"""What experiments are grouped by besides keys of configurations: the folder in their name; all but the seed.
-"""
+"""The ways to group experiments, besides keys of configurations: by the folder in their name, or by their
+name without the seed."""
 CURVES_OF_ANOTHER: Sequence[tuple[str, str, Better]] = (
     ("mean reward of the answers", "reward", "up"),
     ("share of right answers, of those that are graded", "right_share", "up"),
@@ -65,15 +64,15 @@ CURVES_OF_ANOTHER: Sequence[tuple[str, str, Better]] = (
     ("share unfinished", "unfinished", ""),
     ("share that failed", "failed", ""),
 )
-"""What is drawn over the steps of another program's run, and the column of the question."""
+"""The charts of another program's run over its steps: title, column of the query, and better direction."""
 
 NAMES = ("experiment_name", "directory")
-"""Keys that differ between any two experiments, and say nothing of them."""
+"""Keys that differ between any two experiments, and are no setting."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, a smaller remark behind it, and what it is sorted by."""
+    """A cell of the list: a text, a remark in small type, and the value that it is sorted by."""
 
     text: str
     remark: str = ""
@@ -82,22 +81,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Listed:
-    """An experiment of the list, with a cell for each further column that it has something in; `problem` is
-    what is wrong with one that can't be read."""
+    """An experiment of the list, with the cells of further columns; `problem` is why it can't be read."""
 
     run: Run
     state: str
-    status: Status | None
+    status: RunProgress | None
     accuracy: Accuracy | None = None
     problem: str = ""
     group: str = ""
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?search=`, `?state=`, `?sort=` (one of `SORTED`, or a column), `?set=` (whose accuracy), `?group=`
     (one of `GROUPINGS`, or a key of the configuration), `?column=` (also several), `?page=`."""
-    statuses: dict[Run, Status | str] = {}
+    statuses: dict[Run, RunProgress | str] = {}
     settings: dict[Run, Mapping[str, str]] = {}
     for run in view.store.runs():
         try:
@@ -105,12 +103,14 @@ def show(view: View) -> Response:
             settings[run] = _settings(view, run)
         except (ValueError, OSError) as error:
             statuses[run] = str(error)
-    measured = Counter(
-        one.label for own in statuses.values() if isinstance(own, Status) for one in own.accuracies
-    )
+    measured: Counter[str] = Counter()
+    for status in statuses.values():
+        if isinstance(status, RunProgress):
+            measured.update(accuracy.label for accuracy in status.accuracies)
     labels = sorted(measured)
-    usual = max(labels, key=lambda label: measured[label], default="")  # what most can be compared by
-    chosen_set, group = view.text("set", usual), view.text("group")
+    # By default the set on which most experiments were measured, so that most can be compared.
+    default_set = max(labels, key=lambda label: measured[label], default="")
+    chosen_set, group = view.text("set", default_set), view.text("group")
     columns = view.request.query_params.getlist("column")
     different = _differing(list(settings.values()))
     rows = []
@@ -119,16 +119,19 @@ def show(view: View) -> Response:
             state = "answers" if run.files else "unreadable"
             rows.append(Listed(run, state, None, problem="" if run.files else status))
             continue
-        accuracies = {one.label: one for one in status.accuracies}
-        by = {
+        accuracies = {accuracy.label: accuracy for accuracy in status.accuracies}
+        group_names = {
             "": "",
             "method": status.method,
             "folder": run.name.rpartition("/")[0] or "no folder",
             "setting": re.sub(r"[/_-]?seed[_-]?\d+", "", run.name),
         }
-        own_group = by[group] if group in by else settings[run].get(group, "not set")
+        if group in group_names:
+            group_name = group_names[group]
+        else:  # a key of the configuration
+            group_name = settings[run].get(group, "not set")
         cells = cells_of(view, run, columns)
-        rows.append(Listed(run, status.state, status, accuracies.get(chosen_set), "", own_group, cells))
+        rows.append(Listed(run, status.state, status, accuracies.get(chosen_set), "", group_name, cells))
     search, state = view.text("search").casefold(), view.text("state")
 
     def matches(row: Listed) -> bool:
@@ -139,7 +142,7 @@ def show(view: View) -> Response:
     sort = view.choice("sort", (*SORTED, *columns))
 
     def rank(row: Listed) -> tuple[str, float, str, str]:
-        """The best, the newest, what runs goes first; of a column the greatest."""
+        """Returns the sort key: the best, the newest or the running first; of a column the largest first."""
         cell = row.cells.get(sort)
         ranks = {
             "name": 0.0,
@@ -147,15 +150,23 @@ def show(view: View) -> Response:
             "newest": -((row.status.wall_time if row.status else None) or 0.0),
             "accuracy": -(row.accuracy.value if row.accuracy else -1.0),
         }
-        known = math.inf if cell is None or cell.value is None else -cell.value
-        return row.group, ranks.get(sort, known), cell.text if cell else "", row.run.name
+        rank_in_column = math.inf if cell is None or cell.value is None else -cell.value
+        return row.group, ranks.get(sort, rank_in_column), cell.text if cell else "", row.run.name
+
+    def mean_of(rows: Sequence[Listed], column: str | None) -> str:
+        """Returns the mean of a column over a group, or of the accuracy where it is None."""
+        if column is None:
+            return _mean([row.accuracy.value if row.accuracy else None for row in rows])
+        return _mean([cell.value for row in rows if (cell := row.cells.get(column))])
 
     listed = paged(view, sorted(filter(matches, rows), key=rank), SHOWN)
     return view.render(
         "experiments.html",
         listed=listed,
-        groups={name: list(own) for name, own in itertools.groupby(listed.rows, key=lambda row: row.group)},
-        counts={one: sum(row.state == one for row in rows) for one in STATES[:-1]},
+        groups={
+            name: list(members) for name, members in itertools.groupby(listed.rows, key=lambda row: row.group)
+        },
+        counts={state: sum(row.state == state for row in rows) for state in STATES[:-1]},
         labels=labels,
         chosen_set=chosen_set,
         sorts=(*SORTED, *columns),
@@ -163,52 +174,51 @@ def show(view: View) -> Response:
         groupings=(*GROUPINGS, *different),
         columns=columns,
         known_columns=[ITERATIONS, *(PASS + label for label in labels), *COSTS, *different],
-        mean_of=lambda rows, column: _mean(
-            [row.accuracy and row.accuracy.value for row in rows]
-            if column is None
-            else [cell.value for row in rows if (cell := row.cells.get(column))]
-        ),
+        mean_of=mean_of,
     )
 
 
-def _settings(view: View, run: Run) -> Mapping[str, str]:
+def _settings(view: PageRequest, run: Run) -> Mapping[str, str]:
     config = view.store.experiment(run).config
-    return view.store.known("settings", run, lambda: {k: v.strip('"') for k, v in flat(config).items()})
+    return view.store.read_once("settings", run, lambda: {k: v.strip('"') for k, v in flat(config).items()})
 
 
 def _differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns the keys in which not all configurations are alike."""
-    names = dict.fromkeys(key for own in settings for key in own if key not in NAMES)
-    return [name for name in names if len({own.get(name) for own in settings}) > 1]
+    """Returns the keys whose values differ between the configurations."""
+    names: dict[str, None] = {}
+    for settings_of_run in settings:
+        names |= dict.fromkeys(key for key in settings_of_run if key not in NAMES)
+    return [name for name in names if len({settings_of_run.get(name) for settings_of_run in settings}) > 1]
 
 
 def _mean(values: Sequence[float | None]) -> str:
-    """Writes the mean over the experiments that have a value, with their range where they are several."""
-    known = [value for value in values if value is not None]
-    if not known:
+    """Returns the mean and the range of the values, as text: "0.48 [0.46, 0.5]"; empty without any."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return ""
-    spread = f" [{number(min(known))}, {number(max(known))}]" if len({*known}) > 1 else ""
-    return f"{number(math.fsum(known) / len(known))}{spread}"
+    value_range = f" [{number(min(numbers))}, {number(max(numbers))}]" if len(set(numbers)) > 1 else ""
+    return f"{number(math.fsum(numbers) / len(numbers))}{value_range}"
 
 
-def cells_of(view: View, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
-    """Returns what an experiment has in further columns of the list."""
+def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
+    """Returns the cells of an experiment in further columns of the list; no cell where it has no value."""
     if not columns:
         return {}
-    one, settings, cells = view.store.experiment(run), _settings(view, run), dict[str, Cell]()
-    accuracies = {PASS + own.label: own for own in view.store.status(run).accuracies}
+    experiment, settings, cells = view.store.experiment(run), _settings(view, run), dict[str, Cell]()
+    accuracies = {PASS + accuracy.label: accuracy for accuracy in view.store.status(run).accuracies}
     for column in columns:
         metric, kind = COSTS.get(column, (column, "newest"))
         if column in accuracies:
-            own = accuracies[column]
-            bounds = f"[{own.low:.3f}, {own.high:.3f}] " if own.low is not None else ""
-            cells[column] = Cell(f"{own.value:.3f}", f"{bounds}after {own.iteration} iterations", own.value)
+            accuracy = accuracies[column]
+            bounds = f"[{accuracy.low:.3f}, {accuracy.high:.3f}] " if accuracy.low is not None else ""
+            remark = f"{bounds}after {accuracy.iteration} iterations"
+            cells[column] = Cell(f"{accuracy.value:.3f}", remark, accuracy.value)
         elif column == ITERATIONS:
-            cells[column] = Cell(str(len(one.metrics)), "", len(one.metrics))
-        elif values := [y for _, y in one.curve(metric)]:
+            cells[column] = Cell(str(len(experiment.metrics)), "", len(experiment.metrics))
+        elif values := [y for _, y in experiment.curve(metric)]:
             total = math.fsum(values)
             if kind == "seconds":
-                remark = f"{number(total / len(one.metrics))} s an iteration"
+                remark = f"{number(total / len(experiment.metrics))} s an iteration"
                 cells[column] = Cell(duration(total), remark, total)
             elif kind == "total":
                 cells[column] = Cell(f"{total:,.0f}", "", total)
@@ -217,15 +227,15 @@ def cells_of(view: View, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
         elif column in settings:
             try:
                 value = float(settings[column])
-            except ValueError:  # a word
+            except ValueError:  # a text
                 value = None
             cells[column] = Cell(settings[column], "", value)
     return cells
 
 
-def show_run(view: View) -> Response:
-    """`?run=` (also several), `?metric=` (also several: their curves alone), `?over=` (one of
-    `OVER`), `?seeds=together`. Of another program's run it shows what its answers say of each step."""
+def show_run(view: PageRequest) -> Response:
+    """`?run=` (also several), `?metric=` (also several: their curves alone), `?over=` (one of `OVER`),
+    `?seeds=together`. Of another program's run it shows statistics of its answers at each step."""
     if view.run.files:
         return _show_run_of_another(view)
     first = view.store.experiment(view.run)
@@ -235,8 +245,8 @@ def show_run(view: View) -> Response:
     made = bunches(experiments, together, over)
     events = events_of(first) if len(experiments) == 1 else events_of_several(experiments)
     if len(made) == 1:
-        events = [replace(one, x=made[0].places.get(one.x, one.x)) for one in events]
-    elif OVER[over]:  # each experiment had spent something else by then
+        events = [replace(event, x=made[0].places.get(event.x, event.x)) for event in events]
+    elif OVER[over]:  # the experiments are at different positions on the axis at an event's iteration
         events = []
     statuses = {run.name: view.store.status(run) for run in view.runs}
     names = [name for name in view.request.query_params.getlist("metric") if name]
@@ -244,7 +254,7 @@ def show_run(view: View) -> Response:
         "run.html",
         experiment=first,
         statuses=statuses,
-        beside=_beside(view) if len(experiments) > 1 else {},
+        side_by_side=_side_by_side(view) if len(experiments) > 1 else {},
         made=made,
         measured=[] if names else evaluation_charts(made, events),
         charts=chosen_charts(made, names, events) if names else usual_charts(made, events),
@@ -259,11 +269,11 @@ def show_run(view: View) -> Response:
     )
 
 
-def _show_run_of_another(view: View) -> Response:
-    """Shows curves over the steps of a run of which there are answers alone."""
+def _show_run_of_another(view: PageRequest) -> Response:
+    """Shows curves over the steps of another program's run, computed from its answers."""
     answers = view.store.answers(view.run)
     indexed = answers.indexed()
-    steps = {one.source.name: one.source for one in indexed}
+    steps = {item.source.name: item.source for item in indexed}
     columns = answers.columns()
     tokens = "avg(tokens)" if "tokens" in columns else "NULL"
     rows = answers.sql(
@@ -283,11 +293,12 @@ def _show_run_of_another(view: View) -> Response:
             if row[column] is not None:
                 step = steps[row["source"]]
                 points.setdefault(step.label or "answers", {})[float(step.number)] = row[column]
-        lines = [
-            Series(label, list(own.items()), f"c{place % N_COLOURS}", dash=place // N_COLOURS)
-            for place, (label, own) in enumerate(points.items())
-            if any(own.values()) or column in ("reward", "right_share")
-        ]
+        lines = []
+        for number_of_line, (label, values) in enumerate(points.items()):
+            # Shares that are always 0 say nothing, but a reward or an accuracy of 0 does.
+            if any(values.values()) or column in ("reward", "right_share"):
+                dash, colour = divmod(number_of_line, N_COLOURS)
+                lines.append(Series(label, list(values.items()), f"c{colour}", dash=dash))
         if lines:
             charts.append(Chart(title, lines, better, x_name="step"))
     return view.render(
@@ -295,31 +306,35 @@ def _show_run_of_another(view: View) -> Response:
         charts=charts,
         steps=[(steps[row["source"]], row) for row in reversed(rows)],
         problems=answers.problems(),
-        waiting=[one.source.title for one in indexed if one.is_awaited],
+        waiting=[item.source.title for item in indexed if item.is_awaited],
     )
 
 
-def _other_seeds(view: View, one: Experiment) -> list[str]:
-    """Returns the names of experiments that differ from this one in their seed alone."""
-    setting, names = setting_of(one.config), []
+def _other_seeds(view: PageRequest, experiment: StoredExperiment) -> list[str]:
+    """Returns the names of experiments that differ from this one only in their seed."""
+    setting, names = setting_of(experiment.config), []
     for other in view.store.runs():
         try:
             if other != view.run and setting_of(view.store.experiment(other).config) == setting:
                 names.append(other.name)
-        except ValueError:  # holds nothing that can be read: the list of experiments says so
+        except ValueError:  # it can't be read, as the list of experiments shows
             continue
     return names
 
 
-def _beside(view: View) -> dict[str, list[Cell | None]]:
-    """Returns by name what the experiments reached, what that cost, and the keys that differ, a cell for
-    each; without what none has anything of."""
-    labels = sorted({one.label for run in view.runs for one in view.store.status(run).accuracies})
+def _side_by_side(view: PageRequest) -> dict[str, list[Cell | None]]:
+    """Returns rows of a table that compares experiments, with a cell for each of them.
+
+    The rows are accuracies, costs, and the settings that differ; rows without any value are left out.
+    """
+    labels: set[str] = set()
+    for run in view.runs:
+        labels |= {accuracy.label for accuracy in view.store.status(run).accuracies}
     different = _differing([_settings(view, run) for run in view.runs])
-    columns = [*(PASS + label for label in labels), ITERATIONS, *COSTS, *different]
-    cells = [cells_of(view, run, columns) for run in view.runs]
-    found = {column: [own.get(column) for own in cells] for column in columns}
-    return {column: own for column, own in found.items() if any(own)}
+    columns = [*(PASS + label for label in sorted(labels)), ITERATIONS, *COSTS, *different]
+    cells_by_run = [cells_of(view, run, columns) for run in view.runs]
+    table = {column: [cells.get(column) for cells in cells_by_run] for column in columns}
+    return {column: cells for column, cells in table.items() if any(cells)}
 
 
 PAGES = (

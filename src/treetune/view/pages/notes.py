@@ -10,10 +10,10 @@ from typing import Any
 
 from starlette.responses import Response
 
+from treetune.exceptions import NoteChanged
 from treetune.view.notes import (
     FORMATS,
     LONGEST_NOTE,
-    Changed,
     Note,
     NotedAnswer,
     checked_labels,
@@ -23,7 +23,7 @@ from treetune.view.notes import (
     system_user,
     write_notes,
 )
-from treetune.view.page import Form, Page, View, paged
+from treetune.view.page import Form, Page, PageRequest, paged
 from treetune.view.store import Run
 from treetune.view.store.folders import digest
 from treetune.view.text import one_line
@@ -38,7 +38,7 @@ SUGGESTED = 24
 """Labels in use that the form offers."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=` (also several; without any, all), `?label=`, `?author=`, `?search=`, `?page=`."""
     notes = {run: view.store.notes(run) for run in view.runs or view.store.runs()}
     everything = [note for own in notes.values() for note in own.all()]
@@ -63,7 +63,7 @@ def show(view: View) -> Response:
     )
 
 
-def data(view: View) -> Response:
+def data(view: PageRequest) -> Response:
     """`?format=`, and the rest as for the page: what it lists, whole, as a file."""
     suffix = view.choice("format", FORMATS)
     written = io.BytesIO()
@@ -74,7 +74,7 @@ def data(view: View) -> Response:
     return Response(written.getvalue(), media_type=kind, headers=headers)
 
 
-def _chosen(view: View) -> list[tuple[Run, Note]]:
+def _chosen(view: PageRequest) -> list[tuple[Run, Note]]:
     label, author, search = view.text("label"), view.text("author"), view.text("search").casefold()
     chosen = []
     for run in view.runs or view.store.runs():
@@ -86,7 +86,7 @@ def _chosen(view: View) -> list[tuple[Run, Note]]:
     return chosen
 
 
-def mark(view: View) -> str:
+def mark(view: PageRequest) -> str:
     """Changes with answers too: one may be another, or have its index by now."""
     notes = {run: view.store.notes(run) for run in view.runs or view.store.runs()}
     answers = [view.store.answers(run).mark() for run, own in notes.items() if own.all()]
@@ -100,7 +100,7 @@ Draft = tuple[Sequence[str], str, str]
 """The labels and the text of a form that was not saved, as they were typed, and why it wasn't."""
 
 
-def notes_on(view: View, about: NotedAnswer, draft: Draft | None = None) -> dict[str, Any]:
+def notes_on(view: PageRequest, about: NotedAnswer, draft: Draft | None = None) -> dict[str, Any]:
     """Returns all `notes` on the answer, and the content of this user's form: `seen` is the version of the
     note that it was made from, `offered` are the labels that can be ticked. Nothing can be written where
     there is a `cannot`, which says why."""
@@ -123,12 +123,12 @@ def notes_on(view: View, about: NotedAnswer, draft: Draft | None = None) -> dict
     }
 
 
-def all_labels(view: View) -> list[str]:
+def all_labels(view: PageRequest) -> list[str]:
     """Returns the labels in use in any experiment, the most frequent first."""
     return labels_in_use(view.store.notes(run) for run in view.store.runs())
 
 
-def _why_nothing_can_be_written(view: View) -> str:
+def _why_nothing_can_be_written(view: PageRequest) -> str:
     """Returns nothing where notes can be written."""
     if view.store.read_only:
         return "this viewer was started with --read-only"
@@ -137,7 +137,7 @@ def _why_nothing_can_be_written(view: View) -> str:
     return "" if os.access(written_to, os.W_OK) else f"{written_to} can't be written by {system_user()}"
 
 
-def save_form(view: View, about: NotedAnswer, form: Form) -> Draft | None:
+def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None:
     """Saves the note of a form. What can't be saved is given back."""
     labels: Sequence[str] = [*form.get("label", ()), *form.get("labels", ())]
     text, seen = ("".join(form.get(name, ())[:1]) for name in ("note", "seen"))
@@ -150,7 +150,7 @@ def save_form(view: View, about: NotedAnswer, form: Form) -> Draft | None:
             labels = checked_labels(labels)
             save_note(view.run.directory, new_note(about, labels, text), seen)
             return None
-        except Changed as error:
+        except NoteChanged as error:
             problem = (
                 f"Not saved yet: your note was {'taken away' if error.now is None else 'changed'} meanwhile,"
                 " in another window. Save again to put this in its place."

@@ -1,4 +1,4 @@
-"""The timeline of an experiment: lanes of spans, drawn along true time, added up in a table, and as a Chrome
+"""The timeline of an experiment: lanes of spans drawn along time, summed in a table, and as a Chrome
 trace."""
 
 from __future__ import annotations
@@ -21,46 +21,53 @@ from starlette.responses import Response
 
 from treetune.runtime.console import PHASES
 from treetune.runtime.directory import SAMPLED_TOKENS
-from treetune.store.timeline import SUFFIX, Process, Span, read_timeline
-from treetune.view.page import Page, View
+from treetune.store.timeline import SUFFIX, ProcessRows, Span, read_timeline
+from treetune.view.page import Page, PageRequest
 from treetune.view.store.folders import Run, digest, stat_of
 from treetune.view.templates import in_seconds
 from treetune.view.text import visible
 
 TOUCHING_S = 0.001
-"""A phase and the work in it begin so near to each other."""
+"""A span that begins this little before a phase belongs to the phase."""
 
 WIDTH = 1000
-"""Units of a lane's drawing: what is shorter than one of them is drawn with its neighbours."""
+"""The width of a lane in SVG units. Spans that are shorter than a unit are merged with their neighbours."""
 
 DEEPEST = 4
-"""Rows of a lane: what began within something else stands below it."""
+"""The most rows of a lane. A span that begins within another one is drawn below it."""
 
 SHORTEST_S = 0.01
-"""Shortest time that is shown at once."""
+"""The shortest time that fills the page."""
 
 LIVE_S = 5.0
-"""How often what goes on is drawn anew."""
+"""How often the page of a running experiment is drawn again."""
 
 
 @dataclass(frozen=True)
 class ShownSpan:
-    """A span as a page has it: seconds since 1970; `ending` says how it ended where that isn't plain:
-    ``open`` goes on, ``cut`` ended with its process, nobody wrote when. `kind` chooses its colour: a phase's
-    name, ``server``, ``starting``, ``process`` or ``work``."""
+    """A span of time on a page.
+
+    Example: `ShownSpan("generation", "generation", 1.7e9, 1.7e9 + 40, "iteration 3, 81,920 tokens of
+    answers")`."""
 
     name: str
     kind: str
+    """Chooses the colour: a phase's name, ``server``, ``starting``, ``process``, ``waiting`` or ``work``."""
     start: float
+    """In seconds since 1970."""
     end: float
     words: str = ""
+    """Further facts, for people."""
     ending: str = ""
+    """``open`` for a span that hasn't ended, ``cut`` for one whose process died, so that its end is
+    unknown."""
     about: dict[str, Any] = field(default_factory=dict)
+    """The facts as the timeline's file has them."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Spans of one kind of work of `who`, named after the file of its timeline."""
+    """Spans of one kind of work (`what`) of one process (`who`, the name of its timeline's file)."""
 
     who: str
     what: str
@@ -73,7 +80,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Times:
-    """All lanes, from `start` to `end`. `damaged` says which lines of files are left out."""
+    """All lanes, from `start` to `end`; `damaged` names lines of files that can't be read."""
 
     lanes: Sequence[Lane]
     start: float
@@ -82,112 +89,142 @@ class Times:
 
     @property
     def processes(self) -> list[ShownSpan]:
-        """The runs' own, in their order: the first is the beginning, the others are resumes."""
-        return [span for lane in self.lanes if lane.name == "run: process" for span in lane.spans]
+        """The processes of the run: the first began it, the others resumed it."""
+        for lane in self.lanes:
+            if lane.name == "run: process":
+                return list(lane.spans)
+        return []
 
 
 # Reading
 
 
 def files_of(run: Run) -> list[Path]:
-    """Returns the files of timelines, the run's own first."""
+    """Returns the files of timelines, the main process's first."""
     paths = sorted(run.directory.logs.rglob(f"*{SUFFIX}"))
     return sorted(paths, key=lambda path: path.name != f"run{SUFFIX}")
 
 
 def times_of(run: Run, load: Mapping[int, str] = MappingProxyType({})) -> Times | None:
-    """Reads all timelines of a run; None where nothing has happened yet. `load` is what its servers did in
-    each iteration (from 0), in words."""
-    now, files = time.time(), files_of(run)
-    lanes = [lane for path in files for lane in _lanes(run, path, now, load)]
-    spans = [span for lane in lanes for span in lane.spans]
-    if not spans:
+    """Reads all timelines of a run; None where there is none yet.
+
+    `load` describes the servers' work in each iteration, counted from 0.
+    """
+    now = time.time()
+    lanes: list[Lane] = []
+    damaged = []
+    for path in files_of(run):
+        lanes += _lanes(run, path, now, load)
+        _, lines = _read(path, stat_of(path))
+        if lines:
+            numbers = ", ".join(map(str, lines[:3])) + (", …" if len(lines) > 3 else "")
+            damaged.append(f"{path.name}, line {numbers}")
+    starts = [span.start for lane in lanes for span in lane.spans]
+    ends = [span.end for lane in lanes for span in lane.spans]
+    if not starts:
         return None
-    damaged = [
-        f"{path.name}, line {', '.join(map(str, lines[:3]))}{', …' if len(lines) > 3 else ''}"
-        for path in files
-        if (lines := _read(path, stat_of(path))[1])
-    ]
-    return Times(lanes, min(one.start for one in spans), max(one.end for one in spans), damaged)
+    return Times(lanes, min(starts), max(ends), damaged)
 
 
 @functools.lru_cache(maxsize=64)
-def _read(path: Path, stat: object) -> tuple[list[Process], list[int]]:
-    """Reads a timeline, and the numbers of its damaged lines."""
+def _read(path: Path, stat: object) -> tuple[list[ProcessRows], list[int]]:
+    """Reads a timeline, and returns also the numbers of its damaged lines. `stat` is part of the cache's
+    key."""
     damaged: list[int] = []
     try:
         return read_timeline(path, damaged), damaged
-    except FileNotFoundError:  # it went meanwhile
+    except FileNotFoundError:  # it was deleted meanwhile
         return [], []
 
 
 def _lanes(run: Run, path: Path, now: float, load: Mapping[int, str]) -> Iterator[Lane]:
+    """Yields the lanes of a timeline's file, which may have several processes, one after the other."""
     who = path.relative_to(run.directory.logs).as_posix().removesuffix(SUFFIX)
     processes, _ = _read(path, stat_of(path))
-    alive = bool(processes) and _is_alive(run, who, processes[-1])
+    is_last_alive = bool(processes) and _is_alive(run, who, processes[-1])
     lanes: dict[str, list[ShownSpan]] = {}
     for number, process in enumerate(processes):
-        goes_on = alive and number == len(processes) - 1
-        end = now if goes_on else process.last
-        ending = "open" if goes_on else "" if process.closed else "cut"
-        resumed = f", resume {number}" if number and who == "run" else ""
-        # A server's timeline is written by whoever watches it.
-        watches = "watched by " * any(one.lane == "server" for one in process.spans)
-        words = f"{watches}process {process.pid} on {process.host}{resumed}"
-        lanes.setdefault("process", []).append(ShownSpan(who, "process", process.start, end, words, ending))
-        spans = _one_at_a_time(process.spans)
-        phases = sorted((one for one in spans if one.lane == "phases"), key=lambda one: one.start)
+        is_alive = is_last_alive and number == len(processes) - 1
+        process_end = now if is_alive else process.last
+        ending = "open" if is_alive else "" if process.closed else "cut"
+        description = f"process {process.pid} on {process.host}"
+        if any(span.lane == "server" for span in process.spans):
+            description = f"watched by {description}"  # a server's timeline is written by another process
+        if number and who == "run":
+            description += f", resume {number}"
+        process_span = ShownSpan(who, "process", process.start, process_end, description, ending)
+        lanes.setdefault("process", []).append(process_span)
+        spans = _without_overlaps(process.spans)
+        phases = sorted((span for span in spans if span.lane == "phases"), key=lambda span: span.start)
         for span in spans:
-            own_ending = "" if span.end is not None else "open" if goes_on else "cut"
-            last = max(span.start, span.end if span.end is not None else end)
-            about = {key: value for key, value in span.about.items() if value is not None}
-            iteration = about.get("iteration")
-            facts = [f"iteration {iteration + 1}"] if isinstance(iteration, int) else []
-            if isinstance(iteration, int) and span.name == "generation":
-                facts += filter(None, [load.get(iteration)])
-            facts += [f"{key} {value}" for key, value in about.items() if key not in ("iteration", "why")]
-            words = ": ".join(filter(None, (", ".join(facts), str(about.get("why", "")))))
-            kind = _kind(span, phases)
-            shown = ShownSpan(span.name, kind, span.start, last, words, own_ending, about)
-            lanes.setdefault(span.lane, []).append(shown)
+            shown_span = _shown_span(span, _kind(span, phases), process_end, is_alive, load)
+            lanes.setdefault(span.lane, []).append(shown_span)
     for what, shown_spans in lanes.items():
-        # Half a character of a name would be no address.
-        yield Lane(visible(who), visible(what), sorted(shown_spans, key=lambda one: one.start))
+        # `visible`, because names are in addresses, which can't contain half a character.
+        yield Lane(visible(who), visible(what), sorted(shown_spans, key=lambda span: span.start))
 
 
-def _one_at_a_time(spans: Sequence[Span]) -> list[Span]:
-    """Cuts phases where another one of their lane was carried out in their midst, whose time that is."""
-    cut: list[Span] = []
-    newest: dict[str, int] = {}
-    for span in sorted(spans, key=lambda one: one.start):
-        cut.append(span)
+def _shown_span(
+    span: Span, kind: str, process_end: float, is_alive: bool, load: Mapping[int, str]
+) -> ShownSpan:
+    if span.end is not None:
+        end, ending = span.end, ""
+    else:
+        end, ending = process_end, "open" if is_alive else "cut"
+    about = {key: value for key, value in span.about.items() if value is not None}
+    facts = []
+    iteration = about.get("iteration")
+    if isinstance(iteration, int):
+        facts.append(f"iteration {iteration + 1}")
+        if span.name == "generation" and iteration in load:
+            facts.append(load[iteration])
+    facts += [f"{key} {value}" for key, value in about.items() if key not in ("iteration", "why")]
+    texts = [", ".join(facts), str(about.get("why", ""))]
+    words = ": ".join(text for text in texts if text)
+    return ShownSpan(span.name, kind, span.start, max(span.start, end), words, ending, about)
+
+
+def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
+    """Cuts phases in whose midst another phase of their lane was carried out.
+
+    A phase from 0 to 10 s with another from 4 to 6 s within becomes two, from 0 to 4 s and from 6 to 10 s.
+    """
+    result: list[Span] = []
+    newest_of_lane: dict[str, int] = {}  # the position in the result
+    for span in sorted(spans, key=lambda span: span.start):
+        result.append(span)
         if span.name not in PHASES:
             continue
-        number, newest[span.lane] = newest.get(span.lane), len(cut) - 1
-        around = None if number is None else cut[number]
-        if number is None or around is None or (around.end is not None and around.end <= span.start):
+        outer_position = newest_of_lane.get(span.lane)
+        newest_of_lane[span.lane] = len(result) - 1
+        if outer_position is None:
             continue
-        cut[number] = replace(around, end=span.start)
-        if span.end is not None and (around.end is None or around.end - span.end > TOUCHING_S):
-            cut.append(replace(around, start=span.end))
-            newest[span.lane] = len(cut) - 1
-    return cut
+        outer = result[outer_position]
+        if outer.end is not None and outer.end <= span.start:
+            continue
+        result[outer_position] = replace(outer, end=span.start)
+        if span.end is not None and (outer.end is None or outer.end - span.end > TOUCHING_S):
+            result.append(replace(outer, start=span.end))
+            newest_of_lane[span.lane] = len(result) - 1
+    return result
 
 
 def _kind(span: Span, phases: Sequence[Span]) -> str:
-    """Returns the kind of a span: what is done inside of a phase has its colour."""
+    """Returns the kind of a span: work within a phase has the phase's colour."""
     if span.lane == "server":
         return "starting" if span.name == "starts" else "server"
     if span.name in PHASES:
         return span.name
-    at = bisect.bisect_right(phases, span.start + TOUCHING_S, key=lambda one: one.start) - 1
-    if at >= 0 and ((end := phases[at].end) is None or end > span.start):
-        return phases[at].name
+    last_begun = bisect.bisect_right(phases, span.start + TOUCHING_S, key=lambda phase: phase.start) - 1
+    if last_begun >= 0:
+        phase = phases[last_begun]
+        if phase.end is None or phase.end > span.start:
+            return phase.name
     return "waiting" if span.name.startswith("waiting") else "work"
 
 
-def _is_alive(run: Run, who: str, process: Process) -> bool:
-    """Returns whether what the newest process has begun goes on. One elsewhere is known by the run's lock."""
+def _is_alive(run: Run, who: str, process: ProcessRows) -> bool:
+    """Returns whether the newest process of a timeline still runs."""
     if process.closed:
         return False
     if who == "run":
@@ -198,14 +235,15 @@ def _is_alive(run: Run, who: str, process: Process) -> bool:
         os.kill(process.pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's
+    except PermissionError:  # another user's process
         return True
     return True
 
 
 def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
-    """Returns complete events for chrome://tracing and Perfetto, in microseconds since the experiment began:
-    a process for each that wrote, a thread for each of its lanes. What goes on ends where it was asked for.
+    """Returns complete events for chrome://tracing and Perfetto, in microseconds since the experiment began.
+
+    A file of a timeline is a process, and each of its lanes a thread. Open spans end now.
 
     https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
     """
@@ -240,8 +278,8 @@ def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """A rectangle: its left edge and width in units, its row, what it stands for and when that was."""
+class TimelineBar:
+    """A rectangle of a lane: position in SVG units, and the span that it shows."""
 
     x: float
     width: float
@@ -255,7 +293,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Window:
-    """The part that is shown, in seconds since the experiment began; `whole` is how long it is."""
+    """The time that is shown, in seconds since the experiment began; `whole` is the length of all."""
 
     start: float
     end: float
@@ -266,18 +304,19 @@ class Window:
         return self.end - self.start
 
     def moved(self, by: float) -> tuple[str, str]:
-        """Returns the part so many of its lengths later, not beyond the ends."""
+        """Returns the bounds of a window that is `by` lengths later, within the whole."""
         start = min(max(0.0, self.start + by * self.length), max(0.0, self.whole - self.length))
         return _written(start), _written(start + self.length)
 
     def scaled(self, by: float) -> tuple[str, str]:
-        """Returns a longer or shorter part around its middle, not beyond the ends."""
+        """Returns the bounds of a window that is `by` times as long, with the same middle, within the
+        whole."""
         half = max(SHORTEST_S, by * self.length) / 2
         middle = (self.start + self.end) / 2
         return _written(max(0.0, middle - half)), _written(min(self.whole, middle + half))
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?from=` and `?to=` in seconds since the beginning, `?lane=` (its spans alone)."""
     times = times_of(view.run, _load(view))
     if times is None:
@@ -293,6 +332,11 @@ def show(view: View) -> Response:
             if _meets(span, window, began):
                 kind = re.sub(r"iteration \d+: | after iteration \d+", "", span.name)
                 alike.setdefault((lane.name, kind), []).append(span)
+    listed = []
+    for kind_of_lane, spans in alike.items():
+        longest = max(spans, key=lambda span: span.end - span.start)
+        seconds = sum(span.end - span.start for span in spans)
+        listed.append((*kind_of_lane, longest, len(spans), seconds))
     drawn = [(lane, _bars(lane, window, began)) for lane in lanes]
     shares = (0, 0.25, 0.5, 0.75, 1)
     return view.render(
@@ -303,10 +347,7 @@ def show(view: View) -> Response:
         endings={bar.ending for _, bars in drawn for bar in bars},
         kinds={bar.kind: bar.kind for _, bars in drawn for bar in bars},
         ticks=[clock(window.start + share * window.length, window.length) for share in shares],
-        listed=[
-            (*kind, max(own, key=lambda s: s.end - s.start), len(own), sum(s.end - s.start for s in own))
-            for kind, own in alike.items()
-        ],
+        listed=listed,
         clock=lambda at: clock(at - began, window.length),
         date=lambda at: time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at)),
         zoomed=lambda span: _around(span.start - began, span.end - began),
@@ -317,17 +358,22 @@ def show(view: View) -> Response:
     )
 
 
-def _load(view: View) -> dict[int, str]:
-    """Returns what servers sampled in each iteration, as its metrics have it: of all servers together."""
+def _load(view: PageRequest) -> dict[int, str]:
+    """Returns a description of what all servers together sampled in each iteration, from its metrics."""
     load = {}
     for row in view.store.experiment(view.run).metrics:
         speed, tokens = row.get("engine/tokens_per_second"), row.get(SAMPLED_TOKENS)
-        said = [f"{tokens:,.0f} tokens of answers"] if tokens else []
-        load[row["iteration"]] = ", ".join([*said, *([f"{speed:,.0f} tokens a second"] if speed else [])])
-    return {iteration: words for iteration, words in load.items() if words}
+        facts = []
+        if tokens:
+            facts.append(f"{tokens:,.0f} tokens of answers")
+        if speed:
+            facts.append(f"{speed:,.0f} tokens a second")
+        if facts:
+            load[row["iteration"]] = ", ".join(facts)
+    return load
 
 
-def trace(view: View) -> Response:
+def trace(view: PageRequest) -> Response:
     """`?run=`: the whole timeline for chrome://tracing or Perfetto."""
     made = chrome_trace(view.run.name, times_of(view.run, _load(view)))
     name = re.sub(r"[^\w.-]+", "-", view.run.name, flags=re.ASCII).strip("-.") or "experiment"
@@ -339,7 +385,7 @@ def trace(view: View) -> Response:
 
 
 def clock(seconds: float, length: float) -> str:
-    """Writes a time since the beginning as exactly as a stretch of that length needs it: ``1:02:03``,
+    """Formats a time since the beginning, with the digits that a window of that length needs: ``1:02:03``,
     ``0:02.5``."""
     digits = 0 if length >= 20 else 1 if length >= 2 else 2 if length >= 0.2 else 3
     whole = round(seconds, digits)
@@ -352,12 +398,12 @@ def clock(seconds: float, length: float) -> str:
 def took(span: ShownSpan) -> str:
     seconds = span.end - span.start
     if span.ending == "cut":
-        return "cut off with its process, nobody wrote when"
+        return "cut off when its process died; the end was not recorded"
     length = in_seconds(seconds) if seconds < 100 else clock(seconds, seconds)
     return f"{length} so far" if span.ending == "open" else length
 
 
-def _window(view: View, times: Times) -> Window:
+def _window(view: PageRequest, times: Times) -> Window:
     whole = max(times.end - times.start, SHORTEST_S)
     bounds = []
     for name, default in (("from", 0.0), ("to", whole)):
@@ -381,17 +427,19 @@ def _meets(span: ShownSpan, window: Window, began: float) -> bool:
     return span.end - began >= window.start and span.start - began <= window.end
 
 
-def _bars(lane: Lane, window: Window, began: float) -> list[Bar]:
-    """Returns rectangles of what lies in the window; of what is shorter than a unit the longest stands for
-    all."""
+def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
+    """Returns the rectangles of a lane's spans in the window.
+
+    Spans that are shorter than an SVG unit and fall into the same one are drawn as one, described by the
+    longest."""
     unit = window.length / WIDTH
-    bars: list[Bar] = []
-    short: dict[tuple[int, int], list[Bar]] = {}
-    ends: list[float] = []
+    bars: list[TimelineBar] = []
+    short_bars: dict[tuple[int, int], list[TimelineBar]] = {}  # by unit and row
+    ends_of_open: list[float] = []
     for span in lane.spans:
-        ends = [end for end in ends if end > span.start][: DEEPEST - 1]
-        row = len(ends)
-        ends.append(span.end)
+        ends_of_open = [end for end in ends_of_open if end > span.start][: DEEPEST - 1]
+        row = len(ends_of_open)
+        ends_of_open.append(span.end)
         if not _meets(span, window, began):
             continue
         start, end = span.start - began, span.end - began
@@ -399,21 +447,25 @@ def _bars(lane: Lane, window: Window, began: float) -> list[Bar]:
         x, width = (left - window.start) / unit, (right - left) / unit
         remark = f" ({span.words})" if span.words else ""
         words = f"{span.name}, {clock(start, end - start)}, {took(span)}{remark}"
-        bar = Bar(round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, words, start, end)
+        bar = TimelineBar(
+            round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, words, start, end
+        )
         if width < 1:
-            short.setdefault((min(int(x), WIDTH - 1), row), []).append(bar)
+            short_bars.setdefault((min(int(x), WIDTH - 1), row), []).append(bar)
         else:
             bars.append(bar)
-    for (x, row), own in short.items():
-        longest = max(own, key=lambda bar: bar.end - bar.start)
-        others = f" and {len(own) - 1} more here" if len(own) > 1 else ""
-        first, last = min(bar.start for bar in own), max(bar.end for bar in own)
-        bars.append(Bar(x, 1.0, row, longest.kind, longest.ending, longest.words + others, first, last))
+    for (x, row), merged in short_bars.items():
+        longest = max(merged, key=lambda bar: bar.end - bar.start)
+        others = f" and {len(merged) - 1} more here" if len(merged) > 1 else ""
+        first, last = min(bar.start for bar in merged), max(bar.end for bar in merged)
+        bars.append(
+            TimelineBar(x, 1.0, row, longest.kind, longest.ending, longest.words + others, first, last)
+        )
     return bars
 
 
 def _around(start: float, end: float) -> tuple[str, str]:
-    """Returns a stretch with a little room on both sides."""
+    """Returns the bounds of a window around a span, with some room on both sides."""
     room = max(0.05 * (end - start), SHORTEST_S / 2)
     return _written(max(0.0, start - room)), _written(end + room)
 
@@ -422,7 +474,7 @@ def _written(seconds: float) -> str:
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
-def mark(view: View) -> str:
+def mark(view: PageRequest) -> str:
     now = int(time.time() / LIVE_S) if view.run.directory.is_running() else 0
     files = [(str(path), stat_of(path)) for path in files_of(view.run)]
     return digest(view.store.mark([view.run]), files, now)

@@ -11,16 +11,16 @@ from typing import Any
 from treetune.store.files import write_text
 from treetune.view.charts import line_chart
 from treetune.view.curves import Bunch, evaluation_charts
-from treetune.view.experiment import Experiment, read_experiment
+from treetune.view.experiment import StoredExperiment, read_experiment
 from treetune.view.report.sections import all_sections
 from treetune.view.templates import colour_of, page
 
 
 def write_report(directories: Sequence[Path], output: Path | None = None) -> Path:
-    """Writes the report and returns where it is.
+    """Writes the report, and returns its path.
 
-    Without `output` it is ``report.html``: in the experiment's directory, or for several in the
-    directory above the first one. Raises ValueError for a directory that holds no experiment.
+    Without `output` it is ``report.html`` in the experiment's directory, or for several experiments in the
+    directory above the first one. Raises ValueError for a directory that is not an experiment's.
     """
     if not directories:
         raise ValueError("a report is about one experiment's directory, or several")
@@ -29,40 +29,45 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
         first = experiments[0].path
         output = (first if len(experiments) == 1 else first.resolve().parent) / "report.html"
     results = [
-        _result(one, colour_of(i), label) for i, one in enumerate(experiments) for label in one.evaluations
+        _result(experiment, colour_of(i), label)
+        for i, experiment in enumerate(experiments)
+        for label in experiment.evaluations
     ]
+    further_heads: dict[str, None] = {}
+    for result in results:
+        further_heads |= dict.fromkeys(result["further"])
     document = page(
         "report.html",
-        title=", ".join(one.name for one in experiments),
+        title=", ".join(experiment.name for experiment in experiments),
         now=time.strftime("%Y-%m-%d %H:%M %Z"),
         results=results,
-        further=list(dict.fromkeys(head for result in results for head in result["further"])),
-        colours={one.name: colour_of(i) for i, one in enumerate(experiments)},
+        further=list(further_heads),
+        colours={experiment.name: colour_of(i) for i, experiment in enumerate(experiments)},
         curves=_accuracy_curves(experiments),
-        experiments=[_about(one, colour_of(i)) for i, one in enumerate(experiments)],
-        paths=", ".join(str(one.path) for one in experiments),
+        experiments=[_about(experiment, colour_of(i)) for i, experiment in enumerate(experiments)],
+        paths=", ".join(str(experiment.path) for experiment in experiments),
     )
     write_text(output, document)
     return output
 
 
-def _result(one: Experiment, colour: str, label: str) -> dict[str, Any]:
+def _result(experiment: StoredExperiment, colour: str, label: str) -> dict[str, Any]:
     """Returns the last measured checkpoint on an evaluation set."""
-    summaries = one.evaluations[label]
+    summaries = experiment.evaluations[label]
     optional = ("ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
     summary = {**dict.fromkeys(optional), **summaries[max(summaries)]}
     columns = [section.columns(summary) for section in all_sections()]
     return {
-        "experiment": one.name,
+        "experiment": experiment.name,
         "colour": colour,
         "set": label,
         "summary": summary,
         "k": max(summary.get("pass_at_k") or (), key=int, default=None),
-        "further": {head: text for own in columns for head, text in own.items()},
+        "further": {head: text for further in columns for head, text in further.items()},
     }
 
 
-def _accuracy_curves(experiments: Sequence[Experiment]) -> list[str]:
+def _accuracy_curves(experiments: Sequence[StoredExperiment]) -> list[str]:
     """Returns pass@1 over iterations, one chart per evaluation set, all experiments in it; of several
     experiments also one for each domain of the set."""
     from treetune.view.report.recorded import accuracy_charts, domain_series, domains_of
@@ -85,38 +90,51 @@ def _accuracy_curves(experiments: Sequence[Experiment]) -> list[str]:
     return curves
 
 
-def _about(one: Experiment, colour: str) -> dict[str, Any]:
+def _about(experiment: StoredExperiment, colour: str) -> dict[str, Any]:
     """Returns all that there is about one experiment, and what is missing: sections add to that."""
-    written = [(section.title, section.html(one)) for section in all_sections() if section.applies(one)]
+    written = [
+        (section.title, section.html(experiment)) for section in all_sections() if section.applies(experiment)
+    ]
     return {
-        "name": one.name,
+        "name": experiment.name,
         "colour": colour,
-        "facts": _facts(one),
-        "config": json.dumps(one.config, indent=1, ensure_ascii=False) if one.config else "",
-        "missing": one.missing,
+        "facts": _facts(experiment),
+        "config": json.dumps(experiment.config, indent=1, ensure_ascii=False) if experiment.config else "",
+        "missing": experiment.missing,
         "sections": [(title, inner) for title, inner in written if inner],
     }
 
 
-def _facts(one: Experiment) -> Mapping[str, Any]:
+def _facts(experiment: StoredExperiment) -> Mapping[str, Any]:
     def listed(facts: Mapping[str, Any], between: str = ", ") -> str:
         return between.join(f"{key} {value}" for key, value in facts.items() if value)
 
-    manifest, config, bits = one.manifest, one.config, one.bits_rest_on
-    planned = one.expected_iterations
-    state = "running" if one.running else "finished" if planned == len(one.metrics) else "not finished"
-    if one.stopped:
+    manifest, config, environment = experiment.manifest, experiment.config, experiment.bits_rest_on
+    planned = experiment.expected_iterations
+    state = (
+        "running"
+        if experiment.running
+        else "finished"
+        if planned == len(experiment.metrics)
+        else "not finished"
+    )
+    if experiment.stopped:
         state = "stopped by a collapse sign"
-    machine = (bits.get("processor"), manifest.get("system"), bits.get("machine"), bits.get("python"))
+    machine = (
+        environment.get("processor"),
+        manifest.get("system"),
+        environment.get("machine"),
+        environment.get("python"),
+    )
     facts = {
-        "iterations": f"{len(one.metrics)} of {planned if planned is not None else '?'} ({state})",
-        "method": listed(one.method, " · "),
+        "iterations": f"{len(experiment.metrics)} of {planned if planned is not None else '?'} ({state})",
+        "method": listed(experiment.method, " · "),
         "configuration (hash)": manifest.get("config"),
         "seed": manifest.get("seed", config.get("seed")),
         "code (git commit)": manifest.get("commit"),
-        "versions": listed(bits.get("packages") or {}),
+        "versions": listed(environment.get("packages") or {}),
         "machine": ", ".join(str(part) for part in machine if part),
         "data (hashes)": listed(manifest.get("data") or {}),
-        "directory": str(one.path),
+        "directory": str(experiment.path),
     }
     return {key: value for key, value in facts.items() if value not in (None, "")}

@@ -1,4 +1,4 @@
-"""Sections on what iterations recorded: training, domains, numbers of answers, signs of collapse, time by
+"""Sections about recorded metrics: training, domains, numbers of answers, signs of collapse, time by
 phase."""
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
-from itertools import groupby
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -19,8 +18,8 @@ from treetune.runtime.diagnostics import (
     METRICS,
     REMEDIES,
     SIGNS,
+    CollapseSign,
     Diagnostics,
-    Finding,
     Sign,
     Watched,
     diagnose,
@@ -29,14 +28,14 @@ from treetune.runtime.diagnostics import (
 )
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.view.charts import Chart, Series, better_of, line_chart, thinned
-from treetune.view.curves import PHASES, Bunch, phase_seconds, phase_totals, plan_beside, usual_charts
-from treetune.view.experiment import Experiment
+from treetune.view.curves import PHASES, Bunch, compare_with_plan, phase_seconds, phase_totals, usual_charts
+from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
 from treetune.view.templates import colour_of, render
 
 TRAINING_NOTE = (
     "What each iteration recorded: it samples answers or takes demonstrations, gives them credit and trains"
-    " on them. A point says its number when the pointer rests on it."
+    " on them. Hover over a point for its value."
 )
 
 DOMAIN_CURVES: Mapping[str, str] = {
@@ -48,17 +47,17 @@ DOMAIN_CURVES: Mapping[str, str] = {
     "advantage_zero": "share of trained tokens whose advantage is 0",
     "response_tokens": "response length (tokens)",
     "unfinished": "share unfinished",
-    "unavailable": "share that nobody could grade",
+    "unavailable": "share that could not be graded",
     "weight": "share of problems that the weights ask for",
     "problems": "problems of the iteration",
 }
-"""Title by number. What is 0 in all domains has no chart, and where all weights stay as they are, the last
-two say nothing."""
+"""The titles of charts by metric. A metric that is 0 in all domains has no chart. The last two have none
+where the weights of domains don't change."""
 
 FROM_ZERO = frozenset({"mixed", "advantage_zero", "unfinished", "unavailable", "weight", "problems"})
 
 SIGN = "diagnostics/"
-"""Begins the metrics of signs of collapse."""
+"""The prefix of the metrics of signs of collapse."""
 
 SIGN_NAMES: Mapping[Sign, str] = {
     "entropy_low": "entropy has collapsed",
@@ -78,7 +77,7 @@ class TrainingSection(ReportSection):
     title = "Training"
 
     @override
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         if not experiment.metrics:
             return ""
         usual = usual_charts([Bunch(experiment.name, 0, [experiment])])
@@ -96,11 +95,17 @@ class DomainsSection(ReportSection):
     title = "By domain"
 
     @override
-    def html(self, experiment: Experiment) -> str:
-        """All domains in one chart of each number, and the last measured checkpoint of each set."""
-        recorded = {of[0] for row in experiment.metrics for key in row if (of := name_in(key)) is not None}
-        summaries = [one for points in experiment.evaluations.values() for one in points.values()]
-        names = sorted(recorded.union(*(domains_of(summary) for summary in summaries)))
+    def html(self, experiment: StoredExperiment) -> str:
+        """Shows all domains in a chart for each metric, and the last measured checkpoint of each set."""
+        domains: set[str] = set()
+        for metric in experiment.recorded:
+            domain_and_name = name_in(metric)
+            if domain_and_name is not None:
+                domains.add(domain_and_name[0])
+        for summaries in experiment.evaluations.values():
+            for summary in summaries.values():
+                domains |= set(domains_of(summary))
+        names = sorted(domains)
         if len(names) < 2:
             return ""
         colours = {name: colour_of(number) for number, name in enumerate(names)}
@@ -121,7 +126,7 @@ class DomainsSection(ReportSection):
                 for name, colour in colours.items()
             ]
             says_something = weights_move or number not in ("weight", "problems")
-            if says_something and any(y for each in series for _, y in each.points):
+            if says_something and any(y for line in series for _, y in line.points):
                 heading = title.format(trained_on=experiment.trained_on)
                 chart = Chart(heading, series, better_of(f"episodes/{number}"), x_name="iteration")
                 charts.append(line_chart(replace(chart, from_zero=number in FROM_ZERO)))
@@ -135,24 +140,19 @@ def domains_of(summary: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 
 
 def domain_series(title: str, points: Mapping[int, Mapping[str, Any]], domain: str, colour: str) -> Series:
-    """Returns a domain's pass@1 at each measured checkpoint."""
-    own = {
-        float(done): domains_of(summary)[domain]
-        for done, summary in points.items()
-        if domain in domains_of(summary)
-    }
-    return Series(
-        title,
-        [(done, float(summary["pass_at_1"])) for done, summary in own.items()],
-        colour,
-        {done: (float(summary["ci_low"]), float(summary["ci_high"])) for done, summary in own.items()},
-        is_level=len(own) == 1,
-    )
+    """Returns a domain's pass@1 at each measured checkpoint, with its interval."""
+    accuracies, intervals = [], {}
+    for iterations, summary in points.items():
+        if domain in domains_of(summary):
+            of_domain = domains_of(summary)[domain]
+            accuracies.append((float(iterations), float(of_domain["pass_at_1"])))
+            intervals[float(iterations)] = float(of_domain["ci_low"]), float(of_domain["ci_high"])
+    return Series(title, accuracies, colour, intervals, is_level=len(accuracies) == 1)
 
 
 def accuracy_charts(title: str, series: Sequence[Series]) -> list[str]:
-    """Returns a chart of pass@1 of checkpoints, with its interval, where one was measured more than once."""
-    if not any(len(one.points) > 1 for one in series):
+    """Returns a chart of pass@1 over checkpoints; none where each series has a single point."""
+    if not any(len(line.points) > 1 for line in series):
         return []
     return [line_chart(Chart(title, series, "up", "95 % interval over problems"))]
 
@@ -161,11 +161,11 @@ def accuracy_charts(title: str, series: Sequence[Series]) -> list[str]:
 
 
 class NumbersSection(ReportSection):
-    title = "What was counted in answers"
+    title = "Numbers of answers"
 
     @override
-    def html(self, experiment: Experiment) -> str:
-        """A group for each kind of numbers. What was always 0 has no chart."""
+    def html(self, experiment: StoredExperiment) -> str:
+        """Shows the charts of each group of numbers. A number that was always 0 has no chart."""
         groups = []
         for group in registered().values():
             prefix = f"{group.name}/"
@@ -181,11 +181,14 @@ class NumbersSection(ReportSection):
                     Series(name, experiment.curve(metric), "own"),
                     Series(f"{name} of correct answers", experiment.curve(f"{metric}{OF_CORRECT}"), "soft"),
                 ]
-                known = group.numbers.get(name)
-                title = f"{name.replace('_', ' ')}, per answer" if known is None else known.title
-                if any(y for each in series for _, y in each.points):
+                declaration = group.numbers.get(name)
+                if declaration is None:
+                    title = f"{name.replace('_', ' ')}, per answer"
+                else:
+                    title = declaration.title
+                if any(y for line in series for _, y in line.points):
                     charts.append(line_chart(Chart(title, series, better_of(metric), x_name="iteration")))
-                elif any(each.points for each in series):
+                elif any(line.points for line in series):
                     always_0.append(title)
             note = f"{group.name.capitalize()}: means over answers; in grey over those that are correct."
             if always_0:
@@ -198,8 +201,8 @@ class NumbersSection(ReportSection):
         cells = {}
         for full, number in declared().items():
             group, _, name = full.partition("/")
-            own = summary.get(group)  # somebody else's by that name may be anything
-            value = own.get(name) if isinstance(own, Mapping) else None
+            numbers = summary.get(group)  # may be anything: other programs can write a key of that name
+            value = numbers.get(name) if isinstance(numbers, Mapping) else None
             if number.label is not None and value is not None:
                 cells[number.label] = f"{value:.3f}" if number.share else f"{value:.1f}"
         return cells
@@ -212,21 +215,21 @@ class DiagnosticsSection(ReportSection):
     title = "Signs of collapse"
 
     @override
-    def html(self, experiment: Experiment) -> str:
-        """A row for each sign that was looked for."""
+    def html(self, experiment: StoredExperiment) -> str:
+        """Shows a row for each sign that the run looked for."""
         looked_for = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
         if not looked_for:
             return ""
         settings: Diagnostics | None = None  # the run's own thresholds, where its configuration has them
         if experiment.config:
             try:
-                given = experiment.config.get("diagnostics") or {}
-                settings = TypeAdapter(Diagnostics).validate_python(given)
-            except ValidationError:  # of another time
+                values = experiment.config.get("diagnostics") or {}
+                settings = TypeAdapter(Diagnostics).validate_python(values)
+            except ValidationError:  # settings of another version
                 pass
         weights = None
         if experiment.stopped and settings is not None:
-            # Which weights are from before the sign that ended the run.
+            # The weights from before the sign that ended the run.
             done = int(experiment.metrics[-1]["iteration"]) + 1
             good = last_good(settings, _diagnosed(experiment, settings, done), done - 1)
             if good is not None:
@@ -241,12 +244,12 @@ class DiagnosticsSection(ReportSection):
         )
 
 
-def _sign_row(one: Experiment, settings: Diagnostics | None, sign: Sign) -> dict[str, Any]:
-    looked = one.curve(f"{SIGN}{sign}")
+def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: Sign) -> dict[str, Any]:
+    looked = experiment.curve(f"{SIGN}{sign}")
     seen = [int(iteration) for iteration, counts in looked if counts]
     # The sign's last message in the words of the log: where it isn't seen now, of when it last was.
     upto = seen[-1] if seen else int(looked[-1][0])
-    finding = _diagnosed(one, settings, upto).get(sign, Finding(sign))
+    finding = _diagnosed(experiment, settings, upto).get(sign, CollapseSign(sign))
     if seen:
         kind, verdict = "wrong", "at the end" if looked[-1][1] else "before"
     elif finding.early:
@@ -257,7 +260,7 @@ def _sign_row(one: Experiment, settings: Diagnostics | None, sign: Sign) -> dict
         kind, verdict = "correct", "no"
     measured: dict[str, str | None] = {}
     for name in METRICS[sign]:
-        if points := one.curve(name):
+        if points := experiment.curve(name):
             # None where the threshold is about how much it varies.
             measured[name] = None if sign == "gradient_noise" else f"{points[-1][1]:.3g}"
     thresholds = settings.thresholds(sign) if settings is not None else {}
@@ -272,12 +275,14 @@ def _sign_row(one: Experiment, settings: Diagnostics | None, sign: Sign) -> dict
     }
 
 
-def _diagnosed(one: Experiment, settings: Diagnostics | None, done: int) -> Mapping[Sign, Finding]:
+def _diagnosed(
+    experiment: StoredExperiment, settings: Diagnostics | None, done: int
+) -> Mapping[Sign, CollapseSign]:
     """Returns the signs of the first `done` iterations, as the run itself saw them."""
     if settings is None:
         return {}
     max_tokens = None  # the answers' limit: the rollout's, or that of the rollout which it wraps
-    rollout = one.config.get("rollout")
+    rollout = experiment.config.get("rollout")
     while isinstance(rollout, Mapping):
         sampling = rollout.get("sampling")
         if isinstance(sampling, Mapping):
@@ -285,18 +290,20 @@ def _diagnosed(one: Experiment, settings: Diagnostics | None, done: int) -> Mapp
             max_tokens = limit if isinstance(limit, int) else None
             break
         rollout = rollout.get("rollout")
-    rows = [row for row in one.metrics if row["iteration"] < done]
+    rows = [row for row in experiment.metrics if row["iteration"] < done]
     # Signs in answers are looked for where some are sampled, and were recorded if they were.
     return diagnose(settings, Watched(sampled=True, max_tokens=max_tokens), rows)
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Writes rising whole numbers, neighbours together: 3–5, 9."""
-    runs = []
-    for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        own = [number for _, number in run]
-        runs.append(str(own[0]) if len(own) == 1 else f"{own[0]}–{own[-1]}")
-    return ", ".join(runs)
+    """Formats rising integers with consecutive ones as ranges: "3–5, 9"."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in ranges)
 
 
 # Time
@@ -306,7 +313,7 @@ class TimesSection(ReportSection):
     title = "Time by phase"
 
     @override
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """Shares of the whole run, and a bar per iteration."""
         rows = phase_seconds(experiment)
         totals = phase_totals(rows)
@@ -319,5 +326,5 @@ class TimesSection(ReportSection):
             whole=math.fsum(totals.values()),
             iterations=len(rows),
             bars=thinned(rows),
-            plan=plan_beside(experiment),
+            plan=compare_with_plan(experiment),
         )

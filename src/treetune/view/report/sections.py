@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from treetune.view.experiment import Experiment
+from treetune.view.experiment import StoredExperiment
 
 
 class ReportSection:
@@ -20,11 +20,11 @@ class ReportSection:
     title: ClassVar[str]
     """The heading."""
 
-    def applies(self, experiment: Experiment) -> bool:
+    def applies(self, experiment: StoredExperiment) -> bool:
         """Returns whether the experiment may have anything to show here."""
         return True
 
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """Returns the content below the title; nothing, and no title, where it is empty."""
         raise NotImplementedError
 

@@ -1,4 +1,12 @@
-"""Answers of an experiment by what they are: filtered, sorted, searched, in pages; and one of them whole."""
+"""The answers of an experiment: filtered, sorted, searched, in pages; and single answers, whole.
+
+    a page asks ──► Answers.ask ──► DuckDB on the indexes that exist (`index.py`)
+                        │
+                        └─ missing indexes: small ones are made at once, while the page waits; large ones by
+                           a thread, and the page asks again when its mark changes
+
+`_lock` protects the dictionaries, `_building` lets one thread write indexes, and `_working` is held as long
+as a thread is at it."""
 
 from __future__ import annotations
 
@@ -10,42 +18,43 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treetune.exceptions import NotThere
 from treetune.runtime.directory import verify_answers
-from treetune.view.store.folders import NotThere, Run, digest
+from treetune.view.store.folders import Run, digest
 from treetune.view.store.foreign import answer_at
 from treetune.view.store.index import (
-    BITS,
     ROWS,
     ROWS_IN_GROUP,
+    TEXTS,
+    AnswerFile,
     Indexed,
     Layout,
-    Source,
     build,
     read_about,
     read_batch,
     sources,
 )
 from treetune.view.store.queries import (
-    Filter,
-    Question,
-    Result,
-    among,
+    ColumnFilter,
+    RowPage,
+    RowQuery,
+    among_sql,
     as_rows,
-    condition,
-    connected,
+    condition_sql,
+    connect,
     literal,
-    order,
+    order_sql,
 )
-from treetune.view.store.signatures import SHORTEST, lowered, may_hold
 from treetune.view.store.tables import Histogram, histograms_of
+from treetune.view.text import writable
 
 if TYPE_CHECKING:
     import duckdb
@@ -55,45 +64,46 @@ if TYPE_CHECKING:
     from treetune.vocabulary import Episode, Trajectory
 
 AT_ONCE_BYTES = 1_000_000
-"""An experiment whose answers that have no index yet are no more than this is read while somebody waits."""
+"""Answers without an index of up to this size are read while the page waits."""
 
-LOOKED_INTO = 2000
-"""Texts that a search looks into at a time."""
 DEEP = 5000
-"""Rows that are passed over before a page counts as far behind."""
-MOST_AT_ONCE = 50_000
-"""Answers in which a text may be, up to which their places are read at once."""
-PATIENCE_S = 0.6
-"""How long a search goes on looking into texts once it has a page to show."""
-LONGEST_S = 3.0
-"""How long it looks for a page: what is too short for signatures may stand nowhere in a million texts."""
+"""From this many skipped rows on, a page is read in two steps: see `AnswerStore.ask`."""
+SEARCHES = 4
+"""The number of searches whose results are kept, for their further pages."""
+LONGEST_SEARCH_S = 60.0
+"""The time after which a search is given up."""
 
-AS_THEY_CAME = "source[1] DESC, length(source), source, row"
-"""The order of what nobody sorted, and of equals: iterations, then evaluations, 2 before 10."""
+USUAL_ORDER = "source[1] DESC, length(source), source, row"
+"""The order of unsorted and of equal rows: iterations (`i…`) before evaluations (`e…`), and 2 before 10."""
 
 LOG = logging.getLogger("treetune.view")
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer, whole: `row` of the index; the trajectory and its episodes where these are stored, and of
-    each episode what the trainer recorded of its tokens, where that is; of an evaluation `line`, the file's.
-    """
+class StoredAnswer:
+    """A whole answer, with everything that is stored about it."""
 
     row: Mapping[str, Any]
-    source: Source
+    """The row of the index."""
+    source: AnswerFile
     trajectory: Trajectory | None = None
+    """None for evaluations, and where only training rows are stored."""
     episodes: Sequence[Episode] = ()
+    """The training rows that the answer was cut into."""
     line: Mapping[str, Any] = field(default_factory=dict)
+    """The line of an evaluation's file."""
     signals: Sequence[TokenSignals] = ()
+    """The numbers that the trainer recorded for each episode's tokens."""
 
     @property
     def episode(self) -> Episode | None:
-        """The training row that has the answer's tokens; None where none has."""
+        """The training row with all of the answer's tokens; None where it was cut into several."""
         if self.trajectory is None:
             return self.episodes[0] if self.episodes else None
-        ids = self.trajectory.response_ids
-        return next((one for one in self.episodes if np.array_equal(one.response_ids, ids)), None)
+        for episode in self.episodes:
+            if np.array_equal(episode.response_ids, self.trajectory.response_ids):
+                return episode
+        return None
 
     @property
     def text(self) -> str:
@@ -102,123 +112,136 @@ class Answer:
         return self.line.get("text") or (self.episodes[0].text if self.episodes else "")
 
 
-class Answers:
-    """The answers of one experiment. Indexes lie in `cache`; a thread makes those of large files.
+class AnswerStore:
+    """The answers of an experiment. Safe for several threads.
 
-    What is known of the files may be `look_again_s` old.
+    Indexes are in the folder `cache`. The list of files may be `look_again_s` old.
     """
 
     def __init__(self, run: Run, cache: Path, look_again_s: float = 0.0) -> None:
         self.run = run
         self._look_again_s = look_again_s
-        self._seen: tuple[float, list[Indexed]] = (-math.inf, [])
+        self._listed: tuple[float, list[Indexed]] = (-math.inf, [])
+        """When the files were listed, and the list."""
         self._cache = cache / hashlib.blake2b(os.fsencode(run.path.resolve()), digest_size=8).hexdigest()
         self._lock, self._building, self._working = threading.Lock(), threading.Lock(), threading.Lock()
-        self._known: dict[str, Indexed] = {}
+        self._indexed_by_name: dict[str, Indexed] = {}
         self._faults: dict[str, tuple[str, str]] = {}
-        """By a source's name: the mark that it had, and what was wrong."""
+        """By a source's name: the mark that it had, and the reason why it can't be read."""
         self._columns: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}
+        """By names of sources: the mark of the answers, and the columns' types."""
+        self._searches: OrderedDict[Hashable, pa.Table] = OrderedDict()
         self._connection: duckdb.DuckDBPyConnection | None = None
 
     # Indexes
 
-    def sources(self) -> list[Source]:
-        """Returns the files of answers that there are now."""
+    def sources(self) -> list[AnswerFile]:
+        """Returns the files of answers that exist now."""
         return sources(self.run)
 
     def indexed(self) -> list[Indexed]:
-        """Returns all sources, each with its index as far as that is made; the rest is begun."""
-        seen, indexed = self._seen
-        if time.monotonic() - seen < self._look_again_s:
+        """Returns all sources with the indexes that exist, and starts to make the others."""
+        listed_at, indexed = self._listed
+        if time.monotonic() - listed_at < self._look_again_s:
             return indexed
-        indexed = [self._indexed(source) for source in self.sources()]
-        missing = [one for one in indexed if one.is_awaited or (one.is_behind and not one.fault)]
-        if missing and sum(one.source.size for one in missing) <= AT_ONCE_BYTES:
-            self._make(missing)
-            indexed = [self._indexed(one.source) for one in indexed]
+        indexed = [self._with_index(source) for source in self.sources()]
+        missing = [item for item in indexed if item.is_awaited or (item.is_behind and not item.fault)]
+        if missing and sum(item.source.size for item in missing) <= AT_ONCE_BYTES:
+            self._make_indexes(missing)
+            indexed = [self._with_index(item.source) for item in indexed]
         elif missing and self._working.acquire(blocking=False):
-            threading.Thread(target=self._make, args=(missing, self._working), daemon=True).start()
-        self._seen = (time.monotonic(), indexed)
+            thread = threading.Thread(target=self._make_indexes, args=(missing, self._working), daemon=True)
+            thread.start()
+        self._listed = (time.monotonic(), indexed)
         return indexed
 
-    def read_now(self, source: Source) -> None:
-        """Makes the index of one source, and asks no other from now on. Raises ValueError for a file that
-        can't be read."""
+    def read_now(self, source: AnswerFile) -> None:
+        """Makes the index of a source; from now on there are no other sources.
+
+        Raises ValueError for a file that can't be read.
+        """
         build(source, self._cache / source.name)
-        self._look_again_s, self._seen = math.inf, (time.monotonic(), [self._indexed(source)])
+        self._look_again_s = math.inf
+        self._listed = (time.monotonic(), [self._with_index(source)])
 
     def problems(self) -> list[str]:
-        """Returns messages on what keeps files from being shown."""
+        """Returns messages on files that can't be shown."""
         links = list[Path]()
         sources(self.run, links)
+        indexed = self.indexed()
         return [
-            *(one.fault for one in self.indexed() if one.fault),
-            *(one.about.note for one in self.indexed() if one.about is not None and one.about.note),
+            *(item.fault for item in indexed if item.fault),
+            *(item.about.note for item in indexed if item.about is not None and item.about.note),
             *(f"{path} is not read: it is a symbolic link that leads out of the folder" for path in links),
         ]
 
     def mark(self) -> str:
-        """Returns another text as soon as there are other answers, or more of them are indexed or can't
-        be."""
-        return digest(
-            [
-                (one.source.name, one.source.mark, one.about and one.about.mark, one.fault)
-                for one in self.indexed()
-            ]
-        )
+        """Returns a text that changes whenever answers, their indexes or the messages on them change."""
+        marks = []
+        for item in self.indexed():
+            index_mark = item.about.mark if item.about is not None else None
+            marks.append((item.source.name, item.source.mark, index_mark, item.fault))
+        return digest(marks)
 
-    def _indexed(self, source: Source) -> Indexed:
+    def _with_index(self, source: AnswerFile) -> Indexed:
+        """Returns a source with its index: the current one, or an older one of a file that only grows."""
         mark = source.mark
-        known = self._known.get(source.name)
-        if known is not None and known.about is not None and known.about.mark == mark:
-            return known
+        cached = self._indexed_by_name.get(source.name)
+        if cached is not None and cached.about is not None and cached.about.mark == mark:
+            return cached
         folder = self._cache / source.name
         about = read_about(folder)
-        failed, fault = self._faults.get(source.name, ("", ""))
+        failed_mark, fault = self._faults.get(source.name, ("", ""))
         is_current = about is not None and about.mark == mark
-        # A file that is being written would never be shown if its index had to be of what it holds now.
+        # A file that another program keeps writing would never be shown if its index had to be current.
         is_behind = about is not None and not is_current and source.grows and about.size <= source.size
         shown = about if is_current or is_behind else None
-        one = Indexed(source, folder, shown, fault if not is_current and failed == mark else "", is_behind)
-        self._known[source.name] = one
-        return one
+        shown_fault = fault if not is_current and failed_mark == mark else ""
+        indexed = Indexed(source, folder, shown, shown_fault, is_behind)
+        self._indexed_by_name[source.name] = indexed
+        return indexed
 
-    def _make(self, missing: Sequence[Indexed], working: threading.Lock | None = None) -> None:
-        """Makes the indexes, and takes away those of files that are gone; releases `working` at the end."""
+    def _make_indexes(self, missing: Sequence[Indexed], working: threading.Lock | None = None) -> None:
+        """Makes indexes, and deletes those of files that are gone; releases `working` at the end."""
         try:
             names = {source.name for source in self.sources()}
-            for gone in [folder for folder in self._cache.glob("[ie]*") if folder.name not in names]:
-                shutil.rmtree(gone, ignore_errors=True)
-            for one in missing:
+            for folder in list(self._cache.glob("[ie]*")):
+                if folder.name not in names:
+                    shutil.rmtree(folder, ignore_errors=True)
+            for item in missing:
                 with self._building:
-                    newest = self._indexed(one.source)
-                    if newest.about is not None and not newest.is_behind:
-                        continue
-                    mark = one.source.mark
-                    try:
-                        build(one.source, one.folder)
-                    except Exception as error:  # whatever it is, other files are shown, and this one is named
-                        if one.source.mark == mark:  # else it was written anew, and is read next time
-                            fault = self._fault(one.source, error)
-                            self._faults[one.source.name] = mark, fault
-                            LOG.warning("%s", fault, exc_info=not isinstance(error, ValueError | OSError))
+                    self._make_index(item)
         finally:
             if working is not None:
                 working.release()
 
-    def _fault(self, source: Source, error: Exception) -> str:
-        """Describes an error. An OSError that names no file of the source is about the index."""
+    def _make_index(self, item: Indexed) -> None:
+        newest = self._with_index(item.source)
+        if newest.about is not None and not newest.is_behind:  # another thread has made it
+            return
+        mark = item.source.mark
+        try:
+            build(item.source, item.folder)
+        except Exception as error:  # whatever it is, the other files must be shown
+            if item.source.mark != mark:  # the file was written again meanwhile: the next look reads it
+                return
+            fault = self._fault_message(item.source, error)
+            self._faults[item.source.name] = mark, fault
+            LOG.warning("%s", fault, exc_info=not isinstance(error, ValueError | OSError))
+
+    def _fault_message(self, source: AnswerFile, error: Exception) -> str:
+        # An OSError that names none of the source's files is about the index.
         if isinstance(error, OSError) and error.filename not in map(str, source.files):
             return (
                 f"{source.title} is not shown, as its index can't be written to {self._cache} ({error}): make"
-                " room there, or let it be written, and start the viewer again"
+                " room there or give write permission, and start the viewer again"
             )
         return f"{source.title} can't be read: {error}"
 
     # Questions
 
     def columns(self, sources: Sequence[str] = ()) -> dict[str, str]:
-        """Returns the columns of the index by name, with DuckDB's types: of these sources, or of all."""
+        """Returns DuckDB's types of the index's columns, by name: of these sources, or of all."""
         names = tuple(sources)
         relation, mark = self._relation(names), self.mark()
         if relation is None:
@@ -229,251 +252,238 @@ class Answers:
             self._columns[names] = mark, columns
         return self._columns[names][1]
 
-    def ask(self, question: Question) -> Result:
-        """Returns a page of answers. A column that only other sources have is null in these. Raises
-        ValueError for a column or an operator that isn't there."""
+    def ask(self, question: RowQuery) -> RowPage:
+        """Returns a page of answers. A column that only other sources have is null in these.
+
+        Raises ValueError for a column or an operator that doesn't exist.
+        """
         relation = self._relation(question.sources)
         if relation is None:
-            return Result([], 0, True)
-        known, own = self.columns(), self.columns(question.sources)
-        where, values = condition(question.filters, known, own)
-        where = f"{where} AND {among(question.among)}"
-        by = order(question, known, own, AS_THEY_CAME)
-        if question.search:
-            return self._search(question, relation, where, values, by)
+            return RowPage([], 0)
+        where, values, by = self._clauses(question)
         cursor = self._cursor()
+        if question.search:
+            cursor.register("matching", self._matching(question))
+            relation = f"(SELECT * FROM {relation} JOIN matching USING (source, row))"
         [total] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
         rest = f"FROM {relation} WHERE {where} ORDER BY {by} LIMIT {question.size} OFFSET {question.skipped}"
         if question.skipped < DEEP:
-            return Result(as_rows(cursor.execute(f"SELECT * {rest}", values)), total, True)
-        # What is sorted and passed over has two columns then, and not all.
+            return RowPage(as_rows(cursor.execute(f"SELECT * {rest}", values)), total)
+        # Sorting many rows with all of their columns takes long: first which rows, then their columns.
         keys = cursor.execute(f"SELECT source, row {rest}", values).fetchall()
-        return Result(self._rows_at(keys), total, True)
+        return RowPage(self._rows_at(keys), total)
 
-    def histograms(self, question: Question, columns: Sequence[str]) -> list[Histogram]:
-        """Counts columns of the answers that the question is about, but for its search."""
-        relation, own = self._relation(question.sources), self.columns(question.sources)
-        chosen = [name for name in columns if name in own]
+    def histograms(self, question: RowQuery, columns: Sequence[str]) -> list[Histogram]:
+        """Returns histograms of columns, over the rows that the question chooses; ignores its search."""
+        relation, types = self._relation(question.sources), self.columns(question.sources)
+        chosen = [name for name in columns if name in types]
         if relation is None or not chosen:
             return []
-        where, values = condition(question.filters, self.columns(), own)
-        rows, cursor = f"{relation} WHERE {where} AND {among(question.among)}", self._cursor()
-        return histograms_of(lambda text: cursor.execute(text, values), rows, chosen)
+        where, values, _ = self._clauses(question)
+        cursor = self._cursor()
+        return histograms_of(lambda sql: cursor.execute(sql, values), f"{relation} WHERE {where}", chosen)
 
-    def page_of(self, question: Question, row: Mapping[str, Any]) -> int:
-        """Returns the page of the question (but for its search) that has this row of the index; 1 where none
-        has."""
-        relation, known = self._relation(question.sources), self.columns()
+    def page_of(self, question: RowQuery, row: Mapping[str, Any]) -> int:
+        """Returns the page of the question that has this row of the index, or 1; ignores its search."""
+        relation = self._relation(question.sources)
         if relation is None:
             return 1
-        own = self.columns(question.sources)
-        where, values = condition(question.filters, known, own)
-        by = order(question, known, own, AS_THEY_CAME)
+        where, values, by = self._clauses(question)
         numbered = (
-            f"SELECT source, row, row_number() OVER (ORDER BY {by}) AS number"
-            f" FROM {relation} WHERE {where} AND {among(question.among)}"
+            f"SELECT source, row, row_number() OVER (ORDER BY {by}) AS number FROM {relation} WHERE {where}"
         )
-        text = f"SELECT number FROM ({numbered}) WHERE source = ? AND row = ?"
-        found = self._cursor().execute(text, [*values, row["source"], row["row"]]).fetchone()
-        return 1 + (found[0] - 1) // question.size if found else 1
+        sql = f"SELECT number FROM ({numbered}) WHERE source = ? AND row = ?"
+        result = self._cursor().execute(sql, [*values, row["source"], row["row"]]).fetchone()
+        return 1 + (result[0] - 1) // question.size if result else 1
+
+    def _clauses(self, question: RowQuery) -> tuple[str, list[Any], str]:
+        """Returns the SQL after WHERE with the values of its `?`, and that after ORDER BY, but no search."""
+        all_types, chosen_types = self.columns(), self.columns(question.sources)
+        where, values = condition_sql(question.filters, all_types, chosen_types)
+        by = order_sql(question, all_types, chosen_types, USUAL_ORDER)
+        return f"{where} AND {among_sql(question.among)}", values, by
 
     def sql(self, text: str, values: Sequence[Any] = (), sources: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Asks the table `answers` a question in SQL, for pages that count; values stand for `?`."""
+        """Runs a query on the table `answers`, with the values of its `?`, for pages that count."""
         relation = self._relation(tuple(sources))
         if relation is None:
             return []
-        question = f"WITH answers AS (SELECT * FROM {relation}) {text}"
-        return as_rows(self._cursor().execute(question, list(values)))
+        query = f"WITH answers AS (SELECT * FROM {relation}) {text}"
+        return as_rows(self._cursor().execute(query, list(values)))
 
-    def _search(self, question: Question, relation: str, where: str, values: list[Any], by: str) -> Result:
-        """Looks into the answers whose signature lets hope, in the order in which they are shown."""
-        needed, started = question.page * question.size, time.monotonic()
-        connection = self._cursor()
-        candidates = self._candidates(question)
-        if candidates is not None:
-            connection.register("candidates", candidates)
-            relation = f"(SELECT * FROM {relation} JOIN candidates USING (source, row))"
-        matching = f"FROM {relation} WHERE {where}"
-        # All of a few at once: each further question would join anew.
-        fits = candidates is not None and len(candidates) <= MOST_AT_ONCE
-        whole = f"SELECT source, row, place {matching} ORDER BY {by}"
-        all_places = connection.execute(whole, values).fetchall() if fits else None
-        if all_places is not None:
-            total = len(all_places)
-        else:
-            [total] = connection.execute(f"SELECT count(*) {matching}", values).fetchone() or (0,)
-        keys = list[tuple[str, int]]()
-        seen = hits = 0
-        taken = question.size + question.size // 4
-        while seen < total and time.monotonic() - started < (PATIENCE_S if hits >= needed else LONGEST_S):
-            if all_places is not None:
-                places = all_places[seen : seen + taken]
-            else:
-                places = connection.execute(f"{whole} LIMIT {taken} OFFSET {seen}", values).fetchall()
-            texts = self.texts([(source, place) for source, _, place in places])
-            for (source, row, _), text in zip(places, texts, strict=True):
-                if lowered(question.search) in lowered(text):
-                    hits += 1
-                    if question.skipped < hits <= needed:
-                        keys.append((source, row))
-            seen += len(places)
-            taken = min(LOOKED_INTO, 2 * taken)
-        exact = seen >= total
-        estimated = hits if exact else max(hits, round(hits / max(1, seen) * total))
-        return Result(self._rows_at(keys), estimated, exact)
+    def _matching(self, question: RowQuery) -> pa.Table:
+        """Returns source and row of all answers whose text contains what the question searches for.
+
+        The last few results are kept, so that further pages and other filters don't search again. Raises
+        ValueError for a search that takes too long.
+        """
+        import duckdb
+
+        key = self.mark(), question.sources, question.search
+        with self._lock:
+            if key in self._searches:
+                self._searches.move_to_end(key)
+                return self._searches[key]
+        files = ", ".join(literal(str(item.folder / TEXTS)) for item in self._chosen(question.sources))
+        query = f"SELECT source, row FROM read_parquet([{files}]) WHERE contains(lower(text), lower(?))"
+        cursor = self._cursor()
+        deadline = threading.Timer(LONGEST_SEARCH_S, cursor.interrupt)
+        deadline.start()
+        try:
+            matching = cursor.sql(query, params=[writable(question.search)]).to_arrow_table()
+        except duckdb.InterruptException as error:
+            raise ValueError(
+                f"the search for {question.search!r} took longer than {LONGEST_SEARCH_S:.0f} s: choose one"
+                " iteration or evaluation to search in"
+            ) from error
+        finally:
+            deadline.cancel()
+        with self._lock:
+            self._searches[key] = matching
+            while len(self._searches) > SEARCHES:
+                self._searches.popitem(last=False)
+        return matching
 
     def _rows_at(self, keys: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-        """Returns rows of the index by source and number."""
+        """Returns rows of the index by source and number, in the order of the keys."""
         from pyarrow import parquet
 
         rows: dict[tuple[str, int], dict[str, Any]] = {}
-        for one in self._chosen({source for source, _ in keys}):
-            own = sorted(row for source, row in keys if source == one.source.name)
-            with parquet.ParquetFile(one.folder / ROWS) as file:
+        for item in self._chosen({source for source, _ in keys}):
+            numbers = sorted(row for source, row in keys if source == item.source.name)
+            with parquet.ParquetFile(item.folder / ROWS) as file:
                 for group in range(file.num_row_groups):
                     start = group * ROWS_IN_GROUP
-                    inside = [row - start for row in own if start <= row < start + ROWS_IN_GROUP]
-                    if inside:
-                        for row in file.read_row_group(group, use_threads=False).take(inside).to_pylist():
+                    in_group = [row - start for row in numbers if start <= row < start + ROWS_IN_GROUP]
+                    if in_group:
+                        table = file.read_row_group(group, use_threads=False).take(in_group)
+                        for row in table.to_pylist():
                             rows[row["source"], row["row"]] = row
         return [rows[key] for key in keys]
-
-    def _candidates(self, question: Question) -> pa.Table | None:
-        """Returns sources and rows in which the text may be; None where most may."""
-        import pyarrow as pa
-
-        if len(question.search.encode()) < SHORTEST:
-            return None
-        names, rows, count = list[Any](), list[np.ndarray](), 0
-        for one in self._chosen(question.sources):
-            assert one.about is not None
-            own = np.flatnonzero(may_hold(one.folder / BITS, one.about.rows, question.search))
-            names.append(pa.repeat(one.source.name, len(own)))
-            rows.append(own)
-            count += one.about.rows
-        chosen = np.concatenate(rows)
-        if 2 * len(chosen) > count:
-            return None
-        return pa.table({"source": pa.concat_arrays(names), "row": chosen})
 
     # Texts and whole answers
 
     def texts(self, places: Sequence[tuple[str, int]]) -> list[str]:
-        """Returns the whole texts of answers, by source and place."""
-        by_source = {one.source.name: one for one in self._chosen({name for name, _ in places})}
-        batches: dict[tuple[str, int], list[int]] = {}
-        texts = [""] * len(places)
-        for i, (name, place) in enumerate(places):
-            layout = _layout_of_texts(by_source[name])
-            batches.setdefault((name, layout.batch_of(place) if layout else -1), []).append(i)
-
-        def read(key: tuple[str, int], own: list[int]) -> None:
-            name, number = key
-            one = by_source[name]
-            layout = _layout_of_texts(one)
+        """Returns the whole texts of answers, by source and place (the column of the index)."""
+        indexed = {item.source.name: item for item in self._chosen({name for name, _ in places})}
+        texts: dict[tuple[str, int], str] = {}
+        places_of_batches: dict[tuple[str, int], list[int]] = {}  # so that each batch is read once
+        for name, place in places:
+            layout = _layout_of_texts(indexed[name])
             if layout is None:
-                for i in own:
-                    texts[i] = _line(one.source, places[i][1]).get("text") or ""
-                return
-            column = read_batch(one.source.path, layout, number, ["text"])["text"]
-            for i in own:
-                texts[i] = column[places[i][1] - layout.rows[number]].as_py() or ""
+                texts[name, place] = _read_line(indexed[name].source, place).get("text") or ""
+            else:
+                places_of_batches.setdefault((name, layout.batch_of(place)), []).append(place)
+        for (name, number), places_of_batch in places_of_batches.items():
+            layout = _layout_of_texts(indexed[name])
+            assert layout is not None
+            column = read_batch(indexed[name].source.path, layout, number, ["text"])["text"]
+            for place in places_of_batch:
+                texts[name, place] = column[place - layout.rows[number]].as_py() or ""
+        return [texts[name, place] for name, place in places]
 
-        with ThreadPoolExecutor(2) as threads:
-            for done in [threads.submit(read, *item) for item in batches.items()]:
-                done.result()
-        return texts
+    def answer(self, source: str, answer: str) -> StoredAnswer:
+        """Returns the answer `problem#sample` of a source.
 
-    def answer(self, source: str, answer: str) -> Answer:
-        """Returns the answer `problem#sample` of a source. Raises NotThere, and ValueError where its file is
-        another by now."""
-        rows = self.ask(Question(sources=(source,), filters=(Filter("answer", "=", answer),), size=1)).rows
+        Raises NotThere, and ValueError where its file was written again meanwhile.
+        """
+        rows = self.ask(
+            RowQuery(sources=(source,), filters=(ColumnFilter("answer", "=", answer),), size=1)
+        ).rows
         if not rows:
             raise NotThere(f"there is no answer {answer!r} in {source} of {self.run.name}")
         return self.whole(rows[0])
 
-    def whole(self, row: Mapping[str, Any]) -> Answer:
-        """Returns the answer of a row of the index. Raises ValueError where its file is another by now."""
-        [one] = self._chosen({row["source"]})
-        about, files = one.about, one.source
+    def whole(self, row: Mapping[str, Any]) -> StoredAnswer:
+        """Returns the answer of a row of the index. Raises ValueError where its file was written again."""
+        [indexed] = self._chosen({row["source"]})
+        about, source = indexed.about, indexed.source
         assert about is not None
-        if files.kind == "evaluation":
-            return Answer(row, files, line=_line(files, row["place"]))
+        if source.kind == "evaluation":
+            return StoredAnswer(row, source, line=_read_line(source, row["place"]))
         trajectory, episodes, signals = None, list[Any](), list[Any]()
         if about.answers is not None:
             from treetune.rollouts.rows import trajectories_of
 
-            [trajectory] = trajectories_of(_one_row(files.path, about.answers, row["place"]))
+            [trajectory] = trajectories_of(_read_row(source.path, about.answers, row["place"]))
             if trajectory.id != row["answer"]:
-                raise ValueError(f"{files.path} was written anew just now: ask again")
-        if about.episodes is not None and files.episodes is not None:
+                raise ValueError(f"{source.path} was written again just now: load the page again")
+        if about.episodes is not None and source.episodes is not None:
             from treetune.rollouts.rows import episodes_of
             from treetune.rollouts.storage import signals_of
 
-            first = row["place"] if about.answers is None else row.get("episode_place")
-            last = first if about.answers is None else row.get("episode_last")
-            for place in range(first, last + 1) if first is not None and last is not None else ():
-                [episode] = episodes_of(_one_row(files.episodes, about.episodes, place))
+            if about.answers is None:  # demonstrations: the episode is the answer
+                first = last = row["place"]
+            else:  # an answer that wasn't trained on has no episodes
+                first, last = row.get("episode_place"), row.get("episode_last")
+            places = range(first, last + 1) if first is not None and last is not None else ()
+            for place in places:
+                [episode] = episodes_of(_read_row(source.episodes, about.episodes, place))
+                # Episodes of other answers may be between the first and the last one.
                 if episode.trajectory == row["answer"]:
                     episodes.append(episode)
-                    if about.signals is not None and files.signals is not None:
-                        signals += signals_of(_one_row(files.signals, about.signals, place))
-        return Answer(row, files, trajectory, episodes, signals=signals)
+                    if about.signals is not None and source.signals is not None:
+                        signals += signals_of(_read_row(source.signals, about.signals, place))
+        return StoredAnswer(row, source, trajectory, episodes, signals=signals)
 
     def group(self, source: str, problem: str) -> list[Episode]:
         """Returns the training rows of all answers to a problem, in the source's order."""
         from treetune.rollouts.rows import episodes_of
 
-        [one] = self._chosen({source})
-        about, episodes = one.about, list[Any]()
-        if about is None or about.episodes is None or one.source.episodes is None:
+        [indexed] = self._chosen({source})
+        about, path = indexed.about, indexed.source.episodes
+        if about is None or about.episodes is None or path is None:
             return []
-        place = "place" if about.answers is None else "episode_place"
-        where = f"problem = ? AND {place} IS NOT NULL"
-        rows = self.sql(f"SELECT {place} AS at FROM answers WHERE {where} ORDER BY row", [problem], [source])
-        by_batch: dict[int, list[int]] = {}
+        column = "place" if about.answers is None else "episode_place"
+        where = f"problem = ? AND {column} IS NOT NULL"
+        rows = self.sql(
+            f"SELECT {column} AS place FROM answers WHERE {where} ORDER BY row", [problem], [source]
+        )
+        places_of_batches: dict[int, list[int]] = {}
         for row in rows:
-            by_batch.setdefault(about.episodes.batch_of(row["at"]), []).append(row["at"])
-        for number, own in by_batch.items():
-            batch = read_batch(one.source.episodes, about.episodes, number)
-            episodes += episodes_of(batch.take([at - about.episodes.rows[number] for at in own]))
+            places_of_batches.setdefault(about.episodes.batch_of(row["place"]), []).append(row["place"])
+        episodes = list[Any]()
+        for number, places in places_of_batches.items():
+            batch = read_batch(path, about.episodes, number)
+            episodes += episodes_of(batch.take([place - about.episodes.rows[number] for place in places]))
         return episodes
 
     # DuckDB
 
     def _chosen(self, names: Sequence[str] | set[str]) -> list[Indexed]:
-        return [
-            one for one in self.indexed() if one.about is not None and (not names or one.source.name in names)
-        ]
+        """Returns the sources of these names that have an index; without names, all that have one."""
+        indexed = [item for item in self.indexed() if item.about is not None]
+        return [item for item in indexed if not names or item.source.name in names]
 
     def _relation(self, names: Sequence[str]) -> str | None:
-        chosen = [one for one in self._chosen(names) if one.about is not None and one.about.rows]
+        """Returns SQL for the rows of these sources; None where there are none."""
+        chosen = [item for item in self._chosen(names) if item.about is not None and item.about.rows]
         if not chosen:
             return None
-        files = ", ".join(literal(str(one.folder / ROWS)) for one in chosen)
+        files = ", ".join(literal(str(item.folder / ROWS)) for item in chosen)
         return f"read_parquet([{files}], union_by_name=true)"
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
         with self._lock:
             if self._connection is None:
-                self._connection = connected()
+                self._connection = connect()
                 self._connection.execute("SET parquet_metadata_cache = true")
         return self._connection.cursor()
 
 
-def _layout_of_texts(one: Indexed) -> Layout | None:
+def _layout_of_texts(indexed: Indexed) -> Layout | None:
     """Returns the layout of the Arrow file with the texts; None for an evaluation's lines."""
-    return one.about.answers or one.about.episodes if one.about else None
+    return indexed.about.answers or indexed.about.episodes if indexed.about else None
 
 
-def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
-    """Returns a batch of the one row, in buffers of its own: whoever reads columns may ignore a slice."""
+def _read_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
+    """Returns a batch of a single row, copied: readers of raw buffers would ignore that it is a slice."""
     number = layout.batch_of(place)
     return read_batch(path, layout, number).take([place - layout.rows[number]])
 
 
-def _line(source: Source, place: int) -> Mapping[str, Any]:
-    """Returns the row of an evaluation, or of somebody else's file, at its place."""
+def _read_line(source: AnswerFile, place: int) -> Mapping[str, Any]:
+    """Returns the line of an evaluation, or of another program's file, that begins at the byte `place`."""
     if source.is_foreign:
         return answer_at(source.path, place)
     verify_answers(source.path)

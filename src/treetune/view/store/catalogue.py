@@ -1,5 +1,7 @@
-"""All that pages ask for: the experiments below the folders, read again when their files have changed, and
-the data sets that are known: below the folders, named on the command line, named by experiments."""
+"""The store behind all pages: the experiments below the viewer's folders, and the data sets.
+
+Values that are read from an experiment are kept until its mark changes (`Store.read_once`). Data sets are
+those below the folders, those named on the command line, and those named by experiments' configurations."""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treetune.view.experiment import Experiment, Status, read_experiment, status_of
-from treetune.view.store.answers import Answers
+from treetune.exceptions import NotThere
+from treetune.view.experiment import RunProgress, StoredExperiment, read_experiment, status_of
+from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import (
-    NotThere,
     Run,
     digest,
     folders_below,
@@ -31,27 +33,33 @@ from treetune.view.text import writable
 
 if TYPE_CHECKING:
     from treetune.view.notes import Notes
-    from treetune.view.store.tables import Table
+    from treetune.view.store.tables import DataSetTable
 
 LOOK_AGAIN_S = 2.0
-"""How old a list of what lies below a folder may be."""
+"""The age from which on a list of experiments or data sets is made again."""
 
 ANSWERS_LOOK_AGAIN_S = 0.3
-"""The same for the files of an experiment's answers."""
+"""The same for the list of an experiment's answers."""
 
 OPEN = 8
-"""Data sets whose rows are kept open."""
+"""The number of data sets that are kept open."""
 
 Value = TypeVar("Value")
 
 
 class Store:
-    """All that pages ask for. Safe for several threads. Only people's notes are ever written into an
-    experiment (`pages.answer`), and none where it is `read_only`.
+    """The experiments below folders, and data sets. Safe for several threads.
 
-    `cache` is a folder for what is made from experiments to find their answers quickly. The list of
-    experiments may be `look_again_s` old. `files` are data sets that lie elsewhere. Raises ValueError for a
-    folder that is none, and for a file that holds no rows.
+    It never writes into an experiment, except for people's notes, and not even these where it is `read_only`.
+
+    Args:
+        folders: folders with experiments below them.
+        cache: the folder of the indexes of answers.
+        look_again_s: the age in seconds from which on the lists of experiments and data sets are made again.
+        files: data sets in other places.
+        read_only: refuses to write notes.
+
+    Raises ValueError for a folder that is not a directory, and for a file that is not a data set.
     """
 
     def __init__(
@@ -66,7 +74,7 @@ class Store:
         for folder in folders:
             if not folder.is_dir():
                 raise ValueError(
-                    f"{folder} is no directory: give one that holds experiments, such as experiments"
+                    f"{folder} is not a directory: give one with experiments below it, such as experiments"
                 )
         self.folders, self.cache = [folder.resolve() for folder in folders], cache
         self.read_only = read_only
@@ -74,117 +82,128 @@ class Store:
         self._lock = threading.Lock()
         self._links: dict[Path, None] = {}
         self._runs: Mapping[str, Run] = {}
-        self._looked = -float("inf")
-        self._answers: dict[Run, Answers] = {}
+        self._listed_at = -float("inf")
+        self._answers: dict[Run, AnswerStore] = {}
         self._notes: dict[Run, Notes] = {}
         self.data = DataSets(self, files, look_again_s)
-        """Prepared data sets."""
         self._cached: dict[tuple[str, str], tuple[str, Any]] = {}
+        """By kind of value and experiment: the experiment's mark, and the value."""
 
     # Experiments
 
     def runs(self) -> list[Run]:
         """Returns all experiments below the folders, by name."""
         with self._lock:
-            if time.monotonic() - self._looked > self._look_again_s:
+            if time.monotonic() - self._listed_at > self._look_again_s:
                 self._runs = {run.name: run for run in self._find()}
-                self._looked = time.monotonic()
+                self._listed_at = time.monotonic()
             return list(self._runs.values())
 
     def run(self, name: str) -> Run:
         """Returns the experiment of that name. Raises NotThere."""
         runs = {run.name: run for run in self.runs()}
         if name not in runs:
-            there = f"; there are {', '.join(sorted(runs)[:20])}" if runs else ""
+            existing = f"; there are {', '.join(sorted(runs)[:20])}" if runs else ""
             where = ", ".join(map(str, self.folders))
-            raise NotThere(f"there is no experiment {name!r} below {where}{there}")
+            raise NotThere(f"there is no experiment {name!r} below {where}{existing}")
         return runs[name]
 
     @property
     def left_out(self) -> list[Path]:
-        """Symbolic links that were met and not followed, as they lead out of the folders."""
+        """The symbolic links that were not followed, because they lead out of the folders."""
         return [path for path in [*self._links] if path.is_symlink()]
 
     def follows(self, path: Path) -> bool:
-        """Returns whether a path is looked into: see `leads_out`. What isn't is among `left_out` from now
-        on."""
+        """Returns whether a path is read (see `leads_out`); one that isn't is added to `left_out`."""
         if not leads_out(path, self.folders):
             return True
         self._links[path] = None
         return False
 
     def _find(self) -> Iterator[Run]:
-        several = len(self.folders) > 1
-        names = [folder.name for folder in self.folders]
         for folder in self.folders:
-            twice = names.count(folder.name) > 1
-            beginning = (str(folder) if twice else folder.name) if several else ""
-            # Experiments that are read through links that lead out are left out; files of iterations are
-            # looked at one by one (`sources`).
+            # An experiment with a link that leads out is left out as a whole. Files of its iterations are
+            # checked one by one (`index.sources`): there may be thousands.
             experiments: dict[Path, tuple[Path, ...]] = {}
-            others: dict[Path, tuple[Path, ...]] = {}
+            foreign_files: dict[Path, tuple[Path, ...]] = {}
             for path, entries in folders_below(folder, is_experiment, self.follows):
                 if is_experiment(entries):
                     if all(map(self.follows, links_in(path))):
                         experiments[path] = ()
-                elif files := self._answers_in(path, entries):
-                    others[path] = files
-            found = gathered(others, folder) | experiments
-            for path in sorted(found):
-                below = path.relative_to(folder).as_posix()
-                name = "/".join(part for part in (beginning, "" if below == "." else below) if part)
-                # A name may be bytes that are no text.
-                yield Run(writable(name or folder.name), path, tuple(self.folders), found[path])
+                elif files := self._foreign_answers(path, entries):
+                    foreign_files[path] = files
+            files_by_path = gathered(foreign_files, folder) | experiments
+            for path in sorted(files_by_path):
+                # A file name may be bytes that are not valid text.
+                name = writable(self._name_of(path, folder))
+                yield Run(name, path, tuple(self.folders), files_by_path[path])
 
-    def _answers_in(self, folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
-        """Returns the files of a folder that hold answers of somebody else's run."""
-        paths = (folder / name for name in names if not name.startswith("."))
-        return tuple(filter(holds_answers, filter(self.follows, paths)))
+    def _name_of(self, path: Path, folder: Path) -> str:
+        """Returns the name of an experiment: its path below the folder, with the folder where they are
+        several."""
+        parts = []
+        if len(self.folders) > 1:
+            names = [other.name for other in self.folders]
+            is_ambiguous = names.count(folder.name) > 1
+            parts.append(str(folder) if is_ambiguous else folder.name)
+        if path != folder:
+            parts.append(path.relative_to(folder).as_posix())
+        return "/".join(parts) or folder.name
 
-    # What is known of them
+    def _foreign_answers(self, folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+        """Returns the files of a folder with answers of another program's run."""
+        paths = [folder / name for name in names if not name.startswith(".")]
+        return tuple(path for path in paths if self.follows(path) and holds_answers(path))
 
-    def experiment(self, run: Run) -> Experiment:
-        """Returns its configuration, manifest, metrics, evaluations. Raises ValueError for what is no
-        experiment."""
-        return self.known("experiment", run, lambda: read_experiment(run.path))
+    # What is read of an experiment
 
-    def status(self, run: Run) -> Status:
-        """Returns how it stands. Raises ValueError for a folder that holds nothing to read."""
-        return self.known("status", run, lambda: status_of(self.experiment(run)))
+    def experiment(self, run: Run) -> StoredExperiment:
+        """Returns configuration, manifest, metrics and evaluations. Raises ValueError where there are
+        none."""
+        return self.read_once("experiment", run, lambda: read_experiment(run.path))
 
-    def answers(self, run: Run) -> Answers:
-        """Returns its sampled answers, to be asked."""
+    def status(self, run: Run) -> RunProgress:
+        """Returns the experiment's status. Raises ValueError for a folder with nothing to read."""
+        return self.read_once("status", run, lambda: status_of(self.experiment(run)))
+
+    def answers(self, run: Run) -> AnswerStore:
+        """Returns the experiment's answers."""
         with self._lock:
             if run not in self._answers:
-                self._answers[run] = Answers(run, self.cache, min(self._look_again_s, ANSWERS_LOOK_AGAIN_S))
+                self._answers[run] = AnswerStore(
+                    run, self.cache, min(self._look_again_s, ANSWERS_LOOK_AGAIN_S)
+                )
             return self._answers[run]
 
     def notes(self, run: Run) -> Notes:
-        """Returns what people wrote on its answers."""
+        """Returns the notes on the experiment's answers."""
         from treetune.view.notes import Notes
 
         answers = self.answers(run)
         with self._lock:
             return self._notes.setdefault(run, Notes(run, answers))
 
-    def known(self, what: str, run: Run, read: Callable[[], Value]) -> Value:
-        """Returns what `read` gives, cached until a file of the experiment changes. `what` names it."""
+    def read_once(self, kind: str, run: Run, read: Callable[[], Value]) -> Value:
+        """Returns the result of `read`, cached under the name `kind` until a file of the experiment
+        changes."""
         mark = self.mark([run])
-        cached = self._cached.get((what, run.name))
+        cached = self._cached.get((kind, run.name))
         if cached is not None and cached[0] == mark:
             return cached[1]
         value = read()
-        self._cached[what, run.name] = (mark, value)
+        self._cached[kind, run.name] = (mark, value)
         return value
 
     def mark(self, runs: Sequence[Run]) -> str:
-        """Returns another text as soon as anything of these experiments may have changed."""
+        """Returns a text that changes whenever anything of these experiments may have changed."""
         return digest([(run.name, *marks_of(run)) for run in runs])
 
 
 class DataSets:
-    """The data sets of a store. `files` were named on the command line. What lies below the folders may be
-    `look_again_s` old. Raises ValueError for a file that holds no rows."""
+    """The data sets of a store: `files` from the command line, and those that it finds.
+
+    The list may be `look_again_s` old. Raises ValueError for a file that is not a data set.
+    """
 
     def __init__(self, store: Store, files: Sequence[Path], look_again_s: float) -> None:
         for file in files:
@@ -192,60 +211,62 @@ class DataSets:
                 raise ValueError(f"there is no file or folder {file} (looked for in {Path.cwd()})")
             if kind_of(file) is None:
                 raise ValueError(
-                    f"{file} is no data set: give Parquet (.parquet), JSON lines (.jsonl), a W&B table"
+                    f"{file} is not a data set: give Parquet (.parquet), JSON lines (.jsonl), a W&B table"
                     " (.table.json) or a folder"
                 )
         self._store, self._files, self._look_again_s = store, list(files), look_again_s
         self._lock = threading.Lock()
-        self._looked, self._known = -float("inf"), dict[str, DataSet]()
-        self._open: OrderedDict[str, tuple[str, Table]] = OrderedDict()
+        self._listed_at, self._sets = -float("inf"), dict[str, DataSet]()
+        self._open: OrderedDict[str, tuple[str, DataSetTable]] = OrderedDict()
+        """By name: the mark of the files, and the table."""
 
     def all(self) -> list[DataSet]:
-        """Returns all, those of the command line first, then those below folders, then those of
-        experiments."""
+        """Returns all data sets: those of the command line, those below folders, those of experiments."""
         with self._lock:
-            if time.monotonic() - self._looked > self._look_again_s:
-                known: dict[str, DataSet] = {}
+            if time.monotonic() - self._listed_at > self._look_again_s:
+                sets: dict[str, DataSet] = {}
                 paths: set[Path] = set()
                 for name, path, known_from in self._find():
                     kind = kind_of(path)
                     if kind is not None and path.resolve() not in paths:
                         paths.add(path.resolve())
-                        own_name = writable(name if name not in known else str(path.resolve()))
-                        known[own_name] = DataSet(own_name, path, kind, known_from)
-                self._known, self._looked = known, time.monotonic()
-            return list(self._known.values())
+                        unique_name = writable(name if name not in sets else str(path.resolve()))
+                        sets[unique_name] = DataSet(unique_name, path, kind, known_from)
+                self._sets, self._listed_at = sets, time.monotonic()
+            return list(self._sets.values())
 
-    def one(self, name: str) -> DataSet:
-        """Returns the data set of that name: no other file is read, whatever an address says. Raises
-        NotThere."""
+    def named(self, name: str) -> DataSet:
+        """Returns the data set of that name. Raises NotThere.
+
+        Addresses name data sets and not paths, so that no address can make the viewer read another file.
+        """
         with self._lock:
-            data = self._known.get(name)
-        if data is None or not data.path.exists():  # or else no folder need be looked through
-            everything = {one.name: one for one in self.all()}
-            data = everything.get(name)
-        if data is None:
-            there = ", ".join([*everything][:20])
-            raise NotThere(f"there is no data set {name!r} {f'; there are {there}' if there else ''}".strip())
-        return data
+            data = self._sets.get(name)
+        if data is not None and data.path.exists():  # without a walk through all folders
+            return data
+        sets = {data.name: data for data in self.all()}
+        if name not in sets:
+            existing = f"; there are {', '.join([*sets][:20])}" if sets else ""
+            raise NotThere(f"there is no data set {name!r}{existing}")
+        return sets[name]
 
-    def table(self, data: DataSet) -> Table:
-        """Returns its rows, to be asked. Raises ValueError for what can't be read."""
-        from treetune.view.store.tables import Table
+    def table(self, data: DataSet) -> DataSetTable:
+        """Returns the rows of a data set, for queries. Raises ValueError for one that can't be read."""
+        from treetune.view.store.tables import DataSetTable
 
         mark = data.mark
         with self._lock:
-            known = self._open.get(data.name)
-            if known is not None and known[0] == mark:
+            opened = self._open.get(data.name)
+            if opened is not None and opened[0] == mark:
                 self._open.move_to_end(data.name)
-                return known[1]
+                return opened[1]
         for path in data.files():
-            # Files that are data sets themselves were chosen by their path, or named.
+            # The path of a data set was checked when it was found, or named on the command line.
             if path != data.path and not self._store.follows(path):
                 raise ValueError(
                     f"{path} is a symbolic link that leads out of the folder: it is not followed"
                 )
-        table = Table(data)
+        table = DataSetTable(data)
         with self._lock:
             self._open[data.name] = mark, table
             while len(self._open) > OPEN:
@@ -253,57 +274,67 @@ class DataSets:
         return table
 
     def _find(self) -> Iterator[tuple[str, Path, str]]:
-        """Yields the name, the path and the origin of whatever may be a data set."""
+        """Yields the name, the path and the origin of everything that may be a data set."""
         for file in self._files:
             yield str(file), file.absolute(), "named on the command line"
-        several = len(self._store.folders) > 1
+        has_several_folders = len(self._store.folders) > 1
         for folder in self._store.folders:
-            for path in sorted(_below(folder, self._store.follows)):
-                below = path.relative_to(folder).as_posix()
-                parts = [folder.name] if several or below == "." else []
-                yield "/".join([*parts, *([below] if below != "." else [])]), path, f"below {folder}"
+            for path in sorted(_data_below(folder, self._store.follows)):
+                parts = [folder.name] if has_several_folders or path == folder else []
+                if path != folder:
+                    parts.append(path.relative_to(folder).as_posix())
+                yield "/".join(parts), path, f"below {folder}"
         for run in self._store.runs():
-            for name, path in self._store.known("data", run, functools.partial(self._named_by, run)):
-                for split in _splits(path) if (path / SPLITS).is_file() else [path]:
+            named = self._store.read_once("data", run, functools.partial(self._named_by, run))
+            for name, path in named:
+                splits = _splits(path) if (path / SPLITS).is_file() else [path]
+                for split in splits:
                     if split.exists():
-                        yield name if split == path else f"{name}/{split.name}", split, f"named by {run.name}"
+                        split_name = name if split == path else f"{name}/{split.name}"
+                        yield split_name, split, f"named by {run.name}"
 
     def _named_by(self, run: Run) -> list[tuple[str, Path]]:
-        """Returns what an experiment's configuration names, and where that lies: paths are relative to the
-        folder of its command."""
+        """Returns the data sets that an experiment's configuration names, with their paths.
+
+        Paths are relative to the folder in which the experiment's command ran.
+        """
         from treetune.tasks.sources import files_matching
 
         try:
-            one = self._store.experiment(run)
-        except (ValueError, OSError):  # the list of experiments says so
+            experiment = self._store.experiment(run)
+        except (ValueError, OSError):  # the list of experiments shows the message
             return []
-        folder = Path((one.command or {}).get("folder", Path.cwd()))
+        folder = Path((experiment.command or {}).get("folder", Path.cwd()))
         named = []
-        for name in dict.fromkeys(_names_in(one.config)):
+        for name in dict.fromkeys(_data_in_config(experiment.config)):
+            path = folder / name
             try:
-                paths = [folder / name] if (folder / name).is_dir() else files_matching(folder / name)
+                paths = [path] if path.is_dir() else files_matching(path)
             except ValueError:  # it isn't on this disk
                 continue
-            named += [(name if str(path) == str(folder / name) else str(path), path) for path in paths]
+            for match in paths:  # several where the name is a pattern
+                named.append((name if str(match) == str(path) else str(match), match))
         return named
 
 
-def _names_in(config: Any) -> Iterator[str]:
-    """Yields files and folders that tasks of a configuration read: of splits, and of data sets on disk."""
+def _data_in_config(config: Any) -> Iterator[str]:
+    """Yields the files and folders that the tasks of a configuration read."""
     if isinstance(config, Mapping):
         if config.get("type") == "disk" and isinstance(config.get("path"), str):
             yield config["path"]
         for split in ("train", "validation", "test"):
-            given = config.get(split)
-            names = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+            value = config.get(split)
+            names = value if isinstance(value, list) else [value]
             yield from (name for name in names if isinstance(name, str) and name.endswith(ENDINGS))
-    values = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
-    for value in values:
-        yield from _names_in(value)
+        for value in config.values():
+            yield from _data_in_config(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _data_in_config(value)
 
 
-def _below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]:
-    """Yields files and folders of rows below a folder, but for those within experiments."""
+def _data_below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yields the data sets below a folder, except for those in experiments."""
 
     def is_whole(names: Container[str]) -> bool:
         return is_experiment(names) or any(name in names for name in (ESTIMATE, SPLITS, SPLIT))
@@ -317,14 +348,16 @@ def _below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]:
             yield from _splits(path)
         else:
             for name, entry in entries.items():
-                if not name.startswith(".") and name.endswith(ENDINGS) and entry.is_file():
-                    yield from filter(follows, [path / name])
+                is_data = not name.startswith(".") and name.endswith(ENDINGS) and entry.is_file()
+                if is_data and follows(path / name):
+                    yield path / name
 
 
 def _splits(folder: Path) -> list[Path]:
-    """Returns the splits of a saved data set, which lie in it."""
+    """Returns the folders of a saved data set's splits; names that lead out of its folder are left out."""
     try:
         names = json.loads((folder / SPLITS).read_text())["splits"]
     except (OSError, ValueError, LookupError, TypeError):
         return []
-    return [folder / name for name in names if isinstance(name, str) and name == Path(name).name != ".."]
+    plain_names = [name for name in names if isinstance(name, str) and name == Path(name).name]
+    return [folder / name for name in plain_names if name != ".."]

@@ -1,5 +1,8 @@
-"""The columns of the index of answers, made of batches of trajectories or episodes, or of an evaluation's
-line."""
+"""Computes the columns of the index of answers, from Arrow batches of trajectories or episodes, or from the
+lines of an evaluation.
+
+Lists within a batch are flat arrays with offsets: the values of row i are `values[ends[i]:ends[i + 1]]`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BEGINNING = 160
-"""Characters of an answer and of its prompt that a list shows."""
+"""The number of characters of an answer and of its prompt that lists show."""
 SHORT = 200
-"""Characters of what a grader extracted or said."""
+"""The number of characters that are kept of a grader's extracted answer and message."""
 
 NUMBER = "number."
-"""Begins the names of what graders and rollouts counted."""
+"""The prefix of columns with numbers from graders and rollouts."""
 
 OF_ANSWERS = (
     "problem", "sample", "finish_reason", "text", "grade", "step_ends", "bonus", "numbers", "segments",
@@ -41,8 +44,8 @@ def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
     count, names = batch.num_rows, batch.schema.names
     bonus = pc.fill_null(batch["bonus"], 0.0) if "bonus" in names else pa.array([0.0] * count)
     outcome = pc.struct_field(grade, "outcome")
-    known = pc.not_equal(outcome, "unavailable")
-    score = pc.if_else(known, pc.struct_field(grade, "reward"), None)
+    is_graded = pc.not_equal(outcome, "unavailable")
+    score = pc.if_else(is_graded, pc.struct_field(grade, "reward"), None)
     identity = pc.struct_field(problem, "id")
     has_domain = any(field.name == "domain" for field in problem.type)
     columns = {
@@ -71,8 +74,8 @@ def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
 
 
 def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
-    """Returns tokens (all, and injected ones), log-probs of what was sampled, and the policy that sampled
-    it."""
+    """Returns the number of tokens and of injected ones, the log-probs' mean and least, and the policy
+    version."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -81,35 +84,41 @@ def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
     lengths = pc.list_value_length(flat.field("token_ids")).to_numpy(zero_copy_only=False)
     injected = np.where(pc.equal(flat.field("origin"), "injected").to_numpy(zero_copy_only=False), lengths, 0)
     versions = flat.field("policy_version").to_numpy(zero_copy_only=False).astype(float)
-    first = np.full(len(segments), np.nan)
-    first[np.diff(ends) > 0] = versions[ends[:-1][np.diff(ends) > 0]]
+    first_version = np.full(len(segments), np.nan)
+    has_segments = np.diff(ends) > 0
+    first_version[has_segments] = versions[ends[:-1][has_segments]]
     logprobs = flat.field("logprobs")
     token_ends = logprobs.offsets.to_numpy()[ends]
     mean, least = mean_and_least(logprobs.values.to_numpy(zero_copy_only=False), token_ends)
     return {
         "tokens": pa.array(_sums(lengths, ends), pa.int32()),
         "injected": pa.array(_sums(injected, ends), pa.int32()),
-        "policy_version": pa.array(first, pa.float64(), from_pandas=True),
+        "policy_version": pa.array(first_version, pa.float64(), from_pandas=True),
         "logprob_mean": pa.array(mean, pa.float64(), from_pandas=True),
         "logprob_least": pa.array(least, pa.float64(), from_pandas=True),
     }
 
 
 def _numbers(column: Any) -> dict[str, Any]:
-    """Returns a column for each name in a column of maps; null where an answer has no such number."""
+    """Returns a column for each name in a column of maps; null where an answer has no such number.
+
+    Maps `[{"lines": 3.0}, {}]` give the column `number.lines` with 3.0 and null.
+    """
     import pyarrow as pa
 
     ends = column.offsets.to_numpy()
-    rows: np.ndarray = np.repeat(np.arange(len(column)), np.diff(ends))
-    keys = column.keys.slice(int(ends[0]), int(ends[-1] - ends[0])).dictionary_encode()
-    values = column.items.slice(int(ends[0]), int(ends[-1] - ends[0])).to_numpy(zero_copy_only=False)
-    codes = keys.indices.to_numpy(zero_copy_only=False)
-    made = {}
-    for code, name in enumerate(keys.dictionary.to_pylist()):
-        own = np.full(len(column), np.nan)
-        own[rows[codes == code]] = values[codes == code]
-        made[NUMBER + name] = pa.array(own, pa.float64(), from_pandas=True)
-    return made
+    row_of_entry: np.ndarray = np.repeat(np.arange(len(column)), np.diff(ends))
+    first, count = int(ends[0]), int(ends[-1] - ends[0])
+    names = column.keys.slice(first, count).dictionary_encode()
+    name_of_entry = names.indices.to_numpy(zero_copy_only=False)
+    values = column.items.slice(first, count).to_numpy(zero_copy_only=False)
+    columns = {}
+    for number, name in enumerate(names.dictionary.to_pylist()):
+        has_name = name_of_entry == number
+        value_of_row = np.full(len(column), np.nan)
+        value_of_row[row_of_entry[has_name]] = values[has_name]
+        columns[NUMBER + name] = pa.array(value_of_row, pa.float64(), from_pandas=True)
+    return columns
 
 
 def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
@@ -118,13 +127,13 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
     import pyarrow.compute as pc
 
     names, count, trained = batch.schema.names, batch.num_rows, batch["trained"]
-    mean, least = _of_trained(batch["advantages"], trained)
-    _, most = _of_trained(batch["advantages"], trained, sign=-1.0)
-    logprob_mean, logprob_least = _of_trained(batch["behaviour_logprobs"], trained)
-    trained_counts = _sums(
-        trained.values.to_numpy(zero_copy_only=False).astype(np.int64), trained.offsets.to_numpy()
-    )
-    # With null in place of lists without an element, whose first nobody may ask for.
+    mean, least = _mean_and_least_of_trained(batch["advantages"], trained)
+    _, negated_most = _mean_and_least_of_trained(batch["advantages"], trained, sign=-1.0)
+    most = pc.negate(negated_most)
+    logprob_mean, logprob_least = _mean_and_least_of_trained(batch["behaviour_logprobs"], trained)
+    is_trained = trained.values.to_numpy(zero_copy_only=False).astype(np.int64)
+    trained_counts = _sums(is_trained, trained.offsets.to_numpy())
+    # `list_element` fails for an empty list, so that these become [null] first.
     values = batch["step_values"]
     empty = pc.equal(pc.fill_null(pc.list_value_length(values), 0), 0)
     padded = pc.if_else(empty, pa.scalar([None], values.type), values)
@@ -147,57 +156,64 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "logprob_least": logprob_least,
         "advantage_mean": mean,
         "advantage_least": least,
-        "advantage_most": pc.negate(most),
+        "advantage_most": most,
         "advantage_size": pc.max_element_wise(pc.abs(least), pc.abs(most)),
         "first_value": pc.list_element(padded, 0) if len(values) else pa.array([], pa.float64()),
     }
 
 
-def _of_trained(column: pa.ListArray, trained: pa.ListArray, sign: float = 1.0) -> tuple[pa.Array, pa.Array]:
-    """Returns mean and least of each row of numbers (times `sign`) over tokens that are trained; null for
-    none."""
+def _mean_and_least_of_trained(
+    column: pa.ListArray, trained: pa.ListArray, sign: float = 1.0
+) -> tuple[pa.Array, pa.Array]:
+    """Returns the mean and the least of each row's numbers, times `sign`, over its trained tokens.
+
+    Null where a row has no numbers or no trained token.
+    """
     import pyarrow as pa
 
     ends, token_ends = column.offsets.to_numpy().astype(np.int64), trained.offsets.to_numpy()
     counts = np.diff(ends)
     if (counts != np.diff(token_ends))[counts > 0].any():
         raise ValueError("an episode has numbers for more or fewer tokens than it has")
-    # Each number's token: rows without numbers have tokens all the same.
-    tokens = np.arange(ends[0], ends[-1]) + np.repeat(token_ends[:-1] - ends[:-1], counts)
-    kept = trained.values.to_numpy(zero_copy_only=False).astype(bool)[tokens]
+    # The token of each number. A row without numbers has tokens all the same, so the offsets differ.
+    token_of_number = np.arange(ends[0], ends[-1]) + np.repeat(token_ends[:-1] - ends[:-1], counts)
+    is_trained = trained.values.to_numpy(zero_copy_only=False).astype(bool)[token_of_number]
     values = column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float)
-    kept_ends = np.concatenate([[0], np.cumsum(kept)])[ends - ends[0]]
-    mean, least = mean_and_least(sign * values[kept], kept_ends)
+    ends_of_trained = np.concatenate([[0], np.cumsum(is_trained)])[ends - ends[0]]
+    mean, least = mean_and_least(sign * values[is_trained], ends_of_trained)
     return pa.array(mean, pa.float64(), from_pandas=True), pa.array(least, pa.float64(), from_pandas=True)
 
 
 def signal_columns(batch: pa.RecordBatch) -> dict[str, Any]:
-    """Returns mean and largest entropy, and mean and largest size of the gap between trainer and engine, over
-    the tokens where these are known."""
+    """Returns the mean and the largest entropy, and those of the size of the gap between trainer and engine.
+
+    Over the tokens for which the trainer recorded them.
+    """
     import pyarrow as pa
 
-    made: dict[str, Any] = {"answer": batch["trajectory"]}
+    columns: dict[str, Any] = {"answer": batch["trajectory"]}
     for name, column in (("entropy", batch["entropies"]), ("gap", batch["gaps"])):
         ends = column.offsets.to_numpy().astype(np.int64)
         sizes = np.abs(column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float))
-        known = ~np.isnan(sizes)
-        known_ends = np.concatenate([[0], np.cumsum(known)])[ends - ends[0]]
-        mean, least = mean_and_least(-sizes[known], known_ends)
-        made[f"{name}_mean"] = pa.array(-mean, pa.float64(), from_pandas=True)
-        made[f"{name}_most"] = pa.array(-least, pa.float64(), from_pandas=True)
-    return made
+        is_recorded = ~np.isnan(sizes)
+        ends_of_recorded = np.concatenate([[0], np.cumsum(is_recorded)])[ends - ends[0]]
+        # Negated, because the largest is asked for.
+        negated_mean, negated_most = mean_and_least(-sizes[is_recorded], ends_of_recorded)
+        columns[f"{name}_mean"] = pa.array(-negated_mean, pa.float64(), from_pandas=True)
+        columns[f"{name}_most"] = pa.array(-negated_most, pa.float64(), from_pandas=True)
+    return columns
 
 
 def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """Returns the columns of a line of an evaluation that begins at the byte `place`."""
+    """Returns the columns of a line of an evaluation, which begins at the byte `place` of the file."""
     text = row.get("text") or ""
-    numbers = {
-        f"{group}/{name}": float(x)
-        for group, own in row.items()
-        if isinstance(own, dict)
-        for name, x in own.items()
-        if isinstance(x, int | float) and not isinstance(x, bool)
-    }
+    extracted = row.get("extracted")
+    numbers: dict[str, float] = {}
+    for group, members in row.items():
+        if isinstance(members, dict):  # such as grade or threads
+            for name, value in members.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    numbers[NUMBER + f"{group}/{name}".removeprefix("grade/")] = float(value)
     return {
         "answer": f"{row['problem']}#{row['sample']}",
         "problem": row["problem"],
@@ -208,14 +224,14 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
         "outcome": row.get("outcome"),
         "finish_reason": row.get("finish_reason"),
         "unfinished": row.get("finish_reason") == "length",
-        "extracted": (row.get("extracted") or "")[:SHORT] if row.get("extracted") is not None else None,
+        "extracted": None if extracted is None else (extracted or "")[:SHORT],
         "message": (row.get("message") or "")[:SHORT] or None,
         "tokens": row.get("tokens"),
         "characters": len(text),
         "beginning": one_line(text, BEGINNING),
         "asked": one_line(row.get("prompt") or "", BEGINNING),
         "place": place,
-        **{NUMBER + name.removeprefix("grade/"): x for name, x in numbers.items()},
+        **numbers,
     }
 
 
@@ -223,10 +239,10 @@ def _beginnings(texts: pa.Array) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    # Cut first: whole answers as Python objects would take long. One more, so that `one_line` sees the cut.
     short = pc.utf8_slice_codeunits(texts, 0, BEGINNING + 1)
-    return pa.array(
-        [None if text is None else one_line(text, BEGINNING) for text in short.to_pylist()], pa.string()
-    )
+    lines = [None if text is None else one_line(text, BEGINNING) for text in short.to_pylist()]
+    return pa.array(lines, pa.string())
 
 
 def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -235,14 +251,15 @@ def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def mean_and_least(values: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean and least of the values between each end and the next; NaN of none."""
+    """Returns the mean and the least of the values between each end and the next; NaN where there are
+    none."""
     counts = np.diff(ends)
     mean, least = np.full(len(counts), np.nan), np.full(len(counts), np.nan)
-    full = counts > 0
-    if full.any():
-        own: np.ndarray = values[: ends[-1]].astype(np.float64, copy=False)
-        starts = ends[:-1][full]
-        # Each row by itself: differences of one running sum would be NaN behind the first -inf.
-        mean[full] = np.add.reduceat(own, starts) / counts[full]
-        least[full] = np.minimum.reduceat(own, starts)
+    has_values = counts > 0
+    if has_values.any():
+        used_values: np.ndarray = values[: ends[-1]].astype(np.float64, copy=False)
+        starts = ends[:-1][has_values]
+        # Each row by itself: differences of a running sum would be NaN in all rows after the first -inf.
+        mean[has_values] = np.add.reduceat(used_values, starts) / counts[has_values]
+        least[has_values] = np.minimum.reduceat(used_values, starts)
     return mean, least

@@ -1,4 +1,4 @@
-"""The folders that experiments lie in, and marks that change with their files."""
+"""Finds the folders of experiments, and makes marks: texts that change whenever the files do."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from treetune.rollouts.storage import TOKENS
 from treetune.runtime.directory import ExperimentDirectory
 
 DEEPEST = 8
-"""Folders below one that was given which are looked into."""
+"""The number of levels below a folder that are searched for experiments."""
 
 READ_INTO = {"logs": 3, "evaluations": 3, "analyses": 2, "iterations": 1, "notes": 1}
-"""Folders of an experiment that are read, and how many levels of them."""
+"""The folders of an experiment that are read, and how many levels of them."""
 
 INSIDE = ("iterations", "checkpoints", "evaluations", "metrics.jsonl", "manifest.json")
-"""One of these beside a `config.json` makes a folder an experiment's; a model's has none of them."""
-
-
-class NotThere(LookupError):
-    """Raised for an experiment, an answer or a data set that isn't there; the message says what is."""
+"""Names of which one, next to `config.json`, makes a folder an experiment's. A model's folder has none."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """An experiment: where it lies, its name in addresses (its path below the folder that was given), and the
-    folders that were given. Where it has `files`, it is somebody else's run, of which there are answers."""
+    """An experiment on disk.
+
+    Example: `Run("quickstart/ppo", Path("/work/experiments/quickstart/ppo"), (Path("/work/experiments"),))`.
+    """
 
     name: str
+    """The name in addresses: its path below one of the viewer's folders."""
     path: Path
     folders: tuple[Path, ...] = ()
+    """The viewer's folders."""
     files: tuple[Path, ...] = ()
+    """The files of answers, for a run of another program; empty for an experiment of treetune."""
 
     def follows(self, path: Path) -> bool:
-        """Returns whether a file of it is read: see `leads_out`."""
+        """Returns whether a file of the experiment may be read: see `leads_out`."""
         return not leads_out(path, self.folders or (self.path.resolve(),))
 
     @property
@@ -45,85 +46,92 @@ class Run:
 
 
 def is_experiment(names: Container[str]) -> bool:
-    """Returns whether a folder that holds these names is an experiment's."""
+    """Returns whether a folder with these entries is an experiment's."""
     return "config.json" in names and any(name in names for name in INSIDE)
 
 
 def leads_out(path: Path, folders: Sequence[Path]) -> bool:
-    """Returns whether a path is a symbolic link to what lies in none of the folders: it could be
-    anybody's."""
+    """Returns whether a path is a symbolic link to a file outside of all the folders.
+
+    Such links are not followed: whoever can write into a folder could otherwise show any file of the user's.
+    """
     return path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in folders)
 
 
 def links_in(experiment: Path) -> Iterator[Path]:
-    """Yields symbolic links in the folder of an experiment, as deep as anything of it is read."""
-    left = [("", experiment, 0)]
-    while left:
-        top, folder, depth = left.pop()
+    """Yields the symbolic links in an experiment's folder, down to the levels that are read."""
+    unread = [("", experiment, 0)]
+    while unread:
+        top_name, folder, depth = unread.pop()
         try:
             with os.scandir(folder) as scanned:
                 entries = list(scanned)
-        except OSError:  # it went meanwhile, or is no folder
+        except OSError:  # it was deleted meanwhile, or is not a folder
             continue
         for entry in entries:
-            name = top or entry.name
+            name = top_name or entry.name
             if entry.is_symlink() and name != "checkpoints":
                 yield Path(entry.path)
             if depth < READ_INTO.get(name, 0) and entry.is_dir():
-                left.append((name, Path(entry.path), depth + 1))
+                unread.append((name, Path(entry.path), depth + 1))
 
 
 def folders_below(
     folder: Path, is_whole: Callable[[Container[str]], bool], follows: Callable[[Path], bool]
 ) -> Iterator[tuple[Path, Mapping[str, os.DirEntry[str]]]]:
-    """Yields a folder and those below it, each with its entries; what lies inside of one `is_whole` is not
-    looked into, nor what is hidden, nor links that are not to be followed."""
-    left = [(folder, 0)]
-    while left:
-        path, depth = left.pop()
+    """Yields a folder and those below it, each with its entries.
+
+    Does not descend into a folder whose entries satisfy `is_whole` (an experiment or a data set), nor into
+    hidden folders, nor into those for which `follows` is false.
+    """
+    unread = [(folder, 0)]
+    while unread:
+        path, depth = unread.pop()
         try:
             with os.scandir(path) as scanned:
                 entries = {entry.name: entry for entry in scanned}
             yield path, entries
             if depth < DEEPEST and not is_whole(entries):
-                left += [
-                    (path / name, depth + 1)
-                    for name, entry in entries.items()
-                    if not name.startswith(".") and entry.is_dir() and follows(path / name)
-                ]
-        except OSError:  # it went while it was looked at, or isn't ours to read
+                for name, entry in entries.items():
+                    if not name.startswith(".") and entry.is_dir() and follows(path / name):
+                        unread.append((path / name, depth + 1))
+        except OSError:  # it was deleted meanwhile, or may not be read
             continue
 
 
 def marks_of(run: Run) -> list[object]:
-    """Returns what changes with an experiment: size and time of its records and folders, whether it runs."""
+    """Returns values that change whenever an experiment does: stats of its files, and whether it runs.
 
-    def names_in(folder: Path) -> list[str]:
-        try:
-            return sorted(os.listdir(folder))
-        except OSError:
-            return []
-
+    Older iterations and their files are left out: there may be thousands, and they are never written again.
+    """
     path, marks = run.path, [stat_of(file) for file in run.files]
     try:
         marks.append(run.directory.is_running())
-    except OSError as error:  # nobody can tell: one such experiment is no reason to list none
+    except OSError as error:  # its lock can't be read; the other experiments must be listed all the same
         marks.append(str(error))
     records = ("config.json", "manifest.json", TOKENS, "metrics.jsonl", "logs/run.log", "iterations")
     marks += [stat_of(path / name) for name in records]
     marks += [stat_of(result) for result in sorted(path.glob("analyses/*/result.json"))]
-    marks += [
-        (newest, stat_of(path / "iterations" / newest)) for newest in names_in(path / "iterations")[-1:]
-    ]
+    iterations = _names_in(path / "iterations")
+    if iterations:
+        newest = iterations[-1]
+        marks.append((newest, stat_of(path / "iterations" / newest)))
     evaluations = path / "evaluations"
-    for number in names_in(evaluations):
-        for label in names_in(evaluations / number):
+    for number in _names_in(evaluations):
+        for label in _names_in(evaluations / number):
             marks.append((number, label, stat_of(evaluations / number / label / "summary.json")))
     return marks
 
 
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
 def stat_of(path: Path) -> object:
-    """Returns time, size and number of a file; None where there is none."""
+    """Returns time, size and inode of a file; None where there is none."""
     try:
         stat = path.stat()
     except OSError:
@@ -132,5 +140,5 @@ def stat_of(path: Path) -> object:
 
 
 def digest(*parts: object) -> str:
-    """Returns a short mark of anything that can be written down."""
+    """Returns a short hash of values, by their `repr`."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

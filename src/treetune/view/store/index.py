@@ -1,7 +1,12 @@
-"""The files of an experiment that hold answers, and an index of each: a row of numbers and words per answer,
-so that nobody reads all tokens.
+"""Finds the files of an experiment that hold answers, and makes an index of each.
 
-An index lies in the viewer's own folder, goes in whole, and is made anew when the file is another.
+An index is a folder in the viewer's cache, written as a whole and again when the file has changed:
+
+    rows.parquet    a row for each answer: its score, tokens, beginning, … (`columns`); lists come from it
+    texts.parquet   the text of each answer, for searches
+    about.json      `About`: where each batch of the Arrow files is, so that one answer costs one batch
+
+Lists and searches thus never read all tokens.
 """
 
 from __future__ import annotations
@@ -9,7 +14,8 @@ from __future__ import annotations
 import bisect
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,60 +37,63 @@ from treetune.view.store.columns import (
 from treetune.view.store.folders import Run, digest, stat_of
 from treetune.view.store.foreign import FileReport, answers_in, json_lines
 from treetune.view.store.foreign.layout import step_of
-from treetune.view.store.signatures import SignatureWriter
 from treetune.view.text import writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 7
-"""Version of the files of an index and their columns: another one makes all anew."""
+VERSION = 8
+"""The version of an index's files and columns. An index of another version is made again."""
 
 ROWS_IN_GROUP = 2048
-"""Rows of the Parquet file that are read together."""
+"""The number of rows of a Parquet file that are read together."""
 
-ROWS, BITS, ABOUT = "rows.parquet", "bits", "about.json"
+ROWS, TEXTS, ABOUT = "rows.parquet", "texts.parquet", "about.json"
 
 LINES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Source:
-    """A file of answers. `number` counts as people do: the iteration from 1, for an evaluation the finished
-    iterations. `label` is the evaluation's set, `episodes` the credit beside the answers and `signals` what
-    the trainer recorded of their tokens, where these are there.
+class AnswerFile:
+    """A file of answers, with the files that belong to it.
 
-    An iteration on demonstrations has episodes alone: they are its answers.
+    Example: `AnswerFile("iteration", 4, "i4", "iteration 4", Path("…/iterations/0003/trajectories.arrow"),
+    episodes=Path("…/iterations/0003/episodes.arrow"))`.
     """
 
     kind: Literal["iteration", "evaluation"]
     number: int
+    """The iteration, counted from 1; of an evaluation the number of finished iterations."""
     name: str
     """The name in addresses: ``i4``, ``e4-test``."""
     title: str
     """The name for people."""
     path: Path
+    """The file of answers. An iteration on demonstrations has only episodes, which are its answers."""
     episodes: Path | None = None
+    """The training rows made from the answers, with their credit."""
     signals: Path | None = None
+    """The numbers that the trainer recorded for the episodes' tokens."""
     label: str = ""
+    """The name of the evaluation set."""
     content: str = "answers"
-    """The kind of text that it holds."""
+    """The kind of text in the file, for people: answers or demonstrations."""
     is_foreign: bool = False
-    """True for a file of another program's run; its `number` is the step, as far as that is known."""
+    """True for a file of another program's run; its `number` is the step, if that is known."""
 
     @property
     def grows(self) -> bool:
-        """True for a file that another program may be writing: lines are added at its end."""
+        """True for a file that another program may be writing, which appends lines to it."""
         return self.is_foreign and self.path.suffix == ".jsonl"
 
     @property
     def mark(self) -> str:
-        """Another text as soon as one of its files is another."""
+        """A text that changes whenever one of its files changes."""
         return digest([stat_of(path) for path in self.files])
 
     @property
     def size(self) -> int:
-        """Bytes on disk; 0 for what has gone meanwhile."""
+        """The bytes on disk; 0 for a file that was deleted meanwhile."""
         return sum(path.stat().st_size for path in self.files if path.is_file())
 
     @property
@@ -92,42 +101,62 @@ class Source:
         return [path for path in (self.path, self.episodes, self.signals) if path is not None]
 
 
-def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
-    """Returns all that there are now, iterations first, each in their order. Files that are symbolic links
-    out of the folders are added to `left_out`, and their sources left out."""
+def sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
+    """Returns all sources of an experiment, iterations before evaluations, each in their order.
 
-    def numbered(folder: Path) -> list[Path]:
-        folders = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
-        return sorted(folders, key=lambda path: int(path.name))
+    Symbolic links that lead out of the viewer's folders are not read: their sources are missing, and the
+    links are added to `left_out`."""
+    all_sources = [*_foreign_sources(run), *_iteration_sources(run), *_evaluation_sources(run)]
+    links = [path for source in all_sources for path in source.files if not run.follows(path)]
+    if left_out is not None:
+        left_out += links
+    return [source for source in all_sources if not set(links).intersection(source.files)]
 
-    there: list[Source] = []
-    for place, path in enumerate(run.files):
+
+def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
+    """Yields the files of another program's run."""
+    for index, path in enumerate(run.files):
         step, below = step_of(path, run.path), path.relative_to(run.path)
-        name = f"e{place}-{path.name}" if len(below.parts) == 1 else f"e-{'-'.join(below.parts)}"
+        name = f"e{index}-{path.name}" if len(below.parts) == 1 else f"e-{'-'.join(below.parts)}"
         title = path.name
         if len(below.parts) > 1:
             title = f"step {step.number} {step.label}".strip() if step.number is not None else str(below)
-        number = place if step.number is None else step.number
-        there.append(Source("evaluation", number, name, title, path, label=step.label, is_foreign=True))
-    for folder in numbered(run.path / "iterations"):
+        number = index if step.number is None else step.number
+        yield AnswerFile("evaluation", number, name, title, path, label=step.label, is_foreign=True)
+
+
+def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
+    for folder in _numbered_folders(run.path / "iterations"):
         answers, episodes, signals = (
             path if (path := folder / name).is_file() else None
             for name in ("trajectories.arrow", "episodes.arrow", SIGNALS)
         )
-        if main := answers or episodes:
-            number = int(folder.name) + 1
-            source = Source("iteration", number, f"i{number}", f"iteration {number}", main, episodes)
-            content = "answers" if answers else "demonstrations"
-            there.append(replace(source, signals=signals if episodes else None, content=content))
-    for folder in numbered(run.path / "evaluations"):
-        for lines in sorted(folder.glob("*/answers.jsonl")):
-            number, label = int(folder.name), lines.parent.name
+        main_file = answers or episodes
+        if main_file is not None:
+            number = int(folder.name) + 1  # folders count from 0
+            yield AnswerFile(
+                "iteration",
+                number,
+                f"i{number}",
+                f"iteration {number}",
+                main_file,
+                episodes=episodes,
+                signals=signals if episodes else None,
+                content="answers" if answers else "demonstrations",
+            )
+
+
+def _evaluation_sources(run: Run) -> Iterator[AnswerFile]:
+    for folder in _numbered_folders(run.path / "evaluations"):
+        for path in sorted(folder.glob("*/answers.jsonl")):
+            number, label = int(folder.name), path.parent.name
             title = f"{label} after {number} iterations"
-            there.append(Source("evaluation", number, f"e{number}-{label}", title, lines, label=label))
-    links = [path for one in there for path in one.files if not run.follows(path)]
-    if left_out is not None:
-        left_out += links
-    return [one for one in there if not links or not {*links}.intersection(one.files)]
+            yield AnswerFile("evaluation", number, f"e{number}-{label}", title, path, label=label)
+
+
+def _numbered_folders(folder: Path) -> list[Path]:
+    folders = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
+    return sorted(folders, key=lambda path: int(path.name))
 
 
 # Batches of an Arrow stream
@@ -135,12 +164,17 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of the batches of a stream: `ends[k]` is the byte behind batch k, `rows[k]` how many rows
-    come before it and `rows[-1]` all of them. The schema ends at `head`."""
+    """The positions of the batches of an Arrow stream.
+
+    Example: `Layout(head=800, ends=(5000, 9000), rows=(0, 64, 100))` has batch 0 with rows 0 to 63 in bytes
+    800 to 4999, and batch 1 with rows 64 to 99 in bytes 5000 to 8999."""
 
     head: int
+    """The first byte after the schema."""
     ends: tuple[int, ...]
+    """The first byte after each batch."""
     rows: tuple[int, ...]
+    """The number of rows before each batch, and at the end of all."""
 
     def batch_of(self, row: int) -> int:
         return bisect.bisect_right(self.rows, row) - 1
@@ -149,8 +183,10 @@ class Layout:
 def read_batch(
     path: Path, layout: Layout, number: int, columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """Reads batch `number` where it lies; of its columns those that are named, in the file's order. Raises
-    ValueError for a file that isn't what the layout is of."""
+    """Reads batch `number` of an Arrow stream and no other; with `columns` only those, in the file's order.
+
+    Raises ValueError for a file that has changed since the layout was made.
+    """
     import pyarrow as pa
 
     verify_once(path, REMEDY)
@@ -166,17 +202,18 @@ def read_batch(
     try:
         with pa.ipc.open_stream(pa.py_buffer(head + body), options=options) as reader:
             batch = reader.read_next_batch()
-        batch.validate(full=True)  # of an earlier version, without a checksum
+        batch.validate(full=True)  # files of earlier versions have no checksum
         return batch
     except (pa.ArrowInvalid, OSError, StopIteration) as error:
-        raise ValueError(f"{path} is no longer what it was, or is damaged ({error})") from error
+        raise ValueError(f"{path} has changed or is damaged ({error})") from error
 
 
 def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
-    """Yields each batch with the columns that are named (as far as there are any), and the byte behind it.
+    """Yields each batch with those of the named columns that the file has, and the first byte after the
+    batch.
 
-    The first that is given is the schema, with the byte where the first batch begins. Raises ValueError for
-    a file that isn't whole, or isn't as it was written.
+    Before them it yields the schema, and the byte where the first batch begins. Raises ValueError for a file
+    that is incomplete or was changed.
     """
     import pyarrow as pa
 
@@ -208,67 +245,99 @@ def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
 
 @dataclass(frozen=True)
 class About:
-    """The content of an index: how many answers, and where batches of its Arrow files lie."""
+    """A description of an index: what it was made from, and the layouts of the Arrow files."""
 
     rows: int
+    """The number of answers."""
     mark: str
+    """The source's mark when it was read."""
     answers: Layout | None = None
     episodes: Layout | None = None
     signals: Layout | None = None
     note: str = ""
-    """What became of rows of another program's file that are no answers."""
+    """A message on rows of another program's file that are not answers."""
     size: int = 0
-    """Bytes of the source when it was read."""
+    """The bytes of the source when it was read."""
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """A source and its index in `folder`, where that is made; `fault` is why it can't be. `is_behind` is true
-    for an index of the file as it was before it grew."""
+    """A source with its index, if it has one yet."""
 
-    source: Source
+    source: AnswerFile
     folder: Path
+    """The folder of the index."""
     about: About | None
+    """None where there is no index yet."""
     fault: str = ""
+    """The reason why the index can't be made."""
     is_behind: bool = False
+    """True for an index of the file as it was before lines were appended."""
 
     @property
     def is_awaited(self) -> bool:
-        """True while its index is still to come."""
+        """True while the index is still to be made."""
         return self.about is None and not self.fault
 
 
-def build(source: Source, folder: Path) -> None:
-    """Makes the index of a source in a folder. Raises ValueError for a file that isn't whole."""
+class TextWriter:
+    """Writes the texts of a source's answers into a Parquet file, batch after batch, for searches.
+
+    Texts are not kept in memory: an iteration's may be gigabytes.
+    """
+
+    def __init__(self, path: Path, source_name: str) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        self._schema = pa.schema([("source", pa.string()), ("row", pa.int64()), ("text", pa.string())])
+        self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
+        self._source_name = source_name
+        self._rows = 0
+
+    def add(self, texts: pa.Array) -> None:
+        import pyarrow as pa
+
+        rows: np.ndarray = np.arange(self._rows, self._rows + len(texts), dtype=np.int64)
+        columns = [pa.repeat(self._source_name, len(texts)), pa.array(rows), texts.cast(pa.string())]
+        table = pa.Table.from_arrays(columns, schema=self._schema)
+        self._writer.write_table(table, row_group_size=ROWS_IN_GROUP)
+        self._rows += len(texts)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def build(source: AnswerFile, folder: Path) -> None:
+    """Makes the index of a source in a folder. Raises ValueError for a file that is incomplete or damaged."""
     import pyarrow as pa
     from pyarrow import parquet
 
+    # Before anything is read, so that a change during the reading makes the index again.
     mark, size = source.mark, source.size
     report = FileReport()
-    with whole_folder(folder) as made:
-        bits = SignatureWriter(made / BITS)
-        layouts: dict[str, Layout] = {}
+    layouts: dict[str, Layout] = {}
+    with whole_folder(folder) as new_folder, closing(TextWriter(new_folder / TEXTS, source.name)) as texts:
         if source.kind == "evaluation":
-            tables = list(_lines_table(source, bits, report))
+            tables = list(_line_tables(source, texts, report))
         elif source.path == source.episodes:
-            tables = [_episodes_table(source, bits, layouts)]
+            tables = [_episodes_table(source, texts, layouts)]
         else:
-            tables = list(_stream_tables(source.path, OF_ANSWERS, answer_columns, bits, layouts, "answers"))
-        bits.close()
+            tables = list(_stream_tables(source.path, OF_ANSWERS, answer_columns, texts, layouts, "answers"))
         empty = pa.table({"place": pa.array([], pa.int64())})
         table = pa.concat_tables(tables, promote_options="permissive") if tables else empty
         table = table.append_column("source", pa.array([source.name] * table.num_rows, pa.string()))
         if source.episodes is not None and source.path != source.episodes:
             table = _with_credit(table, _episodes_table(source, None, layouts))
         table = table.append_column("row", pa.array(np.arange(table.num_rows, dtype=np.int64)))
-        parquet.write_table(table, made / ROWS, compression="zstd", row_group_size=ROWS_IN_GROUP)
+        parquet.write_table(table, new_folder / ROWS, compression="zstd", row_group_size=ROWS_IN_GROUP)
         note = report.note(source.title) if source.is_foreign else ""
         about = About(table.num_rows, mark, **layouts, note=note, size=size)
-        (made / ABOUT).write_text(json.dumps({"version": VERSION, **asdict(about)}))
+        (new_folder / ABOUT).write_text(json.dumps({"version": VERSION, **asdict(about)}))
 
 
 def read_about(folder: Path) -> About | None:
-    """Reads what an index holds; None where there is none of this version."""
+    """Reads the description of an index; None where the folder has no index of this version."""
     try:
         about = json.loads((folder / ABOUT).read_text())
     except (OSError, ValueError):
@@ -276,8 +345,9 @@ def read_about(folder: Path) -> About | None:
     if about.pop("version", None) != VERSION:
         return None
     for name in ("answers", "episodes", "signals"):
-        one = about[name]
-        about[name] = Layout(one["head"], tuple(one["ends"]), tuple(one["rows"])) if one else None
+        layout = about[name]
+        if layout is not None:
+            about[name] = Layout(layout["head"], tuple(layout["ends"]), tuple(layout["rows"]))
     return About(**about)
 
 
@@ -285,37 +355,39 @@ def _stream_tables(
     path: Path,
     columns: Sequence[str],
     columns_of: Callable[[pa.RecordBatch], dict[str, Any]],
-    bits: SignatureWriter | None,
+    texts: TextWriter | None,
     layouts: dict[str, Layout],
     kind: str,
 ) -> Iterator[pa.Table]:
-    """Yields a table for each batch of an Arrow file, and adds the file's layout under `kind`."""
+    """Yields a table for each batch of an Arrow file; at the end it adds the file's layout under `kind`."""
     import pyarrow as pa
 
-    walking = walk(path, columns)
-    _, head = next(walking)
+    batches = walk(path, columns)
+    _, head = next(batches)
     ends, rows = list[int](), [0]
-    for batch, end in walking:
+    for batch, end in batches:
         ends.append(end)
-        made = columns_of(batch)
-        made["place"] = pa.array(np.arange(rows[-1], rows[-1] + batch.num_rows, dtype=np.int64))
+        table = columns_of(batch)
+        table["place"] = pa.array(np.arange(rows[-1], rows[-1] + batch.num_rows, dtype=np.int64))
         rows.append(rows[-1] + batch.num_rows)
-        if bits is not None:
-            bits.add(batch["text"])
-        yield pa.table(made)
+        if texts is not None:
+            texts.add(batch["text"])
+        yield pa.table(table)
     layouts[kind] = Layout(head, tuple(ends), tuple(rows))
 
 
-def _episodes_table(source: Source, bits: SignatureWriter | None, layouts: dict[str, Layout]) -> pa.Table:
-    """Returns training rows with what the trainer recorded of their tokens. Raises ValueError where that is
-    of others."""
+def _episodes_table(source: AnswerFile, texts: TextWriter | None, layouts: dict[str, Layout]) -> pa.Table:
+    """Returns training rows with the numbers that the trainer recorded for their tokens.
+
+    Raises ValueError where these numbers belong to other rows.
+    """
     import pyarrow as pa
 
     assert source.episodes is not None
-    made = list(_stream_tables(source.episodes, OF_EPISODES, episode_columns, bits, layouts, "episodes"))
-    if not made:
+    tables = list(_stream_tables(source.episodes, OF_EPISODES, episode_columns, texts, layouts, "episodes"))
+    if not tables:
         return pa.table({"place": pa.array([], pa.int64())})
-    table = pa.concat_tables(made, promote_options="default")
+    table = pa.concat_tables(tables, promote_options="default")
     if source.signals is None:
         return table
     signals = pa.concat_tables(
@@ -323,7 +395,7 @@ def _episodes_table(source: Source, bits: SignatureWriter | None, layouts: dict[
         promote_options="default",
     )
     if not signals["answer"].equals(table["answer"]):
-        raise ValueError(f"{source.signals} is of other rows than {source.episodes}: delete it")
+        raise ValueError(f"{source.signals} has other rows than {source.episodes}: delete it")
     for name in signals.column_names:
         if name not in table.column_names:
             table = table.append_column(name, signals[name])
@@ -331,7 +403,10 @@ def _episodes_table(source: Source, bits: SignatureWriter | None, layouts: dict[
 
 
 def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
-    """Adds to answers the credit over all episodes that an answer was cut into, and their places."""
+    """Adds to each answer the credit over all episodes that it was cut into, and their places.
+
+    Means are over all trained tokens of the episodes, so that each episode counts by its number of them.
+    """
     import duckdb
 
     of_signals = "".join(
@@ -361,29 +436,29 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
         ).to_arrow_table()
 
 
-def _lines_table(source: Source, bits: SignatureWriter, report: FileReport) -> Iterator[pa.Table]:
-    """Yields tables of an evaluation's lines, some thousand at a time. Rows of another program that are no
-    answers are counted in `report`."""
+def _line_tables(source: AnswerFile, texts: TextWriter, report: FileReport) -> Iterator[pa.Table]:
+    """Yields tables of an evaluation's lines, some thousand at a time.
+
+    `report` counts the rows of another program's file that are not answers.
+    """
     import pyarrow as pa
 
-    rows: list[dict[str, Any]] = []
-    texts: list[str] = []
-
-    def made() -> pa.Table:
-        bits.add(pa.array(texts, pa.string()))
+    def table_of(rows: list[dict[str, Any]]) -> pa.Table:
         names = dict.fromkeys(name for row in rows for name in row)
-        table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
-        rows.clear()
-        texts.clear()
-        return table
+        return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
     verify_answers(source.path)
     lines = answers_in(source.path, report) if source.is_foreign else json_lines(source.path)
-    for place, row in lines:
-        columns = line_columns(row, place).items()
-        rows.append({name: writable(x) if isinstance(x, str) else x for name, x in columns})
-        texts.append(writable(row.get("text") or ""))
+    rows: list[dict[str, Any]] = []
+    row_texts: list[str] = []
+    for place, line in lines:
+        row = line_columns(line, place)
+        rows.append({name: writable(x) if isinstance(x, str) else x for name, x in row.items()})
+        row_texts.append(writable(line.get("text") or ""))
         if len(rows) == LINES_AT_ONCE:
-            yield made()
+            texts.add(pa.array(row_texts, pa.string()))
+            yield table_of(rows)
+            rows, row_texts = [], []
     if rows:
-        yield made()
+        texts.add(pa.array(row_texts, pa.string()))
+        yield table_of(rows)

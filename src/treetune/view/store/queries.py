@@ -1,5 +1,4 @@
-"""Questions to rows, as people and addresses ask them, and what they are in SQL; DuckDB, as the store asks
-it."""
+"""Questions about rows (filters, search, order, page), and their translation to SQL for DuckDB."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     import duckdb
 
 MEMORY = "400MB"
-"""Memory of one connection: it sorts on disk beyond."""
+"""The memory of a connection, beyond which DuckDB sorts on disk."""
 
 OPERATORS = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "has": "has"}
 
@@ -21,8 +20,11 @@ _CONDITION = re.compile(r"^\s*(\S.*?)\s*(<=|>=|!=|=|<|>|\shas\s)\s*(.+?)\s*$")
 
 
 @dataclass(frozen=True)
-class Filter:
-    """A condition on a column: `has` is that a text holds another, in letters of any size."""
+class ColumnFilter:
+    """A condition on a column: `ColumnFilter("tokens", ">=", 300.0)`.
+
+    The operator `has` looks for a text within a text, in upper or lower case.
+    """
 
     column: str
     operator: str
@@ -30,18 +32,25 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Question:
-    """A choice of rows and their order: `sources` by name (of none, all), `search` in their text. Where there
-    is an `among`, no others than these rows of each source."""
+class RowQuery:
+    """A choice of rows, their order, and a page of them.
+
+    Example: `RowQuery(sources=("i4",), filters=(Filter("score", "=", 0.0),), search="therefore",
+    sort="tokens", descending=True, page=2)`.
+    """
 
     sources: tuple[str, ...] = ()
-    filters: tuple[Filter, ...] = ()
+    """Names of sources; empty for all."""
+    filters: tuple[ColumnFilter, ...] = ()
     search: str = ""
+    """A text that the row's text must contain, in upper or lower case."""
     sort: str = ""
+    """A column; empty for the usual order."""
     descending: bool = False
     page: int = 1
     size: int = 50
     among: Mapping[str, Sequence[int]] | None = None
+    """The only rows that may be chosen, by source; None for all."""
 
     @property
     def skipped(self) -> int:
@@ -49,28 +58,32 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Result:
-    """A page of rows. `total` rows are like that; where not `exact`, about so many: what a search has not
-    looked into yet counts as it seems."""
+class RowPage:
+    """A page of rows, and the number of rows on all pages."""
 
     rows: list[dict[str, Any]]
     total: int
-    exact: bool
 
 
-def parsed(text: str, columns: Mapping[str, str], of: str = "answers") -> list[Filter]:
-    """Reads conditions such as ``tokens >= 300; outcome = timeout``. Raises ValueError for what is none."""
+def parse_conditions(text: str, columns: Mapping[str, str], content: str = "answers") -> list[ColumnFilter]:
+    """Reads conditions such as ``tokens >= 300; outcome = timeout``.
+
+    `columns` are the types of all columns by name, and `content` is a word for the rows, for messages. Raises
+    ValueError for a text that is not a condition.
+    """
     filters = []
-    for part in filter(None, (part.strip() for part in text.split(";"))):
+    for part in text.split(";"):
+        if not part.strip():
+            continue
         match = _CONDITION.match(part)
         if match is None:
             raise ValueError(
-                f"{part!r} is no condition: write a name, one of {' '.join(OPERATORS)}, and a value, such as"
-                " tokens >= 300, and ; between two of them"
+                f"{part.strip()!r} is not a condition: write a name, one of {' '.join(OPERATORS)}, and a"
+                " value, such as tokens >= 300, and ; between two of them"
             )
         name, operator, written = match[1], match[2].strip(), match[3]
         if name not in columns:
-            raise ValueError(f"{of} have no {name!r}: there are {', '.join(sorted(columns))}")
+            raise ValueError(f"{content} have no {name!r}: there are {', '.join(sorted(columns))}")
         value: str | float | bool = written
         if columns[name] == "BOOLEAN" and operator != "has":
             if written not in ("true", "false"):
@@ -83,70 +96,81 @@ def parsed(text: str, columns: Mapping[str, str], of: str = "answers") -> list[F
                 value = math.nan
             if not math.isfinite(value):
                 raise ValueError(f"{name} is compared with a number, and not with {written!r}")
-        filters.append(Filter(name, operator, value))
+        filters.append(ColumnFilter(name, operator, value))
     return filters
 
 
-def condition(
-    filters: Sequence[Filter], known: Mapping[str, str], own: Mapping[str, str], of: str = "answers"
+def condition_sql(
+    filters: Sequence[ColumnFilter],
+    all_types: Mapping[str, str],
+    chosen_types: Mapping[str, str],
+    content: str = "answers",
 ) -> tuple[str, list[Any]]:
-    """Returns the text behind WHERE, and the values of its `?`: `known` are the types of all columns, `own`
-    those of the chosen sources, `of` what the rows are. Raises ValueError for a column or an operator that
-    isn't there."""
+    """Returns the SQL after WHERE, and the values of its `?`.
+
+    `all_types` are the types of all columns, `chosen_types` those of the chosen sources, which may have fewer
+    columns. Raises ValueError for a column or an operator that doesn't exist.
+    """
     parts, values = ["true"], list[Any]()
-    for one in filters:
-        if one.column not in known:
-            raise ValueError(f"{of} have no {one.column!r}: there are {', '.join(sorted(known))}")
-        if one.operator not in OPERATORS:
-            raise ValueError(f"{one.operator!r} is no comparison: there are {', '.join(OPERATORS)}")
-        if one.column not in own:
-            parts.append("false")  # null is like nothing
+    for item in filters:
+        if item.column not in all_types:
+            raise ValueError(f"{content} have no {item.column!r}: there are {', '.join(sorted(all_types))}")
+        if item.operator not in OPERATORS:
+            raise ValueError(f"{item.operator!r} is not a comparison: there are {', '.join(OPERATORS)}")
+        if item.column not in chosen_types:
+            parts.append("false")  # the column is null in all these rows, and null equals nothing
             continue
-        name, kind = quoted(one.column), known[one.column]
-        if own[one.column] != kind:  # these sources have null alone in it
+        name, kind = quoted(item.column), all_types[item.column]
+        if chosen_types[item.column] != kind:  # null in all rows of these sources, which then have no type
             name = f"CAST({name} AS {kind})"
-        if one.operator == "has":
+        if item.operator == "has":
             parts.append(f"contains(lower({name}::VARCHAR), lower(?))")
-            values.append(str(one.value))
+            values.append(str(item.value))
         else:
-            # Tokens are compared with 299.6 as it is, and not with 300.
+            # As DOUBLE, so that 299.6 isn't rounded to the column's integers.
             compared = kind if kind in ("VARCHAR", "BOOLEAN") else "DOUBLE"
-            parts.append(f"{name} {OPERATORS[one.operator]} CAST(? AS {compared})")
-            values.append(one.value)
+            parts.append(f"{name} {OPERATORS[item.operator]} CAST(? AS {compared})")
+            values.append(item.value)
     return " AND ".join(parts), values
 
 
-def among(rows: Mapping[str, Sequence[int]] | None) -> str:
-    """Returns a condition for rows of each source; without any, for none."""
+def among_sql(rows: Mapping[str, Sequence[int]] | None) -> str:
+    """Returns SQL that is true for these rows of each source alone; for all rows where it is None."""
     if rows is None:
         return "true"
-    parts = [
-        f"(source = {literal(source)} AND row IN ({', '.join(map(str, own))}))"
-        for source, own in rows.items()
-        if own
-    ]
+    parts = []
+    for source, numbers in rows.items():
+        if numbers:
+            parts.append(f"(source = {literal(source)} AND row IN ({', '.join(map(str, numbers))}))")
     return f"({' OR '.join(parts)})" if parts else "false"
 
 
-def order(
-    question: Question,
-    known: Mapping[str, str],
-    own: Mapping[str, str],
+def order_sql(
+    question: RowQuery,
+    all_types: Mapping[str, str],
+    chosen_types: Mapping[str, str],
     last: str = "source, row",
-    of: str = "answers",
+    content: str = "answers",
 ) -> str:
-    """Returns the text behind ORDER BY: equal rows are ordered by `last`. Raises ValueError for a column that
-    isn't there."""
-    if question.sort and question.sort not in known:
-        raise ValueError(f"{of} can't be sorted by {question.sort!r}: by {', '.join(sorted(known))}")
+    """Returns the SQL after ORDER BY; equal rows are ordered by `last`.
+
+    Raises ValueError for a column that doesn't exist.
+    """
+    if question.sort and question.sort not in all_types:
+        raise ValueError(
+            f"{content} can't be sorted by {question.sort!r}, but by {', '.join(sorted(all_types))}"
+        )
+    if question.sort not in chosen_types:
+        return last
     direction = "DESC" if question.descending else "ASC"
-    first = f"{quoted(question.sort)} {direction} NULLS LAST, " if question.sort in own else ""
-    return first + last
+    return f"{quoted(question.sort)} {direction} NULLS LAST, {last}"
 
 
-def connected() -> duckdb.DuckDBPyConnection:
-    """Opens a connection in memory, beside the files, with nothing fetched from elsewhere; threads ask its
-    cursors."""
+def connect() -> duckdb.DuckDBPyConnection:
+    """Opens a database in memory that reads files and fetches nothing from the network.
+
+    Threads must each use a cursor of it.
+    """
     import duckdb
 
     settings = {
@@ -158,21 +182,22 @@ def connected() -> duckdb.DuckDBPyConnection:
     return duckdb.connect(":memory:", config=settings)
 
 
-def as_rows(answered: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    names = [column[0] for column in answered.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in answered.fetchall()]
+def as_rows(cursor: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    """Returns the rows of an executed query as dictionaries."""
+    names = [column[0] for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def quoted(name: str) -> str:
-    """Writes a name of a column in SQL."""
+    """Returns a column's name in SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(value: str) -> str:
-    """Writes a text in SQL."""
+    """Returns a text in SQL."""
     return "'" + value.replace("'", "''") + "'"
 
 
-def conversation(sql: str) -> str:
-    """Returns the text of a list of messages in SQL: their contents, one after the other."""
-    return f"array_to_string(list_transform({sql}, lambda one: one.content), E'\\n\\n')"
+def conversation_sql(sql: str) -> str:
+    """Returns SQL for the text of a list of messages: their contents, one after the other."""
+    return f"array_to_string(list_transform({sql}, lambda message: message.content), E'\\n\\n')"

@@ -1,5 +1,4 @@
-"""The files of data sets, and how DuckDB and Arrow read them: saved splits, W&B's tables, estimates of
-difficulty."""
+"""Reads the files of data sets for DuckDB and Arrow: saved splits, W&B tables, estimates of difficulty."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from treetune.view.store.folders import stat_of
-from treetune.view.store.queries import conversation, literal, quoted
+from treetune.view.store.queries import conversation_sql, literal, quoted
 from treetune.view.text import writable
 
 if TYPE_CHECKING:
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
 COUNTED = "pass_rate, correct, answers, mean_reward, mean_tokens, unfinished"
 
 Kind = Literal["parquet", "lines", "saved", "table", "estimate"]
-"""Parquet; JSON lines; a split that ``save_to_disk`` wrote; a W&B table's JSON; what `estimate_difficulty`
-found."""
+"""Parquet; JSON lines; a split that ``save_to_disk`` wrote; a W&B table's JSON; a folder of
+`estimate_difficulty`."""
 
 LARGEST_TABLE = 256 * 2**20
-"""Bytes of a W&B table's JSON: it is read as a whole."""
+"""The most bytes of a W&B table's JSON, which is read as a whole."""
 
 ESTIMATE, SPLITS, SPLIT = "estimate.json", "dataset_dict.json", "dataset_info.json"
-"""Files that say what a folder is: of `estimate_difficulty`, of a saved data set, of one split of it."""
+"""Files that mark a folder: of `estimate_difficulty`, of a saved data set, of a split of one."""
 
 ENDINGS = (".parquet", ".jsonl", ".json")
 
@@ -47,21 +46,26 @@ _GRADES = (
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set, by its name in addresses. `known_from` says why it may be read."""
+    """A data set.
+
+    Example: `DataSet("math/train.parquet", Path("/work/data/math/train.parquet"), "parquet", "below
+    /work/data")`."""
 
     name: str
+    """The name in addresses."""
     path: Path
     kind: Kind
     known_from: str
+    """How the viewer found it, for people."""
 
     @property
     def mark(self) -> str:
-        """Another text as soon as a file of it is another."""
+        """A text that changes whenever one of its files changes."""
         return repr([(str(path), stat_of(path)) for path in self.files()])
 
     @property
     def size(self) -> int:
-        """Bytes on disk; 0 for what has gone meanwhile."""
+        """The bytes on disk, without files that were deleted meanwhile."""
         return sum(path.stat().st_size for path in self.files() if path.is_file())
 
     def files(self) -> list[Path]:
@@ -71,7 +75,7 @@ class DataSet:
 
 
 def kind_of(path: Path) -> Kind | None:
-    """Returns what a file or a folder holds; None for no data set."""
+    """Returns the kind of data set that a file or a folder is; None where it is none."""
     if path.is_dir():
         if (path / ESTIMATE).is_file():
             return "estimate"
@@ -84,25 +88,27 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def file_in_sql(path: Path) -> str:
-    """Writes the path of one file in SQL, whatever signs of patterns are in its name."""
+    """Returns a file's path in SQL, with the characters of glob patterns escaped."""
     return literal(glob.escape(str(path)))
 
 
 def saved_split(folder: Path) -> pa.Table:
-    """Reads a split of a saved data set as it lies on disk: not copied, and without `datasets`, which takes
-    seconds to import. Raises ValueError for one that can't be read."""
+    """Maps a split of a saved data set into memory, without `datasets`, which takes seconds to import.
+
+    Raises ValueError for one that can't be read.
+    """
     import pyarrow as pa
 
     try:
         state = json.loads((folder / "state.json").read_text())
         if state.get("_indices_files") or state.get("_indices_data_files"):
             raise ValueError("its rows are picked by indices: save it again with save_to_disk")
-        names = [one["filename"] for one in state["_data_files"]]
+        names = [entry["filename"] for entry in state["_data_files"]]
         if any(Path(name).name != name for name in names):
             raise ValueError(f"state.json names files elsewhere: {', '.join(names)}")
         parts = [pa.ipc.open_stream(pa.memory_map(str(folder / name))).read_all() for name in names]
         for part in parts:
-            part.validate(full=True)  # an offset that is wrong points anywhere
+            part.validate(full=True)  # a wrong offset could point anywhere in memory
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"the data set in {folder} can't be read: {error}") from error
     return pa.concat_tables(parts)
@@ -112,8 +118,8 @@ def saved_split(folder: Path) -> pa.Table:
 
 
 @functools.lru_cache(maxsize=4096)
-def _begins_as_table(path: Path, _: object) -> bool:
-    """Reads the file again only when it is another."""
+def _begins_as_table(path: Path, stat: object) -> bool:
+    """Returns whether a JSON file begins as a W&B table. `stat` is part of the cache's key: see `stat_of`."""
     try:
         with path.open("rb") as file:
             return _TABLE.match(file.read(_TABLE_HEAD_BYTES)) is not None
@@ -125,7 +131,7 @@ def wandb_rows(path: Path) -> list[dict[str, Any]]:
     """Reads the rows of a W&B table's JSON (``columns`` and ``data``). Raises ValueError for another JSON."""
     if path.stat().st_size > LARGEST_TABLE:
         raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes, and a W&B table is read up to {LARGEST_TABLE:,}:"
+            f"{path} has {path.stat().st_size:,} bytes, and W&B tables are read up to {LARGEST_TABLE:,}:"
             " write its rows as JSON lines or Parquet"
         )
     try:
@@ -138,16 +144,16 @@ def wandb_rows(path: Path) -> list[dict[str, Any]]:
     rows: list[Any] = data if isinstance(data, list) else [None]
     if not columns or not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
         raise ValueError(
-            f"{path} is no W&B table: it should have columns, a list of names, and data, whose rows are as"
+            f"{path} is not a W&B table: it should have columns, a list of names, and data, whose rows are as"
             " long"
         )
     names = list[str]()
     for column in columns:
-        written = writable(str(column))
-        name, number = written, 2
-        # DuckDB tells no names apart that differ in the size of letters alone.
+        wanted_name = writable(str(column))
+        name, number = wanted_name, 2
+        # To DuckDB, names that differ only in case are equal.
         while name.casefold() in map(str.casefold, names):
-            name, number = f"{written}_{number}", number + 1
+            name, number = f"{wanted_name}_{number}", number + 1
         names.append(name)
     return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -197,24 +203,24 @@ def _column(values: list[Any]) -> pa.Array:
 
 
 def rates(folder: Path, number: str) -> tuple[str, str]:
-    """Returns a SELECT of a row for each row of the input of `estimate_difficulty`, its number as `number`;
-    and a remark on it.
+    """Returns a SELECT with a row for each row of `estimate_difficulty`'s input, and a remark on it.
 
-    Where the shards are put together, the rates come from rates.parquet, with the rows themselves; before,
-    they are of what is graded by now. Raises ValueError where nothing is graded yet.
+    The row's number is the column `number`. When the shards have been merged, the rates are those of
+    rates.parquet, with prompts and reference answers. Before that, they are over the answers graded so far.
+    Raises ValueError where no answer is graded yet.
     """
     from treetune.data.difficulty.merging import RATES_FILE
     from treetune.data.difficulty.shard import GRADES, NOT_ASKED
 
     merged, rows = folder / RATES_FILE, folder / "rows.parquet"
     if merged.is_file():
-        own = f'"index" AS {quoted(number)}, data_source, {COUNTED}, unavailable'
-        rate = f"SELECT {own} FROM read_parquet({file_in_sql(merged)})"
+        columns = f'"index" AS {quoted(number)}, data_source, {COUNTED}, unavailable'
+        rate = f"SELECT {columns} FROM read_parquet({file_in_sql(merged)})"
         if not rows.is_file():
             return rate, ""
         asked = (
             "SELECT file_row_number, CASE WHEN apply_chat_template OR raw_prompt = ''"
-            f" THEN {conversation('prompt')} ELSE raw_prompt END AS asked,"
+            f" THEN {conversation_sql('prompt')} ELSE raw_prompt END AS asked,"
             f" reward_model.ground_truth AS gold FROM read_parquet({file_in_sql(rows)}, file_row_number=true)"
         )
         joined = f"file_row_number = rate.{quoted(number)}"
@@ -224,8 +230,8 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
         )
     files = [path for path in sorted(folder.glob(f"shards/*/{GRADES}")) if path.stat().st_size]
     if not files:
-        raise ValueError(f"no answer is graded yet in {folder}: they appear as they are")
-    # The last line may still be written; an answer that was graded twice counts once.
+        raise ValueError(f"no answer is graded yet in {folder}: load the page again later")
+    # The last line may be incomplete while it is written. An answer that was graded twice counts once.
     read = (
         f"read_json([{', '.join(map(file_in_sql, files))}], format='newline_delimited', records=true,"
         f" ignore_errors=true, columns={_GRADES})"
@@ -243,30 +249,32 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
         f' FROM ({once}) GROUP BY "row")'
     )
     return graded, (
-        "It is not finished: rates are of the answers graded by now, and rows without any are missing"
+        "It is not finished: rates are over the answers graded so far, and rows without any are missing"
     )
 
 
 def answers_to(folder: Path, row: int) -> list[dict[str, Any]]:
-    """Returns the answers to a row of `estimate_difficulty`, by sample, each with its `text` and, where it is
-    graded, `reward`, `outcome`, `extracted` and `message`."""
+    """Returns the answers to a row of `estimate_difficulty`, in the order of samples.
+
+    Each has its `text` and, if it is graded, `reward`, `outcome`, `extracted` and `message`.
+    """
     from treetune.data.difficulty.shard import ANSWERS, GRADES
 
     answers: dict[int, dict[str, Any]] = {}
     for name in (ANSWERS, GRADES):
         for path in sorted(folder.glob(f"shards/*/{name}")):
-            own: dict[int, dict[str, Any]] = {}
+            lines: dict[int, dict[str, Any]] = {}
             for line in _lines_of(path, row):
-                own.setdefault(line["sample"], line)
-            for sample, line in own.items():
+                lines.setdefault(line["sample"], line)
+            for sample, line in lines.items():
                 answers[sample] = answers.get(sample, {}) | line
-            if own:
-                break  # a row is in one shard
+            if lines:
+                break  # all answers to a row are in the same shard
     return [answers[sample] for sample in sorted(answers)]
 
 
 def _lines_of(path: Path, row: int) -> Iterator[dict[str, Any]]:
-    """Yields the lines about a row. Others are told by how a line begins, and not read: there may be
+    """Yields the lines about a row. Others are skipped by their first bytes, unparsed: there may be
     millions."""
     beginning = b'{"row":%d,' % row
     with path.open("rb") as file:
@@ -274,5 +282,5 @@ def _lines_of(path: Path, row: int) -> Iterator[dict[str, Any]]:
             if line.startswith(beginning) and line.endswith(b"\n"):
                 try:
                     yield json.loads(line)
-                except ValueError:  # a crash of the machine can leave such
+                except ValueError:  # a crash of the machine can leave a damaged line
                     continue

@@ -1,5 +1,5 @@
-"""An answer token by token: ids, texts, numbers that are known of each; its steps with their credit, and the
-credit of several methods beside each other."""
+"""Reads an answer token by token: ids, texts and numbers; its steps with their credit; the credit of several
+methods."""
 
 from __future__ import annotations
 
@@ -17,84 +17,77 @@ from treetune.objectives.base import Objective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.storage import TOKENS, read_tokens
 from treetune.runtime.analysis import read_result
-from treetune.view.store.answers import Answer
+from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.folders import stat_of
 from treetune.view.store.index import walk
-from treetune.vocabulary import Branch, Column, Episode, are_sampled
+from treetune.vocabulary import Branch, Column, Episode, Segment, are_sampled
 
 OF_CREDIT = "advantage of credit"
-"""The advantage as it is stored, where ``advantage`` is what training made of it."""
+"""The name of the stored advantage, where ``advantage`` is the one that training computed from it."""
 
 MICROSCOPE, REPLAY = "result.json", "advantages.jsonl"
-"""Files that analyses write into their folders."""
+"""The result files of the analyses `credit_microscope` and `replay`."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """Tokens ``[start, end)``; the value before them and their advantage, each with its interval, and what
-    they earned by themselves, as far as that is known. Where `merged`, credit knows no value before it, and
-    treats it and the step before as one."""
+class CreditedStep:
+    """A step of an answer: its tokens ``[start, end)``, with their credit."""
 
     number: int
+    """Counted from 0."""
     start: int
     end: int
     value: Shown | None
+    """The value of the state before the step, with its interval."""
     advantage: Shown | None
+    """The mean advantage of the step's tokens, with its interval."""
     earned: float | None
+    """The reward of a turn."""
     merged: bool = False
+    """True where credit has no value before the step, and treats it and the step before as one."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Columns of one entry per response token. `numbers` are those that can be shown and coloured by, by
-    name; NaN where a token has none. `texts` are None where the experiment stored no texts of tokens."""
+    """The response tokens of an answer, as columns with an entry for each token."""
 
     ids: np.ndarray
     texts: Sequence[str] | None
+    """None where the experiment stored no texts of tokens."""
     sampled: np.ndarray
-    steps: Sequence[Step]
+    """True for sampled tokens, False for injected ones."""
+    steps: Sequence[CreditedStep]
     branches: Sequence[Branch]
+    """The thread of each token."""
     versions: Sequence[int | None]
+    """The version of the policy that sampled each token."""
     numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Numbers that tokens can be coloured by, such as "advantage"; NaN where a token has none."""
 
     @property
     def count(self) -> int:
         return len(self.ids)
 
 
-def tokens_of(run: Path, answer: Answer, config: Mapping[str, Any]) -> Tokens | None:
-    """Returns tokens with the advantages that trained, as far as the run's `config` and what is stored say
-    these. None for an answer of which only the text is stored, as evaluations'."""
+def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tokens | None:
+    """Returns the tokens of an answer, with the advantages that trained where these can be computed.
+
+    None for an answer of which only the text is stored, such as an evaluation's.
+    """
     trajectory, episode = answer.trajectory, answer.episode
     source = trajectory if trajectory is not None else episode
     if source is None:
         return None
-    ids, numbers = source.response_ids, dict[str, np.ndarray]()
-    if episode is not None and episode.advantages is not None:
-        given = np.where(episode.trained, episode.advantages, np.nan)
-        numbers["advantage"] = given
-        if moments := _moments(answer, episode, config):
-            mean, deviation = moments[episode.domain]
-            numbers |= {"advantage": ((given - mean) / deviation).astype(np.float32), OF_CREDIT: given}
+    ids = source.response_ids
     segments = trajectory.segments if trajectory is not None else ()
-    precisions = [one.logprobs.dtype for one in segments if one.logprobs is not None]
-    if precisions:  # the engine's, NaN for what was injected
-        missing = (np.full(len(one.token_ids), np.nan, precisions[0]) for one in segments)
-        pairs = zip(segments, missing, strict=True)
-        numbers["log-prob"] = np.concatenate(
-            [nan if one.logprobs is None else one.logprobs for one, nan in pairs]
-        )
-    elif trajectory is None and episode is not None and episode.behaviour_logprobs is not None:
-        numbers["log-prob"] = np.where(episode.trained, episode.behaviour_logprobs, np.nan)
-    if episode is not None:
-        signals = dict(zip(map(id, answer.episodes), answer.signals, strict=False)).get(id(episode))
-        kinds = ("entropies", "gaps", "logprobs", "log_ratios")
-        for name, kind in zip(("entropy", "gap", "trainer's log-prob", "log-ratio"), kinds, strict=True):
-            values = getattr(signals, kind, None)
-            if values is not None:  # NaN for tokens that the trainer was not asked about
-                numbers[name] = np.full(len(episode.trained), np.nan, values.dtype)
-                numbers[name][episode.trained] = values
-    by_token = [segment for segment in segments for _ in range(len(segment.token_ids))]
+    numbers = _advantages_of(answer, config)
+    logprobs = _engine_logprobs(answer)
+    if logprobs is not None:
+        numbers["log-prob"] = logprobs
+    numbers |= _trainer_numbers(answer)
+    by_token: list[Segment] = []
+    for segment in segments:
+        by_token += [segment] * len(segment.token_ids)
     if trajectory is not None:
         sampled = are_sampled(trajectory.segments)
     else:
@@ -108,28 +101,85 @@ def tokens_of(run: Path, answer: Answer, config: Mapping[str, Any]) -> Tokens | 
         texts=texts_of(run, ids),
         sampled=sampled,
         steps=steps_of(length, ends, episode, earned=(episode or source).step_rewards),
-        branches=[one.branch for one in by_token] or [()] * len(ids),
-        versions=[one.policy_version for one in by_token] or [None] * len(ids),
+        branches=[segment.branch for segment in by_token] or [()] * len(ids),
+        versions=[segment.policy_version for segment in by_token] or [None] * len(ids),
         numbers=numbers,
     )
 
 
+def _advantages_of(answer: StoredAnswer, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the advantages that trained, and where they differ also those of credit; NaN for other
+    tokens."""
+    episode = answer.episode
+    if episode is None or episode.advantages is None:
+        return {}
+    of_credit = np.where(episode.trained, episode.advantages, np.nan)
+    moments = _moments(answer, episode, config)
+    if not moments:
+        return {"advantage": of_credit}
+    mean, deviation = moments[episode.domain]
+    return {"advantage": ((of_credit - mean) / deviation).astype(np.float32), OF_CREDIT: of_credit}
+
+
+def _engine_logprobs(answer: StoredAnswer) -> np.ndarray | None:
+    """Returns the engine's log-probs, NaN for injected tokens; None where none are stored."""
+    trajectory, episode = answer.trajectory, answer.episode
+    if trajectory is None:
+        if episode is None or episode.behaviour_logprobs is None:
+            return None
+        return np.where(episode.trained, episode.behaviour_logprobs, np.nan)
+    precisions = [segment.logprobs.dtype for segment in trajectory.segments if segment.logprobs is not None]
+    if not precisions:
+        return None
+    columns = []
+    for segment in trajectory.segments:
+        missing = np.full(len(segment.token_ids), np.nan, precisions[0])
+        columns.append(missing if segment.logprobs is None else segment.logprobs)
+    return np.concatenate(columns)
+
+
+def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
+    """Returns the numbers that the trainer recorded for the answer's trained tokens; NaN for other tokens."""
+    episode = answer.episode
+    if episode is None:
+        return {}
+    signals = None
+    for stored_episode, stored_signals in zip(answer.episodes, answer.signals, strict=False):
+        if stored_episode is episode:
+            signals = stored_signals
+    numbers = {}
+    attributes = {
+        "entropy": "entropies",
+        "gap": "gaps",
+        "trainer's log-prob": "logprobs",
+        "log-ratio": "log_ratios",
+    }
+    for name, attribute in attributes.items():
+        values = getattr(signals, attribute, None)
+        if values is not None:
+            numbers[name] = np.full(len(episode.trained), np.nan, values.dtype)
+            numbers[name][episode.trained] = values
+    return numbers
+
+
 def steps_of(
     length: int, ends: Sequence[int], episode: Episode | None, *, earned: Sequence[float] = ()
-) -> list[Step]:
-    """Returns the steps of an answer of so many tokens, which end at `ends`; what is behind the last is a
-    step too. The episode has an advantage for each token, and the values of the states before credit's own
-    steps."""
+) -> list[CreditedStep]:
+    """Returns the steps of an answer of `length` tokens, which end at `ends`; tokens after the last end are a
+    step, too.
+
+    The episode has the advantage of each token, and the values of the states before credit's steps.
+    """
     if not ends or ends[-1] < length:
         ends = (*ends, length)
     credit = None
     if episode is not None and episode.advantages is not None:
-        known = episode.step_values or None
-        errors = episode.step_errors if known else None
+        values = episode.step_values or None
+        errors = episode.step_errors if values else None
         advantages = episode.advantages.tolist()
-        credit = step_credit(ends, episode.reward, advantages, episode.step_ends, known, errors)
+        credit = step_credit(ends, episode.reward, advantages, episode.step_ends, values, errors)
     return [
-        Step(
+        CreditedStep(
             number=number,
             start=start,
             end=end,
@@ -151,17 +201,18 @@ _read_tokens = functools.lru_cache(maxsize=2)(lambda path, stat: read_tokens(pat
 
 def texts_of(run: Path, ids: np.ndarray) -> list[str] | None:
     """Returns the text of each token, empty for a special one; None where the experiment stored no texts."""
-    known = all_texts(run)
-    return known and text_of_each(known, ids)
+    vocabulary = all_texts(run)
+    return vocabulary and text_of_each(vocabulary, ids)
 
 
-def text_of_each(known: Sequence[str], ids: np.ndarray) -> list[str]:
-    return [known[one] if one < len(known) else "" for one in ids.tolist()]
+def text_of_each(vocabulary: Sequence[str], ids: np.ndarray) -> list[str]:
+    """Returns the text of each token, by the texts of all tokens; empty for ids beyond them."""
+    return [vocabulary[token_id] if token_id < len(vocabulary) else "" for token_id in ids.tolist()]
 
 
 def all_texts(run: Path) -> list[str] | None:
-    """Returns the text of every token; None where the experiment stored none, or it is damaged, as its page
-    says."""
+    """Returns the text of every token of the vocabulary; None where the experiment stored none or the file is
+    damaged, which the experiment's page reports."""
     path = run / TOKENS
     stat = stat_of(path)
     try:
@@ -174,223 +225,260 @@ def all_texts(run: Path) -> list[str] | None:
 
 
 def made_of_credit(config: Mapping[str, Any]) -> str:
-    """Describes what training makes of the advantages that credit gave and that are stored; empty where it
-    takes them as they are."""
+    """Describes how training changes the stored advantages of credit; empty where it takes them as they
+    are."""
     trainer = config.get("trainer")
     if not trainer:
-        return "nobody can tell what training made of it: config.json can't be read"
+        return "the training advantage is unknown: config.json can't be read"
     objective = trainer.get("objective") or {}
-    taken = objective.get("kl_placement") if penalised(config) else None
+    kl_placement = objective.get("kl_placement") if penalised(config) else None
     over = "each domain's" if trainer.get("normalise_by_domain") else "the iteration's"
-    made = {
-        "reward": "the KL penalty from each token on is taken from it",
+    descriptions = {
+        "reward": "the KL penalty from each token on is subtracted from it",
         "whiten": f"it is whitened over {over} trained tokens",
         "scale": f"it is divided by the standard deviation of {over} trained tokens",
-        "advantage": "the token's KL penalty is taken from it",
+        "advantage": "the token's KL penalty is subtracted from it",
     }
-    steps = ("reward" if taken == "reward" else "", trainer.get("advantage_normalisation"), taken)
-    words = " and ".join(made[step] for step in dict.fromkeys(steps) if step in made)
-    return f"in training {words}" if words else ""
+    # In the order of training: a reward penalty comes before normalisation, one in the advantage after it.
+    changes = [
+        "reward" if kl_placement == "reward" else None,
+        trainer.get("advantage_normalisation"),
+        kl_placement,
+    ]
+    texts = [descriptions[change] for change in dict.fromkeys(changes) if change in descriptions]
+    return f"in training {' and '.join(texts)}" if texts else ""
 
 
-def _moments(answer: Answer, episode: Episode, config: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Returns by domain what `trainers.preparation` takes from each advantage and divides it by; nothing
-    where it doesn't normalise, or where advantages have a KL penalty, which is not stored."""
+def _moments(
+    answer: StoredAnswer, episode: Episode, config: Mapping[str, Any]
+) -> dict[str, tuple[float, float]]:
+    """Returns the mean that training subtracts from advantages, and the deviation it divides by, by domain.
+
+    Empty where it doesn't normalise, and where advantages have a KL penalty, which is not stored. See
+    `trainer.preparation`.
+    """
     trainer, path = config.get("trainer") or {}, answer.source.episodes
-    how = trainer.get("advantage_normalisation")
-    if how not in ("whiten", "scale") or penalised(config) or path is None:
+    normalisation = trainer.get("advantage_normalisation")
+    if normalisation not in ("whiten", "scale") or penalised(config) or path is None:
         return {}
     sums = _sums_by_domain(path, stat_of(path))
     moments = {}
     for domain in sums:
-        count, total, squares = np.sum(
-            [sums[one] for one in ([domain] if trainer.get("normalise_by_domain") else sums)], axis=0
-        )
+        domains = [domain] if trainer.get("normalise_by_domain") else list(sums)
+        count, total, squares = np.sum([sums[name] for name in domains], axis=0)
         if count >= 2:
             mean = total / count
             deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
-            moments[domain] = (float(mean) if how == "whiten" else 0.0), float(deviation)
+            moments[domain] = (float(mean) if normalisation == "whiten" else 0.0), float(deviation)
     return moments if episode.domain in moments else {}
 
 
 def penalised(config: Mapping[str, Any]) -> bool:
-    """Returns whether training takes a KL penalty from advantages before they train."""
+    """Returns whether training subtracts a KL penalty from the advantages."""
     objective = (config.get("trainer") or {}).get("objective") or {}
     return objective.get("kl_placement", "loss") != "loss" and bool(objective.get("kl_coef"))
 
 
 def _trained_advantages(path: Path) -> Iterator[tuple[str, Column]]:
-    """Yields the domain and the advantages of the trained tokens of each row that has some."""
+    """Yields the domain of each training row, and the advantages of its trained tokens, if it has any."""
     from treetune.rollouts.rows import rows_of
 
-    walking = walk(path, ["advantages", "trained", "domain"])
-    next(walking)
-    for batch, _ in walking:
+    batches = walk(path, ["advantages", "trained", "domain"])
+    next(batches)  # the schema
+    for batch, _ in batches:
         domains = batch["domain"].to_pylist() if "domain" in batch.schema.names else [""] * batch.num_rows
-        rows = rows_of(batch["advantages"]), rows_of(batch["trained"])
-        for domain, row, trained in zip(domains, *rows, strict=True):
-            if row is not None and trained is not None:
-                yield domain, row[trained.astype(bool)].astype(float)
+        columns = rows_of(batch["advantages"]), rows_of(batch["trained"])
+        for domain, advantages, trained in zip(domains, *columns, strict=True):
+            if advantages is not None and trained is not None:
+                yield domain, advantages[trained.astype(bool)].astype(float)
 
 
 @functools.lru_cache(maxsize=64)
 def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, float]]:
-    """Returns how many trained tokens each domain has, the sum of their advantages, and that of the
-    squares."""
+    """Returns by domain the number of trained tokens, and the sums of their advantages and of the squares."""
     sums: dict[str, tuple[int, float, float]] = {}
-    for domain, own in _trained_advantages(path):
+    for domain, advantages in _trained_advantages(path):
         count, total, squares = sums.get(domain, (0, 0.0, 0.0))
-        sums[domain] = count + len(own), total + own.sum(), squares + (own**2).sum()
+        sums[domain] = (
+            count + len(advantages),
+            total + advantages.sum(),
+            squares + (advantages**2).sum(),
+        )
     return sums
 
 
-# From a step's value to its part in the gradient
+# From a step's value to its share in the gradient
 
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """What is known of a step on its way into the gradient: the value behind it (None at the end), its mean
-    advantage as credit gave it and as it trains (None where that isn't known), the mean ratio of the
-    trainer's probabilities to the engine's, and of the policy's where its tokens trained in last to those
-    before the iteration, how many of its tokens PPO clipped there, how many are trained, and the share of the
-    iteration's `weight` that these have."""
+    """A step of an answer, from its value to its share in the gradient."""
 
-    step: Step
-    behind: Shown | None
+    step: CreditedStep
+    value_after: Shown | None
+    """The value of the state after the step; None at the end of the answer."""
     given: float
+    """The mean advantage of the step's trained tokens, as credit gave it."""
     trained: float | None
+    """The mean advantage that trained; None where it is unknown."""
     engine_ratio: float | None
+    """The mean ratio of the trainer's probabilities to the engine's."""
     ratio: float | None
+    """The mean ratio of the policy's probabilities, when the tokens trained last, to those before the
+    iteration. """
     clipped: int
+    """The number of tokens that PPO clipped."""
     tokens: int
+    """The number of trained tokens."""
     share: float | None
+    """The step's share of the weights of all trained tokens of the iteration: see `trained_steps`."""
 
 
-def trained_steps(answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> list[TrainedStep]:
-    """Returns the steps of an answer with advantages. A trained token's weight is the size of its advantage
-    times what the objective's aggregation gives it, as if the iteration were one minibatch: the factor of
-    the gradient of its log-prob where the ratio is 1."""
+def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]) -> list[TrainedStep]:
+    """Returns the steps of an answer that has advantages.
+
+    A trained token's weight is the size of its advantage, times the weight of the objective's aggregation for
+    a single minibatch. Where the ratio is 1, this is the factor of the gradient of the token's log-prob.
+    """
     episode, path = answer.episode, answer.source.episodes
     assert episode is not None and episode.advantages is not None and path is not None
     objective = (config.get("trainer") or {}).get("objective") or {}
-    usual = getattr(Objective.registered().get(str(objective.get("type"))), "aggregation", "token")
-    by_sequence = objective.get("aggregation", usual) == "sequence"
-    moments, whole = _moments(answer, episode, config), 0.0
-    if not penalised(config):
-        whole = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
-    trains, own_weight = (
-        tokens.numbers["advantage"],
-        1 / max(1, episode.trained.sum()) if by_sequence else 1.0,
-    )
+    objective_class = Objective.registered().get(str(objective.get("type")))
+    default_aggregation = getattr(objective_class, "aggregation", "token")
+    by_sequence = objective.get("aggregation", default_aggregation) == "sequence"
+    is_known = not penalised(config)
+    moments, weight_of_all = _moments(answer, episode, config), 0.0
+    if is_known:
+        weight_of_all = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
+    advantages = tokens.numbers["advantage"]
+    aggregation_weight = 1 / max(1, episode.trained.sum()) if by_sequence else 1.0
     unknown = np.full(len(episode.trained), np.nan)
-    gaps, moved = (np.exp(tokens.numbers.get(name, unknown)) for name in ("gap", "log-ratio"))
-    # PPO's: the gradient ends where a token has gone far enough in the direction of its advantage.
-    clipped = np.zeros(len(trains))
-    if objective.get("type") == "ppo":
-        names = ("clip_low", "clip_high", "dual_clip")
-        low, high, dual = (objective.get(name, getattr(ClippedPolicyGradient, name)) for name in names)
-        down = (moved < 1 - low) | (moved > (dual or np.inf))
-        clipped = np.where(trains > 0, moved > 1 + high, down & (trains < 0))
+    engine_ratios = np.exp(tokens.numbers.get("gap", unknown))
+    ratios = np.exp(tokens.numbers.get("log-ratio", unknown))
+    is_clipped = _is_clipped(ratios, advantages, objective)
     rows = []
-    for step, after in zip(tokens.steps, [*tokens.steps[1:], None], strict=True):
-        own = np.flatnonzero(episode.trained[step.start : step.end]) + step.start
-        engine_ratio, ratio = (
-            float(known.mean()) if len(known := of[own][np.isfinite(of[own])]) else None
-            for of in (gaps, moved)
-        )
+    for step, next_step in zip(tokens.steps, [*tokens.steps[1:], None], strict=True):
+        trained = np.flatnonzero(episode.trained[step.start : step.end]) + step.start
+        share = None
+        if weight_of_all:
+            share = aggregation_weight * float(np.abs(advantages[trained]).sum()) / weight_of_all
         rows.append(
             TrainedStep(
                 step,
-                after.value if after is not None else None,
-                float(episode.advantages[own].mean()) if len(own) else 0.0,
-                None if penalised(config) or not len(own) else float(trains[own].mean()),
-                engine_ratio,
-                ratio,
-                int(clipped[own].sum()),
-                len(own),
-                own_weight * float(np.abs(trains[own]).sum()) / whole if whole else None,
+                next_step.value if next_step is not None else None,
+                float(episode.advantages[trained].mean()) if len(trained) else 0.0,
+                float(advantages[trained].mean()) if is_known and len(trained) else None,
+                _finite_mean(engine_ratios[trained]),
+                _finite_mean(ratios[trained]),
+                int(is_clipped[trained].sum()),
+                len(trained),
+                share,
             )
         )
     return rows
+
+
+def _is_clipped(ratios: np.ndarray, advantages: np.ndarray, objective: Mapping[str, Any]) -> np.ndarray:
+    """Returns for each token whether PPO clips it: its ratio has moved far enough in the direction of its
+    advantage, so that its gradient is 0."""
+    if objective.get("type") != "ppo":
+        return np.zeros(len(advantages))
+    names = ("clip_low", "clip_high", "dual_clip")
+    low, high, dual = (objective.get(name, getattr(ClippedPolicyGradient, name)) for name in names)
+    is_clipped_below = ((ratios < 1 - low) | (ratios > (dual or np.inf))) & (advantages < 0)
+    return np.where(advantages > 0, ratios > 1 + high, is_clipped_below)
+
+
+def _finite_mean(values: np.ndarray) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else None
 
 
 @functools.lru_cache(maxsize=64)
 def _weight_of_all(
     path: Path, stat: object, moments: Sequence[tuple[str, tuple[float, float]]], by_sequence: bool
 ) -> float:
-    """Returns the sum of the weights of all trained tokens of an iteration."""
-    known, whole = dict(moments), 0.0
+    """Returns the sum of the weights of all trained tokens of an iteration: see `trained_steps`."""
+    moments_by_domain, total = dict(moments), 0.0
     for domain, advantages in _trained_advantages(path):
-        mean, deviation = known.get(domain, (0.0, 1.0))
-        own = np.abs(advantages - mean) / deviation
-        whole += float(own.mean() if by_sequence and len(own) else own.sum())
-    return whole
+        mean, deviation = moments_by_domain.get(domain, (0.0, 1.0))
+        sizes = np.abs(advantages - mean) / deviation
+        total += float(sizes.mean() if by_sequence and len(sizes) else sizes.sum())
+    return total
 
 
 # Credit of several methods
 
 
 @dataclass(frozen=True)
-class Method:
-    """The credit that one method gives the steps of an answer: for each step the value before it and its
-    advantage, each with its 95 % interval where one is known. `found_by` names the analysis, and `cost` is
-    what it sampled for an answer. Shown by `credits` in ``parts.html``."""
+class MethodCredit:
+    """The credit that a method gives the steps of an answer; drawn by `credits` in ``parts.html``."""
 
     name: str
     cells: tuple[tuple[Shown | None, Shown | None], ...]
+    """For each step the value before it, and its advantage."""
     found_by: str = ""
+    """The name of the analysis."""
     cost: str = ""
+    """What the analysis sampled for an answer, for people."""
 
     @property
     def scale(self) -> float:
-        """The advantage that is coloured fully: methods have units of their own."""
+        """The advantage with the full colour: the largest, because methods have different units."""
         sizes = [abs(advantage.value) for _, advantage in self.cells if advantage is not None]
         return max(sizes, default=0.0) or 1.0
 
 
-def method_of(name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, by: str = "") -> Method:
+def method_of(
+    name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, by: str = ""
+) -> MethodCredit:
     """Reads what `StepCredit.plain` gave, as the credit microscope writes it."""
     pairs = zip(credit["values"], credit["advantages"], strict=True)
     cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
-    return Method(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")
+    return MethodCredit(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")
 
 
-def credits_of(run: Path, answer: Answer) -> list[Method]:
-    """Returns the credit of an iteration's answer in all analyses: the run's own, `replay`'s, the
-    microscope's. Those that can't be read are left out."""
+def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
+    """Returns the credit of an iteration's answer from the analyses `replay` and `credit_microscope`.
+
+    Analyses that can't be read are left out.
+    """
     if answer.source.kind != "iteration":
         return []
-    methods = list[Method]()
+    methods = list[MethodCredit]()
     for folder in sorted((run / "analyses").glob("*")):
         try:
             methods += [*_of_microscope(folder, answer)] or [*_of_replay(folder, answer)]
-        except (OSError, ValueError, KeyError, TypeError):  # written just now, or by another version
+        except (OSError, ValueError, KeyError, TypeError):  # being written, or by another version
             continue
     return methods
 
 
 def mark_of_credits(run: Path) -> list[object]:
-    """Returns another list as soon as analyses have found anything else."""
-    files = [
-        folder / name for folder in sorted((run / "analyses").glob("*")) for name in (MICROSCOPE, REPLAY)
-    ]
-    return [(str(path), stat_of(path)) for path in files]
+    """Returns a list that changes whenever the results of analyses do."""
+    marks: list[object] = []
+    for folder in sorted((run / "analyses").glob("*")):
+        for name in (MICROSCOPE, REPLAY):
+            marks.append((str(folder / name), stat_of(folder / name)))
+    return marks
 
 
-def _of_microscope(folder: Path, answer: Answer) -> Iterable[Method]:
+def _of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
     if not (folder / MICROSCOPE).is_file():
         return
     result = read_result(folder)
     if result.get("analyzer") != "credit_microscope":
         return
-    looked = result["numbers"]["by_iteration"].get(str(answer.source.number - 1))
-    for row in looked["answers"] if looked else ():
+    iteration = result["numbers"]["by_iteration"].get(str(answer.source.number - 1))
+    if iteration is None:
+        return
+    for row in iteration["answers"]:
         if row["answer"] == answer.row["answer"]:
             for name, credit in row["credit"].items():
-                yield method_of(name, credit, looked["costs"].get(name), folder.name)
+                yield method_of(name, credit, iteration["costs"].get(name), folder.name)
 
 
-def _of_replay(folder: Path, answer: Answer) -> Iterable[Method]:
+def _of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
     path = folder / REPLAY
     if not folder.name.startswith(f"replay-{answer.source.number:04d}") or not path.is_file():
         return
@@ -399,13 +487,17 @@ def _of_replay(folder: Path, answer: Answer) -> Iterable[Method]:
         number = numbers[step] if step < len(numbers) else None
         return None if number is None else Shown(number)
 
-    name = json.dumps(answer.row["answer"])
+    name_in_json = json.dumps(answer.row["answer"])
     with path.open() as file:
         for line in file:
-            if name in line and (row := json.loads(line))["answer"] == answer.row["answer"]:
-                for variant in row["advantages"]:
-                    values, advantages = row["values"].get(variant) or (), row["advantages"][variant] or ()
-                    steps = range(len(row["step_ends"]))
-                    cells = tuple((shown(values, step), shown(advantages, step)) for step in steps)
-                    yield Method(f"replay, {variant}", cells, folder.name)
-                return
+            if name_in_json not in line:  # parsing every line would take long
+                continue
+            row = json.loads(line)
+            if row["answer"] != answer.row["answer"]:
+                continue
+            for variant in row["advantages"]:
+                values, advantages = row["values"].get(variant) or (), row["advantages"][variant] or ()
+                steps = range(len(row["step_ends"]))
+                cells = tuple((shown(values, step), shown(advantages, step)) for step in steps)
+                yield MethodCredit(f"replay, {variant}", cells, folder.name)
+            return

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Refused(ValueError):
+class NotAPlainValue(ValueError):
     """A text that says more than a value."""
 
 
@@ -49,7 +49,7 @@ _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-class _Reader:
+class _ValueReader:
     """Makes values of syntax trees. `read` knows constants, containers, arithmetic and comparisons."""
 
     def read(self, node: ast.AST) -> Any:
@@ -73,7 +73,7 @@ class _Reader:
             right = self.read(node.right)
             # Between a text and whatever comes behind it, `%` is no arithmetic.
             if isinstance(left, (str, bytes)) and isinstance(node.op, ast.Mod):
-                raise Refused("a text that is filled in is no value")
+                raise NotAPlainValue("a text that is filled in is no value")
             return _BINARY[type(node.op)](left, right)
         if isinstance(node, ast.BoolOp):
             # As Python does: what decides is the value, and nothing behind it is read.
@@ -88,14 +88,14 @@ class _Reader:
             held: Any = True
             for kind, part in zip(node.ops, node.comparators):
                 if type(kind) not in _COMPARED:
-                    raise Refused(f"{type(kind).__name__} is no comparison of values")
+                    raise NotAPlainValue(f"{type(kind).__name__} is no comparison of values")
                 right = self.read(part)
                 held = _COMPARED[type(kind)](left, right)
                 if len(node.ops) > 1 and not held:
                     break
                 left = right
             return held
-        raise Refused(f"{type(node).__name__} is no part of a value")
+        raise NotAPlainValue(f"{type(node).__name__} is no part of a value")
 
     def _read_all(self, nodes: list[ast.expr]) -> list[Any]:
         return [self.read(node) for node in nodes]
@@ -104,11 +104,11 @@ class _Reader:
 def read_literal(text: Any, *scopes: Any) -> Any:
     """Returns the value of a text of constants, containers and arithmetic, as `eval` would.
 
-    Raises Refused for anything more, and SyntaxError for what is no Python.
+    Raises NotAPlainValue for anything more, and SyntaxError for what is no Python.
     """
     if not isinstance(text, str):
-        raise Refused(f"a {type(text).__name__} is not read as a value")
-    return _Reader().read(ast.parse(text.lstrip(" \t"), mode="eval"))
+        raise NotAPlainValue(f"a {type(text).__name__} is not read as a value")
+    return _ValueReader().read(ast.parse(text.lstrip(" \t"), mode="eval"))
 
 
 # Formulas
@@ -123,7 +123,7 @@ _FUNCTIONS = (
 _OF_PYTHON = (abs, round, pow, divmod, sum, len, sorted)
 
 
-class _FormulaReader(_Reader):
+class _FormulaReader(_ValueReader):
     """Reads what sympy's parser makes of a formula, such as ``Integer (2 )*Symbol ('x' )``."""
 
     def __init__(self, local_names: Mapping[str, Any], global_names: Mapping[str, Any]) -> None:
@@ -139,11 +139,11 @@ class _FormulaReader(_Reader):
         if isinstance(node, ast.Call):
             function = self.read(node.func)
             if not self._may_be_called(function):
-                raise Refused("a formula calls functions of mathematics alone")
+                raise NotAPlainValue("a formula calls functions of mathematics alone")
             arguments = self._read_all(node.args)
             named = {keyword.arg: self.read(keyword.value) for keyword in node.keywords}
             if None in named:
-                raise Refused("the arguments of a function are written out")
+                raise NotAPlainValue("the arguments of a function are written out")
             return function(*arguments, **named)  # type: ignore[arg-type]  # no name is None
         return super().read(node)
 
@@ -153,7 +153,7 @@ class _FormulaReader(_Reader):
                 value = names[name]
                 if self._may_be_called(value) or isinstance(value, (*self._kinds, int, float, complex)):
                     return value
-                raise Refused(f"{name!r} is nothing of mathematics")
+                raise NotAPlainValue(f"{name!r} is nothing of mathematics")
         raise NameError(f"name {name!r} is not defined")
 
     def _may_be_called(self, value: Any) -> bool:
@@ -165,11 +165,11 @@ class _FormulaReader(_Reader):
 def read_formula(code: Any, local_names: Mapping[str, Any], global_names: Mapping[str, Any]) -> Any:
     """Returns the expression that sympy's parser has written down as Python, text or syntax tree.
 
-    Raises Refused for what is no formula.
+    Raises NotAPlainValue for what is no formula.
     """
     tree = ast.parse(code.strip(), mode="eval") if isinstance(code, str) else code
     if not isinstance(tree, ast.Expression):
-        raise Refused(f"a {type(code).__name__} is no formula")
+        raise NotAPlainValue(f"a {type(code).__name__} is no formula")
     return _FormulaReader(local_names, global_names).read(tree)
 
 
@@ -187,7 +187,7 @@ def teach(package: str) -> None:
 
 
 def _refuse(*arguments: Any, **named: Any) -> None:
-    raise Refused("no code is executed while answers are scored")
+    raise NotAPlainValue("no code is executed while answers are scored")
 
 
 def _teach_sympy() -> None:
@@ -254,7 +254,7 @@ def refuse_code() -> list[str]:
             allowed = event not in _REFUSED_EVENTS
         if not allowed:
             refused.append(event)
-            raise Refused(f"{event}: nothing is done for an answer but reading it")
+            raise NotAPlainValue(f"{event}: nothing is done for an answer but reading it")
 
     sys.addaudithook(hook)
     return refused

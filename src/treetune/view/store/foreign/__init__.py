@@ -21,7 +21,7 @@ from treetune.view.store.foreign import inspect_logs, named_fields, verifiers
 from treetune.view.store.foreign.files import (
     ENDINGS,
     UNREADABLE,
-    Row,
+    FileRow,
     first_rows,
     json_lines,
     row_at,
@@ -100,7 +100,7 @@ def answers_in(path: Path, report: FileReport | None = None) -> Iterator[tuple[i
         yield row.place, answer | {"sample": sample}
 
 
-def _mapped(row: Row) -> tuple[dict[str, Any], str]:
+def _mapped(row: FileRow) -> tuple[dict[str, Any], str]:
     """Returns the line of a row, and why it is shown as it is, where it is."""
     try:
         return _answer_of(row), ""
@@ -114,7 +114,7 @@ def _mapped(row: Row) -> tuple[dict[str, Any], str]:
     return line(prompt="", text=shown, reward=None, problem=AS_IT_IS, message=f"{AS_IT_IS}: {why}"), why
 
 
-def _answer_of(row: Row) -> dict[str, Any]:
+def _answer_of(row: FileRow) -> dict[str, Any]:
     content = row.content
     if row.is_inspect:
         return inspect_logs.answer_of(content, row.task)
@@ -152,7 +152,7 @@ def _holds_answers(path: Path, _: object) -> bool:
         return False
 
 
-def _is_answer(row: Row) -> bool:
+def _is_answer(row: FileRow) -> bool:
     if row.is_inspect:
         return True
     content = row.content

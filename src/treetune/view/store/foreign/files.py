@@ -41,7 +41,7 @@ UNREADABLE = (
 
 
 @dataclass(frozen=True)
-class Row:
+class FileRow:
     """A row of a file: its `place` for machines, `where` it stands for people, its `content`, or the `fault`
     for which there is none. A sample of Inspect knows the name of its evaluation's task."""
 
@@ -53,7 +53,7 @@ class Row:
     task: str = ""
 
 
-def rows_of(path: Path, remarks: list[str]) -> Iterator[Row]:
+def rows_of(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     """Yields the rows of a file. What it says of itself is added to `remarks`. Raises ValueError for a file
     that can't be read."""
     if path.suffix == ".jsonl":
@@ -70,7 +70,7 @@ def rows_of(path: Path, remarks: list[str]) -> Iterator[Row]:
         yield from _numbered(iter(wandb_rows(path)))
 
 
-def first_rows(path: Path) -> Iterator[Row]:
+def first_rows(path: Path) -> Iterator[FileRow]:
     """Yields a few rows at the beginning of a file, without reading much more of it than them."""
     if path.suffix == ".jsonl":
         with path.open("rb") as file:
@@ -84,14 +84,14 @@ def first_rows(path: Path) -> Iterator[Row]:
     elif path.suffix == ".eval":
         with zipfile.ZipFile(path) as archive:
             if _sample_names(archive) or "_journal/start.json" in archive.namelist():
-                yield Row(0, "", is_inspect=True)
+                yield FileRow(0, "", is_inspect=True)
     elif path.suffix == ".pt":  # a checkpoint may be as large as it likes: it is not unpickled for this
         with zipfile.ZipFile(path) as archive:
             [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             with archive.open(name) as pickled:
                 head = pickled.read(HEAD_BYTES)
         if all(word in head for word in (b"rollout_id", b"samples", b"response")):
-            yield Row(0, "", {"prompt": "", "response": "", "reward": None})
+            yield FileRow(0, "", {"prompt": "", "response": "", "reward": None})
     elif path.suffix == ".parquet":
         from pyarrow import parquet
 
@@ -101,15 +101,15 @@ def first_rows(path: Path) -> Iterator[Row]:
                     yield from _numbered(iter(batch.to_pylist()))
                     return
     elif _begins_as_log(path):
-        yield Row(0, "", is_inspect=True)
+        yield FileRow(0, "", is_inspect=True)
     elif path.name.endswith(".table.json"):
         yield from _numbered(iter(wandb_rows(path)[:FIRST_ROWS]))
 
 
-def _numbered(contents: Iterator[Any]) -> Iterator[Row]:
+def _numbered(contents: Iterator[Any]) -> Iterator[FileRow]:
     for place, content in enumerate(contents):
         is_object = isinstance(content, Mapping)
-        yield Row(place, f"row {place + 1}", content, "" if is_object else "it is no object")
+        yield FileRow(place, f"row {place + 1}", content, "" if is_object else "it is no object")
 
 
 # JSON lines
@@ -125,7 +125,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             place += len(text)
 
 
-def _lines(path: Path, remarks: list[str]) -> Iterator[Row]:
+def _lines(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     with path.open("rb") as file:
         place = 0
         for number, text in enumerate(file, 1):
@@ -138,7 +138,7 @@ def _lines(path: Path, remarks: list[str]) -> Iterator[Row]:
             place += len(text)
 
 
-def _line(place: int, number: int, text: bytes) -> Row | None:
+def _line(place: int, number: int, text: bytes) -> FileRow | None:
     """Returns the row of a line; None for one that is blank."""
     if not text.strip():
         return None
@@ -146,11 +146,11 @@ def _line(place: int, number: int, text: bytes) -> Row | None:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        return Row(place, where, fault="it can't be read as JSON")
-    return Row(place, where, content, "" if isinstance(content, Mapping) else "it is no object")
+        return FileRow(place, where, fault="it can't be read as JSON")
+    return FileRow(place, where, content, "" if isinstance(content, Mapping) else "it is no object")
 
 
-def row_at(path: Path, place: int) -> Row:
+def row_at(path: Path, place: int) -> FileRow:
     """Returns the row whose line begins at a byte. Raises ValueError where none does (any more)."""
     with path.open("rb") as file:
         file.seek(place)
@@ -163,7 +163,7 @@ def row_at(path: Path, place: int) -> Row:
 # Inspect
 
 
-def _samples(path: Path, remarks: list[str]) -> Iterator[Row]:
+def _samples(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     """Yields the samples of an archive; one that can't be read has a fault of its own."""
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
         header = _header(file, archive)
@@ -175,7 +175,7 @@ def _samples(path: Path, remarks: list[str]) -> Iterator[Row]:
                 fault = "" if isinstance(content, Mapping) else "it is no object"
             except UNREADABLE as error:
                 content, fault = None, f"it can't be read ({error})"
-            yield Row(place, name, content, fault, is_inspect=True, task=task)
+            yield FileRow(place, name, content, fault, is_inspect=True, task=task)
 
 
 def _sample_names(archive: zipfile.ZipFile) -> list[str]:
@@ -221,11 +221,11 @@ def _member(file: IO[bytes], archive: zipfile.ZipFile, name: str) -> bytes:
         raise ValueError(f"it can't be unpacked: {error}") from error
 
 
-def _samples_of_json(path: Path, remarks: list[str]) -> Iterator[Row]:
+def _samples_of_json(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     log = json.loads(path.read_bytes())
     _add_status(log, remarks)
     for row in _numbered(iter(log.get("samples") or ())):
-        yield Row(row.place, row.where, row.content, row.fault, is_inspect=True, task=_task(log))
+        yield FileRow(row.place, row.where, row.content, row.fault, is_inspect=True, task=_task(log))
 
 
 def _task(header: Mapping[str, Any]) -> str:

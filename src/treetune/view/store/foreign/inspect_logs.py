@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from treetune.exceptions import NotAnAnswer
 from treetune.view.store.foreign.line import (
     UNFINISHED,
-    NotAnAnswer,
     error_words,
     finish_reason_of,
     is_plain,

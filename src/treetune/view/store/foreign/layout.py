@@ -26,7 +26,7 @@ ONE_FOR_ALL = ("traces", "results", "rollouts", "samples")
 
 
 @dataclass(frozen=True)
-class Step:
+class RunStep:
     """The place of a file in its run: step 3 of ``train``. Files without a number have None."""
 
     number: int | None
@@ -60,21 +60,21 @@ def _stands_among_all(path: Path, files: Iterable[Path]) -> bool:
     return path.parent.name == EFFECTIVE and path.parent.with_name(ALL) / path.name in files
 
 
-def step_of(path: Path, run: Path) -> Step:
+def step_of(path: Path, run: Path) -> RunStep:
     """Returns the step of a file, and what it holds of that."""
     folders = path.relative_to(run).parts[:-1]
     for place, folder in enumerate(folders):
         if step := _STEP_FOLDER.fullmatch(folder):
             inside = [part for part in (step[2], *folders[place + 1 :]) if part not in (None, "", ALL)]
             name = path.name.removesuffix(path.suffix)
-            return Step(int(step[1]), " ".join([*inside, *([name] if name not in ONE_FOR_ALL else [])]))
+            return RunStep(int(step[1]), " ".join([*inside, *([name] if name not in ONE_FOR_ALL else [])]))
     if path.suffix == ".json":
         numbered = _STEP_OF_TABLE.fullmatch(path.stem)
     elif path.suffix == ".eval":  # begins with the time when it was made
         numbered = None
     else:
         numbered = _STEP_FILE.fullmatch(path.stem)
-    return Step(int(numbered[2]), numbered[1] or "") if numbered else Step(None, "")
+    return RunStep(int(numbered[2]), numbered[1] or "") if numbered else RunStep(None, "")
 
 
 def _rank(path: Path, run: Path) -> tuple[float, str, list[int], str]:

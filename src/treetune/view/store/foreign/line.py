@@ -25,10 +25,6 @@ MOST_NUMBERS = 200
 """Numbers of one answer that are kept."""
 
 
-class NotAnAnswer(ValueError):
-    """Raised for a row that can't be mapped; the message says what it lacks."""
-
-
 def line(
     *,
     prompt: Any,

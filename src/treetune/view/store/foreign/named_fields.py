@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from treetune.exceptions import NotAnAnswer
 from treetune.view.store.foreign.conversation import is_conversation, is_message
 from treetune.view.store.foreign.line import (
-    NotAnAnswer,
     error_words,
     finish_reason_of,
     is_number,

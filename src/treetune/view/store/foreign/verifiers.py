@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from treetune.exceptions import NotAnAnswer
 from treetune.view.store.foreign.conversation import written
 from treetune.view.store.foreign.line import (
-    NotAnAnswer,
     error_words,
     finish_reason_of,
     line,

@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.peak_memory import Case
 from tests.trainer.helpers import tiny_model
-from treetune.cluster.planning.memory import adapter_weights
 from treetune.models.lora import Lora
 from treetune.models.shapes import Shape
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
+from treetune.runtime.planning.memory import adapter_weights
 from treetune.trainer.base import Trainer
 
 WITHIN = 0.10

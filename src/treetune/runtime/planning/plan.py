@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from treetune.cluster.planning.memory import (
+from treetune.engine.settings import SETTING, VERSIONS, VllmSettings
+from treetune.models.shapes import Shape
+from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, in_units
+from treetune.runtime.planning.memory import (
     ASLEEP,
     PROCESS,
     EngineMemory,
+    IterationWork,
     TrainerMemory,
-    Work,
     itemsize,
     servers_on_a_machine,
     work_of,
 )
-from treetune.engine.settings import SETTING, VERSIONS, VllmSettings
-from treetune.models.shapes import Shape
-from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, in_units
 from treetune.store.held_folders import MEMORY
 
 USABLE = 0.99
@@ -83,7 +83,7 @@ class Plan:
     experiment: Any
     shape: Shape
     machine: Machine
-    work: Work
+    work: IterationWork
 
     @staticmethod
     def of(
@@ -359,7 +359,7 @@ class Change:
         return str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)
 
     def applied(self, plan: Plan) -> Plan | None:
-        """The plan with it; None where the parts of the configuration refuse it."""
+        """Returns the plan with this change; None where a part of the configuration refuses it."""
         try:
             changed = _with(plan.experiment, self.key.split("."), self.value)
         except ValueError:
@@ -401,8 +401,8 @@ def _as_jsonnet(settings: list[tuple[list[str], str]]) -> str:
 
 
 def remedy(plan: Plan) -> Remedy | None:
-    """The cheapest set of changes, of as few as possible, on this machine; else with the fewest GPUs of the
-    same kind. None where none of them helps."""
+    """Returns the cheapest set of as few changes as possible on this machine, or else with the fewest GPUs of
+    the same kind. None where none of them helps."""
     if plan.fits:
         return Remedy(())
     if (changes := _changes(plan)) is not None:
@@ -423,19 +423,26 @@ def remedy(plan: Plan) -> Remedy | None:
 
 
 def _changes(plan: Plan) -> tuple[Change, ...] | None:
-    """Returns one change or two, whichever are cheapest; else as few as are left when none more can be left
-    out."""
+    """Returns the cheapest change with which the plan fits, or else the cheapest two, or else a set that
+    can't be made smaller; None where nothing helps.
+
+    All sets of one and two changes are tried. There are too many of three and more: these begin with the
+    strongest change of every key, and give up one after the other."""
     candidates = sorted(_candidates(plan), key=lambda change: change.cost)
     for count in (1, 2):
-        sets = [one for one in itertools.combinations(candidates, count) if _of_different_keys(one)]
-        for chosen in sorted(sets, key=_cost):
-            if _fitting(plan, chosen):
-                return _on_all_gpus(plan, chosen)
+        sets = [
+            changes for changes in itertools.combinations(candidates, count) if _of_different_keys(changes)
+        ]
+        for changes in sorted(sets, key=_cost):
+            if _fitting(plan, changes):
+                return _on_all_gpus(plan, changes)
     shares = [change for change in candidates if change.key == SHARE]
-    rest = [change for change in candidates if change.key != SHARE]
-    found = [left for share in [None, *shares] if (left := _left(plan, share, rest)) is not None]
-    least = min(found, key=lambda chosen: (len(chosen), _cost(chosen)), default=None)
-    return None if least is None else _on_all_gpus(plan, least)
+    others = [change for change in candidates if change.key != SHARE]
+    # A GPU's share for the engine is no stronger the larger it is: the trainer needs the rest. All are tried.
+    smallest_sets = [_smallest_set(plan, share, others) for share in [None, *shares]]
+    helpful = [changes for changes in smallest_sets if changes is not None]
+    best = min(helpful, key=lambda changes: (len(changes), _cost(changes)), default=None)
+    return None if best is None else _on_all_gpus(plan, best)
 
 
 def _on_all_gpus(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change, ...]:
@@ -448,27 +455,34 @@ def _on_all_gpus(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change, ...]:
     if plan.machine.device == "cpu" or settings.devices or settings.servers != "one":
         return changes
     hold = plan.machine.ranks // settings.tensor_parallel_size
-    more = (
-        (*changes, Change("engines.policy.replicas", count, 0))
-        for count in range(hold, settings.replicas_on("cuda"), -1)
-    )
-    return next((one for one in more if _fitting(plan, one)), changes)
+    for replicas in range(hold, settings.replicas_on("cuda"), -1):
+        with_replicas = (*changes, Change("engines.policy.replicas", replicas, 0))
+        if _fitting(plan, with_replicas):
+            return with_replicas
+    return changes
 
 
-def _left(plan: Plan, share: Change | None, candidates: list[Change]) -> tuple[Change, ...] | None:
-    """Returns what can't be left out or be weaker of the strongest change of every key, beside this share of
-    a GPU for the engine; dearer ones are left out first. None where even all of them don't help."""
-    strongest = {change.key: change for change in candidates}
-    chosen = [*strongest.values(), *([share] if share is not None else [])]
+def _smallest_set(plan: Plan, share: Change | None, candidates: list[Change]) -> tuple[Change, ...] | None:
+    """Returns a set of changes with which the plan fits and of which none can be left out or be weaker, with
+    this share of a GPU for the engine. None where even the strongest change of every key doesn't help.
+
+    `candidates` are in order of their cost. The most expensive changes are the first to be left out."""
+    strongest = {change.key: change for change in candidates}  # of each key the last, the most expensive
+    chosen = list(strongest.values())
+    if share is not None:
+        chosen.append(share)
     if not _fitting(plan, tuple(chosen)):
         return None
     for change in sorted(strongest.values(), key=lambda change: -change.cost):
-        without = [one for one in chosen if one is not change]
-        weaker = [one for one in candidates if one.key == change.key and one.cost < change.cost]
-        for other in [None, *weaker]:
-            fewer = [*without, *([other] if other is not None else [])]
-            if _fitting(plan, tuple(fewer)):
-                chosen = fewer
+        without = [other for other in chosen if other is not change]
+        weaker = [
+            candidate
+            for candidate in candidates
+            if candidate.key == change.key and candidate.cost < change.cost
+        ]
+        for alternative in [without, *([*without, candidate] for candidate in weaker)]:
+            if _fitting(plan, tuple(alternative)):
+                chosen = alternative
                 break
     return tuple(chosen)
 
@@ -538,6 +552,6 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
 
 
 def _with(part: Any, path: list[str], value: Any) -> Any:
-    """A copy of a part in which one setting is another; the constructors check it."""
+    """Returns a copy of a part with another value of one setting; the constructors check it."""
     name, *rest = path
     return replace(part, **{name: _with(getattr(part, name), rest, value) if rest else value})

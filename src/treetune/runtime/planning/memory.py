@@ -26,7 +26,7 @@ TOKENS_OF_A_PROMPT = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class IterationWork:
     """The work of one iteration, over all ranks. `longest` bounds a row in tokens, `longest_answer` what of
     it is trained; other lengths are means."""
 
@@ -70,7 +70,7 @@ class Work:
         return min(self.prompt_tokens + self.answer_tokens, float(self.longest))
 
 
-def work_of(experiment: Any, answer_tokens: float | None = None) -> Work:
+def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWork:
     """Returns the work of an experiment's iteration; `answer_tokens` is the mean length of an answer, before
     what the experiment's own `plan` says of it."""
     problems = experiment.problems_per_iteration or experiment.task.size("train")
@@ -86,7 +86,7 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> Work:
     rows = experiment.selection.most_kept(answers, problems)
     size = experiment.trainer.minibatch_size or max(rows, 1)
     usual, most = experiment.credit.continuations(answers, length, limit)
-    return Work(
+    return IterationWork(
         problems=problems,
         is_known=is_known,
         answers=answers,
@@ -376,7 +376,7 @@ class TrainerMemory:
     experiment: Any
     shape: Shape
     machine: Machine
-    work: Work
+    work: IterationWork
 
     @property
     def trainer(self) -> Trainer:

@@ -12,12 +12,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from treetune.domains.endpoints.client import Client, EndpointError, Refused, Unanswered
+from treetune.domains.endpoints.client import EndpointClient
 from treetune.domains.endpoints.settings import Message, Place
 from treetune.domains.graders.judge import JudgeGrader, JudgeModel, RunningJudge, asks_the_run
 from treetune.engine.base import EngineLaunch, Rendezvous
 from treetune.engine.client import MODEL_NAME, Address
 from treetune.engine.server import POLL_S, Server, close_servers, start_servers
+from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 from treetune.models.policy_files import resolve_policy
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import weights_folder
@@ -105,13 +106,13 @@ def refuse_dumb(judge: RunningJudge, task: Task, problems: Sequence[Problem]) ->
     body = asking.question(judge.name, [*system, ("user", grader.question("", problem))], {})
 
     async def ask() -> None:
-        async with Client(asking, judge.place, lambda: False) as client:
+        async with EndpointClient(asking, judge.place, lambda: False) as client:
             await client.ask(body)
 
     try:
         asyncio.run(ask())
     except (EndpointError, Unanswered) as error:
-        if not isinstance(error, EndpointError | Refused) and "HTTP 500" not in str(error):
+        if not isinstance(error, EndpointError | RequestRefused) and "HTTP 500" not in str(error):
             return  # away for a moment, or killed: questions have the patience for that, and servers restart
         raise ValueError(
             f"the judge, engines.judge.model {judge.identity!r}, can't be asked: {error}. It needs a chat"

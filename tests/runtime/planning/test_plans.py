@@ -7,19 +7,18 @@ import json
 
 import pytest
 
-from tests.cluster.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
+from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
 from treetune import main as command_line
 from treetune.cluster.commands import start_shape
-from treetune.cluster.planning.memory import LOGITS_PER_CHUNK
-from treetune.cluster.planning.plan import SPARE, Plan, remedy
-from treetune.cluster.planning.report import as_data, as_text
-from treetune.cluster.runs import sized_by_plan
-from treetune.config.errors import SameOnAllRanks
 from treetune.contracts import Advantages, Continuations
+from treetune.exceptions import SameOnAllRanks
 from treetune.models.shapes import PUBLISHED, shape_of
 from treetune.rollouts.base import Credit
-from treetune.runtime import machine
+from treetune.runtime import fitting, machine
 from treetune.runtime.machine import GIB, described_machine
+from treetune.runtime.planning.memory import LOGITS_PER_CHUNK
+from treetune.runtime.planning.plan import SPARE, Plan, remedy
+from treetune.runtime.planning.report import as_data, as_text
 
 BIG = "polIter_deepseekSft2_vineppo_MATH"
 SMALL = "polIter_rho1bSft2_vineppo_MATH"
@@ -130,14 +129,18 @@ def test_a_share_that_is_left_out_is_the_largest_that_fits_beside_the_trainer():
 
 
 def test_a_run_starts_its_server_with_the_planned_share_and_no_more_than_the_cache_has_room_for(monkeypatch):
-    monkeypatch.setattr(machine, "here", lambda **_: described_machine(8, 80))
-    root, found = experiment(BIG), plan(BIG)
-    sized = sized_by_plan(root)
+    monkeypatch.setattr(fitting, "here", lambda **_: described_machine(8, 80))
+
+    def sized_engine(config):
+        return fitting.sized_by_plan(config, config.engines.policy)
+
+    found = plan(BIG)
+    sized = sized_engine(experiment(BIG))
     assert sized.gpu_memory_utilization == found.engine.settings.gpu_memory_utilization
     length = found.work.prompt_tokens + found.work.answer_tokens
     assert sized.max_num_seqs * length <= found.engine.cached_tokens < (sized.max_num_seqs + 1) * length
-    assert sized_by_plan(experiment(BIG, "{plan: {check: false}}")).gpu_memory_utilization is None
-    assert sized_by_plan(experiment(SMALL)).max_num_seqs == 512
+    assert sized_engine(experiment(BIG, "{plan: {check: false}}")).gpu_memory_utilization is None
+    assert sized_engine(experiment(SMALL)).max_num_seqs == 512
 
 
 def test_a_remedy_leaves_no_gpu_without_work_while_it_samples():
@@ -260,11 +263,10 @@ class TestStart:
     @pytest.fixture
     def start(self, monkeypatch):
         """Starts an experiment on a machine, which is described."""
-        from treetune.cluster import runs
 
         def start(root, *described, **more):
-            monkeypatch.setattr(machine, "here", lambda **_: described_machine(*described, **more))
-            runs.refuse_what_does_not_fit(root)
+            monkeypatch.setattr(fitting, "here", lambda **_: described_machine(*described, **more))
+            fitting.refuse_what_does_not_fit(root)
 
         return start
 

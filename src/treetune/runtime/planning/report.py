@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from treetune.cluster.planning.memory import itemsize, servers_on_a_machine
-from treetune.cluster.planning.plan import Plan, Remedy, remedy
 from treetune.engine.settings import ON_THE_DEVICE
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.machine import in_units
+from treetune.runtime.planning.memory import itemsize, servers_on_a_machine
+from treetune.runtime.planning.plan import Plan, Remedy, remedy
 from treetune.store.held_folders import MEMORY
 
 GPU_FLOPS, GPU_BANDWIDTH = 989e12, 3.35e12
@@ -69,16 +69,18 @@ OF_THE_MACHINE = ("device", "ranks", "nodes", "device_memory", "host_memory", "s
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """The seconds of one phase of an iteration."""
+class PhaseSeconds:
+    """The seconds of one phase of an iteration, such as ``PhaseSeconds("sync", 3.2, "by nccl, …")``."""
 
     phase: str
     seconds: float
     source: str
+    """What the seconds are computed from."""
 
 
-def estimates(plan: Plan) -> Iterator[Estimate]:
-    """Yields the seconds of the phases that an iteration has; of what isn't in each, its share."""
+def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
+    """Yields the seconds of each phase of an iteration. Evaluations and checkpoints, which aren't in every
+    iteration, count by their share of one."""
     work, root = plan.work, plan.experiment
     trainer, engine, machine, weights = root.trainer, plan.engine, plan.machine, plan.shape.parameters
     if engine is not None and work.is_sampled:
@@ -92,104 +94,119 @@ def estimates(plan: Plan) -> Iterator[Estimate]:
     source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
     critic = plan.trainer.critic is not None
     groups = max(1, machine.world_size // trainer.model_parallel_size)
-    alone = trainer.sequences_per_micro_batch
-    of_step = work.rows * work.epochs / work.steps / groups  # rows of a rank in a step
-    at_once = alone or max(1.0, plan.trainer.micro_batch * trainer.sequence_parallel_size / work.row_tokens)
-    launched = plan.shape.layers * LAYER_PASS if on_gpu else 0.0
+    configured_rows = trainer.sequences_per_micro_batch
+    rows_of_step = work.rows * work.epochs / work.steps / groups  # of one rank
+    tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
+    rows_of_micro_batch = configured_rows or max(1.0, tokens_of_micro_batch / work.row_tokens)
+    launch_seconds = plan.shape.layers * LAYER_PASS if on_gpu else 0.0  # of one micro-batch, forward
+    # Scored are the reference, the policy where a first step would change it, and the critic.
     passes = (1 if trainer.keeps_reference else 0) + (1 if work.steps > 1 else 0) + critic
-    batches = -(-work.rows // groups / (alone or 2 * at_once) // 1)
-    seconds = passes * (2 * weights * tokens / rate + batches * launched)
-    yield Estimate("scoring", seconds, f"2 operations a weight and token; {source}")
-    times = 4 if trainer.gradient_checkpointing else 3
-    batches = work.steps * -(-of_step // at_once)
-    seconds = (1 + critic) * times * (2 * weights * tokens * work.epochs / rate + batches * launched)
-    what = "8 (activations are made again)" if times == 4 else "6"
-    yield Estimate("training", seconds, f"{what} operations a weight and token; {source}")
+    # Without a backward pass twice as many rows fit into a micro-batch.
+    micro_batches = -(-work.rows // groups / (configured_rows or 2 * rows_of_micro_batch) // 1)
+    seconds = passes * (2 * weights * tokens / rate + micro_batches * launch_seconds)
+    yield PhaseSeconds("scoring", seconds, f"2 operations a weight and token; {source}")
+    # A backward pass takes as long as two forward ones; with checkpointing a forward one is made again.
+    forward_passes = 4 if trainer.gradient_checkpointing else 3
+    micro_batches = work.steps * -(-rows_of_step // rows_of_micro_batch)
+    seconds_of_pass = 2 * weights * tokens * work.epochs / rate + micro_batches * launch_seconds
+    seconds = (1 + critic) * forward_passes * seconds_of_pass
+    operations = "8 (activations are made again)" if forward_passes == 4 else "6"
+    yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
 
     if engine is not None:
         names = [str(number // machine.ranks) for number in range(machine.world_size)]
         adapters = trainer.lora is not None and trainer.lora.send == "adapters"
         method, _ = engine.settings.transfer_method(device=machine.device, machines=names, adapters=adapters)
         size = 0 if adapters else itemsize(trainer) * plan.shape.served
-        written = size / (2 * FILE_BYTES)
-        seconds = written + RELOAD * plan.shape.served / 7e9
-        where = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
-        source = f"1.8 GB/s into {where}, then read by the server"
-        if (
-            method in ON_THE_DEVICE
-        ):  # chunks are written behind the transfer, and the update waits for the last
-            seconds = max(size / DEVICE_BYTES, written)
-            source = f"by {method}, while a copy goes into {where} at 1.8 GB/s"
-        yield Estimate("sync", CANARY + seconds, source)
+        write_seconds = size / (2 * FILE_BYTES)
+        folder = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
+        if method in ON_THE_DEVICE:
+            # Chunks are written while later ones are transferred, and the update waits for both.
+            seconds = max(size / DEVICE_BYTES, write_seconds)
+            source = f"by {method}, while a copy goes into {folder} at 1.8 GB/s"
+        else:
+            seconds = write_seconds + RELOAD * plan.shape.served / 7e9
+            source = f"1.8 GB/s into {folder}, then read by the server"
+        yield PhaseSeconds("sync", CANARY + seconds, source)
         if root.evaluation.sets:
             yield _evaluation(plan)
-    state = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
-    yield Estimate(
+    state_bytes = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
+    yield PhaseSeconds(
         "checkpoints",
-        state / FILE_BYTES / root.checkpoints.every,
+        state_bytes / FILE_BYTES / root.checkpoints.every,
         "weights and optimiser, 0.9 GB/s to a disk",
     )
 
 
-def _evaluation(plan: Plan) -> Estimate:
-    """Returns an iteration's share of all measurements: those while it trains, and the one at the end."""
-    root, seconds = plan.experiment, 0.0
-    for one in root.evaluation.sets:
-        problems = one.problems or (one.task or root.task).size(one.split) or 0
-        often = (
-            root.iterations // root.evaluation.every if root.evaluation.every and one.while_training else 0
-        )
-        tokens = plan.work.answer_tokens
-        once = _sampling(plan, "evaluation", problems * (one.samples or 1), tokens, plan.work.context)
-        seconds += once.seconds * max(1, often) / root.iterations
-    return Estimate("evaluation", seconds, "answers as long as in training, at the same rate")
+def _evaluation(plan: Plan) -> PhaseSeconds:
+    """Returns an iteration's share of all evaluations: those during training, or the one at the end."""
+    experiment = plan.experiment
+    every = experiment.evaluation.every
+    seconds = 0.0
+    for test_set in experiment.evaluation.sets:
+        problems = test_set.problems or (test_set.task or experiment.task).size(test_set.split) or 0
+        answers = problems * (test_set.samples or 1)
+        times = experiment.iterations // every if every and test_set.while_training else 0
+        once = _sampling(plan, "evaluation", answers, plan.work.answer_tokens, plan.work.context)
+        seconds += once.seconds * max(1, times) / experiment.iterations
+    return PhaseSeconds("evaluation", seconds, "answers as long as in training, at the same rate")
 
 
-def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: float) -> Estimate:
-    """Returns the seconds of all servers together, for samples of so many tokens, before each of which stand
-    `context` on average: those of whichever is slowest of the device, the engine's and the HTTP side's own
-    process. On a CPU, all of them share the cores."""
+def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: float) -> PhaseSeconds:
+    """Returns the seconds for so many samples of so many tokens, by all servers side by side.
+
+    A token has `context` tokens before it on average. Device, engine process and HTTP process work at the
+    same time, so that the slowest of them decides. On a CPU, all of them share the cores."""
     assert plan.engine is not None
     machine, settings, device = plan.machine, plan.engine.settings, plan.machine.device
     servers = servers_on_a_machine(settings, machine) * (
         machine.nodes if settings.servers == "per_rank" else 1
     )
-    own = samples / servers
-    http = own * (HTTP_SAMPLE + tokens * HTTP_TOKEN)
-    python = own * tokens * ENGINE_TOKEN[device]
-    operations = 2 * plan.shape.parameters * own * tokens
+    samples_per_server = samples / servers
+    http_seconds = samples_per_server * (HTTP_SAMPLE + tokens * HTTP_TOKEN)
+    engine_seconds = samples_per_server * tokens * ENGINE_TOKEN[device]
+    operations = 2 * plan.shape.parameters * samples_per_server * tokens
     if device == "cpu":
-        begun = 0.0 if settings.caches_prefixes(device) else (context - tokens / 2) / tokens
+        # Without a prefix cache, the tokens before the first sampled one are computed again for each sample.
+        prefix_share = 0.0 if settings.caches_prefixes(device) else (context - tokens / 2) / tokens
         threads = settings.threads(machine.ranks)
-        python += operations * (1 + begun) / (CORE_FLOPS * threads)
-        shared = servers * (python * threads + http + own * AROUND_SAMPLE) / machine.cores
-        return Estimate(phase, max(python, http, shared), "the engine's and HTTP's share of the cores")
-    at_once = min(plan.sequences_at_once, max(own, 1))
-    step = plan.engine.weights + at_once * context * plan.engine.bytes_per_token
-    reading = own * tokens / at_once * step / (GPU_BANDWIDTH * BANDWIDTH_SHARE)
-    decoding = max(reading, operations / (GPU_FLOPS * GPU_SHARE * settings.tensor_parallel_size))
-    found = [
-        (decoding, f"{at_once:.0f} sequences at once, an H100's bandwidth"),
-        (python, f"the engine's own process: {1e6 * ENGINE_TOKEN[device]:.0f} µs a token"),
-        (http, "one HTTP process a server: 2.5 µs a token, 0.1 ms a sample"),
-    ]
+        engine_seconds += operations * (1 + prefix_share) / (CORE_FLOPS * threads)
+        core_seconds = engine_seconds * threads + http_seconds + samples_per_server * AROUND_SAMPLE
+        shared_seconds = servers * core_seconds / machine.cores
+        slowest = max(engine_seconds, http_seconds, shared_seconds)
+        return PhaseSeconds(phase, slowest, "the engine's and HTTP's share of the cores")
+    sequences = min(plan.sequences_at_once, max(samples_per_server, 1))
+    # A step reads all weights, and keys and values of all sequences, for one token of each.
+    bytes_of_step = plan.engine.weights + sequences * context * plan.engine.bytes_per_token
+    steps = samples_per_server * tokens / sequences
+    read_seconds = steps * bytes_of_step / (GPU_BANDWIDTH * BANDWIDTH_SHARE)
+    compute_seconds = operations / (GPU_FLOPS * GPU_SHARE * settings.tensor_parallel_size)
+    decode_seconds = max(read_seconds, compute_seconds)
+    decode_source = f"{sequences:.0f} sequences at once, an H100's bandwidth"
     if not settings.async_scheduling:
-        found[0] = decoding + python, found[0][1] + " and the engine's own process, one after the other"
-    return Estimate(phase, *max(found))
+        decode_seconds += engine_seconds
+        decode_source += " and the engine's own process, one after the other"
+    candidates = [
+        (decode_seconds, decode_source),
+        (engine_seconds, f"the engine's own process: {1e6 * ENGINE_TOKEN[device]:.0f} µs a token"),
+        (http_seconds, "one HTTP process a server: 2.5 µs a token, 0.1 ms a sample"),
+    ]
+    return PhaseSeconds(phase, *max(candidates))
 
 
 def predicted(plan: Plan) -> dict[str, float]:
-    """Returns what the plan says of an iteration, by the names of the metrics that a run records of it."""
-    found: dict[str, float] = defaultdict(float)
-    for one in estimates(plan):
-        found[f"seconds/{SECONDS[one.phase]}"] += one.seconds
-    found["seconds/total"] = sum(found.values())
+    """Returns what the plan predicts for an iteration, by the names of the metrics that a run records."""
+    metrics: dict[str, float] = defaultdict(float)
+    for estimate in estimates(plan):
+        metrics[f"seconds/{SECONDS[estimate.phase]}"] += estimate.seconds
+    metrics["seconds/total"] = sum(metrics.values())
     if plan.work.is_sampled:
-        found |= {SAMPLED_TOKENS: plan.work.sampled_tokens, VALUE_TOKENS: plan.work.continued_tokens}
+        metrics |= {SAMPLED_TOKENS: plan.work.sampled_tokens, VALUE_TOKENS: plan.work.continued_tokens}
     for use in plan.uses:
         if use.phase in ("generation", "training") and use.where != str(MEMORY):
-            found.setdefault(f"memory/{use.phase}", use.needed)  # of the GPU, where there is one
-    return {name: value for name, value in found.items() if value}
+            # A GPU's uses come before the host's, and the first one stays.
+            metrics.setdefault(f"memory/{use.phase}", use.needed)
+    return {name: value for name, value in metrics.items() if value}
 
 
 def as_text(plan: Plan) -> str:
@@ -214,11 +231,11 @@ def as_text(plan: Plan) -> str:
             f" ({plan.sequences_at_once:,} are worked on at once)",
         ]
     lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_work(plan), ""]
-    found = list(estimates(plan))
+    by_phase = list(estimates(plan))
     scope = "an iteration" if work.is_known else "one problem"
     lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
-    lines += [f"    {one.seconds:8.1f}  {one.phase}: {one.source}" for one in found]
-    lines.append(f"    {sum(one.seconds for one in found):8.1f}  in all")
+    lines += [f"    {estimate.seconds:8.1f}  {estimate.phase}: {estimate.source}" for estimate in by_phase]
+    lines.append(f"    {sum(estimate.seconds for estimate in by_phase):8.1f}  in all")
     if plan.engine is not None:
         lines.append(f"    {START[plan.machine.device]:8.1f}  once, until a server samples")
     return "\n".join([*lines, "", verdict_of(plan)])
@@ -261,7 +278,7 @@ def verdict_of(plan: Plan, found: Remedy | None = None) -> str:
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
-    """The same for programs; sizes in bytes."""
+    """Returns the plan as data for programs; sizes are in bytes."""
     shape, work, machine = plan.shape, plan.work, plan.machine
     found = None if plan.fits else remedy(plan)
     return {

@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 from typing_extensions import override
 
 from treetune.engine.base import Chunk
-from treetune.engine.client import Address, ServerFailure
+from treetune.engine.client import Address
 from treetune.engine.launch import free_port
 from treetune.engine.transfer import ByRoutes
+from treetune.exceptions import ServerFailure
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import treetune
-from treetune.config.errors import SameOnAllRanks
 from treetune.config.folders import DIGITS_OF_HASH, own_modules
+from treetune.exceptions import MachinesDiffer
 from treetune.runtime.machine import versions
 from treetune.store.checksums import config_hash
 from treetune.store.files import own_folder
@@ -31,10 +31,6 @@ CONNECT_WITHIN_S = 10.0
 CLOCKS_WITHIN_S = 60.0
 
 SOCKETS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh)"
-
-
-class MachinesDiffer(SameOnAllRanks):
-    """Each machine with what keeps it from this run."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class View:
+class MachineView:
     """The other machines as one rank sees them, by their numbers."""
 
     unseen: tuple[int, ...] = ()
@@ -67,12 +63,15 @@ class View:
     """Whom it can't connect to, and why."""
 
 
-def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share: bool = False) -> None:
-    """Looks at this machine and at the others from here; returns where each can do its part of the run in
-    `directory`, and otherwise raises MachinesDiffer with all that is wrong, on every rank. Collective.
+def refuse_machines_that_differ(
+    meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share: bool = False
+) -> None:
+    """Checks that all machines of a run can do it together in `directory`: that they have the same code and
+    configuration, see each other's files there, and reach each other. Raises MachinesDiffer on every rank,
+    with everything that is wrong. Collective.
 
-    Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where nobody has, to the interface by which the machines
-    reach each other. `share` lets others look into the directory.
+    Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where they aren't set, to the interface by which the
+    machines reach each other. `share` makes the directory readable for other users.
     """
     if meeting.machines == 1:
         return
@@ -83,45 +82,49 @@ def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     token = meeting.exchange("token", secrets.token_hex(8))[0]
     with _listening(address, meeting.world_size) as port, _marked(directory, token, meeting, share):
-        own = _facts(meeting.machine, (interface, address, port), plain)
-        facts = [Facts(**one) for one in meeting.exchange("facts", asdict(own))]
-        seen = _view(meeting.machine, facts, directory, token)
-        views = [
-            View(tuple(one["unseen"]), tuple((number, why) for number, why in one["unreached"]))
-            for one in meeting.exchange("views", asdict(seen))
-        ]
-    found = differences(facts, views, directory)
-    if found:
-        with contextlib.suppress(RuntimeError):  # the first rank keeps the store until all have read
+        local_facts = _facts(meeting.machine, (interface, address, port), plain)
+        facts = [Facts(**fields) for fields in meeting.exchange("facts", asdict(local_facts))]
+        local_view = _view(meeting.machine, facts, directory, token)
+        views = []
+        for fields in meeting.exchange("views", asdict(local_view)):  # through JSON, which has no tuples
+            unreached = tuple((number, why) for number, why in fields["unreached"])
+            views.append(MachineView(tuple(fields["unseen"]), unreached))
+        # The marks and the ports stay until here, when every rank has looked at all others.
+    lines_of_differences = differences(facts, views, directory)
+    if lines_of_differences:
+        # All ranks raise. They meet before: the store ends with the first rank, and others may still read it.
+        with contextlib.suppress(RuntimeError):
             meeting.exchange("told", True)
-        lines = "\n".join(f"  {line}" for line in found)
+        lines = "\n".join(f"  {line}" for line in lines_of_differences)
         raise MachinesDiffer(f"the {meeting.machines} machines can't do this run together:\n{lines}")
 
 
-def differences(facts: Sequence[Facts], views: Sequence[View], directory: Path) -> list[str]:
-    """Returns what is wrong, a line each that begins with the machine's name; `facts` and `views` are in rank
-    order. The first rank's machine is the measure."""
+def differences(facts: Sequence[Facts], views: Sequence[MachineView], directory: Path) -> list[str]:
+    """Returns what is wrong, a line for each thing, which begins with the machine's name.
+
+    `facts` and `views` are in rank order. Machines are compared with the first rank's machine."""
     first = facts[0]
-    names = {one.machine: one.name for one in facts}
-    lines: dict[str, None] = {}  # in order, and once for all ranks of a machine
-    for one, view in zip(facts, views, strict=True):
-        for number in view.unseen:
-            lines[
-                f"{one.name} doesn't see what {names[number]} writes into {directory}: it must be a folder of"
-                " one file system that all machines have there (APP_DIRECTORY)"
-            ] = None
-        for number, why in view.unreached:
-            other = next(fact for fact in facts if fact.machine == number)
-            lines[
-                f"{one.name} can't reach {other.name} at {other.address} ({other.interface}): {why}; name the"
+    name_by_machine = {fact.machine: fact.name for fact in facts}
+    lines: list[str] = []
+    for rank_facts, view in zip(facts, views, strict=True):
+        name = rank_facts.name
+        for machine in view.unseen:
+            lines.append(
+                f"{name} doesn't see what {name_by_machine[machine]} writes into {directory}: it must be a"
+                " folder of one file system that all machines have there (APP_DIRECTORY)"
+            )
+        for machine, why in view.unreached:
+            other = next(fact for fact in facts if fact.machine == machine)
+            lines.append(
+                f"{name} can't reach {other.name} at {other.address} ({other.interface}): {why}; name the"
                 f" interface that reaches the others with {SOCKETS}, and let them use all ports between them"
-            ] = None
-        for line in _unlike(one, first):
-            lines[f"{one.name} {line}"] = None
-    for number, name in names.items():
-        if any(name == another and number > earlier for earlier, another in names.items()):
-            lines[f"{name} is the name of two machines: give each a host name of its own"] = None
-    return list(lines)
+            )
+        lines += [f"{name} {line}" for line in _unlike(rank_facts, first)]
+    names = list(name_by_machine.values())
+    for name in names:
+        if names.count(name) > 1:
+            lines.append(f"{name} is the name of two machines: give each a host name of its own")
+    return list(dict.fromkeys(lines))  # once, though every rank of a machine says it
 
 
 def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) -> Facts:
@@ -139,7 +142,7 @@ def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) 
     )
 
 
-def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> View:
+def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> MachineView:
     """Looks at the other machines, each by its first rank."""
     others = {one.machine: one for one in reversed(facts) if one.machine != machine}
     unseen = _unseen({number: _mark(directory, token, number) for number in others})
@@ -147,11 +150,11 @@ def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> 
     with ThreadPoolExecutor(len(others)) as threads:
         reached = threads.map(lambda one: _unreached(one.address, one.port), others.values())
         unreached = tuple((n, why) for n, why in zip(others, reached, strict=True) if why is not None)
-    return View(unseen, unreached)
+    return MachineView(unseen, unreached)
 
 
 def _unlike(one: Facts, first: Facts) -> Iterator[str]:
-    """Yields in what a machine isn't as the first one is."""
+    """Yields what a machine has that differs from the first machine's."""
     if one.code != first.code:
         yield f"has other code of treetune than {first.name}: use one checkout, or the same commit"
     for name in sorted(first.own_modules.keys() | one.own_modules.keys()):
@@ -188,15 +191,15 @@ def _mark(directory: Path, token: str, machine: int) -> Path:
 
 @contextmanager
 def _marked(directory: Path, token: str, meeting: Meeting, share: bool) -> Iterator[None]:
-    """Inside, a file says that this machine writes here. The name is new, so that no file system remembers
-    that it wasn't there."""
-    own = _mark(directory, token, meeting.machine)
+    """Keeps a file of this machine in the directory, for the other machines to see. Its name is new in every
+    run: a network file system may remember for a while that a file of this name wasn't there."""
+    mark = _mark(directory, token, meeting.machine)
     own_folder(directory, share=share)
-    own.touch()
+    mark.touch()
     try:
         yield
     finally:
-        own.unlink(missing_ok=True)
+        mark.unlink(missing_ok=True)
 
 
 def _unseen(marks: Mapping[int, Path]) -> tuple[int, ...]:

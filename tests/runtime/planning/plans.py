@@ -11,10 +11,10 @@ from unittest import mock
 
 from tests.support.shipped import ROOT, experiment_of
 from treetune.cluster.commands import start_shape
-from treetune.cluster.planning import report
-from treetune.cluster.planning.plan import Plan
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.machine import Machine, described_machine
+from treetune.runtime.planning import report
+from treetune.runtime.planning.plan import Plan
 
 
 def experiment(name: str, *overrides: str | dict[str, Any]) -> PolicyIteration:

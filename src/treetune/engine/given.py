@@ -17,13 +17,14 @@ from urllib.parse import quote
 
 from typing_extensions import override
 
-from treetune.engine.base import EngineError, EngineLaunch
-from treetune.engine.client import Address, Client, ServerFailure
+from treetune.engine.base import EngineLaunch
+from treetune.engine.client import Address, Client
 from treetune.engine.key import ROUTE
 from treetune.engine.launch import ServerLaunch
 from treetune.engine.server import Server
 from treetune.engine.settings import VllmSettings
 from treetune.engine.transfer import FromFolder, drop_cache
+from treetune.exceptions import EngineError, ServerFailure
 
 LOOK_S = 5.0
 """Seconds between two looks at a server that is there."""
@@ -220,7 +221,8 @@ class GivenServer(Server):
                     self._changed.wait(AWAY_S if self._address is None else LOOK_S)
 
     def _look(self) -> None:
-        """Raises ServerFailure if it isn't the same server, or has other weights."""
+        """Checks a server that was there. Raises ServerFailure if another process answers, or if it has other
+        weights."""
         description = self._ask()
         with self._changed:
             if self._loading or self._address is None:

@@ -35,7 +35,7 @@ class Drawing:
     `remembers_pass_rates`; collective too."""
 
 
-def sample_problems(
+def draw_problems(
     problems: Sequence[T],
     count: int,
     seed: int,
@@ -52,7 +52,7 @@ def sample_problems(
     Raises ValueError for no problems, and for a `count` below 1 or above their number.
     """
     if not problems:
-        raise ValueError("there are no problems to sample from")
+        raise ValueError("there are no problems to draw from")
     if not 1 <= count <= len(problems):
         raise ValueError(
             f"problems_per_iteration is {count}, but the split has {len(problems)} problems: "

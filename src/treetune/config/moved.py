@@ -1,0 +1,103 @@
+"""Tells a user's module that imports an old name which is the new one."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import linecache
+
+import treetune
+
+MOVED = {
+    "treetune.analyzers": "treetune.lab.analyzers",
+    "treetune.cluster.cuda_transfers": "treetune.engine.cuda_transfers",
+    "treetune.cluster.given": "treetune.engine.given",
+    "treetune.cluster.planning": "treetune.runtime.planning",
+    "treetune.cluster.runs": "treetune.runtime.fitting",
+    "treetune.cluster.several_machines": "treetune.runtime.several_machines",
+    "treetune.data_pipeline": "treetune.data",
+    "treetune.domains.judge_server": "treetune.runtime.judge_server",
+    "treetune.endpoints": "treetune.domains.endpoints",
+    "treetune.episode_generators": "treetune.rollouts",
+    "treetune.exports": "treetune.view.exports",
+    "treetune.files": "treetune.store.files",
+    "treetune.inference": "treetune.engine",
+    "treetune.planning": "treetune.runtime.planning",
+    "treetune.reports": "treetune.view.report",
+    "treetune.sandbox": "treetune.domains.sandbox",
+    "treetune.sweeps": "treetune.tables",
+    "treetune.tasks.environments": "treetune.domains.environments",
+    "treetune.tasks.threads": "treetune.threads",
+    "treetune.trainers": "treetune.trainer",
+    "treetune.trainers.objectives": "treetune.objectives",
+    "treetune.viewer": "treetune.view",
+    **{
+        f"treetune_{name}": f"treetune.{name}"
+        for name in ("cluster", "data", "domains", "lab", "tables", "threads", "view")
+    },
+}
+"""Packages and modules of earlier versions, and where their content is."""
+
+RENAMED = {
+    "Limits": "ProgramLimits",
+    "NATIVE": "NATIVE_FORMATS",
+    "choose": "choose_sandbox",
+    "values": "find_values",
+}
+"""Names that documents of earlier versions imported from modules, and their names in `treetune` now."""
+
+
+def present_name(module: str) -> str | None:
+    """Returns the name that a module of an earlier version has now; None where it isn't known to have moved.
+
+    ``treetune_cluster.planning.plan`` is ``treetune.runtime.planning.plan``: it has moved twice.
+    """
+    name = module
+    while longest := max((old for old in MOVED if f"{name}.".startswith(f"{old}.")), key=len, default=None):
+        name = MOVED[longest] + name.removeprefix(longest)
+    return name if name != module else None
+
+
+def remedy_for_import(file: str, line: int) -> str | None:
+    """Returns what to write in place of the import at this line of a user's file, which failed; None where
+    it imports no old name of this package."""
+    statement = _import_at(file, line)
+    if isinstance(statement, ast.Import):
+        renamed = [(alias.name, present_name(alias.name)) for alias in statement.names]
+        return "; ".join(_of_module(old, new) for old, new in renamed if new is not None) or None
+    if statement is None or statement.module is None:
+        return None
+    module = statement.module
+    public = {alias.name: RENAMED.get(alias.name, alias.name) for alias in statement.names}
+    if all(name in treetune.__all__ for name in public.values()):
+        return f"write `from treetune import {', '.join(public.values())}`"
+    new = present_name(module)
+    return _of_module(module, new) if new is not None else None
+
+
+def _of_module(old: str, new: str) -> str:
+    """Says where a module's content is: the module's new name, or the nearest package that is there."""
+    package = new
+    while not _is_there(package):
+        package = package.rpartition(".")[0]
+    if package == new:
+        return f"{old} is {new} now"
+    return f"what {old} had is in {package} now: CHANGELOG.md says under which names"
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
+
+
+def _import_at(file: str, line: int) -> ast.Import | ast.ImportFrom | None:
+    """Returns the import statement that includes this line of a file."""
+    tree = ast.parse("".join(linecache.getlines(file)))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        if node.lineno <= line <= (node.end_lineno or node.lineno):
+            return node
+    return None

@@ -1,0 +1,242 @@
+"""All exceptions of the project, as a tree: who raises which, and the exit code of a command that meets one.
+
+A user's mistake is a ValueError, which ends a command with exit code 2. A RuntimeError or an OSError is a
+failure, which ends it with 1. What is derived from Exception alone is caught within the project, and ends
+nothing.
+
+    ValueError                       a user's mistake: exit code 2
+    ├── SameOnAllRanks               every rank finds it: the first one speaks  config, runtime
+    │   ├── ConfigError              all that is wrong with a configuration     config
+    │   └── MachinesDiffer           machines that can't do a run together      runtime.several_machines
+    ├── CheckpointGone               the run has deleted it meanwhile           runtime.weights_folder
+    ├── Damaged                      a file isn't as it was written             store.checksums
+    ├── NoSplit                      a split that the task doesn't have         tasks
+    ├── BadRow                       a row that is no problem of its task       tasks.rows
+    ├── NoPlainValue                 a value that JSON can't hold               tasks.row_values
+    ├── MissingField                 a template asks for what a row lacks       data.templates
+    ├── NotReached                   an accuracy above all that were measured   tables.curves
+    │   (those below are caught where texts are read)
+    ├── UnreadableValue              neither JSON nor a Python literal          tasks.graders.extraction
+    ├── NotAnExpression              no arithmetic expression                   tasks.graders.countdown
+    ├── NotAFormula                  no formula                                 domains.graders.residues
+    ├── Absurd                       a formula that would cost too much         domains.graders.residues
+    ├── NoJson                       no JSON at a text's beginning              domains.environments.calls
+    ├── Unreadable                   a model's reply isn't what was asked for    data.asking
+    └── NotAnAnswer                  a row of somebody else's file is no answer view.store.foreign
+    RuntimeError                     a failure: exit code 1
+    ├── EngineError                  the engine failed for good                 engine
+    ├── WorkerStartError             a worker process doesn't come up           processes.pool
+    ├── EndpointError                an endpoint will answer nothing more       domains.endpoints
+    ├── NothingGraded                no answer could be graded                  rollouts.unavailable
+    └── Collapsed                    a sign of collapse stopped the run         runtime.record
+    Exception                        caught within the project
+    ├── Unavailable                  a grader lacks what it needs: no verdict   graders, yours too
+    │   └── SandboxUnavailable       the sandbox did not run the program        domains.sandbox
+    ├── Unanswered                   a request came to nothing                  domains.endpoints
+    │   └── RequestRefused           the endpoint doesn't take this request     domains.endpoints
+    ├── ServerFailure                a server failed; another may do it         engine
+    ├── NotInParts                   weights can't be read one after the other  models.shards
+    ├── Incomplete                   a check looked at a value that was wrong   findings
+    ├── Endless                      a Jsonnet program comes to no end          config.jsonnet
+    ├── OutOfBudget                  the next request could cost too much       data.asking
+    ├── Rejected                     a solution can't be made parallel          data.parallel_solutions
+    ├── NoteChanged                  another has changed the note: HTTP 409      view.notes
+    └── ClosedPipe                   nobody reads our output: exit code 141     cli.command
+    LookupError
+    └── NotThere                     a page of what isn't there: HTTP 404        view.store.folders
+    SystemExit
+    └── Stopped                      a signal: exit code 128 + its number       processes.lifetime
+
+Programs that run alone, where nothing of this package can be imported, have their own: those in
+`domains/sandbox/inside`, and `cluster/submission.py` (SlurmRefused, SlurmBusy).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treetune.config.errors import ConfigIssue
+
+# A user's mistakes
+
+
+class SameOnAllRanks(ValueError):
+    """A mistake that every rank of a run finds alike: the first one's message is enough."""
+
+
+class ConfigError(SameOnAllRanks):
+    """Everything that is wrong with a configuration, collected; `str()` is the message for users."""
+
+    def __init__(self, issues: Iterable[ConfigIssue]) -> None:
+        self.issues = tuple(issues)
+        count = len(self.issues)
+        title = "wrong configuration" if count == 1 else f"wrong configuration, {count} mistakes"
+        super().__init__("\n\n".join([f"{title}:", *(issue.render() for issue in self.issues)]))
+
+
+class MachinesDiffer(SameOnAllRanks):
+    """Each machine with what keeps it from this run."""
+
+
+class CheckpointGone(ValueError):
+    """A run that goes on has deleted the checkpoint."""
+
+
+class Damaged(ValueError):
+    """A file's content isn't as it was written."""
+
+
+class NoSplit(ValueError):
+    """The configuration doesn't have this split."""
+
+
+class BadRow(ValueError):
+    """A row is no problem of its task; the message says what it lacks."""
+
+
+class NoPlainValue(ValueError):
+    """No JSON can hold a value; the message says of what type it is, and where in its row."""
+
+
+class MissingField(ValueError):
+    """A row has not what a template asks for; says what."""
+
+
+class NotReached(ValueError):
+    """An accuracy is above every one that was measured."""
+
+
+# Texts that can't be read
+
+
+class UnreadableValue(ValueError):
+    """A text is no JSON value and no Python literal, or one larger than any answer."""
+
+
+class NotAnExpression(ValueError):
+    """A text is none of Countdown's grammar, has no value, or is larger than any answer. Says why."""
+
+
+class NotAFormula(ValueError):
+    """A text is no formula of the grammar of `domains.graders.residues`."""
+
+
+class Absurd(ValueError):
+    """Reading or computing a formula would cost more than any real answer's."""
+
+
+class NoJson(ValueError):
+    """A text has no JSON at its beginning that could be read in one way."""
+
+
+class Unreadable(ValueError):
+    """A model's reply is not what was asked for; says what is wrong with it."""
+
+
+class NotAnAnswer(ValueError):
+    """A row of a file of answers can't be mapped; the message says what it lacks."""
+
+
+# Failures
+
+
+class EngineError(RuntimeError):
+    """A failure of the engine for good; the message has the awaited event and the path of the log."""
+
+
+class WorkerStartError(RuntimeError):
+    """A worker process did not come up: its servant cannot be unpickled or imported there."""
+
+
+class EndpointError(RuntimeError):
+    """An endpoint will answer nothing more: the work has to stop. What was answered is kept."""
+
+
+class NothingGraded(RuntimeError):
+    """No answer could be graded, so that there is nothing to learn from or to measure."""
+
+
+class Collapsed(RuntimeError):
+    """The run was stopped by a sign of collapse, as its configuration says."""
+
+
+# Caught within the project
+
+
+class Unavailable(Exception):
+    """Something that a grader needs isn't there (a judge, a sandbox), so that the answer has no verdict.
+
+    Never raised for what the answer itself is or does. The answer is left out of training and measurements,
+    and counted; the message says what was missing.
+    """
+
+
+class SandboxUnavailable(Unavailable):
+    """The sandbox did not run the program: it isn't installed, or may not be used here. This says nothing
+    about the program."""
+
+
+class Unanswered(Exception):
+    """A request came to nothing, after all its attempts; others may not."""
+
+
+class RequestRefused(Unanswered):
+    """The endpoint is there and doesn't take the request."""
+
+
+class ServerFailure(Exception):
+    """A server's failure to do its work; another server may do it."""
+
+
+class NotInParts(Exception):
+    """A model's weights can't be read one after the other; the message says why."""
+
+
+class Incomplete(Exception):
+    """Somebody looked at a value that nobody knows, since it was written wrongly."""
+
+
+class Endless(Exception):
+    """A Jsonnet program came to no end in time."""
+
+
+class OutOfBudget(Exception):
+    """The next request could cost more than is left."""
+
+
+class Rejected(Exception):
+    """A solution can't be made parallel. `reason` is counted; `detail` says more."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+class NoteChanged(Exception):
+    """A note isn't any more what its writer has seen; `now` is what it is (a `view.notes.Note`), None if it
+    was taken away."""
+
+    def __init__(self, now: Any) -> None:
+        super().__init__("the note was changed meanwhile")
+        self.now = now
+
+
+class ClosedPipe(Exception):
+    """Nobody reads our standard output any more, as after ``| head``."""
+
+
+class NotThere(LookupError):
+    """An experiment, an answer or a data set isn't there; the message says what is."""
+
+
+class Stopped(SystemExit):
+    """A signal that ends the process, as an exception, so that every `finally` on the way out runs."""
+
+    @property
+    def signal_name(self) -> str:
+        """The name of the signal: ``SIGTERM``."""
+        number = self.code if isinstance(self.code, int) else 128 + signal.SIGTERM
+        return signal.Signals(number - 128).name

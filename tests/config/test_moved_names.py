@@ -1,0 +1,90 @@
+"""A user's module that imports an old name of this package is told the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import treetune
+from treetune.config import folders
+from treetune.config.imports import function_at
+from treetune.config.moved import MOVED, RENAMED, present_name
+
+MAIN = Path(__file__).parents[2] / "src" / "treetune" / "main.py"
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_what_has_moved_is_where_the_table_says_and_no_longer_at_its_old_place(old: str) -> None:
+    new = present_name(old)
+    assert new is not None and importlib.util.find_spec(new) is not None
+    with contextlib.suppress(ModuleNotFoundError):  # the package above it is gone too
+        assert importlib.util.find_spec(old) is None
+
+
+def test_names_that_are_new_in_the_public_api_are_in_it() -> None:
+    assert set(RENAMED.values()) <= set(treetune.__all__)
+
+
+def test_modules_of_today_are_not_said_to_have_moved() -> None:
+    for module in ("treetune.vocabulary", "treetune.tasks.base", "treetune.trainer.base", "treetune"):
+        assert present_name(module) is None
+    assert present_name("treetune_cluster.planning.plan") == "treetune.runtime.planning.plan"
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("from treetune_domains.environments.base import Game", "write `from treetune import Game`"),
+        (
+            "from treetune.inference.base import Engine, Request",
+            "write `from treetune import Engine, Request`",
+        ),
+        ("from treetune.domains.sandbox.base import Limits", "write `from treetune import ProgramLimits`"),
+        ("from treetune.tasks.graders.base import Unavailable", "write `from treetune import Unavailable`"),
+        (
+            "from treetune.trainers.objectives.base import (\n    Objective,\n    ratio_of,\n)",
+            "treetune.trainers.objectives.base is treetune.objectives.base now",
+        ),
+        (
+            "from treetune_domains.environments.base import Game, LONGEST_OBSERVATION",
+            "treetune_domains.environments.base is treetune.domains.environments.base now",
+        ),
+        (
+            "import treetune_cluster.planning.plan",
+            "treetune_cluster.planning.plan is treetune.runtime.planning",
+        ),
+        (
+            "import math, treetune.inference.journal",
+            "treetune.inference.journal is treetune.engine.journal now",
+        ),
+        (
+            "from treetune.episode_generators.gone import something",
+            "what treetune.episode_generators.gone had is in treetune.rollouts now",
+        ),
+    ],
+)
+def test_an_import_of_an_old_name_is_told_the_new_one(statement: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "old_names.py").write_text(f'"""A part of a user\'s."""\n\n{statement}\n')
+    (tmp_path / "experiment.jsonnet").write_text(
+        "(import 'quickstart/vineppo.jsonnet') + { imports: ['old_names'], experiment_name: 'old' }"
+    )
+    done = subprocess.run(
+        [sys.executable, str(MAIN), "--configs", "experiment.jsonnet", "check_config"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+    assert "old_names.py:3" in done.stderr
+
+
+def test_a_library_that_a_module_of_ours_lacks_is_not_taken_for_an_old_name(tmp_path: Path) -> None:
+    (tmp_path / "needs_much.py").write_text("from treetune import Task\nimport not_installed_anywhere\n")
+    folders.search_in([tmp_path], ["needs_much"])
+    with pytest.raises(ValueError, match="not_installed_anywhere is not installed") as error:
+        function_at("needs_much:score")
+    assert "write `from treetune" not in str(error.value)

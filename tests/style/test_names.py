@@ -1,0 +1,22 @@
+"""A reader who meets a name of a class knows which class it is."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+SHARED = {"Call", "Limits"}
+"""Names of rollouts of turns and of threads, which are to become one or to get names of their own."""
+
+PACKAGE = Path(__file__).parents[2] / "src" / "treetune"
+
+
+def test_two_classes_never_share_a_name() -> None:
+    modules = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    shared = {name: places for name, places in modules.items() if len(places) > 1}
+    assert {name: places for name, places in shared.items() if name not in SHARED} == {}
