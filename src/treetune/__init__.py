@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from treetune.rollouts.single_turn import SingleTurn, sample_answers
     from treetune.rollouts.states import OneLineStates
     from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstimator
+    from treetune.rollouts.values import Budget, FixedBudget
     from treetune.runtime.analysis import Analyzer, Findings
     from treetune.runtime.sinks import Sink
     from treetune.seeds import derived_random
@@ -136,6 +137,8 @@ __all__ = [  # noqa: RUF022
     "gae",
     # Values of states for VinePPO's credit, and where an answer's states lie
     "ValueEstimator",
+    "Budget",
+    "FixedBudget",
     "Valuation",
     "Value",
     "StepValues",
@@ -252,6 +255,7 @@ _NAMES_IN = {
     "treetune.rollouts.single_turn": ("SingleTurn", "sample_answers"),
     "treetune.rollouts.states": ("OneLineStates",),
     "treetune.rollouts.valuation": ("StepValues", "Valuation", "Value", "ValueEstimator"),
+    "treetune.rollouts.values": ("Budget", "FixedBudget"),
     "treetune.runtime.analysis": ("Analyzer", "Findings"),
     "treetune.runtime.sinks": ("Sink",),
     "treetune.seeds": ("derived_random",),

@@ -56,7 +56,8 @@ def step_advantages(
     answer sum to reward − V(prompt) (Kazemnejad et al., arXiv:2410.01679, section 4, with γ = 1).
 
     Where V before a step is not known (None), there is no boundary: the step and the one before it are one,
-    and each has its advantage. The first V is known. With `baselines` it is A_i = r_i + V_{i+1} − b_i.
+    and each has its advantage, so that the sum is then larger. The first V is known. With `baselines` it is
+    A_i = r_i + V_{i+1} − b_i.
     """
     advantages: list[float] = []
     before_steps = values if baselines is None else baselines

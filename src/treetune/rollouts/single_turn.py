@@ -52,6 +52,7 @@ class SingleTurn(SampledRollout):
 
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        # Every rank encodes the prompts of all ranks, so that one that is too long stops all of them.
         self.encoded_prompts(context, problems)
         trees = sample_answers(
             context,

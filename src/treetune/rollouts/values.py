@@ -76,7 +76,11 @@ class Estimate:
 
 
 class Budget:
-    """Decides how often a state is continued."""
+    """Decides how often a state is continued.
+
+    Make it a frozen dataclass: continuations that began with their answer are found again by comparing
+    budgets, and are requested twice where equal settings don't compare equal.
+    """
 
     adaptive: bool = True
     """Whether the number of continuations depends on rewards."""

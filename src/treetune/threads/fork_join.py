@@ -163,7 +163,8 @@ class ForkJoin:
 
     Once `write` has returned, `segments` hold the whole answer in its joined order. Whatever ends it early
     (an end of text inside a thread, a malformed block, a limit) does so once the threads that have begun have
-    ended; the text that is open is closed by injected tags.
+    ended; open threads are closed by injected tags, and a malformed block that opened no thread stays as it
+    was sampled.
     """
 
     def __init__(
