@@ -13,9 +13,9 @@ from pathlib import Path
 
 import annotated_types
 import pytest
+import typing_extensions
 
 import treetune
-import treetune.domains
 from tests.support.hostile_programs import COUNT, HostileProgram, Trap, hostile_programs
 from treetune.domains.sandbox.base import ProgramLimits
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, Started, uids_of_programs
@@ -124,7 +124,8 @@ def test_the_sandbox_holds_for_a_user_too(sandbox: Bubblewrap, folder: Path) -> 
     new_enough = [PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
     if not Path(PYTHON).exists() or subprocess.run(new_enough).returncode:
         pytest.skip(f"needs a {PYTHON} of 3.11 or later, that any user can run")
-    for package in (treetune, treetune.domains, annotated_types):
+    shutil.copy(typing_extensions.__file__, folder)
+    for package in (treetune, annotated_types):
         assert package.__file__ is not None
         source = Path(package.__file__).parent
         shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
