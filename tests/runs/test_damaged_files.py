@@ -326,7 +326,7 @@ def test_another_accuracy_in_a_summary_is_not_reported(
     assert str(summary) in report and "its checksum doesn&#39;t match" in report
     assert f"{accuracy:.3f}" not in report
     page = client.get("/run", params={"run": "small"}).text
-    assert "evaluations/0002/test/summary.json is no evaluation" in page
+    assert "evaluations/0002/test/summary.json is not an evaluation" in page
 
 
 def test_another_word_in_an_answer_is_not_shown(of_two: ExperimentDirectory, client: TestClient) -> None:
