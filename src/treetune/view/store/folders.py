@@ -25,7 +25,7 @@ INSIDE = ("iterations", "checkpoints", "evaluations", "metrics.jsonl", "manifest
 class Run:
     """An experiment on disk.
 
-    Example: `Run("quickstart/ppo", Path("/work/experiments/quickstart/ppo"), (Path("/work/experiments"),))`.
+    Example: `Run("quickstart/ppo", Path("/scratch/quickstart/ppo"), (Path("/scratch"),))`.
     """
 
     name: str

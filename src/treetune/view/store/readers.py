@@ -48,8 +48,8 @@ _GRADES = (
 class DataSet:
     """A data set.
 
-    Example: `DataSet("math/train.parquet", Path("/work/data/math/train.parquet"), "parquet", "below
-    /work/data")`."""
+    Example: `DataSet("math/train.parquet", Path("/scratch/math/train.parquet"), "parquet", "below
+    /scratch")`."""
 
     name: str
     """The name in addresses."""
