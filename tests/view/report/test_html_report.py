@@ -216,7 +216,7 @@ def test_a_wrong_directory_is_an_error_that_names_what_lies_below_it(tmp_path: P
         ([tmp_path / "absent"], "not a directory"),
         ([tmp_path / "all"], r"not an experiment.*experiments below it: .*sft"),
         ([empty], "no configuration, metrics or evaluations"),
-        ([tmp_path], r"below it lie .*all/sft"),
+        ([tmp_path], r"experiments below it: .*all/sft"),
         ([], "a report is about"),
     ):
         with pytest.raises(ValueError, match=words):
