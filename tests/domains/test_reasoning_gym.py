@@ -66,7 +66,7 @@ def test_problems_are_the_same_whatever_the_process_drew_or_hashed_before(
     dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = small(dataset).problems("test")
-    library._made.cache_clear()
+    library._ask_maker.cache_clear()
     monkeypatch.setenv("PYTHONHASHSEED", "5")
     # Another template is another task, whose problems are not kept yet.
     again = small(dataset, prompt="{question}?").problems("test")

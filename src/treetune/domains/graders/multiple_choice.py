@@ -86,8 +86,8 @@ _JOINED = re.compile(
 )
 
 
-class _Choice(NamedTuple):
-    """A choice in a response: ``_Choice(4, "B", " Paris")`` of "The answer is (B) Paris"."""
+class _StatedChoice(NamedTuple):
+    """A choice in a response: ``_StatedChoice(4, "B", " Paris")`` of "The answer is (B) Paris"."""
 
     start: int
     """Where in the response it begins."""
@@ -149,7 +149,7 @@ class MultipleChoice(Grader):
                 return None
         return last.letter
 
-    def _in_boxes(self, text: str) -> Iterator[_Choice]:
+    def _in_boxes(self, text: str) -> Iterator[_StatedChoice]:
         r"""Yields the choices in ``\boxed{…}``; a box with a formula is about something else."""
         for start, end, content in boxes(text):
             if _FORMULA_OF_LETTERS.fullmatch(content):
@@ -157,16 +157,16 @@ class MultipleChoice(Grader):
             letter, rest = self._letter(content)
             behind = text[end : end + 200].partition("\n")[0]
             if letter or not _FORMULA.search(_DRESS.sub("", content[:_LONGEST_LABEL])):
-                yield _Choice(start, letter, rest + behind)
+                yield _StatedChoice(start, letter, rest + behind)
 
-    def _in_tags(self, text: str) -> Iterator[_Choice]:
+    def _in_tags(self, text: str) -> Iterator[_StatedChoice]:
         """Yields the choices in ``<answer>…</answer>``."""
         for tag in _TAG.finditer(text):
             letter, rest = self._letter(tag["text"])
             if letter or _SAYS.search(tag["text"]):
-                yield _Choice(tag.start(), letter, rest)
+                yield _StatedChoice(tag.start(), letter, rest)
 
-    def _in_sentences(self, text: str) -> Iterator[_Choice]:
+    def _in_sentences(self, text: str) -> Iterator[_StatedChoice]:
         """Yields the choices of "The answer is B" and "Option B is correct"."""
         for match in _ANSWER_IS.finditer(text):
             if match["named"]:
@@ -175,9 +175,9 @@ class MultipleChoice(Grader):
             else:
                 letter, rest = self._letter(match["text"])
             if letter or match["named"] or _SAYS.search(match["text"]):
-                yield _Choice(match.start(), letter, rest.partition("\n")[0])
+                yield _StatedChoice(match.start(), letter, rest.partition("\n")[0])
 
-    def _alone(self, answer: str) -> _Choice | None:
+    def _alone(self, answer: str) -> _StatedChoice | None:
         """Returns the last line that is nothing but a letter; without the letter where lines name several.
 
         A small letter, and one with its option behind it, must be all of the answer.
@@ -187,7 +187,7 @@ class MultipleChoice(Grader):
         if is_one_line and "<answer" not in answer and "boxed" not in answer:
             whole = answer.strip()
             letter, rest = self._letter(_LABELLED.sub("", whole[:_LONGEST_LABEL]))
-            return None if letter is None else _Choice(answer.index(whole), letter, rest)
+            return None if letter is None else _StatedChoice(answer.index(whole), letter, rest)
         letter_lines: list[tuple[int, str]] = []
         position = 0
         for line in lines:
@@ -204,7 +204,7 @@ class MultipleChoice(Grader):
             return None
         letters = {letter for _, letter in letter_lines}
         last_start, last_letter = letter_lines[-1]
-        return _Choice(last_start, last_letter if len(letters) == 1 else None, "")
+        return _StatedChoice(last_start, last_letter if len(letters) == 1 else None, "")
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:

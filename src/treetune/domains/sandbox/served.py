@@ -4,9 +4,9 @@ A message is a line with the number of its bytes, and the bytes: ``b"5\\nhello"`
 
     a grader's worker (here)       the sandbox: one program       a child of it, for an answer
     ────────────────────────       ────────────────────────       ────────────────────────────
-    Scorer._start ── program ────► imports the library, once
+    _start ───────── program ────► imports the library, once
           ◄── ready, or "failed" ─
-    Scorer.score ─── request ────► inside/scoring.py: serve
+    score ────────── request ────► inside/scoring.py: serve
       │                              forks, or takes a child
       │                              that is still clean ───────► reads the answer, scores it
       │ waits in `ask`               waits for the child ◄─────── score, or what it raised
@@ -14,9 +14,9 @@ A message is a line with the number of its bytes, and the bytes: ``b"5\\nhello"`
 
 By `LibraryScorer`'s lock one answer is in the sandbox at a time. `serve` waits for the child as long as an
 answer may take, then kills it and replies that the answer was late. `ask` waits `_SPARE_SECONDS` longer, and
-looks at the limits of time and memory every `LOOK_SECONDS`. If the sandbox has passed one, or its pipe ends, it is
-ended, and the answer is tried once more in a new one. The first reply, after the library's import, may take
-`_START_SECONDS`.
+looks at the limits of time and memory every `LOOK_SECONDS`. If the sandbox has passed one, or its pipe ends,
+it is ended, and the answer is tried once more in a new one. The first reply, after the library's import, may
+take `_START_SECONDS`.
 """
 
 from __future__ import annotations
