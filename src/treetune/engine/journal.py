@@ -205,8 +205,7 @@ def request_key(request: Request, version: int, *, n: int | None = None) -> str:
     content = (request.prompt_ids.tolist(), request.seed, samples, sampling)
     key_parts = [content, version]
     if not request.reads_logprobs:
-        # Its row has no log-probs, which another request may need. Most requests read them, and have the key
-        # that they had before this field existed.
+        # Its row in the journal has no log-probs, and is no answer to a request that reads them.
         key_parts.append("without log-probs")
     text = json.dumps(key_parts, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

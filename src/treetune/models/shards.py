@@ -184,8 +184,8 @@ Weight = tuple[str, "Tensor"]
 def with_head(weights: Iterable[Weight], names: Iterable[str], tied: bool) -> Iterator[Weight]:
     """Yields the weights, with an output head of its own, as the engine's files have it (`write_for_engine`).
 
-    Where the head is `tied` to the embeddings, or is not among the `names`, it is a copy of the embeddings. It
-    comes right behind them: each weight may be gone when the next one is asked for.
+    Where the head is `tied` to the embeddings, or is not among the `names`, it is a copy of the embeddings.
+    It comes right behind them: each weight may be gone when the next one is asked for.
     """
     names = list(names)
     embeddings = embeddings_among(names) if tied or HEAD not in names else None
