@@ -283,8 +283,9 @@ class VllmEngine(Engine):
                     parts[part] = max(parts.get(part, 0.0), seconds)
             lacking = {}
             for replica, update in updates.items():
-                if problem := update.problem or gap_of_replica[replica].problem:
-                    lacking[replica] = problem
+                new_problem = update.problem or gap_of_replica[replica].problem
+                if new_problem:
+                    lacking[replica] = new_problem
             problems_of_ranks = self._ranks.gather("; ".join(lacking.values()))
             if not any(problems_of_ranks):
                 break

@@ -62,8 +62,10 @@ class _Kept:
 
     @staticmethod
     def read(directory: Path, kind: str, **same: Any) -> _Kept:
-        """Returns the mirror's entry; only `same` if there is none, or if it differs from `same` and is thus of
-        another run."""
+        """Returns the mirror's entry, or a new one with `same` alone.
+
+        It is a new one if there is none, or if that is of another run, which differs in one of `same`.
+        """
         try:
             values = json.loads((directory / RECORD).read_text())[kind]
             is_same = all(values.get(name) == value for name, value in same.items())

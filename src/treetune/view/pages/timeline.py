@@ -207,8 +207,7 @@ def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
         # The outer phase ends where this one begins …
         result[outer_position] = replace(outer, end=span.start)
         # … and goes on where this one ends, unless both end there.
-        goes_on = span.end is not None and (outer.end is None or outer.end - span.end > TOUCHING_S)
-        if goes_on:
+        if span.end is not None and (outer.end is None or outer.end - span.end > TOUCHING_S):
             result.append(replace(outer, start=span.end))
             newest_of_lane[span.lane] = len(result) - 1
     return result

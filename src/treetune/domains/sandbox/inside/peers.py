@@ -144,17 +144,8 @@ def _forward_among_remotes(operation: str) -> Callable[..., Any]:
     return method
 
 
-for _method in (
-    *_OF_CONTAINERS,
-    *_GIVING_NUMBERS,
-    "neg",
-    "iter",
-    "next",
-    "str",
-    "repr",
-    "enter",
-    "instancecheck",
-):
+_ALONE = ("neg", "iter", "next", "str", "repr", "enter", "instancecheck")
+for _method in (*_OF_CONTAINERS, *_GIVING_NUMBERS, *_ALONE):
     setattr(Remote, f"__{_method}__", _forward(_method))
 for _method in (*_ORDERS, *_SUMS, *(f"r{name}" for name in _SUMS)):
     setattr(Remote, f"__{_method}__", _forward_among_remotes(_method))
