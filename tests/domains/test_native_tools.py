@@ -19,7 +19,7 @@ from tests.fake_engine import FakeEngine
 from tests.models.chat_models import TURN_END, bpe_tokenizer, random_model, template
 from tests.support.contexts import context_of
 from tests.trees import answered
-from treetune.domains.conversation import Conversation, Limits, actions_of
+from treetune.domains.conversation import Conversation, TurnLimits, actions_of
 from treetune.domains.environments.base import Reward, Turn
 from treetune.domains.environments.calls import ToolCall
 from treetune.domains.environments.mcp_tools import Mcp, end_servers
@@ -395,7 +395,7 @@ def test_an_answer_that_goes_on_has_the_actions_that_it_had(sampled: Sampled) ->
         eos_id=0,
         frame=lambda asked: f"{asked}\nAssistant: <think>\n",
     )
-    limits = Limits(turn_tokens=100, max_turns=3, observation_characters=100, stop=())
+    limits = TurnLimits(turn_tokens=100, max_turns=3, observation_characters=100, stop=())
     prompt_ids = token_array(codec.encode_prompt(PROBLEM))
     conversation = Conversation(codec, "\n{}\n".format, limits, prompt_ids, 1000)
     for text in ("six</think> one", "two"):

@@ -17,9 +17,9 @@ from tests.trainer.helpers import tiny_model
 from treetune.engine.base import SamplingParams
 from treetune.lab.analyzers.credit_measures import Credited, Truth, measure, reliability
 from treetune.lab.analyzers.true_values import (
-    AnswerState,
     EstimatedValue,
     PolicySteps,
+    StateIds,
     TrueValues,
     expand_continuations,
     find_values_once,
@@ -142,14 +142,14 @@ class Teacher:
         return row
 
 
-def places_of(task: Signposts, context: RolloutContext) -> tuple[list[AnswerState], list[float]]:
+def places_of(task: Signposts, context: RolloutContext) -> tuple[list[StateIds], list[float]]:
     """All prefixes of some demonstrations that end with a line, and what they are worth to the teacher."""
     places, values = [], []
     for problem in task.problems("train")[:4]:
         answer = task.demonstration(problem, 1)
         for end in task.step_boundaries(answer)[:-1]:
             begun = token_array(context.codec.encode(answer[:end]))
-            places.append(AnswerState(problem, context.codec.encode_prompt(problem), begun))
+            places.append(StateIds(problem, context.codec.encode_prompt(problem), begun))
             values.append(task.teacher_value(problem, answer[:end]))
     return places, values
 
@@ -209,7 +209,7 @@ class Counting(TrueValues):
     asked: list[int] = field(default_factory=list)
 
     def find(
-        self, context: Any, session: Any, point: int, places: Sequence[AnswerState]
+        self, context: Any, session: Any, point: int, places: Sequence[StateIds]
     ) -> list[EstimatedValue]:
         self.asked.append(len(places))
         return [EstimatedValue(float(len(place.begun_ids)), 0.25) for place in places]

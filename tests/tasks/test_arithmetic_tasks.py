@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.cases import texts
 from tests.support.thread_text import without_threads
-from treetune.tasks.arithmetic import SLIPS, AdditionChain, Line, WrittenArithmetic
+from treetune.tasks.arithmetic import SLIPS, AdditionChain, SolutionLine, WrittenArithmetic
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.multiplication import Multiplication
 from treetune.threads.format import faults, text_segments
@@ -138,7 +138,7 @@ def _solution_with(
     """The answer that comes of these numbers first, and these slips after them."""
     numbers, errors = iter(prefix), iter(slips)
 
-    def write(line: Line) -> int:
+    def write(line: SolutionLine) -> int:
         number = next(numbers, None)
         return line.value + next(errors) if number is None else number
 

@@ -26,35 +26,13 @@ from treetune.config import folders, schema
 from treetune.config.errors import ConfigIssue, KeyPath, nearest
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import relative
+from treetune.config.moved import remedy_for_import
 from treetune.config.registrable import Registrable
 from treetune.config.schema import GROUP, IMPORTS, OWN_PACKAGE
 from treetune.exceptions import ConfigError
 
-MOVED = {
-    "treetune.episode_generators": "treetune.rollouts",
-    "treetune.analyzers": "treetune.lab.analyzers",
-    "treetune.data_pipeline": "treetune.data",
-    "treetune.endpoints": "treetune.domains.endpoints",
-    "treetune.exports": "treetune.view.exports",
-    "treetune.files": "treetune.store.files",
-    "treetune.planning": "treetune.runtime.planning",
-    "treetune.reports": "treetune.view.report",
-    "treetune.sandbox": "treetune.domains.sandbox",
-    "treetune.sweeps": "treetune.tables",
-    "treetune.tasks.environments": "treetune.domains.environments",
-    "treetune.tasks.threads": "treetune.threads",
-    "treetune.inference": "treetune.engine",
-    "treetune.trainers.objectives": "treetune.objectives",
-    "treetune.trainers": "treetune.trainer",
-    "treetune.viewer": "treetune.view",
-    **{
-        f"treetune_{name}": f"treetune.{name}"
-        for name in ("cluster", "data", "domains", "lab", "tables", "threads", "view")
-    },
-}
-"""Packages of version 0.1, which a user's own parts may import, and where their content is."""
-
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_OURS = re.compile(r"treetune(_|\.|$)")
 _REGISTERS = re.compile(r"^@\w+(\.\w+)*\.register\(", re.MULTILINE)
 
 
@@ -220,10 +198,9 @@ def _not_imported(name: str, label: str, source: str | None, error: BaseExceptio
     fault = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
     text = linecache.getline(*frame).rstrip() if frame else ""
     remedy = None
-    moved = next((old for old in MOVED if missing == old or missing.startswith(f"{old}.")), None)
-    if moved:
-        remedy = f"what {moved} had is in {MOVED[moved]} now: CHANGELOG.md says under which names"
-    elif missing:
+    if frame and isinstance(error, ImportError) and _OURS.match(error.name or ""):
+        remedy = remedy_for_import(*frame)
+    if remedy is None and missing:
         remedy = f"{missing} is not installed for {sys.executable}, and lies in none of {_looked_in()}"
     return ConfigIssue(fault, label, source, remedy, f"    {text.strip()}" if text else None)
 
@@ -246,7 +223,7 @@ def _not_found(name: str, missing: str, label: str, source: str | None) -> Confi
     """Returns the issue of a module that isn't there: itself, or the package on its way, `missing`."""
     package, _, last = missing.rpartition(".")
     if not package:
-        searched: Sequence[str] = folders.searched()[0]
+        searched: Sequence[str] = folders.import_folders()
         fault = f"there is no module {missing!r}"
         looked = f"looked among the installed packages, then in {_looked_in()}"
     else:
@@ -269,7 +246,7 @@ def _looked_in() -> str:
     """Returns the folders that are searched for users' modules, in one line."""
     working_directory = str(Path.cwd())
     shown = []
-    for folder in folders.searched()[0]:
+    for folder in folders.import_folders():
         shown.append(f"{folder} (the working directory)" if folder == working_directory else folder)
     return ", ".join(shown)
 

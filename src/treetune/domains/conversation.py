@@ -30,7 +30,7 @@ OPENING_TOKENS = 32
 behind it."""
 
 
-class Limits(NamedTuple):
+class TurnLimits(NamedTuple):
     """The bounds of an answer: see the rollout `multi_turn`."""
 
     turn_tokens: int
@@ -65,7 +65,7 @@ class Conversation:
     codec: TextCodec
     frame: Callable[[str], str] | None
     """The text between turns, around an observation; None: that of the model's chat."""
-    limits: Limits
+    limits: TurnLimits
     prompt_ids: TokenIds
     budget: int
     actions: tuple[str, ...] = ()
@@ -208,7 +208,7 @@ class Conversation:
 
 
 def actions_of(
-    codec: TextCodec, prompt_ids: TokenIds, segments: Sequence[Segment], limits: Limits
+    codec: TextCodec, prompt_ids: TokenIds, segments: Sequence[Segment], limits: TurnLimits
 ) -> tuple[str, ...]:
     """Returns the texts of the sampled turns among `segments` as the environment reads them."""
     actions = []
@@ -220,7 +220,7 @@ def actions_of(
     return tuple(actions)
 
 
-def action_of(codec: TextCodec, before_ids: TokenIds, segment: Segment, limits: Limits) -> str:
+def action_of(codec: TextCodec, before_ids: TokenIds, segment: Segment, limits: TurnLimits) -> str:
     """Returns the text of a sampled turn as the environment reads it: where what stands before it, the prompt
     or the text between turns, opened a thought, it begins with the tag that did."""
     decode_all = codec.decode_all or codec.decode  # tags of thoughts may be special tokens

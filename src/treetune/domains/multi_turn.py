@@ -22,7 +22,7 @@ from treetune.contracts import (
     Turns,
     lacking,
 )
-from treetune.domains.conversation import EVENTS, Conversation, Limits, actions_of, unpacked
+from treetune.domains.conversation import EVENTS, Conversation, TurnLimits, actions_of, unpacked
 from treetune.domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune.domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
 from treetune.engine.base import Request
@@ -232,7 +232,7 @@ class MultiTurn(GrowingRollout):
         """Returns a conversation without a turn, and the environment that it is held with."""
         task = context.task.of(start.problem)
         environment, sampling = self.environment_of(task), task.sampling(self.sampling)
-        limits = Limits(
+        limits = TurnLimits(
             turn_tokens=self.turn_tokens or sampling.max_tokens,
             max_turns=self.max_turns,
             observation_characters=self.observation_characters,

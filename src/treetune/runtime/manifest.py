@@ -1,4 +1,4 @@
-"""Writes the manifest of a run (configuration, versions, code, data), and finds what has changed since then."""
+"""Writes a run's manifest (configuration, versions, code, data), and finds what has changed since then."""
 
 from __future__ import annotations
 

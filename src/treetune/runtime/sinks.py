@@ -53,7 +53,7 @@ class Sink(Registrable):
 
 
 @dataclass
-class _Kept:
+class _MirrorState:
     """A mirror's entry in `mirrors.json`, which later processes of the run read."""
 
     directory: Path
@@ -61,7 +61,7 @@ class _Kept:
     values: dict[str, Any]
 
     @staticmethod
-    def read(directory: Path, kind: str, **same: Any) -> _Kept:
+    def read(directory: Path, kind: str, **same: Any) -> _MirrorState:
         """Returns the mirror's entry, or a new one with `same` alone.
 
         It is a new one if there is none, or if that is of another run, which differs in one of `same`.
@@ -71,7 +71,7 @@ class _Kept:
             is_same = all(values.get(name) == value for name, value in same.items())
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             values, is_same = {}, False
-        return _Kept(directory, kind, values if is_same else dict(same))
+        return _MirrorState(directory, kind, values if is_same else dict(same))
 
     def write(self, **values: Any) -> None:
         self.values |= values
@@ -87,7 +87,7 @@ class _Kept:
 class _CountedRun:
     """A run of W&B or trackio that remembers the first iteration that it lacks: both refuse earlier steps."""
 
-    def __init__(self, run: Any, kept: _Kept, first_missing: int) -> None:
+    def __init__(self, run: Any, kept: _MirrorState, first_missing: int) -> None:
         self._run, self._kept, self.first_missing = run, kept, first_missing
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
@@ -112,7 +112,7 @@ class TrackioSink(Sink):
     @override
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         trackio = import_module("trackio")  # in no lock file
-        kept = _Kept.read(directory, "trackio", project=self.project, name=name)
+        kept = _MirrorState.read(directory, "trackio", project=self.project, name=name)
         # trackio knows runs by their names alone. A run of this name that this directory did not begin
         # belongs to another directory, and is not continued.
         was_begun_here = "first_missing" in kept.values
@@ -160,7 +160,7 @@ class WandbSink(Sink):
         identity = {"project": self.project, "entity": self.entity, "name": name}
         if chosen := os.environ.get("WANDB_RUN_ID"):
             identity["id"] = chosen
-        kept = _Kept.read(directory, "wandb", **identity)
+        kept = _MirrorState.read(directory, "wandb", **identity)
         kept.values.setdefault("id", secrets.token_hex(4))
         run = wandb.init(
             project=self.project,

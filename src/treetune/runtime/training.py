@@ -141,7 +141,7 @@ def train(
             metrics |= trainer.train(iteration, episodes, progress=show, on_signals=on_signals)
             metrics["memory/training"] = memory_in_use()
     else:
-        choice = _Choice(sampler, trainer, iteration, config.choose_checkpoint)
+        choice = _EpochChoice(sampler, trainer, iteration, config.choose_checkpoint)
         metrics |= _train_and_choose(choice, episodes, clock, on_signals)
     if (problem := gap_problem(session, iteration, episodes, metrics)) is not None:
         if stops_at_gap(session):
@@ -166,7 +166,7 @@ def _training_phase(sampler: Sampler, iteration: int, clock: Clock) -> Iterator[
 
 
 def _train_and_choose(
-    choice: _Choice, episodes: Collection[Episode], clock: Clock, on_signals: OnSignals | None
+    choice: _EpochChoice, episodes: Collection[Episode], clock: Clock, on_signals: OnSignals | None
 ) -> Metrics:
     """Trains and measures in turns, until no later candidate can change the choice. Leaves the trainer with
     the chosen weights. Collective."""
@@ -247,7 +247,7 @@ def stops_at_gap(session: Session) -> bool:
     return settings.on_logprob_gap == "stop" and not is_corrected
 
 
-class _Choice:
+class _EpochChoice:
     """Measures an iteration's candidates one by one and keeps the state of the one to go on with. Their
     `points` are numbers of epochs, or of steps.
 

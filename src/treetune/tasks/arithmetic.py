@@ -41,7 +41,7 @@ beyond, drawing until a new one comes is quicker."""
 
 
 @dataclass(frozen=True)
-class Line:
+class SolutionLine:
     """A line of a solution: its text before the number, the right number after what was written
     so far, and by how much the answer grows with each unit by which this number is too large.
 
@@ -58,10 +58,10 @@ class Line:
     topic: str = ""
 
 
-WrittenLine = tuple[Line, int]
+WrittenLine = tuple[SolutionLine, int]
 """A line and the number that was really written in it."""
 
-Solution = Generator[Line, int, None]
+Solution = Generator[SolutionLine, int, None]
 """Yields each line, is sent the number that was really written, and goes on from that one."""
 
 
@@ -132,7 +132,7 @@ class WrittenArithmetic(GeneratedTask):
         """Returns the teacher's solution. Slips are drawn from `seed` and the problem."""
         generator = derived_random(seed, problem.id, "demonstration")
 
-        def write(line: Line) -> int:
+        def write(line: SolutionLine) -> int:
             slips = generator.random() < self.demonstration_noise
             return line.value + (generator.choice(SLIPS) if slips else 0)
 
@@ -162,7 +162,7 @@ class WrittenArithmetic(GeneratedTask):
         def form(line: str) -> str:
             return re.sub(r"[0-9]+", "0", line)
 
-        def write(line: Line) -> int:
+        def write(line: SolutionLine) -> int:
             text = next(position, None)
             if text is None:
                 return line.value
@@ -177,7 +177,7 @@ class WrittenArithmetic(GeneratedTask):
         weights = [line.weight for line, _ in lines[len(written) :]]
         return _chance_of_slips(missing, weights, self.demonstration_noise)
 
-    def _written(self, problem: Problem, write: Callable[[Line], int]) -> list[WrittenLine]:
+    def _written(self, problem: Problem, write: Callable[[SolutionLine], int]) -> list[WrittenLine]:
         """Returns the lines of a solution with the numbers that `write` decides on."""
         solution = self._solution(problem.data["numbers"])
         lines: list[WrittenLine] = []
@@ -216,7 +216,7 @@ class AdditionChain(WrittenArithmetic):
     def _solution(self, numbers: Sequence[int]) -> Solution:
         total = numbers[0]
         for number in numbers[1:]:
-            total = yield Line(lead=f"{total}+{number}=", value=total + number, weight=1)
+            total = yield SolutionLine(lead=f"{total}+{number}=", value=total + number, weight=1)
 
     @override
     def _answer(self, numbers: Sequence[int]) -> int:

@@ -15,8 +15,8 @@ from treetune.seeds import derived_random
 from treetune.tasks.arithmetic import (
     ANSWER_AFTER_MARKER,
     MARKER,
-    Line,
     Solution,
+    SolutionLine,
     WrittenArithmetic,
     WrittenLine,
     distinct_operands,
@@ -30,7 +30,7 @@ FACTORS = range(2, 9)
 Detail = Literal["partials", "digits"]
 """Whether a number times one place of the next is written in one line, or digit by digit."""
 
-_Lines = Generator[Line, int, int]
+_Lines = Generator[SolutionLine, int, int]
 """Yields lines, is sent what was written in each, and returns the last of these numbers."""
 
 
@@ -253,7 +253,7 @@ def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int],
     """Multiplies `a` by each place of `b`, a thread each, and adds the products as they come."""
     total = None
     for part in places(b):
-        template = Line(
+        template = SolutionLine(
             lead="", value=0, weight=weight, block=block, thread=next(threads), topic=f"{a}*{part}"
         )
         partial = yield from _partial(a, part, detail, template)
@@ -266,7 +266,7 @@ def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int],
     return total
 
 
-def _partial(a: int, part: int, detail: Detail, template: Line) -> _Lines:
+def _partial(a: int, part: int, detail: Detail, template: SolutionLine) -> _Lines:
     """Multiplies `a` by a number of one place, in lines that are otherwise like the template."""
     total = None
     for digit in places(a) if detail == "digits" else [a]:

@@ -42,7 +42,7 @@ EVENTS = {
 """What is counted of an answer while it grows, and in words."""
 
 
-class Limits(Protocol):
+class ThreadLimits(Protocol):
     """The settings of the rollout `parallel_threads` that bound an answer."""
 
     @property
@@ -166,7 +166,9 @@ class ForkJoin:
     ended; the text that is open is closed by injected tags.
     """
 
-    def __init__(self, glue: Glue, limits: Limits, sample: Sample, prompt_ids: TokenIds, budget: int) -> None:
+    def __init__(
+        self, glue: Glue, limits: ThreadLimits, sample: Sample, prompt_ids: TokenIds, budget: int
+    ) -> None:
         self._glue, self._limits, self._sample = glue, limits, sample
         self._main = Line((), prompt_ids, budget)
         self._forks = 0

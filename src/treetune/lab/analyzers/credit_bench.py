@@ -15,7 +15,7 @@ from typing_extensions import override
 from treetune.contracts import Finding, Need, OneLine
 from treetune.engine.base import Engine
 from treetune.lab.analyzers.points import OfCheckpoints
-from treetune.lab.analyzers.true_values import AnswerState, ByEngine, TrueValues, find_values_once
+from treetune.lab.analyzers.true_values import ByEngine, StateIds, TrueValues, find_values_once
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import Rloo, episode_of
@@ -152,7 +152,7 @@ def true_values(
     from treetune.lab.analyzers.credit_measures import Truth
 
     places = [
-        AnswerState(one.problem, one.prompt_ids, one.response_ids[:start])
+        StateIds(one.problem, one.prompt_ids, one.response_ids[:start])
         for one in answers
         for start in (0, *one.step_ends[:-1])
     ]

@@ -34,7 +34,7 @@ AT_ONCE = 256
 """States that are valued before the next are begun: what an interruption costs at most."""
 
 
-class AnswerState(NamedTuple):
+class StateIds(NamedTuple):
     """A state: what was asked, and the ids that are there of the answer."""
 
     problem: Problem
@@ -58,7 +58,7 @@ class TrueValues(Registrable):
         return ()
 
     def find(
-        self, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[StateIds]
     ) -> list[EstimatedValue]:
         """Returns each state's value, by the weights after `point` iterations, which the engine holds."""
         raise NotImplementedError
@@ -78,7 +78,7 @@ class ByEngine(TrueValues):
 
     @override
     def find(
-        self, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[StateIds]
     ) -> list[EstimatedValue]:
 
         return [mean_and_noise(one.rewards) for one in continue_states(context, states, self.samples, TRUTH)]
@@ -96,7 +96,7 @@ def mean_and_noise(rewards: Sequence[float]) -> EstimatedValue:
 
 
 def find_values_once(
-    truth: TrueValues, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+    truth: TrueValues, context: RolloutContext, session: Session, point: int, states: Sequence[StateIds]
 ) -> list[EstimatedValue]:
     """Returns the true values of states; values that an earlier call found are read from ``truths`` of the
     experiment.
@@ -134,7 +134,7 @@ def _read(file: Path) -> Iterator[tuple[str, EstimatedValue]]:
         yield key, EstimatedValue(value, noise)
 
 
-def _key(state: AnswerState) -> str:
+def _key(state: StateIds) -> str:
     digest = hashlib.blake2b(repr((state.problem.id, state.problem.gold)).encode(), digest_size=12)
     for ids in (state.prompt_ids, state.begun_ids):
         digest.update(len(ids).to_bytes(4, "big") + ids.tobytes())
@@ -170,7 +170,7 @@ def weights_digest(session: Session, point: int) -> bytes:
     return digest.digest()
 
 
-def whole_ids(state: AnswerState) -> TokenIds:
+def whole_ids(state: StateIds) -> TokenIds:
     """Returns the tokens of the prompt and of the answer so far."""
     return joined([state.prompt_ids, state.begun_ids])
 
@@ -237,12 +237,12 @@ def continue_prefixes(
 ) -> list[Estimate]:
     """Returns what `samples` continuations of each (an answer to the problem, prefix ids) earn, sampled as
     the answers were. The prefix need not be the answer's own."""
-    states = [AnswerState(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
+    states = [StateIds(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
     return continue_states(context, states, samples, purpose)
 
 
 def continue_states(
-    context: RolloutContext, states: Sequence[AnswerState], samples: int, purpose: str
+    context: RolloutContext, states: Sequence[StateIds], samples: int, purpose: str
 ) -> list[Estimate]:
     """Returns what `samples` continuations of each state earn."""
     assert context.settings.sampling is not None, "the context is that of a rollout that samples"
@@ -294,7 +294,7 @@ class InProcess(TrueValues):
 
     @override
     def find(
-        self, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[StateIds]
     ) -> list[EstimatedValue]:
         from treetune.lab.analyzers.stored import policy_at
 
@@ -362,7 +362,7 @@ class _Path:
 
 
 def expand_continuations(
-    steps: NextTokens, context: RolloutContext, states: Sequence[AnswerState], samples: int
+    steps: NextTokens, context: RolloutContext, states: Sequence[StateIds], samples: int
 ) -> list[EstimatedValue]:
     """Returns the value of each state, from `samples` continuations each. Chance comes from the state and the
     context's seed alone."""
@@ -381,7 +381,7 @@ class _StateBatch:
     """States of one length, continued together."""
 
     def __init__(
-        self, steps: NextTokens, context: RolloutContext, states: Sequence[AnswerState], samples: int
+        self, steps: NextTokens, context: RolloutContext, states: Sequence[StateIds], samples: int
     ) -> None:
         import numpy as np
 

@@ -86,7 +86,7 @@ class GroupInGroup(TokenCredit):
         return returns[::-1]
 
 
-class Turn(NamedTuple):
+class SampledTurn(NamedTuple):
     """A stretch of an answer that the policy sampled."""
 
     anchor: bytes
@@ -95,9 +95,9 @@ class Turn(NamedTuple):
     """Tokens of the answer up to the turn's end; for the last turn all tokens of the answer."""
 
 
-def split_turns(answer: Trajectory) -> list[Turn]:
+def split_turns(answer: Trajectory) -> list[SampledTurn]:
     """Returns the turns of an answer."""
-    turns: list[Turn] = []
+    turns: list[SampledTurn] = []
     anchor, end = b"", 0
     for origin, segments in groupby(answer.segments, key=lambda segment: segment.origin):
         token_ids = joined([segment.token_ids for segment in segments])
@@ -105,6 +105,6 @@ def split_turns(answer: Trajectory) -> list[Turn]:
         if origin == "injected":
             anchor = token_ids.tobytes()
         else:
-            turns.append(Turn(anchor, end))
+            turns.append(SampledTurn(anchor, end))
     *earlier, last = turns
     return [*earlier, last._replace(end=end)]

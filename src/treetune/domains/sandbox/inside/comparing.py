@@ -291,14 +291,12 @@ class _Body:
 
     def _is_fresh(self, node: ast.expr) -> bool:
         """Returns whether a name stands for a container that this call made, whatever its parts are."""
-        if (
-            not isinstance(node, ast.Name)
-            or node.id in self._names_of_parts
-            or node.id in _parameters(self._tree)
-        ):
+        if not isinstance(node, ast.Name):
             return False
-        wholes = self._whole_values.get(node.id, [])
-        return bool(wholes) and all(map(_is_made_here, wholes))
+        if node.id in self._names_of_parts or node.id in _parameters(self._tree):
+            return False
+        values = self._whole_values.get(node.id, [])
+        return bool(values) and all(map(_is_made_here, values))
 
     def _may_change(self, node: ast.expr) -> bool:
         return self._is_fresh(node) or not self._may_be_lasting(node)

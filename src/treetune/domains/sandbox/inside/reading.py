@@ -121,8 +121,8 @@ _FUNCTIONS = (
     "apart", "cancel", "collect", "powsimp", "radsimp", "ratsimp", "trigsimp", "logcombine", "expand_log",
     "expand_trig", "nsimplify", "summation", "product", "limit",
 )  # fmt: skip
-"""Functions of sympy that take formulas and return formulas. Apart from these, a formula can call only classes
-of formulas."""
+"""Functions of sympy that take formulas and return formulas. Apart from these, a formula can call only
+classes of formulas."""
 
 _OF_PYTHON = (abs, round, pow, divmod, sum, len, sorted)
 
