@@ -89,8 +89,13 @@ def _write_start(root: PolicyIteration, folder: Path) -> None:
 
 
 def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
-    """Serves until the server ends, and returns its exit code. KeyboardInterrupt ends it, and is raised
-    again."""
+    """Serves until the server ends.
+
+    KeyboardInterrupt ends the server, and is raised again.
+
+    Returns:
+        The server's exit code, or 1 where it is 0: a server should not end by itself.
+    """
     from treetune.engine.client import SAMPLES, Client
     from treetune.engine.given import described
     from treetune.engine.key import DESCRIPTION

@@ -55,15 +55,17 @@ def import_parts(data: Any, explanation: Explanation | None = None) -> None:
 def import_package(package: ModuleType, without: str = "") -> None:
     """Imports every module below a package that registers a part, but for those in the folder `without`.
 
-    Modules that register none are passed over, unread by Python: they may import anything.
+    Modules that register none are not imported: they may import packages that aren't installed.
     """
     for folder in map(Path, package.__path__):
         for file in sorted(folder.rglob("*.py")):
             if without and folder / without in file.parents:
                 continue
-            if file.name != "__init__.py" and _REGISTERS.search(file.read_text(encoding="utf-8")):
-                steps = file.relative_to(folder).with_suffix("").parts
-                importlib.import_module(".".join([package.__name__, *steps]))
+            if file.name == "__init__.py" or not _REGISTERS.search(file.read_text(encoding="utf-8")):
+                continue
+            names_below_package = file.relative_to(folder).with_suffix("").parts
+            module_name = ".".join([package.__name__, *names_below_package])
+            importlib.import_module(module_name)
 
 
 def function_at(path: str) -> Callable[..., Any]:

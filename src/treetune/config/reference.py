@@ -97,9 +97,14 @@ def held(annotation: Any) -> Iterator[type]:
         yield inner
         return
     container = schema.item_types(inner)
-    for member in container[1] if container else schema.members(inner):
-        if member is not inner and member is not Ellipsis:
-            yield from held(member)
+    if container is not None:
+        _, contained_types = container
+    else:
+        contained_types = schema.members(inner)
+    for contained in contained_types:
+        # A type without members is its own; tuple[int, ...] contains an Ellipsis.
+        if contained is not inner and contained is not Ellipsis:
+            yield from held(contained)
 
 
 def plain_parts(part: type) -> list[type]:

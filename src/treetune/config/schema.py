@@ -191,8 +191,13 @@ def holds_parts(annotation: Any) -> bool:
     if is_family(annotation) or is_plain_part(annotation):
         return True
     container = item_types(annotation)
-    inner = container[1] if container else members(annotation)
-    return any(holds_parts(item) for item in inner if item is not annotation and item is not Ellipsis)
+    if container is not None:
+        _, inner_types = container
+    else:
+        inner_types = members(annotation)
+    return any(
+        holds_parts(inner) for inner in inner_types if inner is not annotation and inner is not Ellipsis
+    )
 
 
 def describe(annotation: Any) -> str:

@@ -180,15 +180,16 @@ async def _without_references(
     """
 
     async def rewrite(thread: int) -> tuple[str, list[dict[str, Any]]]:
-        text, edits = threads[thread - 1], []
+        text = threads[thread - 1]
+        edits: list[dict[str, Any]] = []
         for sibling in range(1, thread):
-            current, hidden = text, threads[sibling - 1]
-            asked = prompts.REFERENCES.format(problem=problem, known=known, hidden=hidden, part=current)
+            hidden = threads[sibling - 1]  # the text that a reader of this thread doesn't see
+            question = prompts.REFERENCES.format(problem=problem, known=known, hidden=hidden, part=text)
 
-            def read(answer: str, current: str = current) -> tuple[str, list[tuple[str, str]]]:
-                return apply_edits(current, json_list(answer))
+            def read(answer: str, part: str = text) -> tuple[str, list[tuple[str, str]]]:
+                return apply_edits(part, json_list(answer))
 
-            (text, changed), _ = await questions.ask("references", [("user", asked)], read)
+            (text, changed), _ = await questions.ask("references", [("user", question)], read)
             edits += [
                 {"thread": thread, "sibling": sibling, "source": source, "destination": destination}
                 for source, destination in changed
@@ -196,7 +197,11 @@ async def _without_references(
         return text, edits
 
     results = await all_of([rewrite(thread) for thread in range(1, len(threads) + 1)])
-    return tuple(text for text, _ in results), [edit for _, edits in results for edit in edits]
+    rewritten_threads = tuple(text for text, _ in results)
+    all_edits: list[dict[str, Any]] = []
+    for _, edits_of_thread in results:
+        all_edits += edits_of_thread
+    return rewritten_threads, all_edits
 
 
 def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[tuple[str, str]]]:

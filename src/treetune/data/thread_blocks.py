@@ -90,22 +90,25 @@ def json_list(text: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class BlockRule:
-    """The least that a block has to be worth: `min_saved` characters that need not be waited for, and at most
-    `max_threads` threads."""
+    """Says which blocks are worth keeping."""
 
     min_saved: int
+    """The fewest characters that need not be waited for."""
     max_threads: int = MOST_THREADS
 
 
 @dataclass(frozen=True)
 class SolutionBlock:
-    """A stretch of a solution: its threads' texts as they stand there, without white space around them, and
-    the lines of each."""
+    """A stretch of a solution that is cut into threads."""
 
     first: int
+    """Its first line; the solution's first is 1."""
     last: int
+    """Its last line."""
     threads: tuple[str, ...]
+    """The text of each thread, without white space around it."""
     lines: tuple[Lines, ...]
+    """The first and the last line of each thread."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +125,19 @@ def cut(
 ) -> tuple[list[SolutionBlock], list[Dropped]]:
     """Returns the blocks to keep, in the solution's order, and the others.
 
-    Kept is a block whose threads follow each other within the solution, two at least of them with text, if at
-    least `rule.min_saved` characters of them need not be waited for (all but the longest thread's).
+    A block is kept if all of this holds:
+
+    * Its lines are in the solution, behind the block that was kept before it.
+    * Its threads follow each other, with nothing but blank lines between them.
+    * At least two of its threads have text, and at most `rule.max_threads`.
+    * Its threads save at least `rule.min_saved` characters: those of all threads but the longest, which need
+      not be waited for.
     """
     kept: list[SolutionBlock] = []
     dropped = []
     for group in sorted(groups, key=lambda group: group[0] if group else (0, 0)):
-        block = _block(group, lines, rule, kept[-1].last if kept else 0)
+        last_kept = kept[-1].last if kept else 0
+        block = _block(group, lines, rule, last_kept)
         if isinstance(block, SolutionBlock):
             kept.append(block)
         else:
@@ -137,8 +146,10 @@ def cut(
 
 
 def _block(
-    group: Sequence[Lines], lines: Sequence[str], rule: BlockRule, taken: int
+    group: Sequence[Lines], lines: Sequence[str], rule: BlockRule, last_kept: int
 ) -> SolutionBlock | Dropped:
+    """Returns the block of a group of threads. `last_kept` is the last line of the block before it."""
+
     def drop(reason: str, detail: str = "") -> Dropped:
         return Dropped(tuple(group), reason, detail)
 
@@ -150,8 +161,8 @@ def _block(
             return drop("threads overlap or are in disorder", f"{following} follows {first}-{last}")
         if any(line.strip() for line in lines[last : following - 1]):
             return drop("lines between threads that are in none", f"{last + 1}-{following - 1}")
-    if group and group[0][0] <= taken:
-        return drop("overlaps another block", f"{group[0][0]} is before {taken + 1}")
+    if group and group[0][0] <= last_kept:
+        return drop("overlaps another block", f"{group[0][0]} is before {last_kept + 1}")
     texts = ["\n".join(lines[first - 1 : last]).strip() for first, last in group]
     threads = tuple(text for text in texts if text)
     if len(threads) < 2:
@@ -161,8 +172,8 @@ def _block(
     saved = saved_characters(threads)
     if saved < rule.min_saved:
         return drop("too little is saved", f"{saved} characters of {rule.min_saved}")
-    places = tuple(place for place, text in zip(group, texts) if text)
-    return SolutionBlock(group[0][0], group[-1][1], threads, places)
+    lines_of_threads = tuple(thread_lines for thread_lines, text in zip(group, texts) if text)
+    return SolutionBlock(group[0][0], group[-1][1], threads, lines_of_threads)
 
 
 def saved_characters(threads: Sequence[str]) -> int:
@@ -173,7 +184,7 @@ def saved_characters(threads: Sequence[str]) -> int:
 async def independent_parts(
     questions: Questions, problem: str, lines: Sequence[str]
 ) -> tuple[list[list[Lines]], list[Message]]:
-    """Groups of threads by their lines, as the model names them, and the conversation that led there."""
+    """Returns groups of threads by their lines, as the model names them, and the conversation about them."""
     numbered = "\n".join(f"{number}| {line}" for number, line in enumerate(lines, start=1))
     conversation: list[Message] = []
     for step, task in (

@@ -45,6 +45,7 @@ from treetune.vocabulary import TokenIds
 T = TypeVar("T")
 
 RATE_WINDOW_S = 5.0
+"""Arrivals of the last so many seconds, up to twice as many, give the rate of tokens."""
 
 QUEUED = 2
 """A server is given this many times the samples that it works on at once: as many wait there as are worked
@@ -231,6 +232,7 @@ class VllmEngine(Engine):
         self.tokens += count
         now = time.monotonic()
         self._recent.append((now, count))
+        # Twice the window, so that the list is copied once a window and not at each arrival.
         if self._recent[0][0] < now - 2 * RATE_WINDOW_S:
             self._recent = [entry for entry in self._recent if entry[0] >= now - RATE_WINDOW_S]
 
@@ -248,10 +250,15 @@ class VllmEngine(Engine):
         restarts = self.restarts
         # Nobody samples from here on: a request in flight would mix old weights and new.
         self._ranks.gather(None)
-        gaps, parts, gave_up = list[Gap](), {"reload": 0.0}, ""
+        gaps: list[Gap] = []
+        parts = {"reload": 0.0}
+        gave_up = ""
+        # The servers without the new weights, each with the problem of the last attempt. The next attempt is
+        # for them alone; it is a slower way, and one with fewer things that can go wrong.
         lacking = dict.fromkeys(self._replicas, "")
         has_transfer = chunks is not None and self._transfer != "file"
-        for attempt in ("transfer", "file", "new server") if has_transfer else ("file", "new server"):
+        attempts = ("transfer", "file", "new server") if has_transfer else ("file", "new server")
+        for attempt in attempts:
             sent: dict[Replica, Delivery] = {}
             if attempt == "new server":
                 for replica, problem in lacking.items():
@@ -268,16 +275,21 @@ class VllmEngine(Engine):
                 replica.take(updates[replica], version, canary, self._context_length)
 
             self._each(list(updates), take)
-            by_replica, seconds = self._verify(updates, canary)
-            gaps += [gap for gap in by_replica.values() if not gap.problem]
-            for more in (seconds, *(update.seconds for update in updates.values())):
-                parts |= {name: max(parts.get(name, 0.0), value) for name, value in more.items()}
-            problems = {each: update.problem or by_replica[each].problem for each, update in updates.items()}
-            lacking = {replica: problem for replica, problem in problems.items() if problem}
-            of_all_ranks = self._ranks.gather("; ".join(lacking.values()))
-            if not any(of_all_ranks):
+            gap_of_replica, scoring_seconds = self._verify(updates, canary)
+            gaps += [gap for gap in gap_of_replica.values() if not gap.problem]
+            # Servers work at the same time: a part of the sync takes as long as in the slowest.
+            for seconds_of_part in (scoring_seconds, *(update.seconds for update in updates.values())):
+                for part, seconds in seconds_of_part.items():
+                    parts[part] = max(parts.get(part, 0.0), seconds)
+            lacking = {}
+            for replica, update in updates.items():
+                new_problem = update.problem or gap_of_replica[replica].problem
+                if new_problem:
+                    lacking[replica] = new_problem
+            problems_of_ranks = self._ranks.gather("; ".join(lacking.values()))
+            if not any(problems_of_ranks):
                 break
-            told = "; ".join(filter(None, of_all_ranks))
+            told = "; ".join(filter(None, problems_of_ranks))
             if attempt == "transfer":
                 gave_up = (
                     f"new weights did not come into the engine by {self._transfer}, and come by file from"
@@ -289,7 +301,10 @@ class VllmEngine(Engine):
                 f"the weights in {directory} could not be brought into the engine, not even by a new"
                 f" server, or once more where it isn't ours: {told}"
             )
-        self._new_servers_in_a_row = self._new_servers_in_a_row + 1 if attempt == "new server" else 0
+        if attempt == "new server":
+            self._new_servers_in_a_row += 1
+        else:
+            self._new_servers_in_a_row = 0
         if self._new_servers_in_a_row == NEW_SERVERS_IN_A_ROW:
             raise EngineError(
                 f"at {NEW_SERVERS_IN_A_ROW} syncs in a row the engine had new weights by a new server only,"

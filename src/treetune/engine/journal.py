@@ -195,14 +195,19 @@ class JournaledEngine(EngineWrapper):
 
 
 def request_key(request: Request, version: int, *, n: int | None = None) -> str:
-    """Returns a hash that two requests share if they have the same answer. `n` stands for the request's own
-    number of samples."""
+    """Returns a hash that is the same for two requests with the same answer.
+
+    `n` replaces the request's number of samples: with 0, requests that differ in it alone have one hash.
+    """
     samples = request.n if n is None else n
     # The fields as they are: `dataclasses.astuple` copies deeply, which takes longer than all else here.
     sampling = list(vars(request.sampling).values())
     content = (request.prompt_ids.tolist(), request.seed, samples, sampling)
-    unread = [] if request.reads_logprobs else ["without log-probs"]
-    text = json.dumps([content, version, *unread], separators=(",", ":"))
+    key_parts = [content, version]
+    if not request.reads_logprobs:
+        # Its row in the journal has no log-probs, and is no answer to a request that reads them.
+        key_parts.append("without log-probs")
+    text = json.dumps(key_parts, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

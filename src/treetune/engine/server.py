@@ -276,8 +276,13 @@ class OwnServer(Server):
         raise AssertionError("the last try returns or raises")
 
     def _wait_until_sampling(self, process: ServerProcess) -> None:
+        """Waits until a new server has sampled tokens.
+
+        Raises ServerFailure if its process ends, if that takes longer than `start_timeout`, or if the server
+        is no longer wanted.
+        """
         deadline = time.monotonic() + self._settings.start_timeout
-        listening = False
+        is_listening = False
         while True:
             if self._closed or self._start_wanted:
                 raise ServerFailure("no longer wanted")
@@ -288,9 +293,11 @@ class OwnServer(Server):
                 raise ServerFailure(
                     f"no token sampled within start_timeout = {self._settings.start_timeout:.0f} s"
                 )
-            if not (listening := listening or listens(process.port)):
+            is_listening = is_listening or listens(process.port)
+            if not is_listening:
                 time.sleep(POLL_S)
                 continue
+            # It may listen before it can sample: a failed request is sent again.
             with contextlib.suppress(ServerFailure):
                 # Two sizes of batch: what is compiled at the first use is compiled for one and for many.
                 for n in (1, 3):

@@ -261,11 +261,12 @@ class PretrainedModel(ModelSource):
         self._refuse_partial(type(model).__name__, loading, path)
         if self.added_tokens:
             tokenizer = self._own_tokenizer()
-            new = missing_tokens(tokenizer, self.added_tokens)
-            words = [word_ids(tokenizer, token) for token in new]  # before the tags are tokens of their own
+            new_tokens = missing_tokens(tokenizer, self.added_tokens)
+            # Before the tags are tokens of their own: afterwards their words can't be told from them.
+            word_of_token = {token: word_ids(tokenizer, token) for token in new_tokens}
             add_tokens(tokenizer, self.added_tokens)
             vocabulary = tokenizer.get_vocab()
-            embed_tokens(model, {vocabulary[token]: word for token, word in zip(new, words, strict=True)})
+            embed_tokens(model, {vocabulary[token]: word for token, word in word_of_token.items()})
         if self.liger:
             _apply_liger(model)
         return model.train()
@@ -279,12 +280,12 @@ class PretrainedModel(ModelSource):
         from treetune.models.shards import in_parts, weight_files
 
         path = resolve_policy(self.name_or_path)
-        for changes, key in (
+        for changes_model, key in (
             (self.unlearned_tokens(), "added_tokens"),
             (self.liger, "liger"),
             (self.trust_remote_code, "trust_remote_code"),
         ):
-            if changes:
+            if changes_model:
                 raise NotInParts(f"model.{key} changes a model that is there")
         refuse_damaged(Path(path), _ANOTHER_CHECKPOINT)
         try:
@@ -359,7 +360,7 @@ def refuse_tekken_alone(folder: Path) -> None:
 
 def has_gpu() -> bool:
     """Returns whether the system has an NVIDIA GPU, be its driver what it may."""
-    return any(found for pattern in _GPUS for found in _DEVICES.glob(pattern))
+    return any(any(_DEVICES.glob(pattern)) for pattern in _GPUS)
 
 
 def _apply_liger(model: PreTrainedModel) -> None:
@@ -383,5 +384,5 @@ def _apply_liger(model: PreTrainedModel) -> None:
         "cross_entropy": False,
         "fused_linear_cross_entropy": False,
     }
-    known = inspect.signature(patch).parameters
-    patch(model=model, **{name: on for name, on in chosen.items() if name in known})
+    parameters = inspect.signature(patch).parameters
+    patch(model=model, **{name: is_on for name, is_on in chosen.items() if name in parameters})

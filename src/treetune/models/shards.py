@@ -31,10 +31,19 @@ def in_parts(
     dtypes: tuple[torch.dtype, torch.dtype],
     **options: Any,
 ) -> PreTrainedModel:
-    """A model whose parameters have their shapes and no memory. Values are read in the first of `dtypes`, and
-    then cast to the second. Raises NotInParts where `files`, by the name of each weight, lack one of its
-    names or have it in another shape, or hold what the model doesn't have. Persistent buffers are read at
-    once."""
+    """Makes a model whose parameters have their shapes and no memory: each is read when it is needed.
+
+    Persistent buffers are read at once.
+
+    Args:
+        config: The model's architecture.
+        files: The file of each weight, by the weight's name.
+        dtypes: Values are rounded to the first, and then cast to the second, in which they are kept.
+        options: Passed on to the model.
+
+    Raises:
+        NotInParts: The files lack a weight, have one in another shape, or have one that the model lacks.
+    """
     from accelerate import init_empty_weights
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM
@@ -42,30 +51,33 @@ def in_parts(
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=dtypes[0], **options)
     model.tie_weights()
-    names = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     buffers = persistent_buffers(model)
-    if lacking := sorted((names.keys() | buffers.keys()) - files.keys()):
+    lacking = sorted((parameters.keys() | buffers.keys()) - files.keys())
+    if lacking:
         raise NotInParts(f"its files have no {lacking[0]}")
-    state = model.state_dict().keys()
-    if unexpected := sorted(name for name in files.keys() - state if not is_passed_over(model, name)):
+    names_without_place = files.keys() - model.state_dict().keys()
+    unexpected = sorted(name for name in names_without_place if not is_passed_over(model, name))
+    if unexpected:
         raise NotInParts(f"its files have {unexpected[0]}, which the model has no place for")
     shapes: dict[str, list[int]] = {}
     for file in set(files.values()):
         with safe_open(file, framework="pt") as content:
             shapes |= {name: content.get_slice(name).get_shape() for name in content.keys()}  # noqa: SIM118
-    for name, weight in names.items():
+    for name, weight in parameters.items():
         if list(weight.shape) != shapes[name]:
             raise NotInParts(f"{name} is {shapes[name]} in its files, and {list(weight.shape)} in the model")
     for name, buffer in buffers.items():
         if list(buffer.shape) != shapes[name]:
             raise NotInParts(f"{name} is {shapes[name]} in its files, and {list(buffer.shape)} in the model")
         buffer.copy_(_read_file(name, files[name], (buffer.dtype,)))
-    placeholders = {}
-    for name, weight in names.items():
+    placeholders = {}  # by the id of the parameter that they replace
+    for name, weight in parameters.items():
         # One element that stands for all.
-        parameter = nn.Parameter(torch.empty(1, dtype=dtypes[-1]).expand(weight.shape))
-        setattr(parameter, _READ, partial(_read_file, name, files[name], dtypes))
-        placeholders[id(weight)] = parameter
+        placeholder = nn.Parameter(torch.empty(1, dtype=dtypes[-1]).expand(weight.shape))
+        setattr(placeholder, _READ, partial(_read_file, name, files[name], dtypes))
+        placeholders[id(weight)] = placeholder
+    # Modules with tied weights share a parameter, and get the same placeholder.
     for module in model.modules():
         for name, weight in module._parameters.items():
             if weight is not None:
@@ -80,6 +92,7 @@ def is_passed_over(model: PreTrainedModel, name: str) -> bool:
 
 
 def _read_file(name: str, file: Path, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+    """Reads a weight, and rounds it to each dtype in turn, as a model that is loaded whole and then cast."""
     from safetensors import safe_open
 
     # Opened anew, so that the mapped file doesn't stay beside what was read of it.
@@ -91,22 +104,27 @@ def _read_file(name: str, file: Path, dtypes: tuple[torch.dtype, ...]) -> Tensor
 
 
 def is_in_file(parameter: nn.Parameter) -> bool:
-    """Returns whether its values are still to be read."""
+    """Returns whether a parameter's values are still to be read."""
     return hasattr(parameter, _READ)
 
 
 def read_whole(module: nn.Module, *, recurse: bool = True) -> nn.Module:
-    """Reads all weights that are still in files, on this rank, into memory of its own; returns the module.
-    Without `recurse`, those of the module itself, and not of its parts."""
+    """Reads all weights that are still in files into memory of this rank's own, and returns the module.
+
+    Without `recurse`, only the weights of the module itself are read, and not those of its parts.
+    """
     for parameter in module.parameters(recurse):
         if is_in_file(parameter):
-            parameter.data = _read(parameter).clone()
+            parameter.data = _read(parameter).clone()  # what was read may lie in the mapped file
     return module
 
 
 class InTurn(nn.Module):
-    """A module whose parameters are read when they are asked for, and only where `reads` says so: elsewhere
-    they have memory, and values that somebody is going to send."""
+    """A module whose parameters are read when they are asked for.
+
+    Only a rank with `reads` reads them. On the others they get memory, which waits for the values that the
+    first rank sends.
+    """
 
     def __init__(self, module: nn.Module, *, reads: bool) -> None:
         super().__init__()
@@ -114,22 +132,25 @@ class InTurn(nn.Module):
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         for parameter in self.module.parameters(recurse):
-            if is_in_file(parameter):
-                parameter.data = (
-                    _read(parameter) if self.reads else torch.empty(parameter.shape, dtype=parameter.dtype)
-                )
+            if is_in_file(parameter) and self.reads:
+                parameter.data = _read(parameter)
+            elif is_in_file(parameter):
+                parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
             yield parameter
 
 
 def _read(parameter: nn.Parameter) -> Tensor:
+    """Reads the values of a parameter, which is no longer `is_in_file` then."""
     read: Callable[[], Tensor] = getattr(parameter, _READ)
     delattr(parameter, _READ)
     return read()
 
 
 def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
-    """The safetensors files of a model's weights, by their names: in a folder, or of a name on the hub. None
-    where it has none."""
+    """Returns the safetensors file of each weight of a model, by the weight's name.
+
+    `path` is a folder or a name on the hub. Returns None where the model has no such files, or not all.
+    """
     from safetensors import safe_open
     from transformers.utils import cached_file
 
@@ -137,13 +158,18 @@ def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
         file = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
         return None if file is None else Path(file)
 
-    if (index := find("model.safetensors.index.json")) is not None:
-        named: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        files = {name: find(name) for name in set(named.values())}
-        if None in files.values():
-            return None
-        return {weight: file for weight, name in named.items() if (file := files[name]) is not None}
-    if (single := find("model.safetensors")) is None:
+    index = find(INDEX)
+    if index is not None:
+        file_names: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        files: dict[str, Path] = {}
+        for file_name in set(file_names.values()):
+            file = find(file_name)
+            if file is None:
+                return None
+            files[file_name] = file
+        return {weight: files[file_name] for weight, file_name in file_names.items()}
+    single = find("model.safetensors")
+    if single is None:
         return None
     with safe_open(single, framework="pt") as content:
         return dict.fromkeys(content.keys(), single)
@@ -156,25 +182,29 @@ Weight = tuple[str, "Tensor"]
 
 
 def with_head(weights: Iterable[Weight], names: Iterable[str], tied: bool) -> Iterator[Weight]:
-    """The weights, with an output head of its own where it is `tied` to the embeddings, or is not among the
-    `names`: right behind them, since whoever hands the weights out may not keep them. See
-    `write_for_engine`."""
-    known = list(names)
-    source = embeddings_among(known) if tied or HEAD not in known else None
+    """Yields the weights, with an output head of its own, as the engine's files have it (`write_for_engine`).
+
+    Where the head is `tied` to the embeddings, or is not among the `names`, it is a copy of the embeddings.
+    It comes right behind them: each weight may be gone when the next one is asked for.
+    """
+    names = list(names)
+    embeddings = embeddings_among(names) if tied or HEAD not in names else None
     for name, weight in weights:
-        if name == HEAD and source is not None:
-            continue
+        if name == HEAD and embeddings is not None:
+            continue  # it came already
         yield name, weight
-        if name == source:
+        if name == embeddings:
             yield HEAD, weight
 
 
 def in_chunks(
     weights: Iterable[Weight], most_bytes: int, keep: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[dict[str, Tensor], bool]]:
-    """Weights in their order, as many as have no more than `most_bytes` together, or a single larger one; and
-    whether these are the last. Each is taken by `keep` before the next is asked for: until then alone it is
-    there."""
+    """Yields chunks of weights in their order, and whether the chunk is the last one.
+
+    A chunk has as many weights as fit into `most_bytes`, or a single larger one. `keep` copies each weight
+    before the next one is asked for, since it may be gone then.
+    """
     chunk: dict[str, Tensor] = {}
     size = 0
     for name, weight in weights:
@@ -191,7 +221,7 @@ def shard_path(directory: Path, number: int) -> Path:
 
 
 def write_shard(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Writes a file of weights. Raises OSError that says what to do where there is no room."""
+    """Writes a file of weights. Raises OSError, with what to do, if there is no room."""
     from safetensors.torch import save_file
 
     with making_room_explained(path.parent):
@@ -200,5 +230,5 @@ def write_shard(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def write_index(files: Mapping[str, str], directory: Path) -> None:
-    """Writes the file of each weight's name: the folder is whole."""
+    """Writes the index, which has the file of each weight. From then on the folder is whole."""
     write_json(directory / INDEX, {"metadata": {}, "weight_map": dict(files)})

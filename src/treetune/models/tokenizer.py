@@ -1,7 +1,7 @@
 """Tokenizers: of characters for tiny models, with added tokens, and as the codec between token ids and text.
 
-Token ids are the truth: nothing here encodes a response again. Where a step ends in the text is
-carried over to the tokens that the text was decoded from.
+No response is encoded again: its sampled token ids are what is trained. The end of a step in a text is found
+among the tokens that the text was decoded from (`step_ends`).
 """
 
 from __future__ import annotations
@@ -40,21 +40,23 @@ _BRACKETS = (("<", ">"), ("⟨", "⟩"))
 """Brackets around the names of special tokens; the second pair for alphabets that can spell the first."""
 
 MULTIPLE = 64
-"""A table of embeddings that has to grow, grows to a multiple of this: matrix products like it."""
+"""A table of embeddings that has to grow gets a multiple of so many rows, which makes products faster."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""The character that decoders write for bytes that are no (or not yet a whole) character."""
+"""The character that decoders write for bytes that are not a whole character."""
 
 
 def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokenizerFast:
-    """A tokenizer in Hugging Face format: ids 0 and 1 pad and end, then the alphabet in its order.
+    """Makes a tokenizer in Hugging Face format: id 0 pads, id 1 ends, and the alphabet follows in its order.
 
-    It saves as ``tokenizer.json``, which AutoTokenizer and vLLM load without code of this project.
-    Text over the alphabet is encoded without loss; any other character raises when encoded.
+    It is saved as ``tokenizer.json``, which AutoTokenizer and vLLM load without code of this project. Text
+    over the alphabet is encoded without loss; for any other character, encoding raises an error.
 
-    The special tokens are `PAD` and `EOS`, in other brackets where the alphabet can spell them: they
-    would be read as such within a text. Raises ValueError for an empty alphabet, and one with repeated
-    characters or with both pairs of brackets.
+    The special tokens are `PAD` and `EOS`. They have other brackets if the alphabet can spell them: a text
+    with these characters would be read as special tokens.
+
+    Raises:
+        ValueError: The alphabet is empty, repeats a character, or can spell both pairs of brackets.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -66,7 +68,8 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
         raise ValueError(f"the alphabet {alphabet!r} has {', '.join(map(repr, repeated))} more than once")
     for opening, closing in _BRACKETS:
         pad, eos = (f"{opening}{name[1:-1]}{closing}" for name in (PAD, EOS))
-        if not (set(pad) <= set(alphabet) or set(eos) <= set(alphabet)):
+        can_be_spelled = set(pad) <= set(alphabet) or set(eos) <= set(alphabet)
+        if not can_be_spelled:
             break
     else:
         raise ValueError(f"the alphabet {alphabet!r} can spell {PAD!r} and {pad!r}, which must stay special")
@@ -84,9 +87,9 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     )
 
 
-# Tokens that a model is given beyond its own, such as the tags around threads. A tag that a tokenizer cuts
-# into pieces can't end a sample, be counted or be told from the word in it, so each becomes a token of its
-# own. None of them is special: text shows them.
+# Tokens that are added to a model's own, such as the tags around threads. If a tokenizer cuts a tag into
+# pieces, the tag can't end a sample, can't be counted, and can't be told from the word in it. So each tag
+# becomes one token. None of them is special: text shows them.
 
 
 def check_tokens(tokens: Sequence[str]) -> None:
@@ -100,16 +103,17 @@ def check_tokens(tokens: Sequence[str]) -> None:
 
 
 def missing_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> tuple[str, ...]:
-    """The tokens that the tokenizer doesn't have yet, in their order."""
-    known = tokenizer.get_vocab()
-    return tuple(token for token in tokens if token not in known)
+    """Returns the tokens that the tokenizer doesn't have yet, in their order."""
+    vocabulary = tokenizer.get_vocab()
+    return tuple(token for token in tokens if token not in vocabulary)
 
 
 def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> None:
-    """Has `tokenizer` make one token of each, wherever it stands in a text, and decode it to its text. Those
-    that it doesn't have yet get the next ids; the others keep theirs.
+    """Adds tokens to the tokenizer: each text becomes one token wherever it stands, and is decoded to itself.
 
-    Raises ValueError where one is a special token already: text wouldn't show it.
+    New tokens get the next ids; the others keep theirs.
+
+    Raises ValueError if one of them is a special token already: text wouldn't show it.
     """
     from tokenizers import AddedToken
 
@@ -127,8 +131,11 @@ def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> Non
 
 
 def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> tuple[int, ...]:
-    """The tokens of the word in a tag: of ``Parallel`` for ``<Parallel>``, ``/Parallel`` for
-    ``</Parallel>``. `tokenizer` doesn't have the tag yet. Raises ValueError where it can't write it."""
+    """Returns the tokens of the word in a tag: of ``Parallel`` for ``<Parallel>``, ``/Parallel`` for
+    ``</Parallel>``. The tokenizer must not have the tag yet.
+
+    Raises ValueError if the tokenizer can't encode the word.
+    """
     word = token.removeprefix("<").removesuffix(">")
     reason: Exception | str = "it has no tokens for it"
     try:
@@ -191,18 +198,21 @@ def codec_of(
     chat: Chat | None = None,
     end_ids: Sequence[int] = (),
 ) -> TextCodec:
-    """The codec of a Hugging Face tokenizer: no special tokens are added to text, and none are shown.
+    """Returns the codec of a Hugging Face tokenizer.
 
-    Prompts are another matter. `begin_of_text` says whether they begin with the tokenizer's token
-    for that, once; None leaves it to the tokenizer, or with `chat` to the chat template.
+    It adds no special tokens to text, and shows none in text. Its `encode` raises ValueError for text that
+    the tokenizer has no tokens for. In a chat, text of a problem that looks like a control token becomes
+    tokens of its characters.
 
-    Answers end with the tokenizer's end token, or with `chat` with its end of turn. What is sampled
-    also ends with any other of these two and of `end_ids`.
+    Args:
+        begin_of_text: Whether prompts begin with the tokenizer's token for that, once. None leaves it to the
+            tokenizer or, with `chat`, to the chat template.
+        chat: The settings of the chat template; None: prompts are plain text. Answers end with the template's
+            end of turn, without `chat` with the tokenizer's end token. Either of the two ends a sample.
+        end_ids: Further tokens that end a sample.
 
-    In a chat, text of a problem that looks like a control token becomes tokens of its characters.
-
-    `encode` raises ValueError for text that the tokenizer has no tokens for. Raises ValueError for
-    a tokenizer without an end token, without the token or the chat template that is asked for.
+    Raises:
+        ValueError: The tokenizer has no end token, or not the token or the chat template that is asked for.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {tokenizer.name_or_path!r} has no end token")
@@ -245,14 +255,14 @@ def codec_of(
             f"model.begin_of_text is true, and the tokenizer of {tokenizer.name_or_path!r} has no token for"
             " the beginning of text: leave it out"
         )
-    begins = begin_of_text
+    has_begin_token = begin_of_text
     if begin_of_text is None and chat is None:
-        begins = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
-    # A template may write the token as text: it would be there twice.
-    written = "" if begin_of_text is None or tokenizer.bos_token is None else str(tokenizer.bos_token)
+        has_begin_token = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
+    # A template may write the token as text. It is removed there, or else it would be there twice.
+    begin_text = "" if begin_of_text is None or tokenizer.bos_token is None else str(tokenizer.bos_token)
 
     def without_begin(text_of: Callable[[T], str]) -> Callable[[T], str]:
-        return lambda prompt: text_of(prompt).removeprefix(written)
+        return lambda prompt: text_of(prompt).removeprefix(begin_text)
 
     eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
     codec = TextCodec(
@@ -261,19 +271,22 @@ def codec_of(
         eos_id=int(eos_id),
         end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
         frame=str,
-        begin=(int(bos_id),) if begins else (),
+        begin=(int(bos_id),) if has_begin_token else (),
         decode_all=lambda token_ids: decode(token_ids, skip=False),
     )
     if chat is None:
         return codec
-    # Some templates have no frame between turns, which is refused where it is first needed.
-    between = cache(
-        lambda role: turn_frame(tokenizer, chat, [user("2 + 2?") if role == "user" else TOOL_RESULT], control)
-    )
 
-    def frame_of(said: str | Sequence[Mapping[str, str]]) -> str:
-        messages = [user(said)] if isinstance(said, str) else said
-        return between(messages[0]["role"])(messages)
+    # Some templates have no frame between turns. They are refused when it is first needed, not here.
+    @cache
+    def frame_between_turns(role: str) -> Callable[[Sequence[Mapping[str, str]]], str]:
+        example = user("2 + 2?") if role == "user" else TOOL_RESULT
+        return turn_frame(tokenizer, chat, [example], control)
+
+    def frame_of(reply: str | Sequence[Mapping[str, str]]) -> str:
+        messages = [user(reply)] if isinstance(reply, str) else reply
+        frame_messages = frame_between_turns(messages[0]["role"])
+        return frame_messages(messages)
 
     def with_tools(tools: Sequence[Mapping[str, Any]]) -> TextCodec:
         if not re.search(r"\btools\b", str(tokenizer.chat_template)):
@@ -296,22 +309,28 @@ def codec_of(
 
 
 def listed(token_ids: Sequence[int] | TokenIds) -> list[int]:
-    """The ids as Python's numbers, which tokenizers take."""
+    """Returns the ids as Python's numbers, which tokenizers take."""
     return token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
 
 
 def step_ends(
     token_ids: Sequence[int] | TokenIds, boundaries: Sequence[int], codec: TextCodec, text: str
 ) -> tuple[int, ...]:
-    """Token offsets at which steps end, from their character offsets in the decoded `text`.
+    """Returns the token offsets at which steps end, from their character offsets in the decoded `text`.
 
-    `boundaries` rise from 0 to the length of the text (`Task.step_boundaries`). A token belongs to
-    the step in which it begins, so one that runs over a boundary to the step before it; the end
-    token belongs to the last step, but where the end of the text comes twice among the boundaries it is a
-    step of its own. A step in which no token begins is dropped. The result rises strictly and ends with the
-    number of tokens; it is empty only for no tokens.
+    * A token belongs to the step in which it begins: one that runs over a boundary to the step before it.
+    * The end token belongs to the last step. If the end of the text is twice among the boundaries, it is a
+      step of its own.
+    * A step in which no token begins is dropped.
 
-    Raises ValueError for boundaries that don't cover the text.
+    Args:
+        boundaries: Rise from 0 to the length of the text (`Task.step_boundaries`).
+
+    Returns:
+        Offsets that rise strictly and end with the number of tokens; empty only if there are no tokens.
+
+    Raises:
+        ValueError: The boundaries don't cover the text.
     """
     if not boundaries or boundaries[0] != 0 or boundaries[-1] != len(text):
         raise ValueError(f"step boundaries {list(boundaries)} don't cover a text of {len(text)} characters")
@@ -334,7 +353,7 @@ def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: s
         if token_id not in texts:
             texts[token_id] = codec.decode([token_id])
     parts = [texts[token_id] for token_id in ids]
-    # Broken bytes add up by chance: two are one character, and three are three that stand for nothing.
+    # With broken bytes in it, the lengths could add up by chance although the parts are others.
     if _REPLACEMENT not in text and "".join(parts) == text:
         return [0, *itertools.accumulate(map(len, parts))][:-1] if parts else []
     # Single tokens don't add up: a character takes several tokens, or the decoder joins words or strips
@@ -343,13 +362,13 @@ def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: s
     if offsets is not None:
         return offsets
     # Quadratic, and by definition: what every prefix has in common with the whole text.
-    common = (_common(codec.decode(ids[:end]), text) for end in range(len(ids)))
-    return list(itertools.accumulate(common, max))
+    common_lengths = (_common_length(codec.decode(ids[:end]), text) for end in range(len(ids)))
+    return list(itertools.accumulate(common_lengths, max))
 
 
 @lru_cache(maxsize=4)
 def _texts_of_tokens(decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
-    """The text of each token alone, as far as it was needed before."""
+    """Returns a dictionary that keeps the text of each token alone. The caller fills it."""
     return {}
 
 
@@ -367,28 +386,31 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
     n_decoded = 0  # the tokens of all finished runs
     decoded_chars = 0  # their characters
     shown_chars = 0  # the characters of all tokens so far, without a part of a character
-    known = window = ""  # the text of the window's first run, and of the whole window
+    first_run = window = ""  # the text of the window's first run, and of the whole window
     for end in range(1, len(token_ids) + 1):
         offsets.append(shown_chars)
         window = codec.decode(token_ids[window_start:end])
-        if not window.startswith(known):
+        if not window.startswith(first_run):
             return None
-        new = window[len(known) :]
-        n_equal = _common(new, text[decoded_chars : decoded_chars + len(new)])
+        second_run = window[len(first_run) :]
+        n_equal = _common_length(second_run, text[decoded_chars : decoded_chars + len(second_run)])
         shown_chars = max(shown_chars, decoded_chars + n_equal)
         ends_on_whole_character = not window.endswith(_REPLACEMENT)
         if ends_on_whole_character:
-            decoded_chars += len(new)
+            decoded_chars += len(second_run)
             window_start, n_decoded = n_decoded, end
             if shown_chars != decoded_chars:
                 return None
-            known = codec.decode(token_ids[window_start:n_decoded])
-    rest = window[len(known) :] if n_decoded < len(token_ids) else ""
+            first_run = codec.decode(token_ids[window_start:n_decoded])
+    rest = window[len(first_run) :] if n_decoded < len(token_ids) else ""
     return offsets if text[decoded_chars:] == rest else None
 
 
-def _common(text: str, other: str) -> int:
-    """The length of the beginning that two texts share."""
+def _common_length(text: str, other: str) -> int:
+    """Returns the length of the beginning that two texts share."""
     if other.startswith(text):
         return len(text)
-    return next((i for i, (a, b) in enumerate(zip(text, other)) if a != b), min(len(text), len(other)))
+    for index, (character, other_character) in enumerate(zip(text, other)):
+        if character != other_character:
+            return index
+    return min(len(text), len(other))

@@ -74,6 +74,7 @@ _BATCH_SECONDS = 0.02
 all workers to be busy until the end."""
 
 _BATCH_MOST = 64
+"""Calls in a batch, at most: the mean of seconds may be that of cheaper calls than the next ones."""
 
 _MEAN_STEP = 0.1
 """The weight of the newest result in the running mean of seconds for a call."""
@@ -265,8 +266,8 @@ class Pool:
     def _assign(self, workers: list[WorkerProcess]) -> None:
         """Gives each idle worker a batch of calls.
 
-        A batch is as large as `_BATCH_SECONDS` allow, and at most an equal share of the queue, so that the
-        other workers have as much to do.
+        A batch is as large as `_BATCH_SECONDS` allow, at most `_BATCH_MOST`, and at most an equal share of
+        the queue, so that the other workers have as much to do.
         """
         for worker in workers:
             if not worker.idle:
@@ -275,8 +276,10 @@ class Pool:
                 if not self._queue:
                     return
                 share = -(-len(self._queue) // len(workers))  # rounded up
-                in_time = int(_BATCH_SECONDS / max(self._mean_seconds, _BATCH_SECONDS / _BATCH_MOST))
-                size = max(1, min(share, in_time))
+                calls_in_time = _BATCH_MOST
+                if self._mean_seconds > 0:
+                    calls_in_time = min(_BATCH_MOST, int(_BATCH_SECONDS / self._mean_seconds))
+                size = max(1, min(share, calls_in_time))
                 batch = [self._queue.popleft() for _ in range(size)]
             worker.give(batch)
 

@@ -91,8 +91,9 @@ OF_ITERATION = (
 _OF_PROBLEM = "mixed"
 
 
-def name_in(key: str) -> tuple[str, str] | None:
-    """Returns the domain and the number of a metric's name; None for names without a domain."""
+def split_domain(key: str) -> tuple[str, str] | None:
+    """Splits `PREFIX` + ``math/accuracy`` into (``math``, ``accuracy``). Returns None for a metric without a
+    domain."""
     if not key.startswith(PREFIX):
         return None
     domain, _, number = key.removeprefix(PREFIX).partition("/")
@@ -114,18 +115,21 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
         domain = answers[0].problem.domain
         if not domain:
             continue
-        graded = [one for one in answers if one.grade.is_known]
+        graded = [answer for answer in answers if answer.grade.is_known]
+        scores = {answer.score for answer in graded}
         numbers: dict[str, list[float]] = {
-            "reward": [one.reward for one in graded],
-            "correct": [float(one.grade.correct) for one in graded],
-            "unfinished": [float(one.unfinished) for one in answers],
-            "unavailable": [float(not one.grade.is_known) for one in answers],
-            "error": [float(one.grade.outcome == "error") for one in answers],
-            "response_tokens": [float(len(one.response_ids)) for one in answers],
-            _OF_PROBLEM: [float(len({one.score for one in graded}) > 1)],
+            "reward": [answer.reward for answer in graded],
+            "correct": [float(answer.grade.correct) for answer in graded],
+            "unfinished": [float(answer.unfinished) for answer in answers],
+            "unavailable": [float(not answer.grade.is_known) for answer in answers],
+            "error": [float(answer.grade.outcome == "error") for answer in answers],
+            "response_tokens": [float(len(answer.response_ids)) for answer in answers],
+            _OF_PROBLEM: [float(len(scores) > 1)],
         }
-        if (count := len(graded)) > 1:
-            share = sum(one.grade.correct for one in graded) / count
+        count = len(graded)
+        if count > 1:
+            share = sum(answer.grade.correct for answer in graded) / count
+            # count / (count - 1) makes it unbiased, as it does for a variance.
             numbers["learnable"] = [share * (1 - share) * count / (count - 1)]
         for name, values in numbers.items():
             if values:
@@ -135,11 +139,15 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
 
 def domain_counts(columns: Mapping[str, Sequence[float]]) -> Metrics:
     """Counts the problems that each domain gave, from all ranks' columns."""
-    return {
-        f"{PREFIX}{of[0]}/problems": float(len(values))
-        for key, values in columns.items()
-        if (of := name_in(key)) is not None and of[1] == _OF_PROBLEM
-    }
+    counts: Metrics = {}
+    for key, values in columns.items():
+        domain_and_name = split_domain(key)
+        if domain_and_name is None:
+            continue
+        domain, name = domain_and_name
+        if name == _OF_PROBLEM:  # this column has one value for each problem
+            counts[f"{PREFIX}{domain}/problems"] = float(len(values))
+    return counts
 
 
 def domain_advantages(episodes: Sequence[Episode]) -> Metrics:

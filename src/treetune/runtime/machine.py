@@ -56,21 +56,25 @@ SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine, or several (`nodes`) that are alike. Memories are in bytes, `device_memory` of each GPU;
-    None: not known.
+    """A machine, or several (`nodes`) that are alike.
 
-    `ranks` are those of the run on this machine: one for each GPU, on a CPU one, unless others were started.
-    `gpus` are those that it sees; None: one for each rank. A `shared_memory` of 0 can't be written to.
+    Example: a machine with 8 GPUs of 80 GiB, of which a run uses four, is
+    ``Machine(device="cuda", ranks=4, cores=96, device_memory=80 * GIB, gpus=8)``.
     """
 
     device: Literal["cuda", "cpu"]
     ranks: int
+    """The run's ranks on one machine: one for each GPU, or one on a CPU, unless a launcher started others."""
     cores: int
     device_memory: int = 0
+    """Bytes of each GPU."""
     host_memory: int | None = None
+    """Bytes of the machine's own memory; None: not known."""
     shared_memory: int | None = None
+    """Bytes of the folder in memory; 0 if this user can't write there; None: not known."""
     nodes: int = 1
     gpus: int | None = None
+    """The GPUs that the machine sees; None: one for each rank."""
 
     @property
     def world_size(self) -> int:
@@ -102,17 +106,20 @@ def described_machine(gpus: int, memory_gib: float, nodes: int = 1, host_gib: fl
 
 
 def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) -> Machine:
-    """Returns this machine, for the ranks that a launcher started on it: DeepSpeed's says their number in
-    LOCAL_SIZE, torchrun in LOCAL_WORLD_SIZE; those of all machines are WORLD_SIZE. Where no launcher did, it
-    has a rank for each GPU, as a run will; or one, where this process is the run (`started`). Asks
-    nvidia-smi, not PyTorch, so that nothing heavy is imported.
+    """Returns this machine, with the ranks that a launcher started on it.
 
-    Raises ValueError where nvidia-smi doesn't answer.
+    Where no launcher did, it has a rank for each GPU, as a run will; or one rank, if this process is the run
+    (`started`). Asks nvidia-smi and not PyTorch, so that nothing heavy is imported.
+
+    Raises ValueError if nvidia-smi doesn't answer.
     """
     memories = [int(line) * MIB for line in query_gpus("memory.total", environment) if line.isdecimal()]
+    # DeepSpeed's launcher says the number of ranks on this machine in LOCAL_SIZE, and torchrun in
+    # LOCAL_WORLD_SIZE. Both say that on all machines in WORLD_SIZE.
     world = int(environment.get("WORLD_SIZE", "0"))
     local = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
-    ranks = local or world or (1 if started else max(1, len(memories)))
+    ranks_without_launcher = 1 if started else max(1, len(memories))
+    ranks = local or world or ranks_without_launcher
     return Machine(
         device="cuda" if memories else "cpu",
         ranks=ranks,
@@ -126,7 +133,7 @@ def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) 
 
 
 def query_gpus(what: str, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns nvidia-smi's answer for each GPU that this process may use. Raises ValueError where it doesn't
+    """Returns nvidia-smi's answer for each GPU that this process may use. Raises ValueError if it doesn't
     answer."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not visible.strip(" ,-1"):
@@ -147,8 +154,7 @@ def query_gpus(what: str, environment: Mapping[str, str] = os.environ) -> list[s
 
 
 def gpus() -> list[str]:
-    """Returns the GPUs to use: those that CUDA_VISIBLE_DEVICES names or, if it isn't set, the numbers of
-    all."""
+    """Returns the GPUs to use: those that CUDA_VISIBLE_DEVICES names or, if it isn't set, all by number."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name]
@@ -160,7 +166,7 @@ def gpus() -> list[str]:
 
 
 def in_units(size: int) -> str:
-    """Returns a number of bytes for a person."""
+    """Returns a number of bytes as text: ``1.50 GiB``, or ``12.0 MiB`` if it is less than 0.1 GiB."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / MIB:.1f} MiB"
 
 
@@ -175,11 +181,12 @@ def processor() -> tuple[str, frozenset[str]]:
         return platform.processor() or platform.machine(), frozenset()
     lines = (line.partition(":") for line in first.splitlines())
     facts = {name.strip(): value.strip() for name, _, value in lines}
-    words = [facts.get("model name", platform.machine())]
-    words += [
+    description = [facts.get("model name", platform.machine())]
+    description += [
         f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping", "cache size") if name in facts
     ]
-    return ", ".join(words), frozenset((facts.get("flags") or facts.get("Features", "")).split())
+    flags = facts.get("flags") or facts.get("Features", "")  # ARM calls them features
+    return ", ".join(description), frozenset(flags.split())
 
 
 def versions() -> dict[str, str]:
@@ -192,8 +199,10 @@ def versions() -> dict[str, str]:
 
 
 def bits_rest_on(ranks: int, engine: EngineSettings) -> dict[str, Any]:
-    """Returns what decides the last bits of a result, beside code, configuration and data: with others, sums
-    may be rounded otherwise, and a sampled token with them."""
+    """Returns what decides the last bits of a result, beside code, configuration and data.
+
+    Where one of these facts differs, sums may be rounded otherwise, and then another token may be sampled.
+    """
     import torch
 
     model, flags = processor()
@@ -215,25 +224,31 @@ def bits_rest_on(ranks: int, engine: EngineSettings) -> dict[str, Any]:
 
 
 def unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns in words what differs between two machines; what one of them doesn't tell is passed over."""
-    words = []
+    """Returns the differences between two machines' facts (`bits_rest_on`) in words.
+
+    A fact that one of them lacks is left out. Example: ``["ranks was 1, is 2"]``.
+    """
+    differences = []
     for key in before.keys() & now.keys():
         old, new = before[key], now[key]
         if old == new:
             continue
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-            words += [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names]
+            differences += [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names]
         elif isinstance(old, list) and isinstance(new, list):
-            words.append(f"{key.replace('_', ' ')} were {', '.join(old)}, are {', '.join(new)}")
+            differences.append(f"{key.replace('_', ' ')} were {', '.join(old)}, are {', '.join(new)}")
         else:
-            words.append(f"{key.replace('_', ' ')} was {old}, is {new}")
-    return sorted(words)
+            differences.append(f"{key.replace('_', ' ')} was {old}, is {new}")
+    return sorted(differences)
 
 
 def memory_in_use() -> float:
-    """Returns the bytes that anybody has in use on this process's GPU; without one, those that processes of
-    this run hold of the machine's memory, what they share counted for each."""
+    """Returns the bytes in use on this process's GPU, by anybody's processes.
+
+    Without a GPU, returns the machine's memory that this run's processes hold. Memory that several of them
+    share is counted once for each.
+    """
     import torch
 
     if torch.cuda.is_initialized():
@@ -247,8 +262,10 @@ def memory_in_use() -> float:
 
 
 def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[psutil.Process]:
-    """Returns the process above all ranks on this machine (the launcher, or this one where there is none) and
-    all that it and its children started. Raises psutil.Error where they can't be seen."""
+    """Returns the launcher of this machine's ranks, or this process if it has none, and all processes below.
+
+    Raises psutil.Error if they can't be seen.
+    """
     if launcher := launcher_processes():
         root = launcher[-1]
     else:

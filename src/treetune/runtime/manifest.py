@@ -1,5 +1,4 @@
-"""The manifest of a run (configuration, versions, code, data), and in what another configuration differs from
-it."""
+"""Writes a run's manifest (configuration, versions, code, data), and finds what has changed since then."""
 
 from __future__ import annotations
 
@@ -45,11 +44,16 @@ SHOWN = 60
 def begin(
     directory: ExperimentDirectory, config: PolicyIteration, plain: Mapping[str, Any], ranks: int
 ) -> list[str]:
-    """Writes `config.json` and `manifest.json`, with the changes where a run goes on. Returns remarks for a
-    person.
+    """Writes `config.json` and `manifest.json`; of a run that goes on, with the changes.
 
-    Raises ValueError if the folder holds the results of a configuration that computes something else. A
-    mistake that ended the run before it had made anything binds nobody."""
+    A configuration whose run ended before it had made anything is simply replaced.
+
+    Returns:
+        Remarks for the user.
+
+    Raises:
+        ValueError: The folder holds the results of a configuration that computes something else.
+    """
     now = bits_rest_on(ranks, config.engines.policy)
     inputs = inputs_of(config)
     if not (directory.path / CONFIG).is_file() or not directory.has_work():
@@ -78,8 +82,9 @@ def begin(
     pinned = pinned_inputs(manifest)
     changed = refuse_another(directory.path, plain, config, same_model=_is_same_model(pinned, inputs))
     remarks = unsafe_remarks(plain)
-    if pinned is not None and any(one.key[0] == "evaluation" for one in changed):
-        # Another evaluation may measure other problems: what has changed is told as a key.
+    if pinned is not None and any(changed_key.key[0] == "evaluation" for changed_key in changed):
+        # Another evaluation may measure other problems. The changed key says so already: only the splits of
+        # the task are compared.
         pinned = {**pinned, "rows": {name: rows for name, rows in pinned["rows"].items() if name in SPLITS}}
     new_inputs = changed_inputs(pinned, inputs, manifest, config)
     if new_inputs and config.changed_inputs == "refuse":
@@ -100,7 +105,7 @@ def begin(
             f"your own code has changed since this experiment began ({', '.join(modules)}): from here on"
             " it is as it is now"
         )
-    latest = (manifest, *manifest.get("continued", ()))[-1]
+    latest = _entries_of(manifest)[-1]
     unlike_before = unlike(latest.get("bits_rest_on", {}), now)
     if unlike_before:
         remarks.append(
@@ -111,7 +116,7 @@ def begin(
             {
                 "after": directory.resumable() or 0,
                 "config": config_hash(plain),
-                "changed": {one.name: str(one) for one in changed},
+                "changed": {changed_key.name: str(changed_key) for changed_key in changed},
                 "command": command_line(),
                 "bits_rest_on": now,
                 "inputs": inputs,
@@ -123,8 +128,10 @@ def begin(
 
 
 def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
-    """Raises ValueError where the optimiser's state of the newest checkpoint is cut for another number of
-    ranks, as every ZeRO stage above 0 cuts it. Asked before anything in the folder is changed."""
+    """Raises ValueError if the optimiser's state of the newest checkpoint is cut for another number of ranks.
+
+    Every ZeRO stage above 0 cuts it. This is checked before anything in the folder is changed.
+    """
     newest = directory.resumable()
     if newest is None:
         return
@@ -150,15 +157,20 @@ def read_manifest(directory: ExperimentDirectory) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Returns the configuration that is stored in an experiment's folder. Raises Damaged where the manifest
-    says that it was another one."""
+    """Returns the configuration that is stored in an experiment's folder. Raises Damaged if it isn't one of
+    those that the manifest has the hash of."""
     remedy = f"put it back from `treetune … print_config` into {path / CONFIG}"
     config = read_record(path / CONFIG, remedy)
     manifest = read_manifest(ExperimentDirectory(path))
-    known = [one["config"] for one in (manifest, *manifest.get("continued", ())) if "config" in one]
-    if manifest.get("config_is_sealed") and config_hash(config) not in known:
+    hashes = [entry["config"] for entry in _entries_of(manifest) if "config" in entry]
+    if manifest.get("config_is_sealed") and config_hash(config) not in hashes:
         raise Damaged(f"{path / CONFIG} is damaged (it isn't what the manifest was written with): {remedy}")
     return config
+
+
+def _entries_of(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the manifest itself, and what it has of each time that the run went on with changes."""
+    return [manifest, *manifest.get("continued", ())]
 
 
 def changed_modules(manifest: Mapping[str, Any]) -> list[str]:
@@ -169,36 +181,42 @@ def changed_modules(manifest: Mapping[str, Any]) -> list[str]:
 
 def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
     """Returns the keys in which two configurations differ so that they compute something else."""
-    return [one.name for one in differences(stored, plain) if not one.changeable]
+    return [difference.name for difference in differences(stored, plain) if not difference.changeable]
 
 
 def refuse_another(
     path: Path, plain: Mapping[str, Any], config: PolicyIteration, *, same_model: bool = False
 ) -> list[ChangedKey]:
-    """Raises ValueError if the configuration in `path` computed something else than `plain` would have so
-    far; otherwise returns the keys whose values change from here on. Where it is surely the `same_model`,
-    its path may be another one."""
-    found = [
-        replace(one, changeable=True) if same_model and one.key == MODEL_PATH else one
-        for one in differences(read_config(path), plain)
-    ]
+    """Returns the keys whose values change from here on.
+
+    With `same_model`, the start model is surely the same, and its path may be another one.
+
+    Raises ValueError if the configuration in `path` has computed something else than `plain` would have.
+    """
+    changed: list[ChangedKey] = []
+    for difference in differences(read_config(path), plain):
+        if same_model and difference.key == MODEL_PATH:
+            changed.append(replace(difference, changeable=True))
+        else:
+            changed.append(difference)
     elsewhere = " It was left as it is: give this one another name (APP_EXPERIMENT_NAME), or move that away"
-    if different := [one for one in found if not one.changeable]:
+    unchangeable = [difference for difference in changed if not difference.changeable]
+    if unchangeable:
         raise ValueError(
-            f"{path} holds an experiment with another configuration: {'; '.join(map(str, different))}."
+            f"{path} holds an experiment with another configuration: {'; '.join(map(str, unchangeable))}."
             + elsewhere
         )
-    longer = next((one for one in found if one.key == ("iterations",)), None)
+    longer = next((difference for difference in changed if difference.key == ("iterations",)), None)
     if longer is not None and config.length_matters is not None:
         raise ValueError(
             f"{path} can't go on with another number of iterations: {longer}, and {config.length_matters}, so"
             " that those which are there would have been trained otherwise." + elsewhere
         )
-    return found
+    return changed
 
 
 def inputs_of(config: PolicyIteration) -> dict[str, Any]:
-    """Returns digests of what a run is made of beside its configuration: start model, reference and rows."""
+    """Returns digests of a run's inputs beside its configuration: start model, reference and rows."""
     models = {"model": config.model, "reference": config.credit.reference}
     rows = {split: rows_digest(config.task, split) for split in SPLITS}
     for held_out in config.evaluation.sets:
@@ -211,9 +229,9 @@ def inputs_of(config: PolicyIteration) -> dict[str, Any]:
 
 
 def pinned_inputs(manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the inputs that a run went on with last; None where it kept none."""
-    kept = [entry["inputs"] for entry in (manifest, *manifest.get("continued", ())) if "inputs" in entry]
-    return kept[-1] if kept else None
+    """Returns the newest digests of a run's inputs; None if its manifest has none."""
+    inputs = [entry["inputs"] for entry in _entries_of(manifest) if "inputs" in entry]
+    return inputs[-1] if inputs else None
 
 
 def changed_inputs(
@@ -222,8 +240,10 @@ def changed_inputs(
     manifest: Mapping[str, Any],
     config: PolicyIteration,
 ) -> list[str]:
-    """Returns what has changed of a run's inputs, for people. Of a run without digests of its rows, the
-    fingerprints of their texts are compared."""
+    """Returns the changes of a run's inputs in words.
+
+    If the run has no digests (`pinned` is None), the fingerprints of its rows' texts are compared.
+    """
     changes = []
     if pinned is None:
         for split, before in manifest.get("data", {}).items():
@@ -275,7 +295,8 @@ def rows_digest(task: Task, split: Any) -> dict[str, Any] | None:
 
 
 def _stable(value: Any) -> str:
-    """Returns a text of what JSON has no form for, without an address in memory."""
+    """Returns a text for a value that JSON can't hold: the same in every process."""
+    # A set's order differs between processes, and so does an address in memory.
     text = repr(sorted(value, key=repr)) if isinstance(value, set | frozenset) else repr(value)
     return type(value).__qualname__ if " at 0x" in text else text
 
@@ -328,14 +349,17 @@ class ChangedKey:
 
 
 def differences(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[ChangedKey]:
-    """Returns the keys whose values differ, as deep as both have the same parts. A default that one of them
-    spells out is no difference."""
+    """Returns the keys whose values differ, as deep as both have the same parts.
+
+    A key that one of them leaves out has its default, so a default that the other spells out is the same.
+    """
     return list(_between((), stored, plain, plain, changeable=False))
 
 
 def _between(
     path: tuple[str, ...], before: Any, now: Any, root: Mapping[str, Any], changeable: bool
 ) -> Iterator[ChangedKey]:
+    """Yields the differences at and below a `path`. `root` is the whole configuration of now."""
     if before == now or _plain(before) == _plain(now):
         return
     if isinstance(before, Mapping) and isinstance(now, Mapping):
@@ -344,14 +368,18 @@ def _between(
             return
         part = part_at(Runtime, root, path)
         defaults = {} if part is None else {name: key.default for name, key in keys_of(part).items()}
-        free = part.changeable(now) if part is not None and issubclass(part, Part) else frozenset()
+        changeable_keys: frozenset[str] = frozenset()
+        if part is not None and issubclass(part, Part):
+            changeable_keys = part.changeable(now)
         for key in sorted(before.keys() | now.keys()):
             default = defaults.get(key, NOT_SET)
-            pair = before.get(key, default), now.get(key, default)
-            yield from _between((*path, key), *pair, root, changeable or key in free)
+            value_before, value_now = before.get(key, default), now.get(key, default)
+            # A key below a changeable one is changeable, too.
+            is_changeable = changeable or key in changeable_keys
+            yield from _between((*path, key), value_before, value_now, root, is_changeable)
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        for i, pair in enumerate(zip(before, now, strict=True)):
-            yield from _between((*path, str(i)), *pair, root, changeable)
+        for index, (item_before, item_now) in enumerate(zip(before, now, strict=True)):
+            yield from _between((*path, str(index)), item_before, item_now, root, changeable)
     else:
         yield ChangedKey(path, before, now, changeable)
 

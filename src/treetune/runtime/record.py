@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.exceptions import Collapsed, Damaged, Stopped
 from treetune.processes.lifetime import GracefulStop, stopping_gracefully
-from treetune.rollouts.metrics import name_in
+from treetune.rollouts.metrics import split_domain
 from treetune.rollouts.numbers import in_words
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.checkpoint_schedule import CheckpointSchedule, tidy_checkpoints
@@ -422,7 +422,7 @@ def _rewards_of_domains(row: Mapping[str, Any]) -> list[str]:
     """Returns the mean reward of each domain in one text; nothing without domains, or with too many."""
     texts = []
     for key, value in row.items():
-        domain_and_name = name_in(key)
+        domain_and_name = split_domain(key)
         if domain_and_name is not None and domain_and_name[1] == "reward":
             texts.append(f"{domain_and_name[0]} {value:.3f}")
     return [f"({', '.join(texts)})"] if 0 < len(texts) <= MOST_DOMAINS else []

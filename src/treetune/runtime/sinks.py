@@ -1,8 +1,9 @@
-"""Mirrors of the metrics besides `metrics.jsonl`, which a run can lose without noticing.
+"""Mirrors of the metrics (W&B, trackio, TensorBoard). `metrics.jsonl` is the source; a run goes on without
+its mirrors.
 
-A mirror that is opened first gets the points of `metrics.jsonl` that it lacks: those that a kill kept from
-it, or all where it was switched on late. It gets no point twice. What a mirror can't say of itself (the id of
-its run, how far it is) lies in `mirrors.json`, beside the manifest.
+A mirror that is opened gets the points of `metrics.jsonl` that it lacks: those that a kill kept from it, or
+all if it was switched on late. It gets no point twice. Facts that a mirror can't tell (the id of its run, the
+first iteration that it lacks) are in `mirrors.json`, beside the manifest.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ class Sink(Registrable):
     """A mirror of the metrics. `open` may fail; a sink that fails later is dropped with a warning."""
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
-        """Begins; returns the handle that `log` and `close` get, here one with the calls of a W&B run."""
+        """Opens the mirror. Returns the handle that `log` and `close` get: here, one with W&B's `log` and
+        `finish`."""
         raise NotImplementedError
 
     def first_missing(self, handle: Any) -> int | None:
-        """Returns the first iteration that the mirror lacks, from which on it is filled in; None for one that
-        is never filled in."""
+        """Returns the first iteration that the mirror lacks, from which on it gets the points that are there
+        already; None if it gets none of them."""
         return None
 
     def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
@@ -52,7 +54,7 @@ class Sink(Registrable):
 
 @dataclass
 class _MirrorState:
-    """What a mirror keeps in `mirrors.json` between the processes of a run."""
+    """A mirror's entry in `mirrors.json`, which later processes of the run read."""
 
     directory: Path
     kind: str
@@ -60,7 +62,10 @@ class _MirrorState:
 
     @staticmethod
     def read(directory: Path, kind: str, **same: Any) -> _MirrorState:
-        """Returns what was kept; nothing where that is of another run, which differs in one of `same`."""
+        """Returns the mirror's entry, or a new one with `same` alone.
+
+        It is a new one if there is none, or if that is of another run, which differs in one of `same`.
+        """
         try:
             values = json.loads((directory / RECORD).read_text())[kind]
             is_same = all(values.get(name) == value for name, value in same.items())
@@ -72,14 +77,15 @@ class _MirrorState:
         self.values |= values
         path = self.directory / RECORD
         try:
-            kept = json.loads(path.read_text())
+            entries = json.loads(path.read_text())
         except (OSError, ValueError):
-            kept = {}
-        write_text(path, json.dumps(kept | {self.kind: self.values}, indent=1, sort_keys=True) + "\n")
+            entries = {}
+        entries = entries | {self.kind: self.values}
+        write_text(path, json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
 
 class _CountedRun:
-    """A run of W&B or trackio that keeps how far it is. Both take steps in rising order alone."""
+    """A run of W&B or trackio that remembers the first iteration that it lacks: both refuse earlier steps."""
 
     def __init__(self, run: Any, kept: _MirrorState, first_missing: int) -> None:
         self._run, self._kept, self.first_missing = run, kept, first_missing
@@ -109,8 +115,9 @@ class TrackioSink(Sink):
         kept = _MirrorState.read(directory, "trackio", project=self.project, name=name)
         # trackio knows runs by their names alone. A run of this name that this directory did not begin
         # belongs to another directory, and is not continued.
-        is_others = "first_missing" not in kept.values and name in _trackio_runs(trackio, self.project)
-        resume = "never" if is_others else "allow"
+        was_begun_here = "first_missing" in kept.values
+        belongs_to_another = not was_begun_here and name in _trackio_runs(trackio, self.project)
+        resume = "never" if belongs_to_another else "allow"
         run = trackio.init(project=self.project, name=name, config=dict(config), resume=resume, embed=False)
         # trackio writes in the background, so after a kill only it knows which steps it has.
         first_missing = getattr(run, "_next_step", kept.values.get("first_missing", 0))
@@ -184,15 +191,17 @@ class WandbSink(Sink):
 def _first_missing_offline(directory: Path, kept: Mapping[str, Any]) -> int:
     """Returns the first iteration that the files of earlier processes lack.
 
-    A kill takes along what W&B had not written: its file is read. Where that is gone, it was synchronised and
-    cleaned away, and what was logged counts as there.
+    A kill loses points that W&B had not written yet, so its file tells which are there. If the file is gone,
+    it was synchronised and deleted, and every point that was logged counts as there.
     """
-    folder, counted = kept.get("folder"), kept.get("first_missing", 0)
+    folder = kept.get("folder")
     files = list((directory / folder).glob("run-*.wandb")) if folder else []
     if not files:
-        return counted
-    written = max((step for file in files for step in _steps_in(file)), default=-1)
-    return max(kept.get("began", 0), written + 1)
+        return kept.get("first_missing", 0)
+    last_written = -1
+    for file in files:
+        last_written = max(last_written, max(_steps_in(file), default=-1))
+    return max(kept.get("began", 0), last_written + 1)
 
 
 WANDB_BEGINNING, WANDB_BLOCK, WANDB_CHUNK = 7, 32768, struct.Struct("<IHB")
@@ -220,29 +229,32 @@ def _steps_in(file: Path) -> Iterator[int]:
 
 
 def _records_in(content: bytes) -> Iterator[bytes]:
-    place, record = WANDB_BEGINNING, b""
-    while place + WANDB_CHUNK.size <= len(content):
-        left = WANDB_BLOCK - place % WANDB_BLOCK
-        if left < WANDB_CHUNK.size:  # too little room for a head: filled up
-            place += left
+    """Yields the records of a log in LevelDB's form, up to the first chunk that is damaged or torn."""
+    position = WANDB_BEGINNING
+    record = b""
+    while position + WANDB_CHUNK.size <= len(content):
+        left_in_block = WANDB_BLOCK - position % WANDB_BLOCK
+        if left_in_block < WANDB_CHUNK.size:  # too little room for a chunk's head: zeros
+            position += left_in_block
             continue
-        _, length, kind = WANDB_CHUNK.unpack_from(content, place)
-        place += WANDB_CHUNK.size
-        if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or place + length > len(content):
+        _, length, kind = WANDB_CHUNK.unpack_from(content, position)
+        position += WANDB_CHUNK.size
+        if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or position + length > len(content):
             return
-        chunk = content[place : place + length]
+        chunk = content[position : position + length]
         record = chunk if kind in (_WHOLE, _FIRST) else record + chunk
         if kind in (_WHOLE, _LAST):
             yield record
-        place += length
+        position += length
 
 
 @dataclass
 class _EventFiles:
-    """A writer of TensorBoard's event files, and the points that the files before have: steps by name."""
+    """A writer of TensorBoard's event files, beside the files of earlier processes."""
 
     writer: Any
     points: dict[str, set[int]]
+    """The steps that all files have, by the metric's name."""
 
 
 @Sink.register("tensorboard")
@@ -264,7 +276,7 @@ class TensorboardSink(Sink):
 
     @override
     def first_missing(self, handle: _EventFiles) -> int:
-        return 0  # each point that is there is left out by itself
+        return 0  # `log` leaves out each point that is there
 
     @override
     def log(self, handle: _EventFiles, iteration: int, metrics: Metrics) -> None:
@@ -274,7 +286,7 @@ class TensorboardSink(Sink):
             if key in metrics and iteration not in steps:
                 handle.writer.add_scalar(name, metrics[key], iteration, walltime=metrics.get("wall_time"))
                 steps.add(iteration)
-        handle.writer.flush()  # or a kill would take the points of two minutes along
+        handle.writer.flush()  # or a kill would lose the points of two minutes
 
     @override
     def close(self, handle: _EventFiles) -> None:
@@ -341,7 +353,9 @@ class Mirrors:
 
 
 def _rows_of(directory: Path, done: int | None) -> dict[int, Metrics]:
-    """Returns the rows of `metrics.jsonl` by their iterations, in order; of an iteration that was done twice
-    the last. Lines that are damaged are left out: the run itself says so."""
+    """Returns the rows of `metrics.jsonl` by iteration, in order: the first `done`, or all if that is None.
+
+    If an iteration was done twice, the last row counts. Damaged lines are left out: the run reports them.
+    """
     rows = {int(row["iteration"]): row for row in ExperimentDirectory(directory).read_metrics([])}
     return {iteration: rows[iteration] for iteration in sorted(rows) if done is None or iteration < done}

@@ -11,7 +11,7 @@ from treetune.config.schema import OWN_PACKAGE, package_of
 from treetune.contracts import Continuations, CriticValues, Pairs
 from treetune.exceptions import ConfigError
 from treetune.findings import placed_parts
-from treetune.rollouts.metrics import OF_ITERATION, PREFIX, name_in
+from treetune.rollouts.metrics import OF_ITERATION, PREFIX, split_domain
 from treetune.rollouts.numbers import EVALUATED, LARGEST, OF_CORRECT, registered
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import PHASES
@@ -93,7 +93,7 @@ def why_no_metric(root: PolicyIteration, name: str) -> str | None:
 
     A user's component may record anything, so that an experiment with one is never refused.
     """
-    domain_and_name = name_in(name)
+    domain_and_name = split_domain(name)
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
         return _why_no_domain(root.task, domain) or _why_not_among(name_in_domain, OF_ITERATION)
@@ -114,7 +114,7 @@ def why_no_value(root: PolicyIteration, label: str, value: str) -> str | None:
     if label not in sets:
         return f"it has no evaluation set {label!r}; {did_you_mean(label, list(sets))}"
     value_named(value)
-    domain_and_name = name_in(value)
+    domain_and_name = split_domain(value)
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
         task = sets[label].task or root.task

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, MinLen
 
 from treetune.config.errors import did_you_mean
-from treetune.rollouts.metrics import name_in
+from treetune.rollouts.metrics import split_domain
 from treetune.rollouts.numbers import (
     OF_CORRECT,
     Better,
@@ -58,7 +58,7 @@ def value_named(name: str) -> ValueKind:
 
     Raises ValueError for any other name, and suggests the nearest one.
     """
-    domain_and_name = name_in(name)
+    domain_and_name = split_domain(name)
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
         if not domain or full_name(name_in_domain) or is_ratio(name_in_domain):
@@ -91,7 +91,7 @@ def is_ratio(name: str) -> bool:
 def number_in(summary: Mapping[str, Any], name: str, where: Path | str) -> float:
     """Returns a number from an evaluation's summary. Raises ValueError that says what is missing there."""
     value_named(name)
-    domain_and_name = name_in(name)
+    domain_and_name = split_domain(name)
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
         domains = summary.get("domains") or {}
@@ -127,7 +127,7 @@ def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float]
     None where the number is not a mean over answers, or an answer has no such number. An answer that could
     not be graded is left out of an accuracy.
     """
-    domain, name = name_in(name) or ("", name)
+    domain, name = split_domain(name) or ("", name)
     numbers_by_problem: dict[str, list[float]] = {}
     for row in rows:
         if domain and row.get("domain") != domain:

@@ -48,7 +48,7 @@ def row_colours(table: Reproduction) -> dict[str, str]:
 def curve_charts(results: Results, curves: Sequence[Curve]) -> list[LineChart]:
     """Returns the charts of columns that have a curve of more than one point, each column over every cost.
 
-    Titles name the set that is drawn, which is seldom the one that the column reports.
+    The title names the evaluation set that is drawn. It is seldom the one that the column reports.
     """
     drawn_columns = {curve.panel.name for curve in curves if len(curve.points) > 1}
     columns = [column for column in results.plan.table.columns if column.name in drawn_columns]

@@ -21,7 +21,7 @@ from treetune.trainer.base import Trainer
 from treetune.trainer.deepspeed_model import DeepSpeedModel
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.scoring import Scorer
-from treetune.trainer.tokens import Row, Sequences, likeness_of
+from treetune.trainer.tokens import Row, Sequences, content_hash_of
 
 LENGTHS = (12, 23, 17)
 """The lengths of the rows. Each group of ranks gets a row of each length, so that every group has rows beside
@@ -102,10 +102,11 @@ def _sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
     for number in range(copies * len(rows)):
         row_T = rows[number % len(rows)]
         predicting = torch.arange(len(row_T) - 1)
-        # With a likeness of its own, since equal rows are computed only once.
-        likeness = likeness_of(row_T.numpy(), predicting.numpy()) + number.to_bytes(4, "little")
+        # With a hash of its own, since equal rows are computed only once.
+        content_hash = content_hash_of(row_T.numpy(), predicting.numpy()) + number.to_bytes(4, "little")
         start = sequences.starts[-1]
-        sequences.rows.append(Row(len(row_T), len(predicting), start, number, likeness, row_T, predicting))
+        row = Row(len(row_T), len(predicting), start, number, content_hash, row_T, predicting)
+        sequences.rows.append(row)
         sequences.starts.append(start + len(predicting))
         sequences.first_rows.append(number + 1)
         sequences.rewards.append(0.0)

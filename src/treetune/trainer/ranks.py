@@ -149,9 +149,10 @@ class Meeting:
                 f"{platform.node()} has no network interface {named} with an address, which"
                 f" GLOO_SOCKET_IFNAME names; it has {', '.join(sorted(interfaces))}"
             )
-        key = "address elsewhere"
-        if self.machine:
-            other = os.environ["MASTER_ADDR"]
+        key = "address elsewhere"  # of the store: the address of a rank on another machine than the first
+        is_first_machine = self.machine == 0
+        if not is_first_machine:
+            other_address = os.environ["MASTER_ADDR"]
         else:
             # On the first machine, MASTER_ADDR may be a loopback address. So it waits for the address of
             # another machine, and takes the route to that.
@@ -161,15 +162,19 @@ class Meeting:
                 raise RuntimeError(
                     f"no rank of another machine has come to {platform.node()} within {self.deadline_s:.0f} s"
                 ) from error
-            other = self.store.get(key).decode()
-        family = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0][0]
-        # Connecting a UDP socket sends nothing, and makes the kernel choose the interface.
+            other_address = self.store.get(key).decode()
+        # Connecting a UDP socket sends nothing, and makes the kernel choose the interface. Any port will do:
+        # 9 is that of the service "discard".
+        port = 9
+        route = socket.getaddrinfo(other_address, port, type=socket.SOCK_DGRAM)[0]
+        family = route[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((other, 9))
+            probe.connect((other_address, port))
             address = probe.getsockname()[0]
-        if self.machine:
+        if not is_first_machine:
             self.store.set(key, address)
         for name, addresses in interfaces.items():
+            # An address of IPv6 ends with its interface: fe80::1%eth0.
             if any(entry.address.partition("%")[0] == address for entry in addresses):
                 return name, address
         raise ValueError(f"no network interface of {platform.node()} has the address {address}")

@@ -19,7 +19,7 @@ from treetune.trainer.base import Trainer
 from treetune.trainer.batches import MicroBatch, micro_batches, rows_scored_by
 from treetune.trainer.deepspeed_model import Reference
 from treetune.trainer.ranks import Ranks
-from treetune.trainer.tokens import Sequences, likeness_of
+from treetune.trainer.tokens import Sequences, content_hash_of
 from treetune.vocabulary import Metrics, TokenIds, joined
 
 Forward = Callable[..., Any]
@@ -164,8 +164,8 @@ class ReferencePrefetch:
     with which other rows, on which rank, or whether the run was restarted in between, and need not be stored
     for a restart. They differ in the last bits from those of micro-batches, since kernels round differently.
 
-    A row is identified by its tokens and its trained tokens (`likeness_of`). Scores of answers that are not
-    trained are dropped. Rows that differ from what the engine sampled (several turns, injected text) are
+    A row is identified by its tokens and its trained tokens (`content_hash_of`). Scores of answers that are
+    not trained are dropped. Rows that differ from what the engine sampled (several turns, injected text) are
     scored when training begins.
 
     An exception in the thread ends the run at the next `on_result` or `logprobs`, even if its answer would
@@ -176,7 +176,7 @@ class ReferencePrefetch:
         self._reference, self._scorer = reference, scorer
         self._thread = ThreadPoolExecutor(1, "reference")
         self._pending: dict[bytes, Future[Tensor]] = {}
-        """The submitted rows of this iteration, by their likeness."""
+        """The submitted rows of this iteration, by their hash."""
         self._failed: Exception | None = None
         """The first exception of the thread."""
         self.metrics: Metrics = {SHARE: 0.0, SECONDS: 0.0}
@@ -190,10 +190,10 @@ class ReferencePrefetch:
         for answer in answers:
             token_ids = joined([request.prompt_ids, answer.token_ids])
             predicting = np.arange(len(request.prompt_ids) - 1, len(token_ids) - 1)
-            likeness = likeness_of(token_ids, predicting)
-            if len(predicting) and likeness not in self._pending:
+            content_hash = content_hash_of(token_ids, predicting)
+            if len(predicting) and content_hash not in self._pending:
                 ids_T = torch.from_numpy(token_ids.astype(np.int64))
-                self._pending[likeness] = self._thread.submit(
+                self._pending[content_hash] = self._thread.submit(
                     self._score_in_thread, ids_T, torch.from_numpy(predicting)
                 )
 
@@ -201,23 +201,23 @@ class ReferencePrefetch:
         """Returns the log-probs of every trained token, float32 [N], and forgets the submitted answers.
         Collective."""
         ranks, start = self._scorer.ranks, time.perf_counter()
-        trained = {row.likeness for row in sequences.rows}
-        for likeness in self._pending.keys() - trained:
-            self._pending.pop(likeness).cancel()
+        trained = {row.content_hash for row in sequences.rows}
+        for content_hash in self._pending.keys() - trained:
+            self._pending.pop(content_hash).cancel()
         submitted, self._pending = self._pending, {}
         # If several ranks have submitted a row, only the first one's result counts, since ranks are summed
         # below.
         rank_of: dict[bytes, int] = {}
-        for rank, likenesses in enumerate(ranks.exchange("reference ahead", list(submitted))):
-            for likeness in likenesses:
-                rank_of.setdefault(likeness, rank)
+        for rank, content_hashes in enumerate(ranks.exchange("reference ahead", list(submitted))):
+            for content_hash in content_hashes:
+                rank_of.setdefault(content_hash, rank)
         result_N = torch.zeros(sequences.n_tokens)
         first = sequences.first_alike()
         rows = {number: sequences.rows[number] for number in first}
         # Every rank computes its share of the other rows, which follows from their numbers.
         share_of_rank = rows_scored_by(sequences, ranks)
         for number, row in rows.items():
-            if row.likeness not in rank_of and number in share_of_rank:
+            if row.content_hash not in rank_of and number in share_of_rank:
                 result_N[row.start : row.end] = self._score(row.token_ids, row.predicting)
         # Only now, so that the thread worked while this one did.
         not_done = wait(submitted.values(), ranks.deadline_s).not_done
@@ -228,9 +228,9 @@ class ReferencePrefetch:
                 " (rank_deadline) of training's beginning"
             )
         for row in rows.values():
-            if rank_of.get(row.likeness) == ranks.rank:
-                result_N[row.start : row.end] = submitted[row.likeness].result()
-        tokens_scored_before = sum(row.trained for row in sequences.rows if row.likeness in rank_of)
+            if rank_of.get(row.content_hash) == ranks.rank:
+                result_N[row.start : row.end] = submitted[row.content_hash].result()
+        tokens_scored_before = sum(row.trained for row in sequences.rows if row.content_hash in rank_of)
         logprobs_N = ranks.sum(result_N)[sequences.flat_index(first)]
         self.metrics = {
             SHARE: tokens_scored_before / max(1, sequences.n_tokens),

@@ -48,7 +48,7 @@ class Row:
     """The index of its first trained token in the flat tensors."""
     sequence: int
     """The number of its sequence."""
-    likeness: bytes
+    content_hash: bytes
     """A hash that is equal for rows with the same tokens and the same trained tokens."""
     token_ids: Tensor
     """Prompt and response, int64; None if this rank doesn't compute the row."""
@@ -91,8 +91,8 @@ class Sequences:
                 tokens: tuple[Any, Any] = None, None
                 if kept is None or len(result.rows) in kept:
                     tokens = torch.from_numpy(token_ids.astype(np.int64)), torch.from_numpy(predicting)
-                likeness = likeness_of(token_ids, predicting)
-                row = Row(len(token_ids), len(predicting), start, number, likeness, *tokens)
+                content_hash = content_hash_of(token_ids, predicting)
+                row = Row(len(token_ids), len(predicting), start, number, content_hash, *tokens)
                 result.rows.append(row)
                 start = row.end
             if start == result.starts[-1]:
@@ -122,9 +122,9 @@ class Sequences:
         return torch.cat([torch.arange(self.rows[i].start, self.rows[i].end) for i in rows])
 
     def first_alike(self) -> list[int]:
-        """Returns for each row the first row of the same `likeness`, which may be the row itself."""
+        """Returns for each row the first row of the same `content_hash`, which may be the row itself."""
         first: dict[bytes, int] = {}
-        return [first.setdefault(row.likeness, index) for index, row in enumerate(self.rows)]
+        return [first.setdefault(row.content_hash, index) for index, row in enumerate(self.rows)]
 
     def once(self) -> list[Unit]:
         """Returns the rows of each sequence without repetitions of earlier rows."""
@@ -137,16 +137,16 @@ class Sequences:
         return units
 
 
-def likeness_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
+def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
     """Returns a hash that is equal for rows with the same tokens and the same trained tokens.
 
     It is a hash and not the tokens, because ranks exchange it for rows whose tokens they don't hold.
     """
     # With the length first, since two different pairs of arrays may have the same bytes one after the other.
-    likeness = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
-    likeness.update(np.ascontiguousarray(token_ids))
-    likeness.update(np.ascontiguousarray(predicting))
-    return likeness.digest()
+    digest = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
+    digest.update(np.ascontiguousarray(token_ids))
+    digest.update(np.ascontiguousarray(predicting))
+    return digest.digest()
 
 
 def _early_rewards(episode: Episode) -> list[tuple[int, float]]:

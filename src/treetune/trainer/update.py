@@ -47,13 +47,15 @@ def micro_batch_loss(
         with_terms=objective.has_terms,
         nucleus=nucleus,
     )
+    # With a nucleus, the policy returns the log mass as the last item.
     log_mass_N = None if nucleus is None else terms.pop()
 
     def of_batch(values_N: Tensor | None) -> Tensor | None:
         """Returns the values of the micro-batch's tokens, from those of all tokens of the iteration."""
         return None if values_N is None else values_N[batch.flat_index_N].to(device)
 
-    # `loss_scale` is a dummy's 0, or the share of each of the ranks that compute the micro-batch together.
+    # `loss_scale` is 0 for a dummy micro-batch, which only keeps ranks in step; else it is
+    # 1 / (number of ranks that share this micro-batch).
     tokens = TokenBatch(
         weights_N=minibatch.weights_N[batch.flat_index_N].to(device) * batch.loss_scale,
         lengths=batch.trained_tokens if minibatch.keep_units else (),

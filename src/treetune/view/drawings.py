@@ -111,18 +111,19 @@ class ThreadedAnswer:
 
     @cached_property
     def line(self) -> Line:
-        """The segments of the whole answer: the trajectory's, else made from the episode's stretches."""
+        """Returns the trajectory's segments, or the episode's stretches where they are cut otherwise or there
+        is no trajectory."""
         segments = self.trajectory.segments if self.trajectory is not None else ()
         ends = np.cumsum([len(segment.token_ids) for segment in segments]).tolist()
         stretches = self.episode.stretches if self.episode is not None else ()
         if not stretches or ends == [stretch.end for stretch in stretches]:
             starts = (0, *ends)
             return tuple(map(PlacedSegment, starts, ends, segments))
-        # The episode has another cut of the answer than the trajectory.
         placed, start = [], 0
         for stretch in stretches:
             is_trained = bool(self.trained[start : stretch.end].any())
             origin: Literal["sampled", "injected"] = "sampled" if is_trained else "injected"
+            # Without token ids: a drawing needs the segment's origin and branch, and its own start and end.
             segment = Segment(token_array(()), origin, branch=stretch.branch)
             placed.append(PlacedSegment(start, stretch.end, segment))
             start = stretch.end

@@ -266,11 +266,15 @@ def run_page(
 
 
 def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Chart]:
-    """Returns charts of the metrics, or accuracy and the first of default."""
+    """Returns charts of the metrics; if none are named, of accuracy and of the first usual metrics.
+
+    `CURVES` charts are drawn then, or more where accuracy alone leaves no room for two others.
+    """
     made = [Bunch(experiment.name, 0, [experiment])]
     if not metrics:
-        measured = evaluation_charts(made)
-        return [*measured, *usual_charts(made)][: max(CURVES, len(measured) + 2)]
+        of_accuracy = evaluation_charts(made)
+        most = max(CURVES, len(of_accuracy) + 2)
+        return [*of_accuracy, *usual_charts(made)][:most]
     recorded = metric_names([experiment])
     for name in metrics:
         if name not in recorded:
@@ -498,11 +502,14 @@ class TerminalView:
         return True
 
     def _list(self, runs: Sequence[Run]) -> None:
-        """Takes over what is listed now: the one that was chosen stays so, wherever it is."""
-        most = len(self._listed) - 1
-        chosen = self._listed[min(self.selected, most)] if self._listed else None
-        number = runs.index(chosen) if chosen in runs else self.selected
-        self.selected, self._listed = max(0, min(number, len(runs) - 1)), list(runs)
+        """Replaces the list of runs. The selected run stays selected, even if its row is another now."""
+        selected_run = None
+        if self._listed:
+            last = len(self._listed) - 1
+            selected_run = self._listed[min(self.selected, last)]
+        row = runs.index(selected_run) if selected_run in runs else self.selected
+        self.selected = max(0, min(row, len(runs) - 1))
+        self._listed = list(runs)
 
 
 def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], once: bool) -> None:
@@ -529,13 +536,15 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
             console.print(watched.page())
             return
         with _keys() as read, console.screen(hide_cursor=True) as screen:
-            size, keys = console.size, list[str]()
+            size = console.size
+            keys: list[str] = []
+            # `press` returns False for the key that quits; without keys, the page is only drawn anew.
             while all(watched.press(key) for key in keys):
                 screen.update(watched.frame())
                 keys = read(REFRESH_S)
                 if console.size != size:
                     size = console.size
-                    console.clear()
+                    console.clear()  # what a larger page left at the edges
 
 
 def keys_in(data: bytes) -> list[str]:

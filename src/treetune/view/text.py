@@ -146,19 +146,25 @@ def _markdown() -> MarkdownIt:
 
 
 def _bold(state: StateInline, silent: bool) -> bool:
-    """Reads two stars around words, not within one: ``2**3`` is a power, and one star a product."""
+    """Reads stars as markdown-it's own rule does, but only pairs make bold type: a single star is a product.
+
+    Pairs within a word make none either: ``2**3`` is a power.
+    """
     from markdown_it.rules_inline.state_inline import Delimiter
 
     if silent or state.src[state.pos] != "*":
         return False
     stars = state.scanDelims(state.pos, False)
     for _ in range(stars.length):
+        # Each star is text at first. markdown-it makes bold type of two pairs of delimiters afterwards.
         state.push("text", "", 0).content = "*"
         if stars.length == 2:
-            token = len(state.tokens) - 1
-            state.delimiters.append(
-                Delimiter(ord("*"), stars.length, token, -1, stars.can_open, stars.can_close)
+            token_index = len(state.tokens) - 1
+            no_partner = -1  # none yet
+            delimiter = Delimiter(
+                ord("*"), stars.length, token_index, no_partner, stars.can_open, stars.can_close
             )
+            state.delimiters.append(delimiter)
     state.pos += stars.length
     return True
 

@@ -36,23 +36,28 @@ WAVE = 4096
 
 @dataclass(frozen=True)
 class SampleQuestion:
-    """An answer to ask for: the number of the row, of the answer, and the seed that it is drawn with."""
+    """An answer to ask for."""
 
     row: int
+    """The number of the row that is the problem."""
     sample: int
+    """The number of the answer among those to the row."""
     seed: int
+    """The seed that the answer is drawn with."""
     problem: Problem
 
 
 @dataclass(frozen=True)
 class PolicyReply:
-    """An answer; `complete`: it was not cut off. `tokens` is None where nobody said it. `begins_in_thought`:
-    its prompt ended with what opens a thought."""
+    """An answer."""
 
     text: str
     complete: bool
+    """Whether it ended by itself, and was not cut off."""
     tokens: int | None
+    """The number of its tokens; None if the endpoint didn't say it."""
     begins_in_thought: bool = False
+    """Whether its prompt ended with the tag that opens a thought."""
 
 
 REFUSED, EMPTY = "refused", "empty"
@@ -60,10 +65,10 @@ REFUSED, EMPTY = "refused", "empty"
 
 @dataclass(frozen=True)
 class NoReply:
-    """A question to which the policy says nothing that could be right or wrong. The outcome is `REFUSED`
-    where the endpoint refuses it, and `EMPTY` where the answer has no text."""
+    """A question without an answer that could be right or wrong."""
 
     outcome: str
+    """`REFUSED` if the endpoint refuses the question, `EMPTY` if its answer has no text."""
     why: str
 
 
@@ -71,27 +76,29 @@ Keep = Callable[[SampleQuestion, PolicyReply | NoReply | None], None]
 """Called with every answer as it comes; None for a question that can't be asked: its prompt is too long."""
 
 Ask = Callable[[Sequence[SampleQuestion], Keep], None]
-"""Asks, and returns when everything was answered. Raises RuntimeError where no more answers come."""
+"""Asks, and returns when everything was answered. Raises RuntimeError if no more answers come."""
 
 
 @dataclass(frozen=True)
 class AskingShard:
-    """The shard that asks: its number, its folder, and the seed of the engine."""
+    """The shard that asks."""
 
     shard: int
+    """Its number."""
     folder: Path
     seed: int
+    """The seed of its engine."""
 
 
 class Policy(Registrable):
     """Answers questions."""
 
     def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
-        """Yields what is wrong with asking it so."""
+        """Yields what is wrong with asking the policy with these settings."""
         return ()
 
     def identity(self) -> object:
-        """Returns what decides on an answer, beside the question. Its repr is compared."""
+        """Returns the settings that decide on an answer, beside the question. Their repr is compared."""
         raise NotImplementedError
 
     def opened(self, sampling: SamplingParams, place: AskingShard) -> AbstractContextManager[Ask]:
@@ -165,19 +172,25 @@ class Served(Policy):
                 def ask(questions: Sequence[SampleQuestion], keep: Keep) -> None:
                     for first in range(0, len(questions), WAVE):
                         wave = questions[first : first + WAVE]
-                        requests, asked = self._requests(wave, codec, sampling, keep)
+                        requests, asked_questions = self._requests(wave, codec, sampling, keep)
 
-                        def came(
-                            index: int, completions: list[Completion], asked: list[SampleQuestion] = asked
+                        def keep_completion(
+                            index: int,
+                            completions: list[Completion],
+                            asked_questions: list[SampleQuestion] = asked_questions,
                         ) -> None:
-                            [one] = completions
-                            text, complete = codec.decode(one.token_ids), one.finish_reason == "stop"
-                            question = asked[index]
-                            opened = ends_in_thought(codec.framed(question.problem))
-                            keep(question, PolicyReply(text, complete, len(one.token_ids), opened))
+                            question = asked_questions[index]
+                            [completion] = completions  # a request asks for one sample
+                            reply = PolicyReply(
+                                text=codec.decode(completion.token_ids),
+                                complete=completion.finish_reason == "stop",
+                                tokens=len(completion.token_ids),
+                                begins_in_thought=ends_in_thought(codec.framed(question.problem)),
+                            )
+                            keep(question, reply)
 
                         if requests:
-                            engine.generate(requests, came)
+                            engine.generate(requests, keep_completion)
 
                 yield ask
             finally:
@@ -188,18 +201,24 @@ class Served(Policy):
     def _requests(
         self, questions: Sequence[SampleQuestion], codec: TextCodec, sampling: SamplingParams, keep: Keep
     ) -> tuple[list[Request], list[SampleQuestion]]:
-        """Returns a request for each answer, so that what was sampled when a job dies is lost one by one."""
-        requests, asked = [], []
+        """Returns a request for each question that can be asked, and these questions in the same order.
+
+        A request asks for one answer: a killed job then loses only those that were being sampled. Questions
+        whose prompt is empty, or leaves no room for an answer, are kept as such.
+        """
+        requests: list[Request] = []
+        asked_questions: list[SampleQuestion] = []
         for question in questions:
             prompt_ids = codec.encode_prompt(question.problem)
-            left = self.context_length - len(prompt_ids)
-            if left < 1 or not len(prompt_ids):
+            tokens_left = self.context_length - len(prompt_ids)
+            if tokens_left < 1 or not len(prompt_ids):
                 keep(question, None)
                 continue
-            own = replace(sampling, max_tokens=min(sampling.max_tokens, left))
-            requests.append(Request(prompt_ids, question.seed, 1, own, reads_logprobs=False))
-            asked.append(question)
-        return requests, asked
+            limited_sampling = replace(sampling, max_tokens=min(sampling.max_tokens, tokens_left))
+            request = Request(prompt_ids, question.seed, 1, limited_sampling, reads_logprobs=False)
+            requests.append(request)
+            asked_questions.append(question)
+        return requests, asked_questions
 
 
 def _no_alphabet() -> str:
@@ -223,16 +242,17 @@ def _memory_folder(place: AskingShard) -> Path:
 @Policy.register("endpoint")
 @dataclass(frozen=True, kw_only=True)
 class AtAddresses(Policy):
-    """A model behind OpenAI-compatible addresses, of which the shards take turns: each asks one. What
-    `answers` says takes the place of an address's own temperature and max_tokens. A seed is sent with each
-    request; whether the same seed gives the same answer is the address's affair. Set `answers.top_k` to -1
-    for one that doesn't know it, and `send_seed` to false for one that refuses a seed.
+    """A model behind OpenAI-compatible addresses. Each shard asks one of them, in turn.
 
-    A request that an address refuses for what is in it leaves out that answer, and ends nothing."""
+    The settings in `answers` replace an address's own temperature and max_tokens. A seed is sent with each
+    request; the address decides whether the same seed gives the same answer. Set `answers.top_k` to -1 for
+    one that doesn't know it, and `send_seed` to false for one that refuses a seed.
+
+    If an address refuses a request for its content, that answer is left out, and the others go on."""
 
     addresses: Annotated[tuple[EndpointSettings, ...], MinLen(1)]
     send_seed: bool = True
-    """Whether requests say the seed with which an answer is to be drawn."""
+    """Whether requests have the seed with which an answer is to be drawn."""
     template_opens_thought: bool = False
     """Whether the chat template of the addresses' server ends with what opens a thought, and the server
     leaves the thought in the answer. An answer without the thought's end, since it was cut off, is all
@@ -240,7 +260,7 @@ class AtAddresses(Policy):
 
     @override
     def identity(self) -> object:
-        return [(one.model, one.api, one.extra) for one in self.addresses]
+        return [(address.model, address.api, address.extra) for address in self.addresses]
 
     @override
     @contextmanager
@@ -272,46 +292,49 @@ async def _ask(
     *,
     send_seed: bool = True,
 ) -> None:
-    """Raises RuntimeError when requests come to nothing, after everything that was answered was kept."""
-    failure: EndpointError | None = None
+    """Asks all questions at an address, `settings.concurrency` of them at a time.
+
+    Raises RuntimeError if requests come to nothing, after everything that was answered was kept.
+    """
+    failure: EndpointError | None = None  # ends all workers
     unanswered: list[str] = []
-    in_a_row = 0
-    refused: list[tuple[SampleQuestion, NoReply]] = []
-    """Refusals that came before any answer. Where nothing else comes, they concern all."""
+    unanswered_in_a_row = 0
+    early_refusals: list[tuple[SampleQuestion, NoReply]] = []
+    """Refusals before the first answer: until one comes, the address may be refusing every request."""
     is_answering = False
 
     async def worker(waiting: Iterator[SampleQuestion]) -> None:
-        nonlocal failure, in_a_row, is_answering
+        nonlocal failure, unanswered_in_a_row, is_answering
         for question in waiting:
             if failure is not None:
                 return
             try:
                 reply = await client.ask(_body(settings, sampling, question, send_seed=send_seed))
             except RequestRefused as error:
-                none = NoReply(REFUSED, str(error))
+                refusal = NoReply(REFUSED, str(error))
                 if is_answering:
-                    keep(question, none)
+                    keep(question, refusal)
                     continue
-                refused.append((question, none))
-                if len(refused) >= settings.give_up_after:
+                early_refusals.append((question, refusal))
+                if len(early_refusals) >= settings.give_up_after:
                     failure = EndpointError(
-                        f"the first {len(refused)} requests were refused, and none was answered; the last:"
-                        f" {error}"
+                        f"the first {len(early_refusals)} requests were refused, and none was answered; the"
+                        f" last: {error}"
                     )
                     return
                 continue
             except Unanswered as error:
                 unanswered.append(f"row {question.row}: {error}")
-                in_a_row += 1
-                if in_a_row >= settings.give_up_after:
+                unanswered_in_a_row += 1
+                if unanswered_in_a_row >= settings.give_up_after:
                     failure = EndpointError(
-                        f"{in_a_row} requests in a row came to nothing; the last: {error}"
+                        f"{unanswered_in_a_row} requests in a row came to nothing; the last: {error}"
                     )
                 continue
             except EndpointError as error:
                 failure = error
                 return
-            in_a_row = 0
+            unanswered_in_a_row = 0
             is_answering = True
             if reply.why_empty is not None:
                 keep(question, NoReply(EMPTY, reply.why_empty))
@@ -319,14 +342,14 @@ async def _ask(
                 keep(question, PolicyReply(reply.text, reply.complete, reply.output_tokens))
 
     async with EndpointClient.of(settings, lambda: failure is not None) as client:
-        waiting = iter(questions)
+        waiting = iter(questions)  # all workers take their questions from this one iterator
         async with asyncio.TaskGroup() as group:
             for _ in range(settings.concurrency):
                 group.create_task(worker(waiting))
     if failure is not None:
         raise failure
-    for question, none in refused:
-        keep(question, none)
+    for question, refusal in early_refusals:
+        keep(question, refusal)
     if unanswered:
         raise EndpointError(
             f"{len(unanswered)} requests came to nothing; the others are kept. The first: {unanswered[0]}"
@@ -336,13 +359,14 @@ async def _ask(
 def _body(
     settings: EndpointSettings, sampling: SamplingParams, question: SampleQuestion, *, send_seed: bool
 ) -> dict[str, Any]:
+    """Returns the body of the request for an answer."""
     body = settings.body((), {})
-    for ours in ("messages", "prompt", "stop"):
-        body.pop(ours, None)
+    for key in ("messages", "prompt", "stop"):  # the question and the sampling have these
+        body.pop(key, None)
     problem = question.problem
     if settings.api == "chat":
-        asked = [vars(message) for message in problem.messages]
-        body["messages"] = asked or [{"role": "user", "content": problem.prompt}]
+        messages = [vars(message) for message in problem.messages]
+        body["messages"] = messages or [{"role": "user", "content": problem.prompt}]
     else:
         body["prompt"] = problem.prompt
     if send_seed:

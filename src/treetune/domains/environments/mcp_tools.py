@@ -5,8 +5,8 @@ Calls come from threads, and each connection lives in the event loop of a thread
 
     thread of an answer                    thread "MCP server", one for each server
     ───────────────────                    ────────────────────────────────────────
-    Mcp.call_server                        _Server._hold: opens the connection, keeps it
-      └ _Server.call ── coroutine ───────►   until `_stop` is set, and closes it
+    Mcp.call_server                        _ServerThread._hold: opens the connection, keeps it
+      └ _ServerThread.call ─ coroutine ──►   until `_stop` is set, and closes it
           │                                _Connection.call: sends the call
           │ waits for a future               │ waits for the answer, or for `call_seconds`
           │ ◄──── result or error ───────────┘ from when the server works on the call
@@ -152,7 +152,7 @@ class Mcp(Tool):
         ]
 
     def call_server(self, tool: str, /, **arguments: Any) -> str:
-        """Returns what a tool of the server answered, or what became of the call. Raises Unavailable where no
+        """Returns the answer of a tool of the server, or what became of the call. Raises Unavailable if no
         server can be had."""
         return self._server().call(tool, arguments)
 
@@ -262,23 +262,28 @@ class _Connection:
 
 
 class _ServerThread:
-    """The connection to a server, in a thread of its own. One that is lost is made anew by the next call."""
+    """Holds the connection to a server, in a thread of its own. The next call replaces a lost connection."""
 
     def __init__(self, tool: Mcp) -> None:
         self._tool = tool
         self._loop = asyncio.new_event_loop()
-        self._connecting = threading.Lock()
+        self._connection_lock = threading.Lock()
+        """Held while a connection is made or dropped, so that no two threads do it at once."""
         self._ready: Future[_Connection] | None = None
+        """Its result is the connection; None before the first call, and after a connection was dropped."""
         self._stop = asyncio.Event()
-        self._held: Future[None] | None = None
+        """Set to end `_hold`."""
+        self._hold_task: Future[None] | None = None
+        """The newest run of `_hold`."""
         threading.Thread(target=self._loop.run_forever, name="MCP server", daemon=True).start()
 
     def connected(self) -> _Connection:
         """Returns the connection. Raises Unavailable where there is none in time."""
-        with self._connecting:
+        with self._connection_lock:
             if self._ready is None:
                 self._ready, self._stop = Future(), asyncio.Event()
-                self._held = asyncio.run_coroutine_threadsafe(self._hold(self._ready, self._stop), self._loop)
+                hold = self._hold(self._ready, self._stop)
+                self._hold_task = asyncio.run_coroutine_threadsafe(hold, self._loop)
             try:
                 return self._ready.result(self._tool.start_seconds + _END_S)
             except Exception as error:
@@ -286,7 +291,7 @@ class _ServerThread:
                 raise Unavailable(f"the MCP server {self._tool.name} can't be had: {error}") from error
 
     async def _hold(self, ready: Future[_Connection], stop: asyncio.Event) -> None:
-        """Keeps a connection until it is stopped: it has to end in the task in which it began."""
+        """Opens a connection, keeps it until `stop` is set, and closes it: all in one task, as anyio asks."""
         import anyio
         from mcp import Client
 
@@ -304,23 +309,24 @@ class _ServerThread:
                         limit.deadline = math.inf
                         await stop.wait()
             except Exception as error:
-                first: BaseException = error
-                while isinstance(first, BaseExceptionGroup):
-                    first = first.exceptions[0]
-                last = printed.last_line()
-                if isinstance(first, TimeoutError):
-                    last = f"it didn't list its tools within {tool.start_seconds:g} s"
+                # Task groups of the client put the error of a task into a group, and that into another.
+                cause: BaseException = error
+                while isinstance(cause, BaseExceptionGroup):
+                    cause = cause.exceptions[0]
+                reason = printed.last_line() or f"{type(cause).__name__}: {cause}"
+                if isinstance(cause, TimeoutError):
+                    reason = f"it didn't list its tools within {tool.start_seconds:g} s"
                 if not ready.done():
-                    ready.set_exception(ConnectionError(last or f"{type(first).__name__}: {first}"))
+                    ready.set_exception(ConnectionError(reason))
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Returns what the policy reads of a call: its result, its error, or that there was none."""
+        """Returns the text that the policy reads: the result of a call, its error, or that it has none."""
         from mcp.shared.exceptions import MCPError
         from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
         connection = self.connected()
         seconds = self._tool.call_seconds
-        # The turn's own deadline, as the call's, is for the time in which the server works on it.
+        # The deadline of the answer's turn stands still while the call waits for others.
         clock = call_clock()
         clock.stop()
         coroutine = connection.call(tool, arguments, seconds, clock.start)
@@ -335,7 +341,7 @@ class _ServerThread:
                 return self._lost(connection)
             return f"Error: {error}"
         except Exception as error:
-            # Of a result that isn't as it should be, or of a transport that broke: both raise what they like.
+            # A malformed result and a broken transport may both raise any error.
             if not self._is_alive(connection):
                 return self._lost(connection)
             fault = re.sub(r"\s+", " ", str(error))[:_FAULT_CHARACTERS]
@@ -367,7 +373,7 @@ class _ServerThread:
 
     def _end(self, connection: _Connection, verb: str) -> None:
         """Drops a connection whose server "hangs" or "ended", unless another call has already done so."""
-        with self._connecting:
+        with self._connection_lock:
             if self._ready is None or not self._ready.done() or self._ready.exception() is not None:
                 return
             if self._ready.result() is connection:
@@ -380,10 +386,10 @@ class _ServerThread:
 
     def close(self) -> None:
         """Ends the connection and its server, which gets `_END_S` for it."""
-        with self._connecting:
+        with self._connection_lock:
             self._drop()
-            if self._held is not None:
-                wait([self._held], _END_S)
+            if self._hold_task is not None:
+                wait([self._hold_task], _END_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 

@@ -1,8 +1,20 @@
 r"""Formulas in LaTeX or plain text, read into sympy without evaluating what a model wrote, and compared.
 
-sympy's own `parse_expr` runs its text as Python, and its arithmetic takes any exponent. Here a text
-is tokens and a grammar, and what would be huge is refused before it is computed. Two formulas are equal as
-they are written, as exact numbers, as expressions, or by math-verify.
+sympy's own `parse_expr` runs its text as Python, and its arithmetic takes any exponent. Here a text is cut
+into tokens, a grammar reads them, and what would be huge is refused before it is computed::
+
+    \frac{1}{2}x^2    tokens  command frac, sign {, number 1, sign }, sign {, number 2, sign }, letter x, …
+                      sympy   x**2/2
+
+The grammar, from the loosest binding to the tightest, with the method that reads each rule::
+
+    sum       _FormulaParser.sum             1 + 2x - y
+    product   _FormulaParser._read_product   2x,  2 * x,  6 / 3
+    power     _FormulaParser._read_power     x^2,  n!^2,  60^\circ (only within a function)
+    postfix   _FormulaParser._read_postfix   n!,  50%
+    atom      _FormulaParser._read_atom      12,  x_1,  (1 + 2),  |x|,  \frac12,  \sin x,  C(10,3)
+
+Two formulas are equal as they are written, as exact numbers, as expressions, or by math-verify.
 """
 
 from __future__ import annotations
@@ -10,33 +22,48 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
 from treetune.domains.graders.residues import Residue, prime_for
 from treetune.exceptions import Absurd, NotAFormula
 
+# Limits. An answer is text that a model wrote: without them, a few characters such as 9^{9^9} take all memory
+# or all time. Each limit is beyond what gold answers have.
+
 LONGEST = 600
 """Characters of a formula that are read."""
 
 DEEPEST = 40
+"""Brackets and commands within each other: each takes several of Python's frames."""
 LARGEST_EXPONENT = 10_000
+"""Of a number or a letter, as in ``2^{10000}``."""
 LARGEST_EXPONENT_OF_A_SUM = 2500
+"""As in ``(x + 1)^{2500}``, which is evaluated at several points."""
 LARGEST_EXPONENT_OF_A_FUNCTION = 300
+"""As in ``(\\sin x)^{300}``: functions are evaluated to more digits the larger their powers are."""
 LARGEST_DEGREE = 10_000
 """The largest product of exponents within each other: ``((x^{2000})^{2000}`` has four millions."""
 MOST_BITS_OF_A_POWERED_FACTOR = 400_000
+"""Bits of a number in a sum times the exponent of the sum: ``(2^{100}x + 1)^{50}`` has some 5,000."""
 MOST_NESTED_FUNCTIONS = 3
 """Functions of functions: the time in which sympy finds the sign of a logarithm grows tenfold with each."""
 LARGEST_ROOT = 300
+"""The largest denominator of an exponent: ``2^{1/300}`` is read, and ``2^{1/301}`` is not."""
 LARGEST_FACTORIAL = 3000
+"""The largest n of n!, which has some 9,000 digits."""
 LARGEST_TOP = 5000
+"""The largest number above or below in a binomial coefficient."""
 MOST_DIGITS = 400
 """Digits of a number as it is written."""
+MOST_TOKENS_OF_A_BINOMIAL = 9
+"""Tokens behind the letter of a binomial coefficient that are looked at: ``C_{10}^{3}`` has eight."""
 
 BITS_OF_A_HUGE_GOLD = 600
+"""With a gold of more bits, a huge answer is compared by remainders; with a smaller one it is refused."""
 MOST_BITS_UNDER_ROOT = 1200
+"""Bits of a number that is no perfect power, under a root: sympy looks for its factors."""
 MOST_BITS = 40_000
 """Binary digits of a number that is computed; of a larger one only the remainder by a prime."""
 
@@ -47,21 +74,47 @@ _TOKEN = re.compile(
     r"\s+|(?P<number>\d+\.\d+|\d+\.(?!\d)|\.\d+|\d+)|(?P<command>\\[A-Za-z]+|\\[%{}|])"
     r"|(?P<word>[A-Za-z]+)|(?P<sign>[-+*/^_(){}\[\]|!,=<>%])"
 )
+"""White space, or a token: ``3.5``, ``3.``, ``.5`` or ``3``; ``\\frac`` or ``\\{``; ``xy``; ``+``."""
 
 _FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "sinh", "cosh", "tanh",
     "arcsin", "arccos", "arctan", "asin", "acos", "atan", "sqrt", "abs",
 }  # fmt: skip
+_SYMPY_NAMES = {"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}
+"""Functions that sympy knows by another name."""
+_FRACTIONS = ("frac", "dfrac", "tfrac", "cfrac")
+_BINOMIALS = ("binom", "dbinom", "tbinom")
 _GREEK = {
     "alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "rho", "sigma",
     "tau", "phi", "varphi", "omega", "psi", "chi", "xi", "eta", "zeta", "kappa", "Delta", "Omega",
 }  # fmt: skip
 _SPACES = {"quad", "qquad", "left", "right", "displaystyle", "big", "Big", "bigl", "bigr", "limits"}
+"""Commands that change how a formula looks, not its value: they are left out."""
 _SIGNS = {"cdot": "*", "times": "*", "ast": "*", "div": "/", "colon": ":", "{": "(", "}": ")", "|": "|"}
+"""The signs of commands: ``\\cdot`` is ``*``."""
 _PLAIN = str.maketrans({
     "−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": " \\pi ", "∞": " \\infty ",
     "√": " \\sqrt ", "²": "^2", "³": "^3", "\u00a0": " ", "∙": "*",
 })  # fmt: skip
+_LONGEST_PRODUCT_OF_LETTERS = 3
+"""``xyz`` is the product of three letters, and ``none`` is a word."""
+_CLOSING_SIGNS = {"(": ")", "[": "]", "{": "}", "|": "|"}
+
+
+class FormulaToken(NamedTuple):
+    """A token of a formula.
+
+    Example: ``2\\pi x`` has `FormulaToken("number", "2")`, `FormulaToken("command", "pi")` and
+    `FormulaToken("letter", "x")`.
+    """
+
+    kind: str
+    """``number``, ``letter``, ``command`` or ``sign``."""
+    text: str
+    """What was written; of a command without the backslash."""
+
+
+_DEGREES = FormulaToken("command", "circ")
 
 
 def read_expression(text: str, *, reads_choices: bool = True) -> Any:
@@ -71,202 +124,357 @@ def read_expression(text: str, *, reads_choices: bool = True) -> Any:
     """
     if len(text) > LONGEST:
         raise Absurd(f"a formula of {len(text)} characters")
-    parser = _FormulaParser(_tokens(text), reads_choices)
+    parser = _FormulaParser(_split_into_tokens(text), reads_choices)
     expression = parser.sum(0)
-    if parser.peek is not None:
-        raise NotAFormula(f"what is {parser.peek[1]!r} doing there?")
+    if parser.next_token is not None:
+        raise NotAFormula(f"what is {parser.next_token.text!r} doing there?")
     return expression
 
 
-def _tokens(text: str) -> list[tuple[str, str]]:
-    text = (
-        text.translate(_PLAIN).replace("\\,", " ").replace("\\!", "").replace("\\;", " ").replace("\\ ", " ")
-    )
-    text = text.replace("**", "^")
-    tokens: list[tuple[str, str]] = []
+def _split_into_tokens(text: str) -> list[FormulaToken]:
+    text = text.translate(_PLAIN)
+    # Spaces of LaTeX; \! is one of negative width, as within 1{\!}000.
+    text = text.replace("\\,", " ").replace("\\!", "").replace("\\;", " ").replace("\\ ", " ")
+    text = text.replace("**", "^")  # as Python writes a power
+    tokens: list[FormulaToken] = []
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
             raise NotAFormula(f"{text[position]!r} belongs to no formula")
         position = match.end()
-        kind, value = match.lastgroup, match[0]
+        kind, matched = match.lastgroup, match[0]
         if kind == "command":
-            name = value[1:]
-            if name in _SPACES:
-                continue
-            tokens.append(("sign", _SIGNS[name]) if name in _SIGNS else (kind, name))
+            name = matched[1:]
+            if name in _SIGNS:
+                tokens.append(FormulaToken("sign", _SIGNS[name]))
+            elif name not in _SPACES:
+                tokens.append(FormulaToken("command", name))
         elif kind == "word":
-            if value in _FUNCTIONS or value in ("pi", "infinity"):
-                tokens.append(("command", "infty" if value == "infinity" else value))
-            elif len(value) > 3:
-                raise NotAFormula(f"{value!r} is a word")
-            else:
-                tokens += [("letter", letter) for letter in value]
-        elif kind is not None:
-            tokens.append((kind, value))
+            tokens += _tokens_of_word(matched)
+        elif kind is not None:  # None: white space
+            tokens.append(FormulaToken(kind, matched))
     return tokens
 
 
-class _FormulaParser:
-    """Recursive descent, one method for each precedence; `depth` bounds the recursion."""
+def _tokens_of_word(word: str) -> list[FormulaToken]:
+    """Returns a command for ``sin`` or ``pi`` without a backslash, else letters: ``xy`` is x times y."""
+    if word == "infinity":
+        return [FormulaToken("command", "infty")]
+    if word in _FUNCTIONS or word == "pi":
+        return [FormulaToken("command", word)]
+    if len(word) > _LONGEST_PRODUCT_OF_LETTERS:
+        raise NotAFormula(f"{word!r} is a word")
+    return [FormulaToken("letter", letter) for letter in word]
 
-    def __init__(self, tokens: list[tuple[str, str]], reads_choices: bool = True) -> None:
+
+class _FormulaParser:
+    """Recursive descent, one method for each rule of the grammar in the module's head.
+
+    A method takes its tokens from the front of those that are left. `depth` counts the brackets and commands
+    around it, and bounds the recursion.
+    """
+
+    def __init__(self, tokens: list[FormulaToken], reads_choices: bool = True) -> None:
         import sympy
 
-        self._reads_choices = reads_choices
-
         self._sympy = sympy
+        self._reads_choices = reads_choices
         self._tokens = tokens
-        self._at = 0
-        self._angles = 0  # of how many functions this is the argument: only there 60^\\circ is pi/3
+        self._position = 0
+        """The index of the next token."""
+        self._open_functions = 0
+        """The number of functions whose argument is being read. Only within one is 60^\\circ pi/3: elsewhere
+        it is 60, with a unit."""
+
+    # Tokens
 
     @property
-    def peek(self) -> tuple[str, str] | None:
-        return self._tokens[self._at] if self._at < len(self._tokens) else None
+    def next_token(self) -> FormulaToken | None:
+        """The next token; None at the end."""
+        return self._tokens[self._position] if self._position < len(self._tokens) else None
 
-    def _take(self, sign: str | None = None) -> tuple[str, str]:
-        token = self.peek
-        if token is None or (sign is not None and token[1] != sign):
-            raise NotAFormula(f"{sign or 'more'} was expected, not {token[1] if token else 'the end'}")
-        self._at += 1
+    def _take(self, sign: str | None = None) -> FormulaToken:
+        """Takes the next token, which has to be `sign` if one is named."""
+        token = self.next_token
+        if token is None or (sign is not None and token.text != sign):
+            raise NotAFormula(f"{sign or 'more'} was expected, not {token.text if token else 'the end'}")
+        self._position += 1
         return token
 
-    def _is(self, *signs: str) -> bool:
-        return self.peek is not None and self.peek[0] == "sign" and self.peek[1] in signs
+    def _next_is(self, *signs: str) -> bool:
+        token = self.next_token
+        return token is not None and token.kind == "sign" and token.text in signs
 
-    def _sign(self) -> int:
-        """Takes plus and minus signs, as many as there are."""
-        sign = 1
-        while self._is("+", "-"):
-            sign *= -1 if self._take()[1] == "-" else 1
-        return sign
+    # Rules, from the loosest binding to the tightest
 
     def sum(self, depth: int) -> Any:
+        """Reads ``-2x + 3 - y``."""
         if depth > DEEPEST:
             raise Absurd(f"more than {DEEPEST} levels deep")
-        total = self._sign() * self._product(depth)
-        while self._is("+", "-"):
-            total = total + self._sign() * self._product(depth)
-        return self._checked(total)
+        total = self._read_plus_and_minus() * self._read_product(depth)
+        while self._next_is("+", "-"):
+            total = total + self._read_plus_and_minus() * self._read_product(depth)
+        return self._check_size(total)
 
-    def _product(self, depth: int) -> Any:
-        product = self._power(depth)
+    def _read_plus_and_minus(self) -> int:
+        """Reads plus and minus signs, as many as there are: ``--`` is 1, and ``+-`` is -1."""
+        sign = 1
+        while self._next_is("+", "-"):
+            if self._take().text == "-":
+                sign = -sign
+        return sign
+
+    def _read_product(self, depth: int) -> Any:
+        """Reads ``2 * x``, ``6 / -3`` or ``2x(y + 1)``; from the left: ``1/2x`` is x/2."""
+        product = self._read_power(depth)
         while True:
-            if self._is("*"):
+            if self._next_is("*"):
                 self._take()
-                product = self._checked(product * self._signed(depth))
-            elif self._is("/"):
+                product = self._check_size(product * self._read_signed_power(depth))
+            elif self._next_is("/"):
                 self._take()
-                product = self._divided(product, self._signed(depth))
-            elif self.peek is not None and (self.peek[0] != "sign" or self.peek[1] in ("(", "{")):
-                if self.peek[0] == "number" and self._tokens[self._at - 1][0] == "number":
-                    raise NotAFormula("two numbers without a sign between them")
-                product = self._checked(product * self._power(depth))
+                product = self._divide(product, self._read_signed_power(depth))
+            elif self._factor_is_next():
+                product = self._check_size(product * self._read_power(depth))
             else:
                 return product
 
-    def _signed(self, depth: int) -> Any:
-        return self._sign() * self._power(depth)
+    def _factor_is_next(self) -> bool:
+        """Returns whether a factor without ``*`` before it comes next, as the x of ``2x``."""
+        token = self.next_token
+        if token is None:
+            return False
+        if token.kind == "sign":
+            # No "[" or "|": they may close what is around this product, as in |2x|.
+            return token.text in ("(", "{")
+        if token.kind == "number" and self._tokens[self._position - 1].kind == "number":
+            raise NotAFormula("two numbers without a sign between them")
+        return True
 
-    def _power(self, depth: int) -> Any:
-        base = self._postfix(self._atom(depth), depth)
-        if not self._is("^"):
+    def _read_signed_power(self, depth: int) -> Any:
+        """Reads ``-x^2``, which is -(x^2)."""
+        return self._read_plus_and_minus() * self._read_power(depth)
+
+    def _read_power(self, depth: int) -> Any:
+        """Reads ``x^2``, ``x^{n + 1}``, ``2^-1`` or, within a function, ``60^\\circ``."""
+        base = self._read_postfix(self._read_atom(depth), depth)
+        if not self._next_is("^"):
             return base
         self._take()
-        if self._angles and self.peek == ("command", "circ"):
+        if self._open_functions and self.next_token == _DEGREES:
             self._take()
             return base * self._sympy.pi / 180
-        return self._raised(base, self._argument(depth + 1, power=True))
+        return self._raise_to(base, self._read_argument(depth + 1, whole_number=True))
 
-    def _postfix(self, value: Any, depth: int) -> Any:
-        while self._is("!", "%"):
-            if self._take()[1] == "%":
+    def _read_postfix(self, value: Any, depth: int) -> Any:
+        """Reads the signs behind a value: ``n!``, ``3!!`` (the factorial of 3!), ``50%``."""
+        while self._next_is("!", "%"):
+            if self._take().text == "%":
                 value = value / 100
-                continue
-            value = self._factorial(value)
+            else:
+                value = self._factorial(value)
         return value
 
-    def _argument(self, depth: int, power: bool = False) -> Any:
-        """Reads what a command applies to: a group, or the next digit, letter or command. A `power` or a
-        function applies to the whole next number, perhaps with a sign."""
-        if self._is("{"):
-            return self._group(depth, "{", "}")
-        if power and self._is("+", "-"):
-            return self._signed(depth)
-        token = self.peek
-        if token is not None and token[0] == "number" and len(token[1]) > 1 and not power:
-            # \frac12 is a half: LaTeX takes one digit at a time.
-            self._tokens[self._at] = ("number", token[1][1:])
-            return self._number(token[1][0]) if token[1][0].isdigit() else self._atom(depth)
-        return self._atom(depth)
+    def _read_argument(self, depth: int, whole_number: bool = False) -> Any:
+        """Reads what a command applies to: a group, or the next digit, letter or command.
 
-    def _group(self, depth: int, opening: str, closing: str) -> Any:
+        With `whole_number` it is the whole next number, perhaps with a sign, as for a power and a function:
+        ``2^10`` is 1024, and ``\\sin 30`` the sine of 30.
+        """
+        if self._next_is("{"):
+            return self._read_group(depth, "{", "}")
+        if whole_number:
+            return self._read_signed_power(depth) if self._next_is("+", "-") else self._read_atom(depth)
+        token = self.next_token
+        if token is not None and token.kind == "number" and len(token.text) > 1:
+            # \frac12 is a half: LaTeX takes one digit at a time, and the next argument is the rest.
+            first_digit, rest = token.text[0], token.text[1:]
+            self._tokens[self._position] = FormulaToken("number", rest)
+            # Of .5 the rest alone is read, which is 5.
+            return self._make_number(first_digit) if first_digit.isdigit() else self._read_atom(depth)
+        return self._read_atom(depth)
+
+    def _read_group(self, depth: int, opening: str, closing: str) -> Any:
+        """Reads ``{x + 1}``, or the ``[3]`` of ``\\sqrt[3]{x}``."""
         self._take(opening)
         inner = self.sum(depth + 1)
         self._take(closing)
         return inner
 
-    def _atom(self, depth: int) -> Any:
+    def _read_atom(self, depth: int) -> Any:
+        """Reads ``12``, ``x``, ``x_1``, ``C(10,3)``, ``\\pi``, ``\\frac12``, ``(x + 1)`` or ``|x|``."""
         if depth > DEEPEST:
             raise Absurd(f"more than {DEEPEST} levels deep")
-        sympy = self._sympy
-        kind, value = self._take()
+        kind, text = self._take()
         if kind == "number":
-            if len(value) > MOST_DIGITS:
-                raise Absurd(f"a number of {len(value)} digits")
-            return self._number(value.rstrip("."))
+            if len(text) > MOST_DIGITS:
+                raise Absurd(f"a number of {len(text)} digits")
+            return self._make_number(text.rstrip("."))
         if kind == "letter":
-            reads_choice = self._reads_choices and value in ("C", "P")
-            if reads_choice and (chosen := self._chosen(value, depth)) is not None:
-                return chosen
-            if value in ("i", "e") and not self._is("_"):
-                return self._constant(value)
-            return self._symbol(value + self._index())
+            return self._read_behind_letter(text)
         if kind == "command":
-            return self._command(value, depth + 1)
-        closing = {"(": ")", "[": "]", "{": "}", "|": "|"}.get(value)
+            return self._read_command(text, depth + 1)
+        closing = _CLOSING_SIGNS.get(text)
         if closing is None:
-            raise NotAFormula(f"{value!r} begins no formula")
+            raise NotAFormula(f"{text!r} begins no formula")
         inner = self.sum(depth + 1)
         self._take(closing)
-        return sympy.Abs(inner) if value == "|" else inner
+        return self._sympy.Abs(inner) if text == "|" else inner
 
-    def _number(self, digits: str) -> Any:
-        return self._sympy.Rational(digits)
+    def _read_behind_letter(self, letter: str) -> Any:
+        """Reads the rest of ``C(10,3)`` or ``x_1``; ``i`` and ``e`` without an index are constants."""
+        if self._reads_choices and letter in ("C", "P"):
+            binomial = self._read_binomial(letter)
+            if binomial is not None:
+                return binomial
+        if letter in ("i", "e") and not self._next_is("_"):
+            return self._make_constant(letter)
+        return self._make_symbol(letter + self._read_index())
 
-    def _symbol(self, name: str) -> Any:
-        return self._sympy.Symbol(name)
-
-    def _constant(self, letter: str) -> Any:
-        return self._sympy.I if letter == "i" else self._sympy.E
-
-    def _chosen(self, letter: str, depth: int) -> Any:
-        r"""Reads the rest of ``C(10,3)``, ``C_{10}^{3}`` or ``P(10,3)``; None of a variable."""
-        follows = [token[1] for token in self._tokens[self._at : self._at + 9]]
-        if follows[:1] == ["("] and follows[2:3] == [","] and follows[4:5] == [")"]:
-            top, bottom = self._tokens[self._at + 1], self._tokens[self._at + 3]
-            length = 5
-        elif letter == "C" and follows[:1] == ["_"]:
-            signs = [place for place, token in enumerate(follows) if token not in ("{", "}")]
-            numbers = [self._tokens[self._at + place] for place in signs[:4]]
-            if len(numbers) < 4 or numbers[2][1] != "^":
+    def _read_binomial(self, letter: str) -> Any:
+        """Reads the rest of ``C(10,3)``, ``C_{10}^{3}`` or ``P(10,3)``; None if the letter is a variable."""
+        tokens = self._tokens[self._position : self._position + MOST_TOKENS_OF_A_BINOMIAL]
+        texts = [token.text for token in tokens]
+        if texts[:1] == ["("] and texts[2:3] == [","] and texts[4:5] == [")"]:
+            # The five tokens of (10,3)
+            top, bottom, length = tokens[1], tokens[3], 5
+        elif letter == "C" and texts[:1] == ["_"]:
+            # _{10}^{3}, with or without each of the braces: but for these, four tokens
+            positions = [position for position, text in enumerate(texts) if text not in ("{", "}")]
+            if len(positions) < 4 or texts[positions[2]] != "^":
                 return None
-            top, bottom = numbers[1], numbers[3]
-            length = signs[3] + 1
-            length += follows[length : length + 1] == ["}"]
+            top, bottom = tokens[positions[1]], tokens[positions[3]]
+            length = positions[3] + 1
+            if texts[length : length + 1] == ["}"]:
+                length += 1
         else:
             return None
-        if top[0] != "number" or bottom[0] != "number" or not (top[1] + bottom[1]).isdigit():
+        if top.kind != "number" or bottom.kind != "number":
             return None
-        self._at += length
-        above, below = self._number(top[1]), self._number(bottom[1])
-        choices = self._binomial(above, below)
-        return choices if letter == "C" else self._checked(choices * self._factorial(below))
+        if not top.text.isdigit() or not bottom.text.isdigit():  # no decimals
+            return None
+        self._position += length
+        top_number, bottom_number = self._make_number(top.text), self._make_number(bottom.text)
+        choices = self._binomial(top_number, bottom_number)
+        if letter == "C":
+            return choices
+        # P(10,3) counts in order: 10 · 9 · 8.
+        return self._check_size(choices * self._factorial(bottom_number))
+
+    def _read_index(self) -> str:
+        """Reads the index of a variable, if it has one: ``_1``, or ``_{12}``, which becomes ``_12``."""
+        if not self._next_is("_"):
+            return ""
+        self._take()
+        if not self._next_is("{"):
+            return "_" + self._take().text
+        self._take("{")
+        index = ""
+        while not self._next_is("}"):
+            index += self._take().text
+        self._take("}")
+        return "_" + index
+
+    def _read_command(self, name: str, depth: int) -> Any:
+        """Reads what a command applies to, and returns its value."""
+        sympy = self._sympy
+        if name == "pi":
+            return sympy.pi
+        if name == "infty":
+            return sympy.oo
+        if name in _GREEK:  # \alpha or \alpha_1
+            return sympy.Symbol(name + self._read_index())
+        if name in _FRACTIONS:  # \frac{1}{2} or \frac12
+            above = self._read_argument(depth)
+            below = self._read_argument(depth)
+            return self._divide(above, below)
+        if name in _BINOMIALS:  # \binom{10}{3}
+            top = self._read_argument(depth)
+            bottom = self._read_argument(depth)
+            return self._binomial(top, bottom)
+        if name == "sqrt":  # \sqrt{x} or \sqrt[3]{x}
+            order = self._read_group(depth, "[", "]") if self._next_is("[") else self._make_number("2")
+            radicand = self._read_argument(depth)
+            return self._raise_to(radicand, self._divide(self._make_number("1"), order))
+        if name in _FUNCTIONS:
+            return self._read_function(name, depth)
+        raise NotAFormula(f"\\{name} is not known")
+
+    def _read_function(self, name: str, depth: int) -> Any:
+        """Reads ``\\sin x``, ``\\sin^2 x``, ``\\sin 2x``, ``\\log_2 8`` or ``\\sin 30^\\circ``."""
+        sympy = self._sympy
+        if self._open_functions >= MOST_NESTED_FUNCTIONS:
+            raise Absurd(f"more than {MOST_NESTED_FUNCTIONS} functions within each other")
+        base = sympy.Integer(10)
+        if name == "log" and self._next_is("_"):  # \log_2 8
+            self._take()
+            base = self._read_argument(depth)
+        power = None
+        if self._next_is("^"):  # \sin^2 x
+            self._take()
+            power = self._read_argument(depth)
+        argument = self._read_argument_of_function(depth)
+        value = self._value_of_function(name, argument, base)
+        if power is None:
+            return value
+        if power == -1 and name in ("sin", "cos", "tan"):  # \sin^{-1} x is the arc sine, not 1/sin(x)
+            return getattr(sympy, "a" + name)(argument)
+        return self._raise_to(value, power)
+
+    def _read_argument_of_function(self, depth: int) -> Any:
+        # sin(x)y is sin(x) times y, and \sin 2x the sine of 2x.
+        is_grouped = self._next_is("(", "{", "[")
+        self._open_functions += 1
+        argument = self._read_argument(depth, whole_number=True)
+        argument = self._read_postfix(argument, depth)  # \sin x! is the sine of x!
+        self._open_functions -= 1
+        while not is_grouped and self._factor_of_argument_is_next():
+            argument = self._check_size(argument * self._read_power(depth))
+        if not self._next_is("^"):
+            return argument
+        self._take()
+        if self.next_token == _DEGREES:  # \sin 30^\circ
+            self._take()
+            return argument * self._sympy.pi / 180
+        exponent = self._read_argument(depth, whole_number=True)
+        return self._raise_to(argument, exponent)  # \sin x^2 is the sine of x^2
+
+    def _factor_of_argument_is_next(self) -> bool:
+        """Returns whether a factor of a function's argument comes next: ``\\sin x \\cos x`` has none."""
+        token = self.next_token
+        if token is None or token.kind not in ("number", "letter", "command"):
+            return False
+        return token.text not in _FUNCTIONS
+
+    # Values. `_ResidueParser` computes them otherwise.
+
+    def _make_number(self, digits: str) -> Any:
+        return self._sympy.Rational(digits)
+
+    def _make_symbol(self, name: str) -> Any:
+        return self._sympy.Symbol(name)
+
+    def _make_constant(self, letter: str) -> Any:
+        return self._sympy.I if letter == "i" else self._sympy.E
+
+    def _value_of_function(self, name: str, argument: Any, base: Any) -> Any:
+        """Returns the value of a function; `base` is for ``log`` alone."""
+        sympy = self._sympy
+        if name in ("sinh", "cosh", "tanh"):
+            self._refuse_huge(argument)
+        if name == "log":
+            return sympy.log(argument, base)
+        if name == "exp":
+            return self._raise_to(sympy.E, argument)
+        if name == "abs":
+            return sympy.Abs(argument)
+        return getattr(sympy, _SYMPY_NAMES.get(name, name))(argument)
 
     def _binomial(self, top: Any, bottom: Any) -> Any:
-        if any(number.is_number and not 0 <= number <= LARGEST_TOP for number in (top, bottom)):
-            raise Absurd("a binomial coefficient of no small numbers")
+        for number in (top, bottom):
+            if number.is_number and not 0 <= number <= LARGEST_TOP:
+                raise Absurd("a binomial coefficient of no small numbers")
         if top.free_symbols or bottom.free_symbols:  # sympy takes seconds for a binomial of fractions
             factorial = self._sympy.factorial
             return factorial(top) / (factorial(bottom) * factorial(top - bottom))
@@ -280,93 +488,15 @@ class _FormulaParser:
             raise Absurd("a factorial that is no small number's")
         return self._sympy.factorial(value)
 
-    def _index(self) -> str:
-        if not self._is("_"):
-            return ""
-        self._take()
-        if not self._is("{"):
-            return "_" + self._take()[1]
-        self._take("{")
-        index = ""
-        while not self._is("}"):
-            index += self._take()[1]
-        self._take("}")
-        return "_" + index
-
-    def _command(self, name: str, depth: int) -> Any:
-        sympy = self._sympy
-        if name == "pi":
-            return sympy.pi
-        if name == "infty":
-            return sympy.oo
-        if name in _GREEK:
-            return sympy.Symbol(name + self._index())
-        if name in ("frac", "dfrac", "tfrac", "cfrac"):
-            above = self._argument(depth)
-            return self._divided(above, self._argument(depth))
-        if name in ("binom", "dbinom", "tbinom"):
-            top, bottom = self._argument(depth), self._argument(depth)
-            return self._binomial(top, bottom)
-        if name == "sqrt":
-            order = self._group(depth, "[", "]") if self._is("[") else self._number("2")
-            return self._raised(self._argument(depth), self._divided(self._number("1"), order))
-        if name in _FUNCTIONS:
-            return self._function(name, depth)
-        raise NotAFormula(f"\\{name} is not known")
-
-    def _function(self, name: str, depth: int) -> Any:
-        sympy = self._sympy
-        if self._angles >= MOST_NESTED_FUNCTIONS:
-            raise Absurd(f"more than {MOST_NESTED_FUNCTIONS} functions within each other")
-        base = sympy.Integer(10)
-        if name == "log" and self._is("_"):
-            self._take()
-            base = self._argument(depth)
-        power = None
-        if self._is("^"):
-            self._take()
-            power = self._argument(depth)
-        grouped = self._is("(", "{", "[")
-        self._angles += 1
-        argument = self._postfix(self._argument(depth, power=True), depth)
-        self._angles -= 1
-        while not grouped and self._factor_follows():  # \\sin 2x is the sine of 2x
-            argument = self._checked(argument * self._power(depth))
-        if self._is("^"):  # \sin x^2 is the sine of x^2
-            self._take()
-            if self.peek == ("command", "circ"):
-                self._take()
-                argument = argument * sympy.pi / 180
-            else:
-                argument = self._raised(argument, self._argument(depth, power=True))
-        if name in ("sinh", "cosh", "tanh"):
-            self._refuse_huge(argument)
-        if name == "log":
-            value = sympy.log(argument, base)
-        elif name == "exp":
-            value = self._raised(sympy.E, argument)
-        elif name == "abs":
-            value = sympy.Abs(argument)
-        else:
-            short = {"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}
-            value = getattr(sympy, short.get(name, name))(argument)
-        if power is None:
-            return value
-        if power == -1 and name in ("sin", "cos", "tan"):
-            return getattr(sympy, "a" + name)(argument)
-        return self._raised(value, power)
-
-    def _factor_follows(self) -> bool:
-        token = self.peek
-        return (
-            token is not None and token[0] in ("number", "letter", "command") and token[1] not in _FUNCTIONS
-        )
-
-    def _raised(self, base: Any, exponent: Any) -> Any:
+    def _raise_to(self, base: Any, exponent: Any) -> Any:
+        """Returns the power, if the cost of it can be known beforehand and is small enough."""
         if not exponent.is_number:
-            return self._checked(base**exponent)
+            return self._check_size(base**exponent)
+        # The conditions say `not … <= …`, so that they refuse nan, too.
         size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
-        if not size <= self._largest_exponent(base) or (exponent.is_Rational and exponent.q > LARGEST_ROOT):
+        is_too_large = not size <= self._largest_exponent(base)
+        is_too_high_a_root = exponent.is_Rational and exponent.q > LARGEST_ROOT
+        if is_too_large or is_too_high_a_root:
             raise Absurd("an exponent beyond every answer's")
         if not base.is_Rational:
             degree, bits = _degree_and_bits(base)
@@ -376,7 +506,7 @@ class _FormulaParser:
             return self._root(base, exponent)
         elif _bits(base) * max(float(size), 1) > MOST_BITS:
             raise Absurd("a power of too many digits")
-        return self._checked(base**exponent)
+        return self._check_size(base**exponent)
 
     def _refuse_huge(self, argument: Any) -> None:
         """Refuses the argument of a function that grows as a power of e does."""
@@ -391,27 +521,36 @@ class _FormulaParser:
         return LARGEST_EXPONENT_OF_A_FUNCTION if base.has(sympy.Function) else LARGEST_EXPONENT_OF_A_SUM
 
     def _root(self, base: Any, exponent: Any) -> Any:
-        """Takes the root of a rational number: exactly of a perfect power, however large, and otherwise of
-        small numbers alone, since sympy looks for their factors."""
+        """Returns the root of a rational number, as ``8^{1/3}``.
+
+        That of a perfect power is exact, however large the number is. Any other number has to be small, since
+        sympy looks for its factors.
+        """
         sympy = self._sympy
         order = int(exponent.q)
-        above, above_is_exact = sympy.integer_nthroot(abs(base.p), order)
-        below, below_is_exact = sympy.integer_nthroot(base.q, order)
+        root_above, above_is_exact = sympy.integer_nthroot(abs(base.p), order)
+        root_below, below_is_exact = sympy.integer_nthroot(base.q, order)
         if base.p >= 0 and above_is_exact and below_is_exact:
-            return self._raised(sympy.Rational(above, below), sympy.Integer(exponent.p))
-        if max(abs(base.p), base.q).bit_length() * max(abs(exponent.p), 1) > MOST_BITS_UNDER_ROOT:
+            return self._raise_to(sympy.Rational(root_above, root_below), sympy.Integer(exponent.p))
+        if _bits(base) * max(abs(exponent.p), 1) > MOST_BITS_UNDER_ROOT:
             raise Absurd("a root of a number of too many digits")
         return base**exponent
 
-    def _divided(self, above: Any, below: Any) -> Any:
+    def _divide(self, above: Any, below: Any) -> Any:
         if below == 0:
             raise NotAFormula("a division by zero")
-        return self._checked(above / below)
+        return self._check_size(above / below)
 
-    def _checked(self, value: Any) -> Any:
-        if value.is_Rational and max(abs(value.p), value.q).bit_length() > MOST_BITS:
+    def _check_size(self, value: Any) -> Any:
+        """Returns the value. Raises Absurd for a number of too many bits."""
+        if value.is_Rational and _bits(value) > MOST_BITS:
             raise Absurd("a number of too many digits")
         return value
+
+
+def _bits(number: Any) -> int:
+    """Returns the bits of a rational number: of its numerator or its denominator, whichever is larger."""
+    return int(max(abs(number.p), number.q).bit_length())
 
 
 def _degree_and_bits(base: Any) -> tuple[float, int]:
@@ -424,7 +563,8 @@ def _degree_and_bits(base: Any) -> tuple[float, int]:
     degree, bits = 1.0, 1
     for part in base.args:
         part_degree, part_bits = _degree_and_bits(part)
-        degree, bits = max(degree, part_degree), max(bits, part_bits)
+        degree = max(degree, part_degree)
+        bits = max(bits, part_bits)
     if base.is_Pow and base.exp.is_Rational:
         base_degree, _ = _degree_and_bits(base.base)
         degree = max(degree, base_degree * abs(float(base.exp)))
@@ -432,35 +572,38 @@ def _degree_and_bits(base: Any) -> tuple[float, int]:
 
 
 class _ResidueParser(_FormulaParser):
-    """Reads a formula as its value modulo a prime: of a number that is too large to be written down."""
+    """Reads a formula as its value modulo a prime, as of ``2^{10^9}``, which is too large to be written down.
 
-    def __init__(self, tokens: list[tuple[str, str]], prime: int) -> None:
+    Only numbers, sums, products, powers, fractions, factorials and binomial coefficients have such a value.
+    """
+
+    def __init__(self, tokens: list[FormulaToken], prime: int) -> None:
         super().__init__(tokens)
         self._prime = prime
 
     @override
-    def _number(self, digits: str) -> Residue:
+    def _make_number(self, digits: str) -> Residue:
         return Residue.of(Fraction(digits), self._prime)
 
     @override
-    def _symbol(self, name: str) -> Residue:
+    def _make_symbol(self, name: str) -> Residue:
         raise Absurd("an unknown in a formula of huge numbers")
 
     @override
-    def _constant(self, letter: str) -> Residue:
+    def _make_constant(self, letter: str) -> Residue:
         raise Absurd(f"{letter} in a formula of huge numbers")
 
     @override
-    def _command(self, name: str, depth: int) -> Any:
-        if name not in ("frac", "dfrac", "tfrac", "cfrac", "binom", "dbinom", "tbinom"):
+    def _read_command(self, name: str, depth: int) -> Any:
+        if name not in _FRACTIONS and name not in _BINOMIALS:
             raise Absurd(f"\\{name} in a formula of huge numbers")
-        return super()._command(name, depth)
+        return super()._read_command(name, depth)
 
     @override
-    def _atom(self, depth: int) -> Any:
-        if self._is("|"):
+    def _read_atom(self, depth: int) -> Any:
+        if self._next_is("|"):
             raise Absurd("an absolute value in a formula of huge numbers")
-        return super()._atom(depth)
+        return super()._read_atom(depth)
 
     @override
     def _binomial(self, top: Residue, bottom: Residue) -> Residue:
@@ -471,15 +614,15 @@ class _ResidueParser(_FormulaParser):
         return value.factorial()
 
     @override
-    def _raised(self, base: Residue, exponent: Residue) -> Residue:
+    def _raise_to(self, base: Residue, exponent: Residue) -> Residue:
         return base.power(exponent)
 
     @override
-    def _divided(self, above: Residue, below: Residue) -> Residue:
+    def _divide(self, above: Residue, below: Residue) -> Residue:
         return above.divide(below)
 
     @override
-    def _checked(self, value: Any) -> Any:
+    def _check_size(self, value: Any) -> Any:
         return value
 
 
@@ -489,17 +632,22 @@ _POINTS = ((3, 7), (-5, 11), (13, 4), (-17, 6), (1, 19), (-2, 9), (331, 2), (-40
 """Numerators and denominators of the points at which expressions with unknowns are compared. Both signs, and
 far from 0 as well: ``|x|`` is x where x is positive, and ``|x - 3|`` is 3 - x where x is small."""
 
-_FEWEST = 3
+_FEWEST_POINTS = 3
 """Points at which both must have a value; where there are fewer, the difference is simplified."""
 
 _DIGITS = 40
+"""Digits that are computed beyond those that the magnitudes of all parts ask for (`_digits_for`), so that a
+small part beside a large one is never lost."""
 _SPARE_DIGITS = 15
-"""Two numbers that agree to all computed digits but these are one. What is computed is 40 digits more than
-the magnitudes of all parts add up to (`_digits_for`), so that a small part beside a large one is
-never lost."""
+"""Two numbers that agree to all computed digits but these are equal."""
+_LOG10_OF_2 = 0.30103
+_SMALL_EXPONENT = 20
+"""A power with a smaller exponent adds nothing to the magnitudes: its base does."""
 
 MOST_COMPUTED_DIGITS = 12_000
+"""The largest sum of the magnitudes of two numbers' parts; twice as many digits are computed."""
 LARGEST_POWER_THAT_IS_MULTIPLIED_OUT = 100
+"""The largest exponent of a sum in a difference that sympy simplifies."""
 MOST_DIGITS_OF_A_FACTORIAL = 400
 """Digits to which a factorial of a fraction is computed, at most: some 0.1 s."""
 
@@ -519,11 +667,13 @@ def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
         return True
     infinite = (sympy.oo, -sympy.oo)
     if first.has(*infinite) or second.has(*infinite):
-        return False  # infinities that aren't the same object
+        return False  # they were not the same, and no digits tell infinities apart
     unknowns = sorted(first.free_symbols | second.free_symbols, key=str)
     if not unknowns:
         agree = _agree(first, second, tolerance)
-        return _is_zero_when_simplified(first - second) if agree is None else agree
+        if agree is None:
+            return _is_zero_when_simplified(first - second)
+        return agree
     compared_points = 0
     for index, (top, bottom) in enumerate(_POINTS):
         # Each unknown has its own value, or else x - y would be 0.
@@ -531,8 +681,9 @@ def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
         agree = _agree_at(point, first, second)
         if agree is False:
             return False
-        compared_points += agree is not None
-    return compared_points >= _FEWEST or _is_zero_when_simplified(first - second)
+        if agree is not None:
+            compared_points += 1
+    return compared_points >= _FEWEST_POINTS or _is_zero_when_simplified(first - second)
 
 
 def _agree_at(point: dict[Any, Fraction], first: Any, second: Any) -> bool | None:
@@ -547,8 +698,10 @@ def _agree_at(point: dict[Any, Fraction], first: Any, second: Any) -> bool | Non
 
 
 def _rational_value(expression: Any, point: dict[Any, Fraction]) -> Fraction | None:
-    """Evaluates sums, products and integer powers exactly, which sympy's `subs` does a hundred times slower.
-    None for every other expression, for a division by zero, and where a power is too large."""
+    """Evaluates sums, products and integer powers exactly, a hundred times faster than sympy's `subs`.
+
+    Returns None for every other expression, for a division by zero, and where a power is too large.
+    """
     if expression.is_Rational:
         return Fraction(int(expression.p), int(expression.q))
     if expression.is_Symbol:
@@ -558,19 +711,24 @@ def _rational_value(expression: Any, point: dict[Any, Fraction]) -> Fraction | N
         if base is None or not expression.exp.is_Integer:
             return None
         exponent = int(expression.exp)
+        if base == 0 and exponent <= 0:
+            return None
         bits = max(abs(base.numerator), base.denominator).bit_length()
-        if (base == 0 and exponent <= 0) or bits * abs(exponent) > MOST_BITS:
+        if bits * abs(exponent) > MOST_BITS:
             return None
         return base**exponent
     if not expression.is_Add and not expression.is_Mul:
         return None
-    total = Fraction(0) if expression.is_Add else Fraction(1)
+    result = Fraction(0) if expression.is_Add else Fraction(1)
     for part in expression.args:
         value = _rational_value(part, point)
         if value is None:
             return None
-        total = total + value if expression.is_Add else total * value
-    return total
+        if expression.is_Add:
+            result += value
+        else:
+            result *= value
+    return result
 
 
 def _is_zero_when_simplified(difference: Any) -> bool:
@@ -595,6 +753,7 @@ def _agree(first: Any, second: Any, tolerance: float) -> bool | None:
 
     digits = _digits_for(first, second)
     if digits > _DIGITS:
+        # More digits cost more: a cheap look first.
         if _differ_in_first_digits(first, second, tolerance):
             return False
         if digits > MOST_DIGITS_OF_A_FACTORIAL and _has_factorials_of_fractions(first, second):
@@ -604,13 +763,17 @@ def _agree(first: Any, second: Any, tolerance: float) -> bool | None:
         return None
     with mpmath.workdps(digits):
         distance = abs(first_value - second_value)
-        largest = max(abs(first_value), abs(second_value))
-        return bool(distance < tolerance or distance <= largest * mpmath.mpf(10) ** (_SPARE_DIGITS - digits))
+        larger = max(abs(first_value), abs(second_value))
+        rounding = larger * mpmath.mpf(10) ** (_SPARE_DIGITS - digits)
+        return bool(distance < tolerance or distance <= rounding)
 
 
 def _differ_in_first_digits(first: Any, second: Any, tolerance: float) -> bool:
-    """Returns whether 40 digits show already that two numbers differ. Most that differ do so early, and
-    thousands of digits of a factorial or of a power's parts take seconds."""
+    """Returns whether 40 digits show already that two numbers differ.
+
+    Most numbers that differ do so early. Thousands of digits of a factorial or of a power's parts take
+    seconds.
+    """
     import mpmath
 
     first_value = _value(first, _DIGITS, needs_all_digits=True)
@@ -619,13 +782,15 @@ def _differ_in_first_digits(first: Any, second: Any, tolerance: float) -> bool:
         return False
     with mpmath.workdps(_DIGITS):
         distance = abs(first_value - second_value)
-        largest = max(abs(first_value), abs(second_value))
-        return bool(distance > 2 * tolerance and distance > largest * mpmath.mpf(10) ** (-_DIGITS / 2))
+        larger = max(abs(first_value), abs(second_value))
+        # Half of the digits must do: what is computed of them is not quite exact.
+        rounding = larger * mpmath.mpf(10) ** (-_DIGITS / 2)
+        return bool(distance > 2 * tolerance and distance > rounding)
 
 
 def _has_factorials_of_fractions(*expressions: Any) -> bool:
-    """Returns whether a factorial stands at a number that is no integer, as where n is a fraction in
-    ``(2n)!``: this is the gamma function, of which 1,000 digits take a second."""
+    """Returns whether there is a factorial of a number that is no integer, as in ``(2n)!`` at a point where n
+    is a fraction. This is the gamma function, of which 1,000 digits take a second."""
     import sympy
 
     return any(
@@ -636,9 +801,10 @@ def _has_factorials_of_fractions(*expressions: Any) -> bool:
 
 
 def _digits_for(*expressions: Any) -> int:
-    """Returns how many digits decide whether two numbers are equal: 40 and the magnitudes of all their parts.
+    """Returns how many digits decide whether two numbers are equal.
 
-    ``sqrt(10^60 + 1)`` differs from ``10^30`` in its 61st digit. Raises Absurd where these are too many.
+    That is 40, and twice the magnitudes of all their parts if these are large: ``sqrt(10^60 + 1)`` differs
+    from ``10^30`` in its 61st digit. Raises Absurd where the magnitudes are too large.
     """
     import sympy
 
@@ -646,31 +812,31 @@ def _digits_for(*expressions: Any) -> int:
     for expression in expressions:
         for part in sympy.preorder_traversal(expression):
             if part.is_Rational:
-                magnitudes += max(abs(part.p), part.q).bit_length() * _LOG10_OF_2
+                magnitudes += _bits(part) * _LOG10_OF_2
             elif part.is_Pow or part.is_Function:
                 magnitudes += _magnitude(part)
     if magnitudes > MOST_COMPUTED_DIGITS:
         raise Absurd("numbers whose difference shows in too many digits")
-    return _DIGITS + (2 * int(magnitudes) if magnitudes > _DIGITS / 2 else 0)
-
-
-_LOG10_OF_2 = 0.30103
+    if magnitudes <= _DIGITS / 2:
+        return _DIGITS
+    return _DIGITS + 2 * int(magnitudes)
 
 
 def _magnitude(number: Any) -> float:
-    """Returns the decimal logarithm of a number, without its sign; 0 where it has none."""
+    """Returns the absolute decimal logarithm of a number, 3 for 1000 and for 0.001; 0 where it has none."""
     import sympy
 
-    if number.free_symbols or (number.is_Pow and abs(number.exp.evalf(5)) < _SMALL_EXPONENT):
+    if number.free_symbols:
+        return 0.0
+    if number.is_Pow and abs(number.exp.evalf(5)) < _SMALL_EXPONENT:
         return 0.0
     try:
         size = abs(number.evalf(5))
-        return abs(float(sympy.log(size, 10))) if size.is_finite and size > 0 else 0.0
+        if not (size.is_finite and size > 0):
+            return 0.0
+        return abs(float(sympy.log(size, 10)))
     except (TypeError, ValueError, OverflowError):
         return 0.0
-
-
-_SMALL_EXPONENT = 20
 
 
 def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = False) -> Any:
@@ -682,6 +848,7 @@ def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = F
     import sympy
 
     try:
+        # `maxn` bounds the digits that sympy computes where parts cancel each other.
         value = expression.evalf(digits, maxn=digits + 400)
         real, imaginary = value.as_real_imag()
         for part in (real, imaginary):
@@ -699,110 +866,129 @@ def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = F
 
 # Equal formulas
 
-_NUMBER = re.compile(r"([-+]?) ?(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})")
-_FRACTION = re.compile(
-    r"([-+]?) ?(?:(\d{1,20}) ?(?=\\frac))?"
-    r"(?:\\frac ?(?:\{ ?(-?\d{1,200}) ?\}|(\d)) ?(?:\{ ?(\d{1,200}) ?\}|(\d))"
-    r"|(?:(\d{1,20}) )?(\d{1,200}) ?/ ?(\d{1,200}))"
+_NUMBER = re.compile(r"(?P<sign>[-+]?) ?(?P<digits>\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})")
+"""``-12``, ``3.5``, ``3.`` or ``.5``."""
+_LATEX_FRACTION = re.compile(
+    r"(?P<sign>[-+]?) ?(?:(?P<whole>\d{1,20}) ?)?\\frac"
+    r" ?(?:\{ ?(?P<above>-?\d{1,200}) ?\}|(?P<above_digit>\d))"
+    r" ?(?:\{ ?(?P<below>\d{1,200}) ?\}|(?P<below_digit>\d))"
 )
-_REPEATING = re.compile(r"([-+]?) ?(\d{0,50})\.(\d{0,50})\\(?:overline|bar) ?\{?(\d{1,50})\}?")
-_AND_SO_ON = re.compile(r"([-+]?) ?(\d{0,20})\.(\d{0,20}?)(\d{1,12}?)\4{1,20} ?\\dots")
-_MIXED = re.compile(r"(?<![\d.}A-Za-z)])(\d{1,20}) ?\\frac ?(\d|\{ ?\d{1,20} ?\}) ?(\d|\{ ?\d{1,20} ?\})")
+"""``3\\frac{1}{2}`` or ``\\frac12``."""
+_PLAIN_FRACTION = re.compile(
+    r"(?P<sign>[-+]?) ?(?:(?P<whole>\d{1,20}) )?(?P<above>\d{1,200}) ?/ ?(?P<below>\d{1,200})"
+)
+"""``1/2`` or ``3 1/2``."""
+_REPEATING = re.compile(
+    r"(?P<sign>[-+]?) ?(?P<whole>\d{0,50})\.(?P<fixed>\d{0,50})"
+    r"\\(?:overline|bar) ?\{?(?P<repeated>\d{1,50})\}?"
+)
+"""``0.1\\overline{36}``."""
+_AND_SO_ON = re.compile(
+    r"(?P<sign>[-+]?) ?(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20}?)"
+    r"(?P<repeated>\d{1,12}?)(?P=repeated){1,20} ?\\dots"
+)
+"""``0.13636\\dots``: digits that stand there twice at least are repeated for ever."""
+_TEXT = re.compile(r"\\text(?![a-z])")
+_MIXED_NUMBER = re.compile(
+    r"(?<![\d.}A-Za-z)])(\d{1,20}) ?\\frac ?(\d|\{ ?\d{1,20} ?\}) ?(\d|\{ ?\d{1,20} ?\})"
+)
 
 _HUGE = re.compile(r"\d{400}|\^ ?\{? ?[-+(]? ?\d{5}|!\s*!|\d{4,}\s*!|\^[^-+*/=,]{0,40}\^[^-+*/=,]{0,40}\^")
+"""A number of 400 digits, an exponent of five, ``n!!``, the factorial of a number of four digits, or three
+powers within each other."""
 _BLANK = re.compile(r"(?<!\d) | (?!\d)|(?<=\d) (?=\d{3}(?!\d))")
+"""A space that means nothing: not between two digits, or before a group of three."""
 _PRIME = re.compile(r"\d ?'")
 _LARGE_OPERATORS = re.compile(r"\\(?:i*o?int|sum|prod|lim)(?![a-z])")
 MOST_CHARACTERS = 200
+"""Characters of a formula that math-verify is given: it may take minutes to read more."""
 MOST_COMMANDS = 20
-"""Limits of a formula that math-verify is given: it may take minutes to read more."""
+"""Backslashes of such a formula."""
 
 
 def exact_value(formula: str) -> Fraction | None:
     """Reads an integer, a decimal, a fraction, a mixed number or a repeating decimal; None of all else."""
     formula = formula.strip()
     if match := _NUMBER.fullmatch(formula):
-        value = Fraction(match[2] if not match[2].endswith(".") else match[2][:-1])
-    elif match := _FRACTION.fullmatch(formula):
-        _, whole, *numbers = match.groups()
-        top, top_digit, bottom, bottom_digit, plain_whole, plain_top, plain_bottom = numbers
-        above, below = int(top or top_digit or plain_top), int(bottom or bottom_digit or plain_bottom)
-        if below == 0:
+        value = Fraction(match["digits"].removesuffix("."))
+    elif match := _LATEX_FRACTION.fullmatch(formula):
+        above, below = match["above"] or match["above_digit"], match["below"] or match["below_digit"]
+        if int(below) == 0:
             return None
-        value = Fraction(above, below) + int(whole or plain_whole or 0)
+        value = int(match["whole"] or 0) + Fraction(int(above), int(below))
+    elif match := _PLAIN_FRACTION.fullmatch(formula):
+        if int(match["below"]) == 0:
+            return None
+        value = int(match["whole"] or 0) + Fraction(int(match["above"]), int(match["below"]))
     elif match := _REPEATING.fullmatch(formula) or _AND_SO_ON.fullmatch(formula):
-        _, whole, fixed, repeated = match.groups()
-        value = Fraction(int((whole or "0") + fixed + repeated) - int((whole or "0") + fixed or "0"),
-                         10 ** len(fixed) * (10 ** len(repeated) - 1))  # fmt: skip
+        # 0.1363636… · 1000 is 136.3636…, and 0.1363636… · 10 is 1.3636…: it is (136 - 1) / (1000 - 10).
+        digits_before = (match["whole"] or "0") + match["fixed"]
+        numerator = int(digits_before + match["repeated"]) - int(digits_before)
+        denominator = 10 ** len(match["fixed"]) * (10 ** len(match["repeated"]) - 1)
+        value = Fraction(numerator, denominator)
     else:
         return None
-    return -value if match[1] == "-" else value
+    return -value if match["sign"] == "-" else value
 
 
-def equal_formulas(given: str, gold: str) -> bool:
-    """Compares exactly. Raises Absurd for a `given` that would cost too much to compare."""
-    if spaceless(given) == spaceless(gold):
+def equal_formulas(answer: str, gold: str) -> bool:
+    """Compares exactly. Raises Absurd for an answer that would cost too much to compare."""
+    if spaceless(answer) == spaceless(gold):
         return True
-    value, gold_value = exact_value(given), exact_value(gold)
-    if value is not None and gold_value is not None:
-        return value == gold_value
-    if _has_words(given) or _has_words(gold):
+    exact_answer, exact_gold = exact_value(answer), exact_value(gold)
+    if exact_answer is not None and exact_gold is not None:
+        return exact_answer == exact_gold
+    if _has_words(answer) or _has_words(gold):
         return False  # text that isn't the gold's says something else
-    given, gold = mixed_numbers_added(given), mixed_numbers_added(gold)
+    answer, gold = mixed_numbers_added(answer), mixed_numbers_added(gold)
     try:
-        expected = read_expression(gold)
+        gold_expression = read_expression(gold)
     except NotAFormula:
-        expected = None
+        gold_expression = None
     except Absurd:
         # Only a gold that is huge itself is compared by remainders: a huge answer alone is refused.
-        return same_residue(given, gold)
+        return same_residue(answer, gold)
     try:
-        answer = read_expression(given)
+        expression = read_expression(answer)
     except NotAFormula:
-        answer = None
+        expression = None
     except Absurd:
-        if expected is not None and expected.is_Rational and _bits(expected) > BITS_OF_A_HUGE_GOLD:
-            return same_residue(given, gold)
+        is_number = gold_expression is not None and gold_expression.is_Rational
+        if is_number and _bits(gold_expression) > BITS_OF_A_HUGE_GOLD:
+            return same_residue(answer, gold)
         raise
-    if answer is not None and expected is not None:
-        return same_value(answer, expected)
-    return _by_math_verify(given, gold)
+    if expression is not None and gold_expression is not None:
+        return same_value(expression, gold_expression)
+    return _compare_by_math_verify(answer, gold)
 
 
-def _bits(number: Any) -> int:
-    return int(max(abs(number.p), number.q).bit_length())
-
-
-def same_residue(given: str, gold: str) -> bool:
+def same_residue(answer: str, gold: str) -> bool:
     """Compares two formulas of huge numbers by their remainders modulo a prime of 127 bits.
 
     The prime is drawn by a digest of both texts, so that no answer can be made to fit it. Raises Absurd
     for what can't be compared like this.
     """
-    prime = prime_for(given, gold)
+    prime = prime_for(answer, gold)
     remainders = []
-    for text in (given, gold):
+    for text in (answer, gold):
         if len(text) > LONGEST:
             raise Absurd(f"a formula of {len(text)} characters")
         try:
-            parser = _ResidueParser(_tokens(text), prime)
+            parser = _ResidueParser(_split_into_tokens(text), prime)
             residue = parser.sum(0)
         except NotAFormula:
             return False
-        if parser.peek is not None:
+        if parser.next_token is not None:
             return False
         remainders.append(residue.remainder)
     return remainders[0] == remainders[1]
-
-
-_TEXT = re.compile(r"\\text(?![a-z])")
 
 
 def _has_words(formula: str) -> bool:
     return _TEXT.search(formula) is not None
 
 
-def proportional_equations(given: tuple[str, str], gold: tuple[str, str]) -> bool:
+def proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, str]) -> bool:
     """Returns whether left - right of one equation is a number, not 0, times that of the other.
 
     ``2x = 6`` and ``x = 3`` are such equations: their differences are 2x - 6 and x - 3.
@@ -810,19 +996,21 @@ def proportional_equations(given: tuple[str, str], gold: tuple[str, str]) -> boo
     import sympy
 
     try:
-        difference = read_expression(given[0]) - read_expression(given[1])
-        gold_difference = read_expression(gold[0]) - read_expression(gold[1])
+        difference = read_expression(sides[0]) - read_expression(sides[1])
+        gold_difference = read_expression(gold_sides[0]) - read_expression(gold_sides[1])
     except NotAFormula:
-        return _by_math_verify(" = ".join(given), " = ".join(gold))
+        return _compare_by_math_verify(" = ".join(sides), " = ".join(gold_sides))
     unknowns = difference.free_symbols
     if unknowns != gold_difference.free_symbols or not unknowns:
         return difference == gold_difference
-    # The factor is what the two differ by at some point; it must be right everywhere else, too.
+    # One point gives the factor between the two differences; it must be right everywhere else, too.
     point = {symbol: sympy.Rational(7 + 4 * rank, 3) for rank, symbol in enumerate(sorted(unknowns, key=str))}
     value, gold_value = difference.subs(point), gold_difference.subs(point)
     if gold_value == 0 or value == 0:
+        # The point is a solution of one of them, and gives no factor: 1 and -1 alone are tried.
         return same_value(difference, gold_difference) or same_value(difference, -gold_difference)
-    return same_value(difference, gold_difference * value / gold_value)
+    factor = value / gold_value
+    return same_value(difference, gold_difference * factor)
 
 
 def spaceless(text: str) -> str:
@@ -832,12 +1020,15 @@ def spaceless(text: str) -> str:
 
 def mixed_numbers_added(formula: str) -> str:
     r"""Makes ``3\frac{1}{2}`` three and a half, not three halves."""
-    return _MIXED.sub(r"(\1+\\frac\2\3)", formula)
+    return _MIXED_NUMBER.sub(r"(\1+\\frac\2\3)", formula)
 
 
-def _by_math_verify(given: str, gold: str) -> bool:
-    """Compares what the grammar here doesn't read by the library math-verify. Raises Absurd, as above."""
-    for formula in (given, gold):
+def _compare_by_math_verify(answer: str, gold: str) -> bool:
+    """Compares by the library math-verify what the grammar here doesn't read, such as ``\\int_0^1 x dx``.
+
+    Raises Absurd for a formula that it could take long to read.
+    """
+    for formula in (answer, gold):
         if len(_LARGE_OPERATORS.findall(formula)) > 1:
             raise Absurd("sums, integrals or limits within each other")
         if _HUGE.search(formula) or len(formula) > MOST_CHARACTERS or formula.count("\\") > MOST_COMMANDS:
@@ -845,19 +1036,20 @@ def _by_math_verify(given: str, gold: str) -> bool:
     from math_verify import verify
     from sympy import Expr
 
-    if bool(_PRIME.search(given)) is not bool(_PRIME.search(gold)):
-        return False  # 45' is no 45 degrees; math-verify reads over the sign
-    readings, gold_readings = _parsed(given), _parsed(gold)
+    has_prime, gold_has_prime = _PRIME.search(answer) is not None, _PRIME.search(gold) is not None
+    if has_prime is not gold_has_prime:
+        return False  # 45' (minutes) is not 45 degrees, and math-verify leaves the sign out
+    readings, gold_readings = _parse_by_math_verify(answer), _parse_by_math_verify(gold)
     if not readings or not gold_readings:
         return False
     if isinstance(readings[0], Expr) and isinstance(gold_readings[0], Expr):
         return same_value(readings[0], gold_readings[0])
-    # No alarm of its own: the grader pool's deadline ends what hangs.
+    # math-verify's own timeout is an alarm signal; here the grader pool's deadline ends what hangs.
     return bool(verify(gold_readings, readings, float_rounding=10, timeout_seconds=None))
 
 
 @lru_cache(maxsize=256)
-def _parsed(formula: str) -> Any:
+def _parse_by_math_verify(formula: str) -> Any:
     from math_verify import LatexExtractionConfig, parse
 
     config = (LatexExtractionConfig(boxed_match_priority=0),)

@@ -248,7 +248,8 @@ class Judge:
         )
         self._lock = threading.Lock()
         self._counts: Counts = {}
-        self._attempts = 0
+        self._attempts_counted = 0
+        """Failed attempts that `counted` has returned so far."""
 
     def grade(self, response: str, problem: Problem) -> Grade:
         answer = self.grader.behind_thought(response, problem)
@@ -287,8 +288,8 @@ class Judge:
         with self._lock:
             counts, self._counts = self._counts, {}
         failed = self._loop.failed_attempts
-        counts["judge/failed_attempts"] = float(failed - self._attempts), None
-        self._attempts = failed
+        counts["judge/failed_attempts"] = float(failed - self._attempts_counted), None
+        self._attempts_counted = failed
         return counts
 
     def close(self) -> None:
@@ -394,69 +395,82 @@ class _Question(Asker):
 
 
 class _Reach:
-    """Knows whether the judge can be reached: after some failures in a row, no question waits for it but one
-    now and then that looks whether it is back. Logs failures while they go on, a line now and then, and one
-    when they are over."""
+    """Knows whether the judge can be reached.
+
+    After `give_up_after` failures in a row it counts as down. Then questions fail at once, but for one every
+    `PROBE_S` that tries whether the judge is back. While failures go on, a line is logged at most every
+    `LOGGED_EVERY_S`; when they are over, one more.
+    """
 
     def __init__(self, give_up_after: int) -> None:
         self._give_up_after = give_up_after
         self._lock = threading.Lock()
-        self._in_a_row = 0
-        self._places: set[Place] = set()
-        self._probed = 0.0
-        self._why = ""
+        self._failures_in_a_row = 0
+        self._unanswered_places: set[Place] = set()
+        self._last_probe_at = 0.0
+        self._last_failure = ""
+        """The reason of the last question's failure."""
         self._refusal: str | None = None
-        self._logged = -LOGGED_EVERY_S
-        self._since: float | None = None
-        """When the failures that were logged began; None where none were."""
-        self._attempts = 0
+        """The reason why it never will answer; None while it may."""
+        self._last_logged_at = -LOGGED_EVERY_S
+        self._failing_since: float | None = None
+        """The time of the first logged failure since its last answer; None if none was logged."""
+        self._failed_attempts = 0
+        """Failed attempts since its last answer; a question may have several."""
 
     def enter(self) -> None:
         """Raises Unavailable where it is down."""
         with self._lock:
             if self._refusal is not None:
                 raise Unavailable(self._refusal)
-            if self._in_a_row < self._give_up_after:
+            if self._failures_in_a_row < self._give_up_after:
                 return
             now = time.monotonic()
-            if now - self._probed < PROBE_S:
-                raise Unavailable(f"the judge is down: {self._why}")
-            self._probed = now
+            if now - self._last_probe_at < PROBE_S:
+                raise Unavailable(f"the judge is down: {self._last_failure}")
+            self._last_probe_at = now
 
     def attempt_failed(self, message: str) -> None:
         with self._lock:
             now = time.monotonic()
-            self._attempts += 1
-            if now - self._logged < LOGGED_EVERY_S:
+            self._failed_attempts += 1
+            if now - self._last_logged_at < LOGGED_EVERY_S:
                 return
-            self._logged = now
-            self._since = now if self._since is None else self._since
+            self._last_logged_at = now
+            if self._failing_since is None:
+                self._failing_since = now
         log.info("the judge gives no answer: %s", message)
 
     def failed(self, why: str, places: Sequence[Place]) -> frozenset[Place]:
-        """Returns the places where nobody answered, if it counts as down from now on."""
+        """Notes a failed question, and the places that were tried.
+
+        Returns:
+            All places that gave no answer, if the judge counts as down from this failure on; else none.
+        """
         with self._lock:
-            self._in_a_row += 1
-            self._places.update(places)
-            self._why = why
-            if self._in_a_row != self._give_up_after:
+            self._failures_in_a_row += 1
+            self._unanswered_places.update(places)
+            self._last_failure = why
+            if self._failures_in_a_row != self._give_up_after:
                 return frozenset()
-            self._probed = time.monotonic()
-            return frozenset(self._places)
+            self._last_probe_at = time.monotonic()
+            return frozenset(self._unanswered_places)
 
     def refused(self, why: str) -> None:
-        """It never will answer: a wrong key, no such model."""
+        """Notes that it never will answer, as with a wrong key or where there is no such model."""
         with self._lock:
             self._refusal = why
 
     def answered(self) -> None:
+        """Notes an answer, which ends the failures."""
         with self._lock:
-            self._in_a_row = 0
-            self._places.clear()
-            since, self._since = self._since, None
-            attempts, self._attempts = self._attempts, 0
-        if since is not None:
-            log.info("the judge answers, after %d failures in %.0f s", attempts, time.monotonic() - since)
+            self._failures_in_a_row = 0
+            self._unanswered_places.clear()
+            failing_since, failed_attempts = self._failing_since, self._failed_attempts
+            self._failing_since, self._failed_attempts = None, 0
+        if failing_since is not None:
+            seconds = time.monotonic() - failing_since
+            log.info("the judge answers, after %d failures in %.0f s", failed_attempts, seconds)
 
 
 class _Loop:

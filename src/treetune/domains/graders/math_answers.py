@@ -459,8 +459,10 @@ def _group(text: str, depth: int) -> Answer | None:
         if len(parts) > 1:
             return BracketGroup("tuple", parts, opening, closing)
         return None
-    pieces = [piece.strip() for part in split_at_top(text, (",", ";")) for piece in _and_parts(part)]
-    pieces = [piece for piece in pieces if piece]
+    # A list without brackets: "1, 2 and 3".
+    pieces: list[str] = []
+    for part in split_at_top(text, (",", ";")):
+        pieces += [piece.strip() for piece in _and_parts(part) if piece.strip()]
     if 1 < len(pieces) <= MOST_PARTS:
         return _system_of(tuple(read_answer(piece, depth + 1) for piece in pieces))
     return None

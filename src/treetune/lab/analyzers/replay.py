@@ -37,7 +37,7 @@ class ReplayedStep:
 
     `gradient` and `change` are flat, float64 and float32; `metrics` are those of credit and of training.
     `same_as_run` says whether the weights are the run's own after the iteration, to the bit; None where
-    nobody can tell. `parted` says where they first aren't, and how far they went (`where_parted`).
+    nobody can tell. `parted` says where they first aren't, and how far they went (`first_difference`).
     `unlike_record` are the numbers of training, the gradient's norm among them, that are others than the run
     recorded, to the digits that it did; None where it recorded none.
     """
@@ -362,10 +362,10 @@ def _trained(
         metrics = metrics | trainer.restart(episodes)
     elif point:
         with torch.no_grad():
-            for own, stored in zip(
+            for parameter, stored in zip(
                 trainer.model.parameters(), policy_at(session, point).parameters(), strict=True
             ):
-                own.copy_(stored)
+                parameter.copy_(stored)
     before = trainer.weights()
     before = {name: tensor.clone() for name, tensor in before.items()}
     loss = Loss(session, point, episodes)
@@ -381,35 +381,56 @@ def _trained(
         from treetune.models.policy_files import read_policy
 
         kept, _ = read_policy(kept_policy)
-        parted = where_parted(kept, after, float(change.norm()))
+        parted = first_difference(kept, after, float(change.norm()))
         same = parted is None
     trainer.policy.close()
     unlike = _unlike_record(directory.iteration(point) / "metrics.json", metrics)
     return ReplayedStep(episodes, gradient, change, metrics, same, parted, unlike, tokens)
 
 
-def where_parted(
+def first_difference(
     kept: Mapping[str, Tensor], after: Mapping[str, Tensor], change: float
 ) -> dict[str, Any] | None:
-    """The first tensor, in the model's order, in which weights aren't the `kept` ones to the bit; None where
-    all are. `numbers` of its `of` numbers differ, by `largest` at most; `share` is the length of the
-    difference of all weights, in units of `change`, which is that of the iteration's step."""
-    both = [name for name in after if name in kept]
-    offs = {name: (after[name].to(kept[name].dtype).double() - kept[name].double()).abs() for name in both}
-    length = math.sqrt(sum(float((off**2).sum()) for off in offs.values()))
-    for name, off in offs.items():
-        if numbers := int((off != 0).sum()):
-            found = {"tensor": name, "numbers": numbers, "of": off.numel(), "largest": float(off.max())}
-            return found | {"share": length / change if change else math.inf}
+    """Returns the first tensor that differs from the checkpoint's by even one bit; None if none does.
+
+    Args:
+        kept: The checkpoint's weights.
+        after: The weights after the step that was done again, in the model's order.
+        change: The norm of that step.
+
+    Returns:
+        ``tensor``, the tensor's name; ``numbers``, how many of its ``of`` values differ; ``largest``, the
+        largest difference; ``share``, the norm of the difference over all tensors, divided by `change`.
+    """
+    differences: dict[str, Tensor] = {}
+    for name, weight in after.items():
+        if name in kept:
+            # The checkpoint may be in a shorter type than the weights that are trained.
+            as_kept = weight.to(kept[name].dtype)
+            differences[name] = (as_kept.double() - kept[name].double()).abs()
+    norm = math.sqrt(sum(float((difference**2).sum()) for difference in differences.values()))
+    for name, difference in differences.items():
+        numbers = int((difference != 0).sum())
+        if numbers:
+            return {
+                "tensor": name,
+                "numbers": numbers,
+                "of": difference.numel(),
+                "largest": float(difference.max()),
+                "share": norm / change if change else math.inf,
+            }
     return None
 
 
 def _unlike_record(path: Path, metrics: Metrics) -> list[str] | None:
-    """The numbers of training that the run recorded otherwise; None where the run recorded none."""
+    """Returns the names of training metrics that the run recorded otherwise; None if it recorded none."""
     if not path.is_file():
         return None
     recorded = {
         name: value for name, value in read_record(path, METRICS_REMEDY).items() if name.startswith("train/")
     }
-    found = metrics_row(0, 0.0, {name: metrics[name] for name in recorded if name in metrics})
-    return sorted(name for name in recorded if found.get(name) != recorded[name]) if recorded else None
+    if not recorded:
+        return None
+    # `metrics_row` rounds as the run's record does.
+    row = metrics_row(0, 0.0, {name: metrics[name] for name in recorded if name in metrics})
+    return sorted(name for name in recorded if row.get(name) != recorded[name])

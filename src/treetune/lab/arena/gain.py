@@ -131,11 +131,12 @@ def _gain_and_bias(means_MR: NDArray[np.float64], unbiased: bool) -> NDArray[np.
     with np.errstate(divide="ignore", invalid="ignore"):
         if unbiased:
             scale_R = np.ones_like(length_R)
-            missed_R = 0 * scale_R
+            missed_R = np.zeros_like(length_R)
         else:
-            # Scaled by this, the credit's mean gradient has the true gradient as its part along it …
+            # A mean gradient g of the credit has a part along the true gradient t, and one across it. Scaled
+            # by |t|² / (g·t), the part along t is t itself.
             scale_R = np.where(length_R * along_R > 0, length_R / along_R, np.nan)
-            # … and this as the squared length of its part across it.
+            # Then the squared length of the part across t is what is left of that of the scaled gradient.
             missed_R = np.maximum(scale_R**2 * credit_length_R - length_R, 0)
         gain_R = variance_R / (scale_R**2 * credit_variance_R + BATCH * missed_R)
         bias_R = np.where(length_R > 0, missed_R / (length_R + missed_R), np.nan)

@@ -104,23 +104,26 @@ class TreeCredit(Credit):
         """Returns the values by node, and for each answer the advantages of its nodes."""
         if self.advantage == "subgroups":
             values = leaf_values(sharing, rewards)
-            return values, [
-                [mean([reward - values[group] for group in (ROOT, *path[:-1])])] * len(path)
-                for reward, path in zip(rewards, sharing.paths, strict=True)
-            ]
+            advantages = []
+            for reward, path in zip(rewards, sharing.paths, strict=True):
+                # The groups that the answer is in: all answers, and those below each node that it shares.
+                baselines = [values[group] for group in (ROOT, *path[:-1])]
+                advantage = mean([reward - baseline for baseline in baselines])
+                advantages.append([advantage] * len(path))  # the same at all its nodes
+            return values, advantages
         if self.advantage == "leave_one_out":
-            values, of_nodes = _leave_one_out(sharing, rewards, self.prior)
+            values, advantage_of_node = _leave_one_out(sharing, rewards, self.prior)
         elif self.advantage == "local":
             values = branch_values(sharing, rewards)
-            of_nodes = {
+            advantage_of_node = {
                 node: values[node] - values[parent]
                 for parent, siblings in sharing.children.items()
                 for node in siblings
             }
         else:
             values = leaf_values(sharing, rewards)
-            of_nodes = _global_and_local(sharing, values)
-        return values, [[of_nodes[node] for node in path] for path in sharing.paths]
+            advantage_of_node = _global_and_local(sharing, values)
+        return values, [[advantage_of_node[node] for node in path] for path in sharing.paths]
 
 
 def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
@@ -132,18 +135,18 @@ def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float
     """Returns V of the prompt and of each node: the mean over what follows it, or the reward."""
     values: dict[int, float] = {}
     for node in (*sorted(sharing.below, reverse=True), ROOT):
-        following = sharing.children.get(node)
-        values[node] = (
-            rewards[sharing.below[node][0]]
-            if following is None
-            else _mean([values[one] for one in following])
-        )
+        children = sharing.children.get(node)
+        if children is None:
+            answer = sharing.below[node][0]  # a node without children is the end of one answer
+            values[node] = rewards[answer]
+        else:
+            values[node] = _mean([values[child] for child in children])
     return values
 
 
 def leaf_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
     """Returns the mean reward of all answers below the prompt and each node."""
-    values = {node: _mean([rewards[one] for one in places]) for node, places in sharing.below.items()}
+    values = {node: _mean([rewards[answer] for answer in answers]) for node, answers in sharing.below.items()}
     return values | {ROOT: _mean(rewards)}
 
 
@@ -155,12 +158,16 @@ def _leave_one_out(
     for parent in (ROOT, *sorted(sharing.below)):
         siblings = sharing.children.get(parent, ())
         for node in siblings:
-            known = [values[other] for other in siblings if other != node]
-            weights = [1.0] * len(known)
-            if parent in baselines and (prior or not known):
-                known.append(baselines[parent])
+            others = [values[sibling] for sibling in siblings if sibling != node]
+            weights = [1.0] * len(others)
+            if parent in baselines and (prior or not others):
+                # The parent's baseline counts as `prior` siblings, or alone where there are none.
+                others.append(baselines[parent])
                 weights.append(prior or 1.0)
-            baselines[node] = _mean(known or [values[node]], weights or [1.0])
+            if not others:
+                # The prompt's only child: it has nothing to be compared with, and an advantage of 0.
+                others, weights = [values[node]], [1.0]
+            baselines[node] = _mean(others, weights)
     return values, {node: values[node] - baseline for node, baseline in baselines.items()}
 
 

@@ -193,6 +193,7 @@ def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
     newest_of_lane: dict[str, int] = {}  # the position in the result
     for span in sorted(spans, key=lambda span: span.start):
         result.append(span)
+        # Only phases are cut. Spans of other work lie within them, and are drawn over them.
         if span.name not in PHASES:
             continue
         outer_position = newest_of_lane.get(span.lane)
@@ -200,9 +201,12 @@ def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
         if outer_position is None:
             continue
         outer = result[outer_position]
-        if outer.end is not None and outer.end <= span.start:
+        ends_before = outer.end is not None and outer.end <= span.start
+        if ends_before:
             continue
+        # The outer phase ends where this one begins …
         result[outer_position] = replace(outer, end=span.start)
+        # … and goes on where this one ends, unless both end there.
         if span.end is not None and (outer.end is None or outer.end - span.end > TOUCHING_S):
             result.append(replace(outer, start=span.end))
             newest_of_lane[span.lane] = len(result) - 1

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import override
 
-from treetune.rollouts.metrics import PREFIX, name_in
+from treetune.rollouts.metrics import PREFIX, split_domain
 from treetune.rollouts.numbers import LARGEST, OF_CORRECT, declared, registered
 from treetune.runtime.diagnostics import (
     METRICS,
@@ -99,7 +99,7 @@ class DomainsSection(ReportSection):
         """Shows all domains in a chart for each metric, and the last measured checkpoint of each set."""
         domains: set[str] = set()
         for metric in experiment.recorded:
-            domain_and_name = name_in(metric)
+            domain_and_name = split_domain(metric)
             if domain_and_name is not None:
                 domains.add(domain_and_name[0])
         for summaries in experiment.evaluations.values():

@@ -1,17 +1,19 @@
-"""Proves from its source that a library's scorer only compares an answer: it evaluates nothing of it, and
-keeps nothing of it.
+"""Proves from its source that a library's scorer only compares an answer: it executes nothing of the answer,
+and keeps nothing of it.
 
-Answers to such scorers may be scored one after the other in the same process (`scoring`). The proof knows
-what is harmless and gives up at everything else, so that a scorer of which it isn't sure gets a process for
-each answer. It holds where
+Answers to such scorers may be scored one after the other in the same process (`scoring`). The proof has lists
+of harmless functions, and gives up at everything else: then each answer gets a process of its own. The proof
+succeeds if
 
 * each function that is called is one of the library's own, of which the same is proven, or one of those
-  below, which make values of values. `eval`, imports, files and classes of the library are not among them;
+  below, which only compute values. `eval`, imports, files and classes of the library are not among them;
 * nothing that outlives the call is changed. Such things are called lasting here: the data set's object, data
   of modules, and every name that may stand for a part of them. The answer and its problem are made anew for
   each call.
 
-That the library's own source is honest is assumed: it is pinned by its hash, and no model wrote it.
+Example: ``return answer.strip() == entry["answer"]`` is proven, and ``self.seen.append(answer)`` is not.
+
+The library's own source is assumed to be honest: it is pinned by its hash, and no model wrote it.
 """
 
 from __future__ import annotations
@@ -85,13 +87,13 @@ _STATEMENTS = (
 
 
 class NotProven(Exception):
-    """Says at what the proof gave up."""
+    """The proof gave up. The message names the expression and the reason."""
 
 
 def prove_only_compares(method: Any, package: str, harmless: Collection[Any] = ()) -> None:
-    """Proves it of a bound method of an object of the library, which may also call the `harmless` functions.
+    """Proves that a bound method of an object of the library only compares.
 
-    Raises NotProven with the first thing of which it isn't sure.
+    The method may also call the `harmless` functions. Raises NotProven at the first doubt.
     """
     if not inspect.ismethod(method):
         raise NotProven(f"{method!r} is no method")
@@ -99,7 +101,7 @@ def prove_only_compares(method: Any, package: str, harmless: Collection[Any] = (
 
 
 class _Proof:
-    """What has been proven on the way. Functions may call each other in circles."""
+    """Keeps the results for all functions of a proof: they may call each other in circles."""
 
     def __init__(self, package: str, harmless: Collection[Any]) -> None:
         self.package = package
@@ -113,7 +115,7 @@ class _Proof:
         return name.partition(".")[0] == self.package
 
     def examine(self, function: Any, owner: type | None, lasting: frozenset[int]) -> bool:
-        """Proves it of a function, and returns whether what it returns may be a part of lasting things.
+        """Proves that a function only compares. Returns whether its result may be a part of lasting things.
 
         `lasting` are the positions of parameters that may be such parts, and `owner` is the class of its
         `self`.
@@ -121,7 +123,7 @@ class _Proof:
         key = (function.__code__, owner, lasting)
         if key in self._returns_lasting:
             return self._returns_lasting[key]
-        self._returns_lasting[key] = True  # where it calls itself, nothing better is known yet
+        self._returns_lasting[key] = True  # the safe answer where it calls itself
         if function.__closure__ and function.__code__.co_freevars != ("__class__",):
             raise NotProven(f"{function.__qualname__} is made within another function")
         try:
@@ -136,7 +138,7 @@ class _Proof:
 
 
 class _Body:
-    """One function: its names, which of them may be parts of lasting things, and what it does."""
+    """Checks one function: which of its names may be parts of lasting things, and what it does with them."""
 
     def __init__(
         self, proof: _Proof, function: Any, owner: type | None, tree: ast.FunctionDef, lasting: frozenset[int]
@@ -147,28 +149,28 @@ class _Body:
         self._tree = tree
         self._name = function.__qualname__
         parameters = _parameters(tree)
-        self._self = parameters[0] if owner is not None and parameters else None
+        self._self_name = parameters[0] if owner is not None and parameters else None
         self._lasting = {name for position, name in enumerate(parameters) if position in lasting}
-        # What a default holds is made once, and is there for every call.
+        # The value of a default is made once, and is the same at every call.
         self._lasting |= {
             name
             for name, parameter in inspect.signature(function).parameters.items()
             if not isinstance(parameter.default, (type(inspect.Parameter.empty), *_PLAIN))
         }
         self._locals = set(parameters)
-        self._inner: set[str] = set()
+        self._inner_functions: set[str] = set()
         """Functions that are made within it."""
-        self._given: list[tuple[str, ast.expr]] = []
-        """Names, and what they are bound to, or are given to hold."""
-        self._wholes: dict[str, list[ast.expr]] = {}
-        """What names are bound to as a whole."""
-        self._parts: set[str] = set()
+        self._bindings: list[tuple[str, ast.expr]] = []
+        """Names with the expressions that they are bound to, or that their values get as a part."""
+        self._whole_values: dict[str, list[ast.expr]] = {}
+        """The expressions that each name is bound to as a whole: not to a part, as by ``for x in xs``."""
+        self._names_of_parts: set[str] = set()
         """Names that are bound to parts of something."""
-        self._called: set[int] = set()
-        """The expressions (`id`) that are called."""
+        self._called_expressions: set[int] = set()
+        """The `id` of each expression that is called."""
 
     def check(self) -> bool:
-        """Returns whether what it returns may be a part of lasting things."""
+        """Returns whether the function's result may be a part of lasting things. Raises NotProven."""
         nodes = [node for statement in self._tree.body for node in ast.walk(statement)]
         for node in nodes:
             self._collect(node)
@@ -176,11 +178,11 @@ class _Body:
             # Inner functions have names of their own, which aren't told apart here.
             if not isinstance(self._globals.get(name), _PLAIN):
                 raise NotProven(f"{self._name}: {name!r} is a name of its module, too")
-        self._spread()
+        self._spread_lasting()
         for node in nodes:
             self._check_node(node)
         returns = [node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None]
-        return any(map(self._reaches, returns))
+        return any(map(self._may_be_lasting, returns))
 
     def _give_up(self, node: ast.AST, why: str) -> NoReturn:
         raise NotProven(f"{self._name}: {ast.unparse(node)[:80]!r} {why}")
@@ -192,14 +194,14 @@ class _Body:
             inner = _parameters(node)
             self._locals |= set(inner)
             self._lasting |= set(inner)
-            self._parts |= set(inner)
+            self._names_of_parts |= set(inner)
             if isinstance(node, ast.FunctionDef):
                 self._locals.add(node.name)
-                self._inner.add(node.name)
-                self._lasting.add(node.name)  # it may return what it sees
+                self._inner_functions.add(node.name)
+                self._lasting.add(node.name)  # it may return what the outer function's names stand for
         elif isinstance(node, ast.ExceptHandler) and node.name:
             self._locals.add(node.name)
-            self._parts.add(node.name)
+            self._names_of_parts.add(node.name)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 self._bind(target, node.value)
@@ -212,20 +214,20 @@ class _Body:
         elif isinstance(node, (ast.For, ast.comprehension)):
             self._bind(node.target, node.iter, is_part=True)
         elif isinstance(node, ast.Call):
-            self._called.add(id(node.func))
+            self._called_expressions.add(id(node.func))
             if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
                 for argument in _arguments(node):
                     self._give(node.func.value, argument)
 
     def _bind(self, target: ast.expr, value: ast.expr, is_part: bool = False) -> None:
-        """Notes what the names of a target are bound to: to the value, or to parts of it."""
+        """Notes that the names of a target are bound to a value, or to parts of it."""
         if isinstance(target, ast.Name):
             self._locals.add(target.id)
-            self._given.append((target.id, value))
+            self._bindings.append((target.id, value))
             if is_part:
-                self._parts.add(target.id)
+                self._names_of_parts.add(target.id)
             else:
-                self._wholes.setdefault(target.id, []).append(value)
+                self._whole_values.setdefault(target.id, []).append(value)
         elif isinstance(target, (ast.Tuple, ast.List)):
             for element in target.elts:
                 self._bind(element, value, is_part=True)
@@ -235,22 +237,22 @@ class _Body:
             self._give(target, value)
 
     def _give(self, holder: ast.expr, value: ast.expr) -> None:
-        """Notes that what an expression stands for holds a value from now on."""
+        """Notes that the object of an expression gets a value as a part: ``holder[0] = value``."""
         while isinstance(holder, (ast.Subscript, ast.Attribute)):
             holder = holder.value
         if isinstance(holder, ast.Name):
-            self._given.append((holder.id, value))
+            self._bindings.append((holder.id, value))
 
-    def _spread(self) -> None:
-        """Finds all names that may be parts of lasting things."""
+    def _spread_lasting(self) -> None:
+        """Finds all names that may be parts of lasting things, until no further one is found."""
         count = -1
         while count != len(self._lasting):
             count = len(self._lasting)
-            for name, value in self._given:
-                if self._reaches(value):
+            for name, value in self._bindings:
+                if self._may_be_lasting(value):
                     self._lasting.add(name)
 
-    def _reaches(self, node: ast.AST) -> bool:
+    def _may_be_lasting(self, node: ast.AST) -> bool:
         """Returns whether the value may be, or hold, a part of a lasting thing."""
         if isinstance(node, (ast.Constant, ast.Compare, ast.JoinedStr)):
             return False
@@ -265,14 +267,14 @@ class _Body:
             if name in self._globals and name not in self._locals:
                 if self._proof.is_own_function(self._globals[name]):
                     return self._examine_call(node, self._globals[name], None)
-                return not _is_of_module(self._globals[name]) or self._any_reaches(node)
+                return not _is_of_module(self._globals[name]) or self._has_lasting_argument(node)
             if name in _SCALARS and name not in self._locals:
                 return False
         if isinstance(node, ast.Call) and self._is_harmless_of_module(node.func):
-            return self._any_reaches(node)
+            return self._has_lasting_argument(node)
         if isinstance(node, ast.Call) and self._is_own_method(node.func):
             return self._examine_method(node, inspect.getattr_static(self._owner, node.func.attr, None))  # type: ignore[attr-defined]
-        return any(self._reaches(child) for child in ast.iter_child_nodes(node))
+        return any(self._may_be_lasting(child) for child in ast.iter_child_nodes(node))
 
     def _is_harmless_of_module(self, function: ast.expr) -> bool:
         """Returns whether it is a function of a module that changes nothing, such as ``json.loads``."""
@@ -282,20 +284,22 @@ class _Body:
     def _is_own_method(self, function: ast.expr) -> bool:
         """Returns whether it is ``self.name``."""
         is_attribute = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
-        return self._self is not None and is_attribute and function.value.id == self._self  # type: ignore[attr-defined]
+        return self._self_name is not None and is_attribute and function.value.id == self._self_name  # type: ignore[attr-defined]
 
-    def _any_reaches(self, call: ast.Call) -> bool:
-        return any(self._reaches(argument) for argument in _arguments(call))
+    def _has_lasting_argument(self, call: ast.Call) -> bool:
+        return any(self._may_be_lasting(argument) for argument in _arguments(call))
 
     def _is_fresh(self, node: ast.expr) -> bool:
-        """Returns whether a name stands for a thing that was made here, whatever that holds."""
-        if not isinstance(node, ast.Name) or node.id in self._parts or node.id in _parameters(self._tree):
+        """Returns whether a name stands for a container that this call made, whatever its parts are."""
+        if not isinstance(node, ast.Name):
             return False
-        wholes = self._wholes.get(node.id, [])
-        return bool(wholes) and all(map(_is_made_here, wholes))
+        if node.id in self._names_of_parts or node.id in _parameters(self._tree):
+            return False
+        values = self._whole_values.get(node.id, [])
+        return bool(values) and all(map(_is_made_here, values))
 
     def _may_change(self, node: ast.expr) -> bool:
-        return self._is_fresh(node) or not self._reaches(node)
+        return self._is_fresh(node) or not self._may_be_lasting(node)
 
     # What it does
 
@@ -329,11 +333,11 @@ class _Body:
         module = self._module(node.value)
         if module is not None:
             self._check_of_module(node, getattr(module, node.attr, None), module.__name__)
-        if id(node) in self._called:
+        if id(node) in self._called_expressions:
             return
         if node.attr in _CHANGING:
             self._give_up(node, "may be called by others")
-        if isinstance(node.value, ast.Name) and node.value.id == self._self and self._owner is not None:
+        if isinstance(node.value, ast.Name) and node.value.id == self._self_name and self._owner is not None:
             value = inspect.getattr_static(self._owner, node.attr, None)
             if callable(value) or isinstance(value, (staticmethod, classmethod, property)):
                 self._give_up(node, "may be called by others")
@@ -359,7 +363,7 @@ class _Body:
         if node.id not in self._globals:
             value = getattr(builtins, node.id, None)
             is_error = isinstance(value, type) and issubclass(value, BaseException)
-            is_called = id(node) in self._called and node.id in ("super", "print", "next")
+            is_called = id(node) in self._called_expressions and node.id in ("super", "print", "next")
             if not is_error and not is_called and node.id not in _SCALARS | _CONTAINERS:
                 self._give_up(node, "is not known to be harmless")
             return
@@ -368,7 +372,7 @@ class _Body:
             if value.__name__ not in _OF_MODULES and not self._proof.is_own_module(value.__name__):
                 self._give_up(node, "is a module that isn't known to be harmless")
         elif self._proof.is_own_function(value):
-            if id(node) not in self._called:  # else it is examined with what it is given
+            if id(node) not in self._called_expressions:  # else it is examined with what it is given
                 self._examine_function(value)
         elif any(value is function for function in self._proof.harmless):
             pass
@@ -383,7 +387,7 @@ class _Body:
                 self._give_up(node, "may print into something")
             if function.id == "next" and not (node.args and self._may_change(node.args[0])):
                 self._give_up(node, "changes what lasts")
-            if function.id in self._locals and function.id not in self._inner:
+            if function.id in self._locals and function.id not in self._inner_functions:
                 self._give_up(node, "calls what it was given")
             if function.id not in self._locals and self._proof.is_own_function(
                 self._globals.get(function.id)
@@ -415,7 +419,7 @@ class _Body:
             is_method = isinstance(callback, ast.Attribute) and callback.attr in _READING
             if not is_method and not isinstance(callback, (ast.Name, ast.Lambda, ast.Constant)):
                 self._give_up(callback, "is called by others")
-            if isinstance(callback, ast.Name) and callback.id in self._locals - self._inner:
+            if isinstance(callback, ast.Name) and callback.id in self._locals - self._inner_functions:
                 self._give_up(callback, "is called by others")
 
     def _check_super(self, node: ast.Call, name: str) -> None:
@@ -438,7 +442,7 @@ class _Body:
         return self._examine_call(node, function, None if is_static else self._owner)
 
     def _examine_call(self, node: ast.Call, function: Any, owner: type | None) -> bool:
-        if self._any_reaches(node):
+        if self._has_lasting_argument(node):
             lasting = _all_parameters(function)
         else:
             lasting = frozenset() if owner is None else frozenset({0})

@@ -1,7 +1,14 @@
-"""Puts an answer's code and the code that a problem begins with (its prefix) together, as models write it.
+"""Joins an answer's code to the code that its problem begins with (the prefix), as models write it.
 
-An answer may be the rest of the prefix's last function, all of that function again, or whole programs with or
-without the prefix's imports.
+An answer may be the rest of the prefix's last function, all of that function again, or a whole program with
+or without the prefix's imports. The prefix ``def double(x):`` may have any of these answers::
+
+        return 2 * x                   the rest of the function
+
+    return 2 * x                       the same, with its indentation cut off
+
+    def double(x):                     the function again
+        return 2 * x
 """
 
 from __future__ import annotations
@@ -21,25 +28,29 @@ _ERRORS = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
 """What compiling a text raises."""
 
 
-_FUTURE = re.compile(r"^from __future__ import [\w ,]+\n", re.MULTILINE)
+_FUTURE_IMPORT = re.compile(r"^from __future__ import [\w ,]+\n", re.MULTILINE)
 
 
 def joined(prefix: str, code: str) -> str:
-    """Returns the program that an answer is with its problem's prefix: the first of these that can be
-    compiled, or the prefix with the code as it stands behind it.
+    """Returns the program of the prefix and an answer's code.
 
-    * A program of its own goes behind the prefix, or behind the whole statements of one that breaks off.
-    * The rest of a function goes on where the prefix ends, with its lines indented as they are, or as far as
-      the function's body is. What a stub returns or raises in its place is left out.
+    That is the first of these that can be compiled, or else the code as it stands behind the prefix:
+
+    * Code that is a program by itself goes behind the prefix, or behind the whole statements of a prefix that
+      breaks off.
+    * Other code is the rest of a function. It goes on where the prefix ends, with its lines indented as they
+      are, or as far as the function's body is. The value that a stub returns, or the error that it raises, is
+      left out before it.
     """
     if not prefix.strip():
         return code
     if _can_be_compiled(code):
-        future = "".join(_FUTURE.findall(code))  # has to come before all else
-        rest = _FUTURE.sub("", code)
-        candidates = [f"{future}{part}\n{rest}" for part in (prefix, whole_part(prefix))]
+        # Imports from __future__ have to come before all else.
+        future_imports = "".join(_FUTURE_IMPORT.findall(code))
+        rest = _FUTURE_IMPORT.sub("", code)
+        candidates = [f"{future_imports}{part}\n{rest}" for part in (prefix, whole_part(prefix))]
     else:
-        candidates = list(_continued(_without_stub_end(prefix), code))
+        candidates = list(_continuations(_without_stub_end(prefix), code))
     for candidate in candidates:
         if _can_be_compiled(candidate):
             return candidate
@@ -54,28 +65,31 @@ def _can_be_compiled(text: str) -> bool:
     return True
 
 
-def _continued(prefix: str, code: str) -> Iterator[str]:
-    yield prefix + code
+def _continuations(prefix: str, code: str) -> Iterator[str]:
+    """Yields the ways in which code may go on with a function that the prefix begins."""
+    yield prefix + code  # in the middle of a line
     yield f"{prefix}\n{code}"
     indentation = _indentation_of_body(prefix)
     # The first line often loses its indentation, where whitespace around an answer is cut off.
     yield f"{prefix}\n{indentation}{code.lstrip()}"
-    lines = textwrap.dedent(code).strip("\n")
-    yield f"{prefix}\n{textwrap.indent(lines, indentation)}"
+    unindented_code = textwrap.dedent(code).strip("\n")
+    yield f"{prefix}\n{textwrap.indent(unindented_code, indentation)}"
 
 
 def _indentation_of_body(prefix: str) -> str:
-    """Returns the indentation of what goes on behind the last line that says something."""
-    lines = [line for line in prefix.splitlines() if line.strip()]
-    header = next((line for line in reversed(lines) if line.lstrip().startswith(("def ", "async def "))), "")
-    return header[: len(header) - len(header.lstrip())] + "    "
+    """Returns the indentation of the body of the prefix's last function; four spaces if it has none."""
+    for line in reversed(prefix.splitlines()):
+        code_of_line = line.lstrip()
+        if code_of_line.startswith(("def ", "async def ")):
+            return line[: len(line) - len(code_of_line)] + "    "
+    return "    "
 
 
 def whole_part(prefix: str) -> str:
-    """Returns the prefix up to where it can be parsed: without the head of a function that breaks off."""
+    """Returns as much of the prefix as can be parsed: without the head of a function that breaks off."""
     lines = prefix.splitlines(keepends=True)
-    starts = [number for number, line in enumerate(lines) if line.strip() and not line[0].isspace()]
-    for end in (len(lines), *reversed(starts)):
+    statement_starts = [number for number, line in enumerate(lines) if line.strip() and not line[0].isspace()]
+    for end in (len(lines), *reversed(statement_starts)):
         part = "".join(lines[:end])
         try:
             ast.parse(part)
@@ -86,33 +100,43 @@ def whole_part(prefix: str) -> str:
 
 
 def _without_stub_end(prefix: str) -> str:
-    """Returns the prefix without what the stub at its end returns or raises: nothing behind it would run."""
+    """Returns the prefix without the `return` or `raise` at the end of its last function, if that is a stub.
+
+    Code of the answer behind such a statement would never run.
+    """
     try:
-        body = ast.parse(prefix).body
+        statements = ast.parse(prefix).body
     except _ERRORS:
         return prefix
-    while body and isinstance(body[-1], (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        last = body[-1]
-        if isinstance(last, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            end = last.body[-1]
-            if is_stub(last) and isinstance(end, (ast.Return, ast.Raise)) and len(last.body) > 1:
-                return "".join(prefix.splitlines(keepends=True)[: end.lineno - 1])
-            if is_stub(last) and isinstance(end, (ast.Return, ast.Raise)):
-                head = prefix.splitlines(keepends=True)[: end.lineno]
-                indentation = " " * end.col_offset
-                head[-1] = head[-1][: end.col_offset] + "pass\n"
-                return "".join(head) if head[-1].startswith(indentation) else prefix
-            return prefix
-        body = last.body
-    return prefix
+    # The last function may be a method of the last class.
+    while statements and isinstance(statements[-1], ast.ClassDef):
+        statements = statements[-1].body
+    function = statements[-1] if statements else None
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or not is_stub(function):
+        return prefix
+    end = function.body[-1]
+    if not isinstance(end, (ast.Return, ast.Raise)):
+        return prefix
+    lines = prefix.splitlines(keepends=True)
+    if len(function.body) > 1:
+        return "".join(lines[: end.lineno - 1])
+    # A body needs a statement: `pass` takes the place of its only one.
+    kept_lines = lines[: end.lineno]
+    kept_lines[-1] = kept_lines[-1][: end.col_offset] + "pass\n"
+    stands_on_own_line = kept_lines[-1].startswith(" " * end.col_offset)  # not ``def f(): return 1``
+    return "".join(kept_lines) if stands_on_own_line else prefix
 
 
 def is_stub(statement: ast.stmt) -> bool:
-    """Returns whether a function, or each method of a class, is there to be filled in: it computes nothing of
-    its arguments that it returns, and changes nothing.
+    """Returns whether a function, or each method of a class, is there to be filled in.
 
-    Such a body has imports, a docstring, `pass`, `raise`, assignments to names, and `return` of a constant,
-    of an empty container, or of a name that was given one.
+    A stub returns nothing that depends on its arguments, and changes nothing. Its body has only imports, a
+    docstring, `pass`, `raise`, assignments to names, and `return` of a constant, of an empty container, or of
+    a name with such a value. Example::
+
+        def longest(words):
+            result = []
+            return result
     """
     if isinstance(statement, ast.ClassDef):
         methods = [inner for inner in statement.body if isinstance(inner, ast.FunctionDef)]
@@ -120,7 +144,7 @@ def is_stub(statement: ast.stmt) -> bool:
     if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
     has_arguments = any(ast.iter_child_nodes(statement.args))
-    plain_names: set[str] = set()
+    plain_names: set[str] = set()  # names whose value doesn't depend on the arguments
     for inner in statement.body:
         if isinstance(inner, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
@@ -128,9 +152,12 @@ def is_stub(statement: ast.stmt) -> bool:
                 return False
             names = {target.id for target in targets if isinstance(target, ast.Name)}
             is_plain = not isinstance(inner, ast.AugAssign) and _is_plain(inner.value, plain_names)
-            plain_names = plain_names | names if is_plain else plain_names - names
+            if is_plain:
+                plain_names |= names
+            else:
+                plain_names -= names
         elif isinstance(inner, ast.Return):
-            # A function without arguments that returns a constant is one: it names that constant.
+            # A function without arguments that returns a constant is whole: it gives the constant a name.
             if not has_arguments or not _is_plain(inner.value, plain_names):
                 return False
         elif isinstance(inner, ast.Expr):
@@ -160,14 +187,14 @@ _CUSTOMARY = (
     "typing", "json", "sys", "io", "operator", "functools", "itertools", "statistics", "random", "math",
     "copy", "bisect", "heapq", "collections", "datetime", "re", "string",
 )  # fmt: skip
-"""LiveCodeBench runs ``from M import *`` and then ``import M`` of these before an answer; of a name that two
-have, here the first counts, as there the last."""
+"""LiveCodeBench runs ``from M import *`` and then ``import M`` of each of these before an answer. If two
+modules have the same name, the last one counts there. Here the first one counts."""
 
 
 def customary_names(code: str) -> dict[str, Any]:
     """Returns the values of names that a program uses without defining them, such as `List` or `math`.
 
-    They are those that the imports give which benchmarks make for a program.
+    They come from the modules that benchmarks import before a program (`_CUSTOMARY`).
     """
     try:
         tree = ast.parse(code)
@@ -177,7 +204,10 @@ def customary_names(code: str) -> dict[str, Any]:
     defined = set(dir(builtins))
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+            if isinstance(node.ctx, ast.Load):
+                used.add(node.id)
+            else:
+                defined.add(node.id)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             defined.add(node.name)
         elif isinstance(node, ast.arg):

@@ -1,9 +1,18 @@
 """The messages between the process of an answer and the process of its tests.
 
-Data goes by value and comes out as plain data: a list is a list, whatever the other side says. What is no
-data stays where it is, and the other side has a `Remote` for it. The tests may do with the answer's objects
-what tests do, which costs the answer alone. The answer may do with an object of the tests what `_check` lists
-for its type, and nothing else.
+Data goes by value and comes out as plain data: a list is a list, whatever the other side says. Any other
+object stays where it is, and the other side has a `Remote` for it::
+
+    process of the tests                        process of the answer
+    ────────────────────                        ─────────────────────
+    Remote.__call__
+      └ Peer.ask ── ["ask", "call", args] ────► Peer.answer: calls the object
+          │ ◄── ["ask", "getattr", args] ────────  └ may ask for operations on objects of the tests
+          │     Peer.answer ── ["gives", …] ─────►
+          │ ◄── ["gives", result, printed, changed arguments] ──┘ or ["raises", error, …]
+
+The tests may do anything with the answer's objects: only the answer can be harmed. The answer may do with an
+object of the tests what `_check` lists for its type, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,12 +34,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SIMPLE = (type(None), bool, str, int, float)
+"""Types of values that JSON holds as they are."""
 _DEEPEST = 200
-_LONGEST = 1 << 28
+"""Containers within each other in a value that is sent."""
+_LONGEST_MESSAGE = 1 << 28
+"""Bytes of a message: more would take the memory of the tests' process."""
 _ORDERS = ("lt", "le", "gt", "ge")
 _SUMS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _OF_CONTAINERS = ("contains", "getitem", "setitem", "delitem")
-_NUMBERS = ("int", "float", "hash", "len", "bool")
+_GIVING_NUMBERS = ("int", "float", "hash", "len", "bool")
 _TEXTS = ("__name__", "__qualname__", "__doc__")
 
 
@@ -50,12 +62,13 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 class Ended(BaseException):
-    """The other process is gone, or says what can't be read. No error that a test may expect."""
+    """The other process has ended, or sends messages that can't be read. Tests can't expect this error."""
 
 
 class Remote:
-    # An object of the other process. It is `_mixed` if arithmetic with data of this process has given it: its
-    # class has seen the data, and could be whatever number the tests want to see.
+    # An object of the other process. It is `_mixed` if it is the result of arithmetic with data of this
+    # process: its class has seen the data, and could become any number that the tests want to see.
+    # (No docstring: `__doc__` is that of the object.)
 
     __slots__ = ("_mixed", "_number", "_peer")
     __doc__ = property(lambda self: self._peer.ask("getattr", self, "__doc__"))
@@ -75,22 +88,25 @@ class Remote:
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._peer.ask("call", self, *args, **named)
 
-    # Only objects that live together compare as their class has it. To data of this process they are never
-    # equal, or else an answer could be an object that is equal to everything.
+    # Two objects of the other process compare as their class says. To data of this process they are never
+    # equal, or else an answer could return an object that is equal to everything.
     def __eq__(self, other: object) -> bool:
-        return self._peer.ask("eq", self, other) is True if isinstance(other, Remote) else NotImplemented
+        if not isinstance(other, Remote):
+            return NotImplemented
+        return self._peer.ask("eq", self, other) is True
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> bool:
         passes = self._peer.ask("exit", self, error) is True
         if not passes or error is None or not self._peer.guarded:
             return passes
-        # An answer's context may pass over what a test itself raises within it, by `raise`. Where something
-        # fails there, an assertion above all, the test has failed.
+        # An answer's context manager may suppress an error that the test itself raises within it, by `raise`.
+        # If anything else fails there, an assertion above all, the test has failed.
         import opcode
 
         code = trace.tb_frame.f_code.co_code
-        raised = trace.tb_next is None and code[trace.tb_lasti] == opcode.opmap["RAISE_VARARGS"]
-        return raised and not isinstance(error, AssertionError)
+        is_in_test_itself = trace.tb_next is None
+        is_raise_statement = code[trace.tb_lasti] == opcode.opmap["RAISE_VARARGS"]
+        return is_in_test_itself and is_raise_statement and not isinstance(error, AssertionError)
 
     def __reduce__(self) -> Any:
         raise TypeError("an object of another process can't be copied")
@@ -98,7 +114,7 @@ class Remote:
 
 def _forward(operation: str) -> Callable[..., Any]:
     def method(self: Remote, *args: Any) -> Any:
-        if self._mixed and operation in _NUMBERS:
+        if self._mixed and operation in _GIVING_NUMBERS:
             raise TypeError("what another process computed from data of this one is no number")
         return self._peer.ask(operation, self, *args)
 
@@ -106,46 +122,60 @@ def _forward(operation: str) -> Callable[..., Any]:
 
 
 def _forward_among_remotes(operation: str) -> Callable[..., Any]:
-    """Forwards among remotes alone, as `__eq__` does: a number that is less than everything would pass
-    ``abs(f(x) - 3) < 1e-6``. With data an object may be added or multiplied to give another object, and to
-    give nothing else."""
+    """Returns a method that orders only two remotes, as `__eq__` compares only two.
+
+    An object that is less than every number would pass ``abs(f(x) - 3) < 1e-6``. Arithmetic of an object with
+    data may give another object, and no data.
+    """
 
     def method(self: Remote, other: Any) -> Any:
-        among = isinstance(other, Remote)
-        if not among and operation in _ORDERS:
+        are_both_remote = isinstance(other, Remote)
+        if not are_both_remote and operation in _ORDERS:
             return NotImplemented
         result = self._peer.ask(operation, self, other)
-        if not among or self._mixed or other._mixed:
-            if not isinstance(result, Remote):
-                return NotImplemented
-            object.__setattr__(result, "_mixed", True)
+        has_seen_data = not are_both_remote or self._mixed or other._mixed
+        if not has_seen_data:
+            return result
+        if not isinstance(result, Remote):
+            return NotImplemented
+        object.__setattr__(result, "_mixed", True)
         return result
 
     return method
 
 
-for _method in (*_OF_CONTAINERS, *_NUMBERS, "neg", "iter", "next", "str", "repr", "enter", "instancecheck"):
+_ALONE = ("neg", "iter", "next", "str", "repr", "enter", "instancecheck")
+for _method in (*_OF_CONTAINERS, *_GIVING_NUMBERS, *_ALONE):
     setattr(Remote, f"__{_method}__", _forward(_method))
 for _method in (*_ORDERS, *_SUMS, *(f"r{name}" for name in _SUMS)):
     setattr(Remote, f"__{_method}__", _forward_among_remotes(_method))
 
 
 class Peer:
-    """This process's end of the pipes. `by_value` are classes that both processes have: their instances are
-    data too. `names` are what the other process may ask for by name. The side of the tests is `guarded`."""
+    """This process's end of the pipes.
+
+    `guarded` is True in the process of the tests, where the other side is not to be trusted.
+    """
 
     def __init__(self, read: int, write: int, guarded: bool) -> None:
         self._read = os.fdopen(read, "rb")
         self._write = os.fdopen(write, "wb")
         self._turn = RLock()  # threads of an answer may call what the tests gave it
         self._objects: dict[int, Any] = {}
+        """Objects of this process that the other one has a `Remote` for, by their numbers."""
         self._numbers: dict[int, int] = {}
+        """The number of each such object, by its `id`."""
         self._remotes: dict[int, Remote] = {}
+        """Objects of the other process, by their numbers there."""
         self._errors: dict[int, type[Exception]] = {}
+        """Classes that stand for errors of the other process, by the numbers that these have there."""
         self.guarded = guarded
         self.by_value: dict[str, type] = {}
+        """Classes that both processes have: their instances are data, too."""
         self.names: dict[str, Any] = {}
+        """Values that the other process may ask for by name."""
         self.printed = io.StringIO()
+        """Text that the answer printed and that wasn't sent yet."""
 
     def ask(self, operation: str, *args: Any, **named: Any) -> Any:
         """Returns the result of an operation of the other process, or raises what it raises."""
@@ -157,26 +187,30 @@ class Peer:
             kind, encoded, printed, changed = message
             if printed:
                 sys.stdout.write(str(printed))
-            for index, content in changed if operation == "call" else ():
-                _become(args[index], self.decode(content), self.by_value)
+            if operation == "call":
+                for index, content in changed:
+                    _become(args[index], self.decode(content), self.by_value)
             if kind == "gives":
                 return self.decode(encoded)
             raise self.decode(encoded)
 
     def answer(self, operation: str, encoded_arguments: Any) -> None:
-        """Does what the other process asks for, and sends the result or the error, what was printed, and
-        those of the arguments that have changed."""
+        """Does an operation for the other process.
+
+        Sends the result or the error, the printed text, and the arguments that have changed.
+        """
         changed = []
         try:
             args, named = self.decode(encoded_arguments)
             contents_before = self._mutable(operation, args)
             if self.guarded:
                 _check(operation, args, self)
-            do = self.names.__getitem__ if operation == "name" else _OPERATIONS[operation]
-            result = do(*args, **dict(named))
+            function = self.names.__getitem__ if operation == "name" else _OPERATIONS[operation]
+            result = function(*args, **dict(named))
             is_new_instance = operation == "call" and type(result) is args[0]
             if is_new_instance and args[0].__module__ == "solution" and isinstance(result, (list, dict, set)):
-                self.keep(result)  # a class of the answer's own, with a state and methods, not mere data
+                # The answer's own kind of list, say: it has methods and a state, and is no mere data.
+                self.keep(result)
             kind, encoded = "gives", self.encode(result)
             for index, content in self._mutable(operation, args).items():
                 if content != contents_before[index]:
@@ -190,7 +224,7 @@ class Peer:
         self.printed.truncate()
 
     def _mutable(self, operation: str, args: list[Any]) -> dict[int, Any]:
-        """Returns the present contents of a call's arguments that it may change, by their indices."""
+        """Returns the present contents of those arguments that a call may change, by their indices."""
         kinds = (list, dict, set, collections.deque, *self.by_value.values()) if operation == "call" else ()
         return {index: self.encode(arg) for index, arg in enumerate(args) if isinstance(arg, kinds)}
 
@@ -203,16 +237,18 @@ class Peer:
 
     def receive(self) -> Any:
         try:
-            return json.loads(self._read.readline(_LONGEST))
+            return json.loads(self._read.readline(_LONGEST_MESSAGE))
         except (ValueError, RecursionError):
             raise Ended("the process of the answer's code has ended") from None
 
     def keep(self, value: Any) -> int:
+        """Keeps an object for the other process, and returns its number."""
         number = self._numbers.setdefault(id(value), len(self._numbers) + 1)
         self._objects[number] = value
         return number
 
     def keeps(self, value: Any) -> bool:
+        """Returns whether the other process has this very object."""
         return self._objects.get(self._numbers.get(id(value), 0)) is value
 
     def decode(self, whole: Any) -> Any:
@@ -270,25 +306,29 @@ class Peer:
         base: Any = errors[0] if errors else Exception
         if not issubclass(base, Exception):
             base = RuntimeError  # an answer that leaves by SystemExit has failed, and its tests go on
-        # Who catches what an answer calls an error doesn't catch a failed assertion with it.
+        # `AssertionError` and `Exception` are never given back as they are: a test that catches the answer's
+        # errors must not catch its own failed assertions with them.
         if base.__name__ == name and base not in (Exception, AssertionError):
             return base
         return self._errors.setdefault(number, type(str(name), (base,), {}))
 
-    def _error(self, of: Any, args: list[Any], attributes: dict[str, Any]) -> Exception:
-        kind = self._class_of_error(*of)
+    def _error(self, described_class: Any, args: list[Any], attributes: dict[str, Any]) -> Exception:
+        kind = self._class_of_error(*described_class)
         try:
             error = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
-        except TypeError:  # such as UnicodeDecodeError, which wants what can't be told
+        except TypeError:  # such as UnicodeDecodeError, which needs arguments that weren't sent
             return RuntimeError(f"{kind.__name__}: {args}")
         _set_attributes(error, attributes)
         return error
 
     def encode(self, value: Any) -> Any:
-        """A value as JSON holds it, and a table of the instances of `by_value` in it: they may be linked in
-        chains longer than a parser goes deep."""
+        """Returns a value as JSON holds it, and a table of the instances of `by_value` in it.
+
+        They are in a table since they may be linked in chains that are longer than a parser goes deep. See
+        `decode` for an example.
+        """
         instances: list[Any] = []
-        places: dict[int, int] = {}
+        rows: dict[int, int] = {}  # the row of each instance in the table, by its `id`
 
         def all_of(values: Any, depth: int = 0) -> list[Any]:
             return [encoded(item, depth + 1) for item in values]
@@ -310,14 +350,14 @@ class Peer:
             if isinstance(value, (list, dict, set)) and self.keeps(value):
                 return {"remote": self.keep(value)}
             if self.by_value.get(kind.__name__) is kind:
-                if id(value) not in places:
-                    places[id(value)] = len(instances)
+                if id(value) not in rows:
+                    rows[id(value)] = len(instances)
                     instances.append(value)
-                return {"object": places[id(value)]}
+                return {"object": rows[id(value)]}
             if isinstance(value, tuple) and hasattr(kind, "_fields"):
                 return {"record": [kind.__name__, " ".join(kind._fields), all_of(value, depth)]}
-            for name, (of, _) in _KINDS.items():
-                if isinstance(value, of):
+            for name, (container, _) in _KINDS.items():
+                if isinstance(value, container):
                     parts = all_of(map(list, value.items()) if isinstance(value, dict) else value, depth)
                     return {name: parts} if name != "list" else parts
             if (kind.__module__, kind.__name__) in _PARTS:
@@ -326,10 +366,10 @@ class Peer:
             if kind.__module__ == "numpy" and hasattr(value, "tolist"):
                 plain = encoded(value.tolist())
                 return {"array": [plain, str(value.dtype)]} if getattr(value, "shape", None) else plain
-            # Sub-classes of numbers and strings, as members of an enumeration: what they are underneath.
-            for of in (int, float, str):
-                if isinstance(value, of):
-                    return getattr(of, f"__{of.__name__}__")(value)
+            # Of subclasses of numbers and strings, such as members of an enumeration, the mere value.
+            for simple in (int, float, str):
+                if isinstance(value, simple):
+                    return getattr(simple, f"__{simple.__name__}__")(value)
             path = _path_in_library(value)
             if path is not None and (self.guarded or path in _TYPES_OF_DATA):
                 return {"library": path}
@@ -351,7 +391,7 @@ class Peer:
 
 
 def _path_in_library(value: Any) -> list[str] | None:
-    """Returns the module and name of what the standard library has, ["math", "sqrt"]; None for all else."""
+    """Returns the module and name of an object of the standard library, ["math", "sqrt"]; else None."""
     if isinstance(value, types.ModuleType):
         return [value.__name__, ""] if value.__name__ in sys.stdlib_module_names else None
     if not isinstance(value, _NAMED):
@@ -365,7 +405,7 @@ def _path_in_library(value: Any) -> list[str] | None:
 
 def _set_attributes(instance: Any, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
-        if not callable(getattr(type(instance), name, None)):  # values don't take the places of methods
+        if not callable(getattr(type(instance), name, None)):  # a value must not replace a method
             instance.__dict__[name] = value
 
 
@@ -398,16 +438,17 @@ _KINDS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
     "bytearray": (bytearray, bytearray),
 }
 _PARTS: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
-    ("builtins", "complex"): lambda one: [one.real, one.imag],
-    ("builtins", "range"): lambda one: [one.start, one.stop, one.step],
-    ("fractions", "Fraction"): lambda one: [one.numerator, one.denominator],
-    ("decimal", "Decimal"): lambda one: [str(one)],
-    ("datetime", "date"): lambda one: [one.year, one.month, one.day],
-    ("datetime", "timedelta"): lambda one: [one.days, one.seconds, one.microseconds],
-    ("datetime", "datetime"): lambda one: [*one.timetuple()[:6], one.microsecond],
-    ("pathlib", "PosixPath"): lambda one: [str(one)],
+    ("builtins", "complex"): lambda number: [number.real, number.imag],
+    ("builtins", "range"): lambda numbers: [numbers.start, numbers.stop, numbers.step],
+    ("fractions", "Fraction"): lambda fraction: [fraction.numerator, fraction.denominator],
+    ("decimal", "Decimal"): lambda decimal: [str(decimal)],
+    ("datetime", "date"): lambda date: [date.year, date.month, date.day],
+    ("datetime", "timedelta"): lambda delta: [delta.days, delta.seconds, delta.microseconds],
+    ("datetime", "datetime"): lambda moment: [*moment.timetuple()[:6], moment.microsecond],
+    ("pathlib", "PosixPath"): lambda path: [str(path)],
 }
-"""What further classes of the standard library are made of. They are imported where they are used."""
+"""The arguments that make a copy of an object of further classes of the standard library. The classes are
+imported where they are used."""
 
 
 # ---- what an answer may do with what the tests have given away
@@ -421,14 +462,18 @@ _NEVER = (
 
 
 def _check(operation: str, args: list[Any], peer: Peer) -> None:
-    """Raises where the answer asks for more of an object than its type allows. Instances of classes that the
-    tests define answer every operation, other objects those that are named here. What Python itself knows of
-    an object (its frame, its code, its globals, its class) is never among them."""
+    """Raises AttributeError or TypeError if the answer asks for more of an object than its type allows.
+
+    Instances of classes that the tests define allow every operation, and other objects those that are listed
+    here. An object's frame, code, globals and class are never allowed: they lead to everything else.
+    """
     target, kind = args[0], type(args[0])
     if operation not in _OPERATIONS or not peer.keeps(target):
         raise AttributeError("nothing that the tests have given away")
     names: tuple[str, ...] = ()
-    attributes = False  # what it holds itself, and what a class of the tests gives to it
+    """Attributes that are always allowed."""
+    attributes = False
+    """Whether the object's own attributes are allowed, and those of classes that the tests define."""
     if isinstance(target, type):
         attributes, names = _of_tests(target), _TEXTS
         allowed = ["instancecheck", "call", "getattr"] if attributes else ["instancecheck"]
@@ -450,9 +495,14 @@ def _check(operation: str, args: list[Any], peer: Peer) -> None:
     if operation not in (*allowed, "eq", "hash", "bool", "str", "repr"):
         raise TypeError(f"an answer can't use {operation} on a {kind.__name__} of the tests")
     if operation in ("getattr", "setattr") and args[1] not in names:
-        name, of = str(args[1]), target if isinstance(target, type) else kind
-        owner = next((base for base in of.__mro__ if name in vars(base)), None)
-        is_allowed = attributes and (of is kind if owner is None else _of_tests(owner))
+        name = str(args[1])
+        looked_up_class = target if isinstance(target, type) else kind
+        owner = next((base for base in looked_up_class.__mro__ if name in vars(base)), None)
+        if owner is None:
+            # No class has it: it is an attribute of the instance itself.
+            is_allowed = attributes and looked_up_class is kind
+        else:
+            is_allowed = attributes and _of_tests(owner)
         replaces_method = operation == "setattr" and callable(getattr(kind, name, None))
         if name.startswith("_") or not is_allowed or replaces_method:
             raise AttributeError(f"a {kind.__name__} of the tests has no {name} for an answer")

@@ -1,13 +1,15 @@
-"""Reads what answers say as values, without Python's `eval`, in the place of libraries that would use it.
+"""Reads answers as values without Python's `eval`, for libraries that would use it.
 
-`read_literal` takes the place of `eval` in a library, `read_formula` that of the one place in sympy where
-text becomes an expression. Both go through the syntax tree of the text and make a value of each part
-themselves. No part is a call of anything but sympy's own functions and classes of formulas; there are no
-attributes, no subscripts, no comprehensions and no lambdas. So nothing that a model wrote is executed as
-Python.
+`read_literal` replaces `eval` in a library, and `read_formula` the one function of sympy that makes an
+expression of text. Both go through the syntax tree of the text and compute the value of each part themselves.
+Only sympy's own functions and classes of formulas can be called; there are no attributes, no subscripts, no
+comprehensions and no lambdas. So nothing that a model wrote is executed as Python::
 
-`refuse_code` is the wall behind that: in a process that has called it, Python executes no code that is not
-from a library's file.
+    read_literal("[1, 2 + 3]")             [1, 5]
+    read_literal("__import__('os')")       raises NotAPlainValue
+
+`refuse_code` is a second barrier: in a process that has called it, Python executes no code that is not from a
+library's file.
 """
 
 from __future__ import annotations
@@ -71,12 +73,12 @@ class _ValueReader:
         if isinstance(node, ast.BinOp):
             left = self.read(node.left)
             right = self.read(node.right)
-            # Between a text and whatever comes behind it, `%` is no arithmetic.
+            # Behind a text, `%` fills in values, and that could call methods of theirs.
             if isinstance(left, (str, bytes)) and isinstance(node.op, ast.Mod):
                 raise NotAPlainValue("a text that is filled in is no value")
             return _BINARY[type(node.op)](left, right)
         if isinstance(node, ast.BoolOp):
-            # As Python does: what decides is the value, and nothing behind it is read.
+            # As in Python, the first part that decides is the value, and nothing behind it is read.
             stops_at = isinstance(node.op, ast.Or)
             for part in node.values:
                 value = self.read(part)
@@ -85,16 +87,17 @@ class _ValueReader:
             return value
         if isinstance(node, ast.Compare):
             left = self.read(node.left)
-            held: Any = True
+            result: Any = True
             for kind, part in zip(node.ops, node.comparators):
                 if type(kind) not in _COMPARED:
                     raise NotAPlainValue(f"{type(kind).__name__} is no comparison of values")
                 right = self.read(part)
-                held = _COMPARED[type(kind)](left, right)
-                if len(node.ops) > 1 and not held:
+                result = _COMPARED[type(kind)](left, right)
+                # In 1 < x < 3, as in Python, nothing behind a false part is read.
+                if len(node.ops) > 1 and not result:
                     break
                 left = right
-            return held
+            return result
         raise NotAPlainValue(f"{type(node).__name__} is no part of a value")
 
     def _read_all(self, nodes: list[ast.expr]) -> list[Any]:
@@ -118,7 +121,8 @@ _FUNCTIONS = (
     "apart", "cancel", "collect", "powsimp", "radsimp", "ratsimp", "trigsimp", "logcombine", "expand_log",
     "expand_trig", "nsimplify", "summation", "product", "limit",
 )  # fmt: skip
-"""Functions of sympy that take formulas and give formulas; what else a formula calls is a class of these."""
+"""Functions of sympy that take formulas and return formulas. Apart from these, a formula can call only
+classes of formulas."""
 
 _OF_PYTHON = (abs, round, pow, divmod, sum, len, sorted)
 
@@ -173,11 +177,11 @@ def read_formula(code: Any, local_names: Mapping[str, Any], global_names: Mappin
     return _FormulaReader(local_names, global_names).read(tree)
 
 
-# In the place of what libraries have
+# Replacing functions of libraries
 
 
 def teach(package: str) -> None:
-    """Has all modules of a package, and sympy, read texts with the functions above."""
+    """Makes all modules of a package, and sympy, read texts with the functions above."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == package:
             module.__dict__["eval"] = read_literal
@@ -193,8 +197,8 @@ def _refuse(*arguments: Any, **named: Any) -> None:
 def _teach_sympy() -> None:
     from sympy.parsing import sympy_parser
 
-    # Without names of its own the parser would import all of sympy's for each text. A process that was forked
-    # then copies half of its memory: whatever is referred to is written to.
+    # Without these names the parser would import all of sympy's for each text. That changes the reference
+    # counts of all of them, so a forked process would copy half of its memory.
     parameters = inspect.signature(sympy_parser.parse_expr).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     defaults["global_dict"] = _names_of_formulas()
@@ -224,10 +228,11 @@ def _names_of_formulas() -> dict[str, Any]:
     return names | {"max": sympy.Max, "min": sympy.Min}
 
 
-# The wall behind
+# The second barrier
 
 _CODE_MAKERS = ("collections/__init__.py", "dataclasses.py", "sympy/polys/monomials.py")
-"""Files of libraries that write functions as text, of names and numbers of their own, and execute them."""
+"""Files of libraries that write functions as text, with names and numbers of their own alone, and execute
+them."""
 
 _REFUSED_EVENTS = (
     "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg",
@@ -238,10 +243,12 @@ _REFUSED_EVENTS = (
 
 
 def refuse_code() -> list[str]:
-    """Makes Python refuse, from now on in this process, to execute what was compiled from text, and to do
-    what no scorer does. There is no way back.
+    """Makes Python refuse to execute code that was compiled from text, and to do what no scorer does.
 
-    Returns a list that fills with what has been refused.
+    This holds for the rest of the process, and can't be undone.
+
+    Returns:
+        A list to which each refused event is added.
     """
     refused: list[str] = []
 
@@ -263,7 +270,7 @@ def refuse_code() -> list[str]:
 def _is_of_a_library(code: CodeType) -> bool:
     if os.path.isabs(code.co_filename):
         return True
-    frame = sys._getframe(2)  # of whoever executes it: above are this function and the hook
+    frame = sys._getframe(2)  # the caller of `exec`: frames 0 and 1 are this function and the hook
     return frame.f_code.co_filename.endswith(_CODE_MAKERS)
 
 

@@ -1,7 +1,18 @@
-"""Runs tests against an answer's code, which lives in another process and finds nothing of them.
+"""Runs tests against an answer's code, which lives in another process and can't read them.
 
-On what was standard output it says line by line, in JSON, how many tests there are and how each went. The
-answer's process is forked before the tests are read, and has neither that channel nor the tests' input.
+The answer's process is forked before the tests are read, and has neither their input nor the channel of the
+verdict::
+
+    process of the answer                        process of the tests
+    ─────────────────────                        ────────────────────
+    _be_the_answer                               main: reads the tests from standard input
+      waits for "start"                          Answer.names: sends "start" at the first use of a name
+      runs the code, sends "ready" and names ──►   tests use the names through `Remote`
+      Peer.answer: does what tests ask for  ◄──►   Peer.ask
+                                                 Report: writes JSON lines to standard output
+
+A line of the report is ``{"tests": 3}``, ``{"passed": true}``, ``{"passed": false, "message": "…"}`` or, of a
+call, ``{"value": 3}``.
 """
 
 from __future__ import annotations
@@ -24,7 +35,8 @@ TYPE_CHECKING = False  # see `peers`
 if TYPE_CHECKING:
     from typing import Any
 
-_MESSAGE = 300
+_LONGEST_MESSAGE = 300
+"""Characters of an error that are reported."""
 _TEST_FILE = "test_answer.py"
 
 
@@ -32,21 +44,24 @@ _TEST_FILE = "test_answer.py"
 
 
 def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> None:
+    """Runs the answer's code when the tests first need it, and then does what they ask for."""
     sys.stdout = sys.stderr = peer.printed
     sys.modules["solution"] = module = types.ModuleType("solution")
     names = module.__dict__
     with contextlib.suppress(Ended):
         peer.receive()
         try:
-            whole = joined(prefix, code)
+            program = joined(prefix, code)
             if with_imports:
-                names.update(customary_names(whole))
+                names.update(customary_names(program))
+            # The prefix alone first: its classes are the problem's, and both processes have them.
             exec(compile(whole_part(prefix), "prefix.py", "exec", dont_inherit=True), names)
             peer.by_value = _classes(names)
-            exec(compile(whole, "solution.py", "exec", dont_inherit=True), names)
+            exec(compile(program, "solution.py", "exec", dont_inherit=True), names)
         except BaseException as error:
-            peer.send("failed", f"{type(error).__name__}: {error}"[:_MESSAGE])
+            peer.send("failed", f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE])
             return
+        # The program has defined these classes anew.
         peer.by_value = {name: names[name] for name in peer.by_value if isinstance(names.get(name), type)}
         peer.names = names
         peer.send("ready", [name for name in names if not name.startswith("__")])
@@ -55,7 +70,7 @@ def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> No
 
 
 def _classes(names: dict[str, Any]) -> dict[str, type]:
-    """Classes that code of ours has made, other than stubs of what an answer is to fill in."""
+    """Returns the classes that the prefix defines, without stubs that an answer is to fill in."""
     return {
         name: value
         for name, value in names.items()
@@ -69,8 +84,10 @@ def _classes(names: dict[str, Any]) -> dict[str, type]:
 
 
 class Answer:
-    """The object that tests import as the module `solution`. The answer's code begins when they first use
-    it."""
+    """The answer, as tests see it: `module` is what they import as `solution`.
+
+    The answer's code runs when they first use a name of it, after `before` was called.
+    """
 
     def __init__(self, peer: Peer, tests: ast.AST) -> None:
         self._peer, self._tests = peer, tests
@@ -80,6 +97,7 @@ class Answer:
         self.module.__dict__["__getattr__"] = self.get
 
     def get(self, name: str) -> Any:
+        """Returns the value of a name of the answer. Raises AttributeError if it has no such name."""
         if name == "__all__":
             return sorted(self.meant())
         if name not in self.names():
@@ -87,6 +105,7 @@ class Answer:
         return self._peer.ask("name", name)
 
     def names(self) -> set[str]:
+        """Returns the names that the answer defines. Raises Failed if its code fails."""
         if self._names is None:
             self.before()
             self._peer.send("start")
@@ -99,10 +118,11 @@ class Answer:
     def meant(self) -> dict[str, Any]:
         """Returns what the tests mean by the bare names in them.
 
-        These are names of the answer that stand in the tests; others could be names that Python's libraries
-        look for, such as `load_tests`. Python's own functions and modules (`abs`, `math.isclose`) are
-        Python's, or else an answer could decide how it is judged. There is one exception: where the only
-        function that the answer defines for the tests has the name of one of Python's, it is what is tested.
+        * A name that is in the tests and in the answer means the answer's. Other names of the answer are left
+          out: Python's libraries could look for them, as for `load_tests`.
+        * Python's own functions and modules (`abs`, `math.isclose`) are Python's, or else an answer could
+          decide how it is judged. There is one exception: if the only function that the answer defines for
+          the tests has the name of one of Python's, it is what is tested.
         """
         nodes = list(ast.walk(self._tests))
         builtins = set(dir(sys.modules["builtins"]))
@@ -114,8 +134,9 @@ class Answer:
         for node in nodes:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 name = node.value.id
-                library = {"np": "numpy"}.get(name, name)
-                if name not in tested_names or library not in (*sys.stdlib_module_names, "numpy"):
+                library = "numpy" if name == "np" else name
+                is_library = library == "numpy" or library in sys.stdlib_module_names
+                if name not in tested_names or not is_library:
                     continue
                 with contextlib.suppress(ImportError):
                     if hasattr(__import__(library), node.attr):
@@ -128,17 +149,18 @@ class Answer:
 
 
 class Failed(Exception):
-    """The answer's code did not come to where it could be tested."""
+    """The answer can't be tested: its code fails, or there are no tests. The message says why."""
 
 
 class Report:
-    """The report to the outside: how many tests there are, and of each whether it passed."""
+    """Writes the report (see the module's head), and ends the process when a test takes too long."""
 
     def __init__(self, descriptor: int, seconds: float) -> None:
         self._descriptor, self._seconds = descriptor, seconds
         signal.signal(signal.SIGALRM, self._stop)
 
     def begin(self) -> None:
+        """Starts the clock of a test."""
         signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
     def tell(self, **result: object) -> None:
@@ -150,22 +172,34 @@ class Report:
             data = data[os.write(self._descriptor, data) :]
 
     def failed(self, error: BaseException) -> None:
+        """Writes that a test failed, and stops its clock."""
         message = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
-        self.tell(passed=False, message=message[:_MESSAGE])
+        self.tell(passed=False, message=message[:_LONGEST_MESSAGE])
 
     def _stop(self, *_: object) -> None:
-        # Who is being waited for may never answer, and then no further test can be run.
+        # The answer's process may never reply, and then no further test can be run.
         self.tell(passed=False, message=f"stopped after {self._seconds:g} s", stopped=True)
         os._exit(0)
 
 
 def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> None:
+    """Runs the tests of an order.
+
+    Its ``kind`` is ``pytest`` (the text of a test file), ``calls`` (of a function with several inputs), or
+    otherwise texts of Python that test by `assert`; in ``functional`` ones the answer's names are bare.
+    """
     kind, texts = order["kind"], order.get("tests", [])
-    trees = [ast.parse(text) for text in ([texts] if isinstance(texts, str) else texts)]
+    if isinstance(texts, str):
+        trees = [ast.parse(texts)]
+    else:
+        trees = [ast.parse(text) for text in texts]
     shared = ast.parse(whole_part(prefix))  # half a function belongs to the answer alone
-    # What the answer is to fill in would hide the answer's here.
+    # A stub would hide the answer's function of the same name from the tests.
     shared.body = [statement for statement in shared.body if not is_stub(statement)]
-    answer = Answer(peer, ast.Module([*shared.body, *(one for tree in trees for one in tree.body)], []))
+    statements = list(shared.body)
+    for tree in trees:
+        statements += tree.body
+    answer = Answer(peer, ast.Module(statements, []))
     sys.modules["solution"] = answer.module
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     names = main.__dict__
@@ -182,45 +216,51 @@ def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> Non
 
 
 def _units(trees: list[ast.Module], names: dict[str, Any], report: Report) -> None:
-    """Each text is a test; of a single one, each `assert` at its top level is, where it has any."""
-    counts = [True] * len(trees)
-    if len(trees) == 1 and any(isinstance(one, ast.Assert) for one in trees[0].body):
-        # Each is alone, and what stands between them is together.
-        runs = itertools.groupby(trees[0].body, lambda one: isinstance(one, ast.Assert) and one)
-        trees = [ast.Module(list(run), []) for _, run in runs]
-        counts = [isinstance(tree.body[0], ast.Assert) for tree in trees]
-    if not any(isinstance(one, ast.stmt) for tree in trees for one in tree.body):
+    """Runs tests. Each text is a test, or each `assert` at the top level of a single text that has any."""
+    are_tests = [True] * len(trees)
+    if len(trees) == 1 and any(isinstance(statement, ast.Assert) for statement in trees[0].body):
+        # Each `assert` is a group by itself, and so are all statements between two of them.
+        groups = itertools.groupby(
+            trees[0].body, lambda statement: isinstance(statement, ast.Assert) and statement
+        )
+        trees = [ast.Module(list(statements), []) for _, statements in groups]
+        are_tests = [isinstance(tree.body[0], ast.Assert) for tree in trees]
+    if not any(tree.body for tree in trees):
         raise Failed("there are no tests")
-    report.tell(tests=sum(counts))
-    for tree, is_test in zip(trees, counts):
+    report.tell(tests=sum(are_tests))
+    for tree, is_test in zip(trees, are_tests):
         report.begin()
         try:
             exec(compile(tree, "tests.py", "exec", dont_inherit=True), names)
-        except SystemExit as end:  # of the tests' own, such as unittest's: what the answer raises is another
+        except SystemExit as end:  # the tests' own, such as unittest's: an answer's comes as a RuntimeError
             if end.code not in (None, 0, False):
                 report.failed(Failed(f"the tests ended with {end.code}"))
                 continue
         except (Exception, Ended) as error:
             report.failed(error)
             if not is_test:
-                return
+                return  # the tests behind it need what it was to do
             continue
         if is_test:
             report.tell(passed=True)
 
 
 def _calls(order: dict[str, Any], answer: Answer, report: Report) -> None:
+    """Reports what the answer's function returns for each input, a method of its class `Solution` if it has
+    one."""
     report.tell(tests=len(order["inputs"]))
     for args in order["inputs"]:
         report.begin()
         try:
-            of = answer.get("Solution")() if "Solution" in answer.names() else answer.module
-            report.tell(value=getattr(of, order["function"])(*args))
+            owner = answer.get("Solution")() if "Solution" in answer.names() else answer.module
+            function = getattr(owner, order["function"])
+            report.tell(value=function(*args))
         except (Exception, Ended) as error:
             report.failed(error)
 
 
 def _pytest(text: str, answer: Answer, report: Report) -> None:
+    """Runs a test file by pytest, and reports each test."""
     import pytest
 
     failures: list[str] = []
@@ -236,21 +276,27 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
 
         def pytest_collectreport(self, report: Any) -> None:
             if report.failed:
-                failures.append(str(report.longrepr)[-_MESSAGE:])
+                failures.append(str(report.longrepr)[-_LONGEST_MESSAGE:])
 
         def pytest_runtest_logstart(self, nodeid: str, location: object) -> None:
             begin()
 
         def pytest_runtest_logreport(self, report: Any) -> None:
+            # pytest reports the setup, the call and the teardown of a test, each by itself.
             if report.when == "call" or (report.when == "setup" and not report.passed):
                 outcomes[report.nodeid] = report
-            if report.when == "teardown" and (report.failed or report.nodeid in outcomes):
-                last = report if report.failed else outcomes[report.nodeid]
-                passed = last.passed or (last.skipped and not hasattr(last, "wasxfail"))
-                tell(passed=passed, **({} if passed else {"message": str(last.longrepr)[-_MESSAGE:]}))
+            if report.when != "teardown" or not (report.failed or report.nodeid in outcomes):
+                return
+            deciding = report if report.failed else outcomes[report.nodeid]
+            # A skipped test says nothing against the answer; one that fails as expected does.
+            if deciding.passed or (deciding.skipped and not hasattr(deciding, "wasxfail")):
+                tell(passed=True)
+            else:
+                tell(passed=False, message=str(deciding.longrepr)[-_LONGEST_MESSAGE:])
 
     with open(_TEST_FILE, "w", encoding="utf-8") as file:
         file.write(text)
+    # The answer's code must not read the tests: the file is gone before it runs.
     answer.before = lambda: os.unlink(_TEST_FILE)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # no verdict depends on what else is installed
     options = ["-q", "--import-mode=importlib", "--capture=sys", "-c", os.devnull, "--rootdir=."]
@@ -260,16 +306,18 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
 
 
 def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
+    """Runs the tests that stand on standard input, as JSON, against the code; `seconds` are for each test."""
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 10_000))
     sys.set_int_max_str_digits(0)
     to_answer, to_tests = os.pipe(), os.pipe()
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null_device = os.open(os.devnull, os.O_RDWR)
     if os.fork() == 0:
         # Before a line of the answer runs, the tests' input and the channel of the verdict are gone.
+        # The two pipes lie at 100 and 101 meanwhile, so that all others can be closed at once.
         os.dup2(to_answer[0], 100)
         os.dup2(to_tests[1], 101)
-        for place in (0, 1, 2):
-            os.dup2(nothing, place)
+        for standard_descriptor in (0, 1, 2):
+            os.dup2(null_device, standard_descriptor)
         os.closerange(3, 100)
         _be_the_answer(Peer(100, 101, guarded=False), prefix, code, with_imports)
         os._exit(0)
@@ -277,10 +325,10 @@ def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
     os.close(to_tests[1])
     order = json.load(sys.stdin)
     report = Report(os.dup(1), seconds)
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
+    os.dup2(null_device, 1)
+    os.dup2(null_device, 2)
     sys.stdout = sys.stderr = io.StringIO()
-    # What the answer may write there is nothing that its tests import.
+    # The answer may write to the current folder: its tests must import nothing from there.
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != os.getcwd()]
     try:
         _test(Peer(to_tests[0], to_answer[1], guarded=True), report, prefix, order)

@@ -99,13 +99,15 @@ def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, A
     in_input = len(asked) if isinstance(asked, list) else 1
     has_sources = any(message.get("source") == "generate" for message in messages)
     first = len(messages)
-    told = 0
-    for place, message in enumerate(messages):
-        is_behind_input = not has_sources and told >= in_input
-        if message.get("role") == "assistant" and (message.get("source") == "generate" or is_behind_input):
-            first = place
+    messages_before = 0  # without the system messages, which solvers add
+    for position, message in enumerate(messages):
+        is_generated = message.get("source") == "generate"
+        is_behind_input = not has_sources and messages_before >= in_input
+        if message.get("role") == "assistant" and (is_generated or is_behind_input):
+            first = position
             break
-        told += message.get("role") != "system"
+        if message.get("role") != "system":
+            messages_before += 1
     prompt, answer = messages[:first] or asked, messages[first:]
     if not answer:
         choices = (_with_attachments(output, {}).get("choices") or []) if output else []
@@ -121,13 +123,18 @@ def _graded(scores: Any, single: Any) -> tuple[float | None, dict[str, float], M
         scores = {"score": single}
     values = dict[str, float]()
     counted: Mapping[str, Any] = {}
-    for scorer, score in (scores or {}).items() if isinstance(scores, Mapping) else ():
-        own = score if isinstance(score, Mapping) and "value" in score else {"value": score}
-        numbers = dict(_values(str(scorer), own["value"]))
+    if not isinstance(scores, Mapping):
+        return None, values, counted
+    for scorer, score in scores.items():
+        is_object = isinstance(score, Mapping) and "value" in score
+        score_object = score if is_object else {"value": score}
+        numbers = dict(_values(str(scorer), score_object["value"]))
+        # The first score counts, until one with a number comes.
         if not counted or (numbers and not values):
-            counted = own
+            counted = score_object
         values |= numbers
-    return next(iter(values.values()), None), values, counted
+    reward = next(iter(values.values()), None)
+    return reward, values, counted
 
 
 def _values(name: str, value: Any) -> Sequence[tuple[str, float]]:
@@ -135,7 +142,7 @@ def _values(name: str, value: Any) -> Sequence[tuple[str, float]]:
     if isinstance(value, Mapping):
         return [pair for key, part in value.items() for pair in _values(f"{name}/{key}", part)]
     if isinstance(value, list):
-        return [pair for place, part in enumerate(value) for pair in _values(f"{name}/{place}", part)]
+        return [pair for index, part in enumerate(value) for pair in _values(f"{name}/{index}", part)]
     number = _number(value)
     return [] if number is None else [(name, number)]
 
