@@ -171,6 +171,8 @@ def test_the_engines_error_ends_the_program() -> None:
 
 
 def test_a_signal_ends_the_program_and_every_task_gives_back_what_it_holds() -> None:
+    # Workers of several test processes ignore Ctrl-C.
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
     of, given_back = engine(), list[int]()
 
     async def holds(seed: int, strike: bool) -> None:
@@ -185,8 +187,11 @@ def test_a_signal_ends_the_program_and_every_task_gives_back_what_it_holds() -> 
     async def all_of_them() -> None:
         await asyncio.gather(holds(1, False), holds(2, True), holds(3, False))
 
-    with pytest.raises(KeyboardInterrupt):
-        of.run(all_of_them())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            of.run(all_of_them())
+    finally:
+        signal.signal(signal.SIGINT, earlier)
     assert sorted(given_back) == [1, 2, 3]
     assert len(of.asked) < 3 * 53
 
