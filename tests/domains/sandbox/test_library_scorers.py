@@ -20,7 +20,7 @@ import pytest
 
 from treetune.domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune.domains.puzzles.reasoning_gym import ReasoningGym, missing_packages
-from treetune.domains.sandbox import inside
+from treetune.domains.sandbox import inside, served
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.domains.sandbox.inside.comparing import NotProven, prove_only_compares
@@ -593,7 +593,12 @@ os._exit(0)
         "import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
     ],
 )
-def test_what_an_executed_answer_ends_is_there_for_the_next(executing: LibraryScorer, ends: str) -> None:
+def test_what_an_executed_answer_ends_is_there_for_the_next(
+    executing: LibraryScorer, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A stopped sandbox is found out when nobody answers. Its start has had its time: the scorer is at work.
+    assert score(executing, "score = 0.25") == 0.25
+    monkeypatch.setattr(served, "_SPARE_SECONDS", 10.0)
     ended = executing.score(ends, {})
     assert ended.score is None or ended.score != ended.score
     assert score(executing, "score = 0.75") == 0.75
