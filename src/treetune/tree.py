@@ -222,8 +222,8 @@ def training_rows(
     """
     import numpy as np
 
-    for number, (branch, token_ids, trained) in enumerate(parts):
-        if not trained.any():
+    for number, (branch, token_ids, trained_mask) in enumerate(parts):
+        if not trained_mask.any():
             continue
         context = [prompt_ids]
         for earlier_branch, earlier_ids, _ in parts[:number]:
@@ -231,7 +231,8 @@ def training_rows(
                 context.append(earlier_ids)
         context_length = sum(map(len, context))
         row = joined([*context, token_ids])
-        yield row, np.flatnonzero(trained) + (context_length - 1)
+        trained_positions = context_length + np.flatnonzero(trained_mask)
+        yield row, trained_positions - 1
 
 
 @dataclass(frozen=True)

@@ -435,7 +435,7 @@ def test_a_file_that_grows_is_shown_while_it_grows(tmp_path: Path, monkeypatch: 
     [run] = store.runs()
     answers = store.answers(run)
     answers.read_now(answers.sources()[0])
-    answers._look_again_s, answers._listed = 0.0, (-math.inf, [])
+    answers._look_again_s, answers._last_listed_at = 0.0, -math.inf
     monkeypatch.setattr(answers, "_make_indexes", lambda missing, working=None: working and working.release())
     for count in (3, 4):
         with path.open("a") as file:
@@ -444,7 +444,7 @@ def test_a_file_that_grows_is_shown_while_it_grows(tmp_path: Path, monkeypatch: 
     with path.open("a") as file:
         file.write(json.dumps(row)[:10])
     answers.read_now(answers.sources()[0])
-    answers._look_again_s, answers._listed = 0.0, (-math.inf, [])
+    answers._look_again_s, answers._last_listed_at = 0.0, -math.inf
     assert answers.ask(RowQuery()).total == 4
     assert "its last line isn't whole (yet)" in "".join(answers.problems())
     os.truncate(path, 0)

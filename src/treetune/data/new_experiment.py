@@ -77,10 +77,16 @@ def _rows(path: Path, fields: str | None) -> tuple[list[dict[str, Any]], list[st
         raise ValueError(
             f"which fields of {path} are problem and gold? Give --fields PROBLEM,GOLD of {there}"
         )
-    wrong = [(n, why) for n, row in enumerate(rows, 1) for name in chosen if (why := missing(row, name))]
-    if wrong:
+    faults = []
+    for number, row in enumerate(rows, start=1):
+        for name in chosen:
+            fault = missing(row, name)
+            if fault:
+                faults.append((number, fault))
+    if faults:
+        number, fault = faults[0]
         raise ValueError(
-            f"{path}, row {wrong[0][0]}: {wrong[0][1]} (so in {len(wrong)} places): mend it, or give --fields"
+            f"{path}, row {number}: {fault} (so in {len(faults)} places): mend it, or give --fields"
         )
     return rows, chosen
 

@@ -170,8 +170,10 @@ def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _
 def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
     """Returns the row's problem with its `domain`, where it has one, and its other fields for graders that
     ask for them. Raises ValueError for a row that lacks something."""
-    if wrong := next((problem for key in FIELDS[:2] if (problem := missing(row, key))), None):
-        raise ValueError(wrong)
+    for key in FIELDS[:2]:
+        fault = missing(row, key)
+        if fault:
+            raise ValueError(fault)
     if not isinstance(row.get("response"), str):
         raise ValueError("it has no text under 'response'")
     query = text_of_value(row["problem"])

@@ -106,11 +106,12 @@ class InProcessEngine(Engine):
             for later in [later for later in promised if later.ready.done()]:
                 promised.remove(later)
                 ask(later.requests())
-            free = self.at_once - len(batch.samples)
-            in_order = (queue for _, queue in sorted(waiting.items()))
-            batch.admit(
-                [queue.popleft() for queue in in_order for _ in range(len(queue)) if (free := free - 1) >= 0]
-            )
+            free_rows = self.at_once - len(batch.samples)
+            admitted: list[_Sample] = []
+            for _, queue in sorted(waiting.items()):  # by priority
+                while queue and len(admitted) < free_rows:
+                    admitted.append(queue.popleft())
+            batch.admit(admitted)
             if not batch.samples:
                 continue
             for sample in self._step(batch):

@@ -292,7 +292,12 @@ def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward
 
 def before_stop(text: str, stop: Sequence[str]) -> str:
     """Returns the text that graders read: up to a stop string, which belongs to what would have come next."""
-    return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=len(text))]
+    end = len(text)
+    for stop_string in stop:
+        position = text.find(stop_string)
+        if position >= 0:
+            end = min(end, position)
+    return text[:end]
 
 
 def steps_of(

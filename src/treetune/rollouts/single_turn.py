@@ -52,17 +52,25 @@ class SingleTurn(SampledRollout):
 
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
-        # Every rank encodes the prompts of all ranks, so that one that is too long stops all of them.
-        self.encoded_prompts(context, problems)
-        trees = sample_answers(
-            context,
-            rank_share(context, problems),
-            samples=self.samples,
-            sampling=self.sampling,
-            unfinished_reward=self.unfinished_reward,
-            max_prompt_tokens=self.max_prompt_tokens,
-        )
-        return measured_trees(context, trees)
+        return sample_each_in_one_turn(self, context, problems)
+
+
+def sample_each_in_one_turn(
+    rollout: SampledRollout, context: RolloutContext, problems: Sequence[Problem]
+) -> tuple[list[Tree], Metrics]:
+    """Returns the trees of this rank's share of the problems, and their metrics. Nothing is said in between:
+    each answer is sampled from the prompt to its end."""
+    # Every rank encodes the prompts of all ranks, so that one that is too long stops all of them.
+    rollout.encoded_prompts(context, problems)
+    trees = sample_answers(
+        context,
+        rank_share(context, problems),
+        samples=rollout.samples,
+        sampling=rollout.sampling,
+        unfinished_reward=rollout.unfinished_reward,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+    )
+    return measured_trees(context, trees)
 
 
 def sample_answers(

@@ -23,14 +23,12 @@ from treetune.rollouts.answers import (
     GrowingRollout,
     Start,
     is_decided,
-    measured_trees,
-    rank_share,
     steps_of,
     with_unfinished,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.single_turn import sample_answers
+from treetune.rollouts.single_turn import sample_each_in_one_turn
 from treetune.rollouts.states import WholeAnswers
 from treetune.rollouts.values import AnswerPrefix, StateRule, StepRows
 from treetune.seeds import derive_seed
@@ -125,16 +123,7 @@ class ParallelThreads(GrowingRollout):
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         if self.parallel:
             return super().run(context, problems)
-        self.encoded_prompts(context, problems)
-        trees = sample_answers(
-            context,
-            rank_share(context, problems),
-            samples=self.samples,
-            sampling=self.sampling,
-            unfinished_reward=self.unfinished_reward,
-            max_prompt_tokens=self.max_prompt_tokens,
-        )
-        return measured_trees(context, trees)
+        return sample_each_in_one_turn(self, context, problems)
 
     @override
     async def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:

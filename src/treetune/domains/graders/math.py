@@ -306,9 +306,12 @@ def _rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
 
 
 def _equal_in_words(answer: Answer, gold: Answer, question: str) -> bool:
-    """Compares ``three dollars`` with 3, or 25 with ``twenty five``."""
+    """Returns whether two numbers are equal of which at least one is in words: ``three dollars`` and 3."""
     number, gold_number = _as_scalar(answer), _as_scalar(gold)
-    if number is None or gold_number is None or (number, gold_number) == (answer, gold):
+    if number is None or gold_number is None:
+        return False
+    # `equal_answers` calls this function again if neither of the two has become another answer.
+    if number == answer and gold_number == gold:
         return False
     return equal_answers(number, gold_number, question)
 

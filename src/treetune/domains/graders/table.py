@@ -22,6 +22,7 @@ from treetune.vocabulary import Grade, Problem
 MOST_ANSWERS = 50
 
 _PERCENT = re.compile(r"%|\bper ?cent|\bpercent", re.IGNORECASE)
+_BARS = re.compile(r"\||\\mid\b|\\vert\b")
 _COMMAS = re.compile(r",(?!\d{3}(?!\d))|;|\band\b")
 _DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit)\s?(?=\{)|[{}$*`\"“”]|\\(?=[%$&#_])")
 
@@ -131,11 +132,15 @@ def _value(number: WrittenNumber) -> Fraction:
 
 @lru_cache(maxsize=1024)
 def gold_answers(gold: str) -> Sequence[str]:
-    """Raises ValueError for a gold without an answer."""
+    """Returns the answers of a gold: two for ``12 % | Rome`` and for the JSON list ``["12 %", "Rome"]``.
+
+    Raises ValueError for a gold without an answer, or with more than `MOST_ANSWERS`.
+    """
     if gold.lstrip().startswith("["):
         answers = []
-        for answer in json.loads(gold):
-            answers.append(_plain(answer if isinstance(answer, str) else json.dumps(answer)))
+        for item in json.loads(gold):
+            text = item if isinstance(item, str) else json.dumps(item)
+            answers.append(_plain(text))
     else:
         answers = split_answers(gold, None)
     if not any(answers) or len(answers) > MOST_ANSWERS:
@@ -144,14 +149,23 @@ def gold_answers(gold: str) -> Sequence[str]:
 
 
 def split_answers(text: str, expected: int | None) -> list[str]:
-    """Splits the answers in a box. Where several are expected and there is no ``|``, commas and "and" part
-    them, if that gives as many as expected."""
-    parts = list(filter(None, map(_plain, re.split(r"\||\\mid\b|\\vert\b", text))))
-    if expected is not None and expected > 1 and len(parts) == 1:
-        by_commas = list(filter(None, map(_plain, _COMMAS.split(text))))
-        if len(by_commas) == expected:
-            return by_commas
-    return parts
+    """Splits the answers in a box: ``12 | Rome``.
+
+    If several are `expected` and there is no ``|``, the text is split at commas and "and", provided that this
+    gives as many as expected: ``12 and Rome``.
+    """
+    answers = _plain_parts(_BARS.split(text))
+    if expected is not None and expected > 1 and len(answers) == 1:
+        answers_between_commas = _plain_parts(_COMMAS.split(text))
+        if len(answers_between_commas) == expected:
+            return answers_between_commas
+    return answers
+
+
+def _plain_parts(texts: Sequence[str]) -> list[str]:
+    """Returns the texts as answers for comparison, without those that are empty."""
+    plain_texts = [_plain(text) for text in texts]
+    return [text for text in plain_texts if text]
 
 
 def _plain(text: str) -> str:

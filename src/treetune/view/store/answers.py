@@ -1,12 +1,10 @@
 """The answers of an experiment: filtered, sorted, searched, in pages; and single answers, whole.
 
-    a page asks ──► Answers.ask ──► DuckDB on the indexes that exist (`index.py`)
-                        │
-                        └─ missing indexes: small ones are made at once, while the page waits; large ones by
-                           a thread, and the page asks again when its mark changes
-
-`_lock` protects the dictionaries, `_building` lets one thread write indexes, and `_working` is held as long
-as a thread is at it."""
+a page asks ──► AnswerStore.ask ──► DuckDB on the indexes that exist (`index.py`)
+                    │
+                    └─ missing indexes: small ones are made at once, while the page waits; large ones by
+                       a thread, and the page asks again when its mark changes
+"""
 
 from __future__ import annotations
 
@@ -120,18 +118,28 @@ class AnswerStore:
 
     def __init__(self, run: Run, cache: Path, look_again_s: float = 0.0) -> None:
         self.run = run
+        # Two runs of one name have different paths, and share a cache.
+        run_digest = hashlib.blake2b(os.fsencode(run.path.resolve()), digest_size=8).hexdigest()
+        self._cache = cache / run_digest
+
         self._look_again_s = look_again_s
-        self._listed: tuple[float, list[Indexed]] = (-math.inf, [])
-        """When the files were listed, and the list."""
-        self._cache = cache / hashlib.blake2b(os.fsencode(run.path.resolve()), digest_size=8).hexdigest()
-        self._lock, self._building, self._working = threading.Lock(), threading.Lock(), threading.Lock()
+        self._last_listed_at = -math.inf
+        self._last_listed: list[Indexed] = []
         self._indexed_by_name: dict[str, Indexed] = {}
         self._faults: dict[str, tuple[str, str]] = {}
         """By a source's name: the mark that it had, and the reason why it can't be read."""
         self._columns: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}
         """By names of sources: the mark of the answers, and the columns' types."""
+
         self._searches: OrderedDict[Hashable, pa.Table] = OrderedDict()
+        """The rows that the last `SEARCHES` searches found, the least recently used first."""
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._query_lock = threading.Lock()
+        """Guards `_searches` and `_connection`."""
+        self._build_lock = threading.Lock()
+        """Lets one thread at a time make an index, so that none is made twice."""
+        self._indexing_thread = threading.Lock()
+        """Held while a thread makes indexes in the background: there is at most one."""
 
     # Indexes
 
@@ -141,18 +149,17 @@ class AnswerStore:
 
     def indexed(self) -> list[Indexed]:
         """Returns all sources with the indexes that exist, and starts to make the others."""
-        listed_at, indexed = self._listed
-        if time.monotonic() - listed_at < self._look_again_s:
-            return indexed
+        if time.monotonic() - self._last_listed_at < self._look_again_s:
+            return self._last_listed
         indexed = [self._with_index(source) for source in self.sources()]
         missing = [item for item in indexed if item.is_awaited or (item.is_behind and not item.fault)]
         if missing and sum(item.source.size for item in missing) <= AT_ONCE_BYTES:
             self._make_indexes(missing)
             indexed = [self._with_index(item.source) for item in indexed]
-        elif missing and self._working.acquire(blocking=False):
-            thread = threading.Thread(target=self._make_indexes, args=(missing, self._working), daemon=True)
-            thread.start()
-        self._listed = (time.monotonic(), indexed)
+        elif missing and self._indexing_thread.acquire(blocking=False):
+            arguments = (missing, self._indexing_thread)
+            threading.Thread(target=self._make_indexes, args=arguments, daemon=True).start()
+        self._last_listed_at, self._last_listed = time.monotonic(), indexed
         return indexed
 
     def read_now(self, source: AnswerFile) -> None:
@@ -162,7 +169,7 @@ class AnswerStore:
         """
         build(source, self._cache / source.name)
         self._look_again_s = math.inf
-        self._listed = (time.monotonic(), [self._with_index(source)])
+        self._last_listed_at, self._last_listed = time.monotonic(), [self._with_index(source)]
 
     def problems(self) -> list[str]:
         """Returns messages on files that can't be shown."""
@@ -201,19 +208,19 @@ class AnswerStore:
         self._indexed_by_name[source.name] = indexed
         return indexed
 
-    def _make_indexes(self, missing: Sequence[Indexed], working: threading.Lock | None = None) -> None:
-        """Makes indexes, and deletes those of files that are gone; releases `working` at the end."""
+    def _make_indexes(self, missing: Sequence[Indexed], held: threading.Lock | None = None) -> None:
+        """Makes indexes, and deletes those of files that are gone; releases the `held` lock at the end."""
         try:
             names = {source.name for source in self.sources()}
             for folder in list(self._cache.glob("[ie]*")):
                 if folder.name not in names:
                     shutil.rmtree(folder, ignore_errors=True)
             for item in missing:
-                with self._building:
+                with self._build_lock:
                     self._make_index(item)
         finally:
-            if working is not None:
-                working.release()
+            if held is not None:
+                held.release()
 
     def _make_index(self, item: Indexed) -> None:
         newest = self._with_index(item.source)
@@ -320,7 +327,7 @@ class AnswerStore:
         import duckdb
 
         key = self.mark(), question.sources, question.search
-        with self._lock:
+        with self._query_lock:
             if key in self._searches:
                 self._searches.move_to_end(key)
                 return self._searches[key]
@@ -338,7 +345,7 @@ class AnswerStore:
             ) from error
         finally:
             deadline.cancel()
-        with self._lock:
+        with self._query_lock:
             self._searches[key] = matching
             while len(self._searches) > SEARCHES:
                 self._searches.popitem(last=False)
@@ -464,7 +471,7 @@ class AnswerStore:
         return f"read_parquet([{files}], union_by_name=true)"
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
-        with self._lock:
+        with self._query_lock:
             if self._connection is None:
                 self._connection = connect()
                 self._connection.execute("SET parquet_metadata_cache = true")
