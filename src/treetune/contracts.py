@@ -3,7 +3,7 @@
 A part says that something is wrong in one way: `Part.check(experiment)` yields a `Finding`, of the level
 "error", "missing" or "warning". `treetune.findings` collects them. Nobody lists which parts go together.
 
-Some things many parts need of many others, such as advantages, or two answers to a problem. These pairs are
+Many parts need the same things of many others, such as advantages, or two answers to a problem. These are
 declared: a part `gives` features and `needs` features. Each feature is a small class below that says how
 messages name it and what to do where it is missing. It is a class, and not a name in a table, since a user
 writes ``Need(Answers(2), "…")``, where an editor and mypy find what it means and refuse a misspelling; three
@@ -130,8 +130,8 @@ class Part:
         level; see `Level`.
 
         It is the one way to say so. A constructor only refuses values that contradict each other by
-        themselves, and bounds of single values stand in their types. It takes a moment at most, such as a
-        file's first rows, a connection or a trial of the sandbox, and it imports nothing heavy.
+        themselves, and bounds of single values stand in their types. It takes a moment at most (it may read
+        a file's first rows, open a connection or try the sandbox), and it imports nothing heavy.
         """
         return ()
 

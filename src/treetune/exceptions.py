@@ -47,8 +47,9 @@ nothing.
     SystemExit
     └── Stopped                      a signal: exit code 128 + its number       processes.lifetime
 
-Programs that run alone, where nothing of this package can be imported, have their own: those in
-`domains/sandbox/inside`, and `cluster/submission.py` (SlurmRefused, SlurmBusy).
+Not listed are private ones, and those of programs that run alone, where nothing of this package can be
+imported: in `domains/sandbox/inside`, `domains/puzzles/reasoning_gym_maker.py` (Refused) and
+`cluster/submission.py` (SlurmRefused, SlurmBusy).
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ConfigError(SameOnAllRanks):
 
 
 class MachinesDiffer(SameOnAllRanks):
-    """Each machine with what keeps it from this run."""
+    """The machines can't do a run together; the message says for each what is wrong."""
 
 
 class CheckpointGone(ValueError):
@@ -102,7 +103,7 @@ class NoPlainValue(ValueError):
 
 
 class MissingField(ValueError):
-    """A row has not what a template asks for; says what."""
+    """A row lacks a field that a template asks for; the message names it."""
 
 
 class NotReached(ValueError):

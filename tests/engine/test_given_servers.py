@@ -21,7 +21,7 @@ from treetune.engine import key
 from treetune.engine.base import EngineLaunch, Rendezvous
 from treetune.engine.client import Address, Client
 from treetune.engine.engine import VllmEngine, start_engine
-from treetune.engine.given import GivenServer, described, read_key
+from treetune.engine.given import GivenServer, read_key, shared_settings
 from treetune.engine.launch import ServerProcess, free_port, listens
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError, ServerFailure
@@ -47,7 +47,7 @@ class Elsewhere:
 
     def serve(self, port: int | None = None, **started: Any) -> str:
         """A server that has other weights at first."""
-        told = described(self.launch(), self.stub.weights(2)) | started
+        told = shared_settings(self.launch(), self.stub.weights(2)) | started
         launch, variables = self.launch(), {key.DESCRIPTION: json.dumps(told)}
         log = self.stub.folder / "elsewhere.log"
         weights = self.stub.weights(2)

@@ -76,7 +76,7 @@ def explain_config(options: argparse.Namespace) -> int:
         *_about(path[-1], owner, key),
         *_as_override(path, key.default if key and value is MISSING else value),
         *_keys_below(config, path, value),
-        *_places(explanation, settings),
+        *_places(settings),
     ]:
         say(line)
     return 0
@@ -137,7 +137,7 @@ def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[s
         yield f"    {key.name:<{width}}  {text:<24}  {key.type}"
 
 
-def _places(explanation: Explanation, settings: Sequence[Setting]) -> list[str]:
+def _places(settings: Sequence[Setting]) -> list[str]:
     width = max((len(setting.place) for setting in settings), default=0)
     return [f"  {setting.place:<{width}}  {_as_text(setting.value)}" for setting in settings]
 

@@ -97,7 +97,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
         The server's exit code, or 1 where it is 0: a server should not end by itself.
     """
     from treetune.engine.client import SAMPLES, Client
-    from treetune.engine.given import described
+    from treetune.engine.given import shared_settings
     from treetune.engine.key import DESCRIPTION
     from treetune.engine.launch import ServerProcess, diagnosis, last_lines, listens
     from treetune.engine.server import warm_up
@@ -105,7 +105,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
 
     log = log or Path(f"serve_engine-{port}.log")
     weights = launch.run.weights
-    variables = {DESCRIPTION: json.dumps(described(launch, weights))}
+    variables = {DESCRIPTION: json.dumps(shared_settings(launch, weights))}
     process = ServerProcess(launch, weights, log, port=port, server_key=key, variables=variables)
     client = Client()
     say(f"a server starts at {process.url}; its log is {log}; Ctrl-C ends it")

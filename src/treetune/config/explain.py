@@ -338,8 +338,7 @@ def as_plain(value: Any) -> Any:
     keys = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     if not isinstance(value, Registrable):
         return keys
-    type_name = next((name for name, part in value.registered().items() if part is type(value)), None)
-    return {"type": type_name} | keys
+    return {"type": value.registered_name()} | keys
 
 
 def _without_marks(value: Any) -> Any:

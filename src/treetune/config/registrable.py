@@ -75,6 +75,14 @@ class Registrable(Part):
         return add
 
     @classmethod
+    def registered_name(cls) -> str | None:
+        """Returns the `type` under which this class is registered; None if it isn't."""
+        for name, part in cls._parts.items():
+            if part is cls:
+                return name
+        return None
+
+    @classmethod
     def registered(cls) -> dict[str, type]:
         """Names and classes of this family."""
         return dict(cls._parts)

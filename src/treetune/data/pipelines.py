@@ -311,7 +311,7 @@ class PrepareData(DataPipeline):
         """Returns the rows that a row of the source becomes: several where `expand` makes several of it. In
         place of a row that a filter drops stands the filter's name.
 
-        Raises NoValue or ValueError where a field is missing.
+        Raises MissingField where the row lacks a field, and ValueError for one that can't be read.
         """
         expanded: Any = fields
         if self.expand is not None:

@@ -209,7 +209,7 @@ def export_rows(task: Task, split: Split, path: Path) -> int:
         data = dict(problem.data)
         of_problem = task.of(problem)
         kind = type(of_problem.task if isinstance(of_problem, DomainTask) else of_problem)
-        name = next(key for key, part in Task.registered().items() if part is kind)
+        name = kind.registered_name()
         source = data.pop(DATA_SOURCE, None) or f"{problem.domain or 'task'}__{name}"
         ability = data.pop(ABILITY, "") or problem.domain
         rates = {key: data.pop(key) for key in (LOW_PASS_RATE, HIGH_PASS_RATE) if key in data}

@@ -357,7 +357,8 @@ def _forwarded(name: str) -> Any:
 
 
 class EngineWrapper(Engine):
-    """An engine that forwards everything but `generate` to another one."""
+    """An engine that forwards everything but sampling to another one: a subclass writes `generate`, on which
+    `run` and `sample` rest."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -33,7 +33,7 @@ BUFFERS = 2
 """Broadcasts under way at a time."""
 
 
-def described(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def weight_headers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Returns names, types and shapes of weights, which a worker has to know before it has them."""
     return {
         "names": list(tensors),
@@ -76,7 +76,10 @@ class CudaIpc(ByRoutes):
         with torch.cuda.device(weights[0].device):
             torch.cat(weights, out=self._room(sum(sizes), weights[0].device)[: sum(sizes)])
             torch.cuda.current_stream().synchronize()
-            info = described(chunk.tensors) | {"tensor_sizes": sizes, "ipc_handles_pickled": self._handle}
+            info = weight_headers(chunk.tensors) | {
+                "tensor_sizes": sizes,
+                "ipc_handles_pickled": self._handle,
+            }
             self._post(address, "/update_weights", {"update_info": info})
 
     @override
@@ -153,7 +156,7 @@ class Nccl(ByRoutes):
                     num_buffers=BUFFERS,
                 )
 
-        self._beside(broadcast, address, "/update_weights", {"update_info": described(chunk.tensors)})
+        self._beside(broadcast, address, "/update_weights", {"update_info": weight_headers(chunk.tensors)})
 
     @override
     def close(self) -> None:

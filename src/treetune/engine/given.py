@@ -55,7 +55,7 @@ def read_key(path: Path) -> str:
     return key
 
 
-def described(launch: ServerLaunch, weights: Path) -> dict[str, Any]:
+def shared_settings(launch: ServerLaunch, weights: Path) -> dict[str, Any]:
     """Returns the settings that a server and the run have to share."""
     settings = launch.settings
     return {
@@ -108,7 +108,7 @@ class GivenServer(Server):
         super().__init__()
         weights = launch.run.weights
         self.loads, self._url, self._key, self._run = loads, url, key, run
-        self._settings, self._expected = launch.settings, described(launch, weights)
+        self._settings, self._expected = launch.settings, shared_settings(launch, weights)
         self._client = Client()
         self._from_folder = FromFolder(self._client, launch.settings.sync_timeout)
         self._weights = weights

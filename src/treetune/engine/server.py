@@ -377,9 +377,9 @@ def start_servers(settings: EngineSettings, run: EngineLaunch, log: Path) -> lis
     """Begins to start servers, for all ranks, of a model that isn't trained. Every rank calls this, and the
     first one's starts them. Raises ValueError if the settings don't suit the device."""
     if not isinstance(settings, VllmSettings):
-        name = next((name for name, part in settings.registered().items() if part is type(settings)), "?")
         raise ValueError(
-            f"engines.judge.server is {name!r}, and a judge is asked over HTTP: set it to 'vllm'"
+            f"engines.judge.server is {settings.registered_name()!r}, and a judge is asked over HTTP: set it"
+            " to 'vllm'"
         )
     if run.device == "cpu" and settings.replicas is None and settings.addresses is None:
         # More servers, as many as fill the cores, are for the model that is trained.

@@ -112,7 +112,7 @@ def end_with_launcher() -> None:
     def watch() -> None:
         while all(map(is_alive, launcher)):
             time.sleep(POLL_S)
-        # First SIGTERM, so that the main thread closes its server. If it hangs, exit at once.
+        # First SIGTERM, so that the main thread closes its server; if it hangs, an exit without that.
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_GRACE_S)
         os._exit(1)

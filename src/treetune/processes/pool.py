@@ -558,7 +558,7 @@ class CallClock:
         return self._runs_since + self._remaining_s
 
     @property
-    def stood_s(self) -> float:
+    def paused_s(self) -> float:
         """The seconds that the clock was stopped so far."""
         return self._paused_s
 

@@ -91,7 +91,7 @@ class Shaping(Registrable):
     @property
     def label(self) -> str:
         """Its name in metrics: the type under which it is registered."""
-        return next(name for name, part in Shaping.registered().items() if part is type(self))
+        return self.registered_name() or type(self).__name__
 
     @property
     @override

@@ -1,5 +1,5 @@
-"""The family of analyzers, which read what an experiment wrote. The parts are in `treetune.lab`, above this
-room."""
+"""The family of analyzers, which read what an experiment wrote. The analyzers themselves are in
+`treetune.lab`, which may import this package and not the other way round."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Analyzer(Registrable):
 
     @property
     def type_name(self) -> str:
-        return next(name for name, part in Analyzer.registered().items() if part is type(self))
+        return self.registered_name() or type(self).__name__
 
     @property
     def label(self) -> str:

@@ -205,6 +205,11 @@ def _live_line(what: str, unit: str, words: Callable[[], str]) -> Iterator[Progr
         yield show
 
 
+def name_iterations(first: int, last: int) -> str:
+    """Returns ``iteration 3``, or ``iterations 3 to 5``."""
+    return f"iteration {first}" if first == last else f"iterations {first} to {last}"
+
+
 def duration(seconds: float) -> str:
     """Returns seconds in the unit that says it best: ``40 s``, ``12 min``, ``3.5 h``."""
     if seconds < 99.5:

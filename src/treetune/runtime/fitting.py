@@ -46,8 +46,8 @@ def refuse_gpus_of_one_process(who: str) -> None:
 def refuse_what_does_not_fit(config: PolicyIteration) -> None:
     """Raises ValueError with what doesn't fit this machine and the smallest change that helps.
 
-    What the ranks of a machine find alike, one of them says. Where the model's sizes aren't known, or
-    nvidia-smi says nothing, the first rank says that nobody has looked.
+    If all ranks of a machine find the same, one of them reports it. If the model's sizes aren't known, or
+    nvidia-smi doesn't answer, the first rank says that nothing was checked.
     """
     rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
     try:
@@ -59,8 +59,9 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
     if plan is None or plan.fits:
         return
     # Machines may be smaller than the first rank's: on each of them one rank speaks.
-    speaks = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
-    raise (ValueError if speaks else SameOnAllRanks)(
+    speaks_for_machine = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
+    kind_of_error = ValueError if speaks_for_machine else SameOnAllRanks
+    raise kind_of_error(
         f"{plan.machine.words}: {verdict_of(plan)}\n"
         "  the command `plan` shows all of it; the numbers are estimates, and with"
         " --override '{plan: {check: false}}' the run starts without them"

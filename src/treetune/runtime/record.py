@@ -33,7 +33,7 @@ from treetune.rollouts.metrics import split_domain
 from treetune.rollouts.numbers import in_words
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.checkpoint_schedule import CheckpointSchedule, tidy_checkpoints
-from treetune.runtime.console import Clock, duration
+from treetune.runtime.console import Clock, duration, name_iterations
 from treetune.runtime.diagnostics import (
     REMEDIES,
     CollapseSign,
@@ -124,11 +124,6 @@ def done_again(directory: ExperimentDirectory, start: int) -> str:
         return f"{begin} trained again (about {duration(seconds)}); what was sampled is kept"
     seconds = sum(row.get("seconds/total", 0.0) for row in rows)
     return f"{begin} done again (about {duration(seconds)})"
-
-
-def name_iterations(first: int, last: int) -> str:
-    """Returns ``iteration 3``, or ``iterations 3 to 5``."""
-    return f"iteration {first}" if first == last else f"iterations {first} to {last}"
 
 
 def _newest_undamaged_checkpoint(session: Session) -> int:

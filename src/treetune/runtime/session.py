@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.exceptions import Stopped
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.console import Console
+from treetune.runtime.console import Console, name_iterations
 from treetune.runtime.directory import ExperimentDirectory, Lock, is_last
 from treetune.runtime.manifest import begin
 from treetune.runtime.several_machines import refuse_machines_that_differ
@@ -124,9 +124,8 @@ class Session:
             where = f" after iteration {self.done}" if at_boundary else f" in iteration {self.iteration + 1}"
         again = ""
         if self.done > self.kept:
-            first, last = self.kept + 1, self.done
-            which = f"iteration {last}" if first == last else f"iterations {first} to {last}"
-            again = f" after iteration {self.kept}, the last checkpoint, and does {which} again"
+            repeated = name_iterations(self.kept + 1, self.done)
+            again = f" after iteration {self.kept}, the last checkpoint, and does {repeated} again"
         if isinstance(stop, Stopped) and stop.code != 128 + signal.SIGINT:
             # The launcher also sends SIGTERM, when another rank has failed. The same command may then fail
             # again, so it is mentioned only if there is something that it would repeat.

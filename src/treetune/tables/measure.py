@@ -61,8 +61,10 @@ class SeedResult:
 class Comparison:
     """The difference between two rows (`row` minus `to`) in one column, paired by seed and problem.
 
-    Example: `Comparison("PPO", "GRPO", column, seeds=3, difference=Estimate(0.06, 0.02, 0.1), p=0.004,
-    adjusted=0.012)`.
+    Example::
+
+        difference = MeanWithInterval(0.06, 0.02, 0.1)
+        Comparison("PPO", "GRPO", column, seeds=3, difference=difference, p=0.004, adjusted=0.012)
     """
 
     row: str

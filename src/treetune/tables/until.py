@@ -86,8 +86,8 @@ def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerd
         further = _further_seeds(table.level, until, differences, most) if reason == "more" else None
         return DifferenceVerdict(row, to, count, reason, sequence, next_seed, further)
 
+    names = experiments_of(plan, row, to)
     for count, seed in enumerate(table.seeds[:most], start=1):
-        names = experiments_of(plan, row, to)
         if any(not _is_planned(plan, name, seed) for name in names):
             return verdict(count - 1, "more", seed)
         runs = [plan.run(name, seed) for name in names]

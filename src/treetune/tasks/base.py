@@ -20,6 +20,12 @@ Split = Literal["train", "validation", "test"]
 Params = TypeVar("Params")
 
 
+def check_split(split: str) -> None:
+    """Raises ValueError for a word that is no split."""
+    if split not in get_args(Split):
+        raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
+
+
 class Task(Registrable):
     """A source of problems. Sub-classes are frozen dataclasses whose fields are configuration."""
 
@@ -168,8 +174,7 @@ class GeneratedTask(Task):
 
     @override
     def problems(self, split: Split) -> Sequence[Problem]:
-        if split not in get_args(Split):
-            raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
+        check_split(split)
         return _problems(self, split)
 
     def made(self, split: Split) -> Sequence[Problem]:

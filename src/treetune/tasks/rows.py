@@ -19,7 +19,7 @@ from treetune.config.errors import did_you_mean
 from treetune.contracts import Finding, lacking
 from treetune.exceptions import BadRow, NoPlainValue, NoSplit
 from treetune.seeds import derived_random
-from treetune.tasks.base import Split, Task
+from treetune.tasks.base import Split, Task, check_split
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.row_values import check_plain, is_empty, messages_in_text, text_of_value
@@ -174,8 +174,7 @@ class RowsTask(Task):
     def problems(self, split: Split) -> Sequence[Problem]:
         """Returns a split. Raises ValueError for one that is missing or holds no problem, and for a bad
         row."""
-        if split not in get_args(Split):
-            raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
+        check_split(split)
         return _problems(self, split)
 
     @override

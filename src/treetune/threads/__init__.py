@@ -4,6 +4,6 @@ The rollout (`parallel_threads`, whose answers `fork_join` writes), demonstratio
 have made them, where the states lie that credit values, numbers of an answer, and what is paid for a short
 critical path.
 
-The text of threads is one room lower, in `tasks/threads`: tags, grammar, faults and counting. Tasks write
-demonstrations in it and the data pipeline writes rows in it, and neither may import a rollout.
+The text of threads (tags, grammar, faults) is in `format`, which imports no rollout: tasks write
+demonstrations in it, and the data tools write rows in it.
 """

@@ -180,7 +180,8 @@ class PolicyTrainer:
         settings, objective = self.settings, self.settings.objective
         recorder, nucleus = None, None
         if is_only and tensors.old_logprobs_N is None and tensors.behaviour_logprobs_N is not None:
-            # To be compared with the engine's log-probs, which were cut by top-p and top-k.
+            # To be compared with the engine's log-probs. Where top-p or top-k cut those, the mass that they
+            # left is recorded, too.
             nucleus = self.nucleus
             recorder = StepRecorder(sequences.n_tokens, with_mass=nucleus is not None)
         elif not is_only and tensors.old_logprobs_N is not None and settings.token_signals != "none":
@@ -430,8 +431,8 @@ class IterationTraining:
                 self._steps_skipped += 1
             else:
                 rate = settings.learning_rate * trainer._rate_factor(self._iteration, number - 1, steps)
-                numbers = trainer._step(sequences, minibatch, tensors, rate, steps == 1)
-                for name, value in numbers.items():
+                step_metrics = trainer._step(sequences, minibatch, tensors, rate, steps == 1)
+                for name, value in step_metrics.items():
                     self._sums[name] += value
             self._steps_done = number
             epochs_done, within_epoch = divmod(number * settings.epochs, steps)

@@ -146,8 +146,8 @@ def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
 def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
     """Writes a note in place of its author's last one on that answer; an empty note deletes the last one.
 
-    `seen` is the version that the author has seen, empty for none. Raises Changed where another version is on
-    disk, so that no note is lost, and OSError where the folder can't be written.
+    `seen` is the version that the author has seen, empty for none. Raises NoteChanged where another version
+    is on disk, so that no note is lost, and OSError where the folder can't be written.
     """
     path = directory.notes / note.file_name
     with directory.locked("notes", PATIENCE_S):
@@ -159,10 +159,9 @@ def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
             raise NoteChanged(now)
         if note.labels or note.text:
             fields = asdict(note)
-            about = fields.pop("about")
-            write_record(
-                path, {**fields, "about": about}
-            )  # labels and text first, for people who open the file
+            # Labels and text come first, for people who open the file.
+            fields["about"] = fields.pop("about")
+            write_record(path, fields)
         else:
             path.unlink(missing_ok=True)
 

@@ -67,7 +67,7 @@ class Rule(Registrable):
 
     @property
     def label(self) -> str:
-        return self.name or next(name for name, part in Rule.registered().items() if part is type(self))
+        return self.name or self.registered_name() or type(self).__name__
 
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         """Returns which rows to drop: the same for the same rows, also after an interruption. Raises

@@ -155,7 +155,7 @@ class Loaded(Servant):
     @override
     def answer(self, world: World, method: str, *arguments: Any) -> Played:
         played = world.call(math.inf, method, *arguments)
-        return replace(played, waited=call_clock().stood_s)
+        return replace(played, waited=call_clock().paused_s)
 
 
 class ForkedProcesses:

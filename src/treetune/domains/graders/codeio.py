@@ -208,7 +208,7 @@ def read_gold(gold: str) -> tuple[Any, str | None]:
 def read_prediction(text: str) -> Any:
     """Reads the value that an answer is, or that stands in it; ``"output": 3`` counts as an object.
 
-    Raises NoValue where there is none.
+    Raises UnreadableValue where there is none.
     """
     for whole in (text, f"{{{text.strip().rstrip(',')}}}"):
         try:

@@ -258,7 +258,7 @@ class _FormulaParser:
 
     def _read_power(self, depth: int) -> Any:
         """Reads ``x^2``, ``x^{n + 1}``, ``2^-1`` or, within a function, ``60^\\circ``."""
-        base = self._read_postfix(self._read_atom(depth), depth)
+        base = self._read_postfix(self._read_atom(depth))
         if not self._next_is("^"):
             return base
         self._take()
@@ -267,7 +267,7 @@ class _FormulaParser:
             return base * self._sympy.pi / 180
         return self._raise_to(base, self._read_argument(depth + 1, whole_number=True))
 
-    def _read_postfix(self, value: Any, depth: int) -> Any:
+    def _read_postfix(self, value: Any) -> Any:
         """Reads the signs behind a value: ``n!``, ``3!!`` (the factorial of 3!), ``50%``."""
         while self._next_is("!", "%"):
             if self._take().text == "%":
@@ -427,7 +427,7 @@ class _FormulaParser:
         is_grouped = self._next_is("(", "{", "[")
         self._open_functions += 1
         argument = self._read_argument(depth, whole_number=True)
-        argument = self._read_postfix(argument, depth)  # \sin x! is the sine of x!
+        argument = self._read_postfix(argument)  # \sin x! is the sine of x!
         self._open_functions -= 1
         while not is_grouped and self._factor_of_argument_is_next():
             argument = self._check_size(argument * self._read_power(depth))

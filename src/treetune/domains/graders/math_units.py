@@ -116,7 +116,6 @@ _ORDINAL_PART = re.compile(
 )
 # "reduced", "doubled", but not "seeds"
 _CHANGED = re.compile(r"(?!(?:seed|bed|weed|steed|breed|shed|sled|thread|bead|head)s?\Z)[a-z]{2,}ed")
-_WORD = re.compile(r"[A-Za-z'¢€£¥₹-]+")
 # m, s^2, ft^{3}, oz.
 _FACTOR = re.compile(r"(?P<name>[A-Za-z'¢€£¥₹.-]+)(?:\^\(?\{?(?P<power>-?\d)\}?\)?)?")
 # The end of "cups of flour"
