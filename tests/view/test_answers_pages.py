@@ -37,7 +37,7 @@ from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.view.app import SEEN
 from treetune.view.charts import number
-from treetune.view.report import write_report
+from treetune.view.report.write import write_report
 from treetune.view.store import Run
 from treetune.view.store.queries import ColumnFilter, parse_conditions
 from treetune.view.store.tokens import CreditedStep, tokens_of, trained_steps
@@ -101,7 +101,7 @@ def test_a_damaged_file_is_named_and_not_waited_for(viewer: Viewer) -> None:
     run = viewer.record(iterations=2)
     (run.iteration(1) / "trajectories.arrow").write_bytes(b"nothing")
     page = viewer.page("/answers?run=run")
-    assert "iteration 2 can&#39;t be read" in page and "Still being read" not in page
+    assert "iteration 2 can&#39;t be read" in page and "still being read" not in page
     answer = viewer.get("/answer", run="run", source="i2", answer="train/0#0").text
     assert "iteration 2 can&#39;t be read" in answer
 
@@ -241,9 +241,9 @@ def test_seeds_of_two_settings_are_compared_over_problems_and_seeds(viewer: View
             sampled = [trajectory(i, 0, "1", correct=i < 3 * right) for i in range(6)]
             record_iteration(run, 0, sampled)
     page = viewer.page("/compare", run=["a0", "a1", "b0", "b1"])
-    assert "<b>6</b> problems alike, in <b>2</b> seeds of each" in page
+    assert "<b>6</b> problems in common, in <b>2</b> seeds of each" in page
     assert "Mean change <b>+0.5000</b>" in page and "p = <b>" in page
-    assert "<b>6</b> better in the second, <b>0</b> worse; <b>3</b> flipped to right" in page
+    assert "<b>6</b> better in the second set, <b>0</b> worse; <b>3</b> became correct" in page
     begin_run(viewer.folder / "c", credit={"type": "c"})
     wrong = viewer.refusal("/compare", 400, run=["a0", "b0", "c"])
     assert "3 experiments are 3 settings with 0 seeds in common" in wrong
@@ -363,7 +363,7 @@ def test_the_way_from_values_into_the_gradient_ends_in_shares_that_add_up(viewer
     weights = [abs(one.trained or 0.0) * one.tokens for one in whole]
     assert [one.share for one in whole] == pytest.approx(np.array(weights) / sum(weights))
     page = viewer.page("/answer", run="run", **FIRST, **{"as": "credit"})
-    assert "also from those that credit gave 0" in page and "share of the weight" in page
+    assert "also from tokens whose advantage is 0" in page and "share of the gradient weight" in page
     assert f"{100 * (whole[0].share or 0.0):.2g} %" in page
 
 

@@ -79,7 +79,13 @@ def test_all_experiments_and_one_of_them_say_the_essentials(tmp_path: Path) -> N
     assert re.search(r"two +\S waiting +0/3", everything)
     shown.press("open")
     page = _text(shown)
-    essentials = ("pass@1 on validation", "95 % interval", "up is better", "time by phase", "answers of iter")
+    essentials = (
+        "pass@1 on validation",
+        "95 % interval",
+        "higher is better",
+        "time by phase",
+        "answers of iter",
+    )
     assert [words for words in essentials if words not in page] == []
 
 
@@ -149,7 +155,7 @@ def test_keys_that_come_together_all_count() -> None:
 
 def test_without_a_terminal_one_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded_run(tmp_path / "run")
-    with pytest.raises(ValueError, match="--once prints"):
+    with pytest.raises(ValueError, match="use --once"):
         watch([tmp_path], name=None, metrics=(), once=False)
     with pytest.raises(ValueError, match=r"no experiment 'runn'.*; there are run"):
         watch([tmp_path], name="runn", metrics=(), once=True)
@@ -174,7 +180,7 @@ def test_the_terminal_is_given_back_as_it_was(tmp_path: Path, leave: bytes | sig
             assert ready, "nothing was said in time"
             said += os.read(ours, 65536)
 
-    read_until(b"? keys")
+    read_until(b"? help")
     if isinstance(leave, bytes):
         os.write(ours, leave)
     else:

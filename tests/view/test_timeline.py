@@ -145,7 +145,7 @@ def test_a_damaged_line_is_told_on_the_page(viewer: Viewer, timed: Path) -> None
 
 def test_a_run_that_wrote_no_times_has_no_timeline(viewer: Viewer) -> None:
     begin_run(viewer.folder / "new")
-    assert "Nothing has happened yet" in viewer.page("/timeline?run=new")
+    assert "Nothing has been recorded yet" in viewer.page("/timeline?run=new")
 
 
 def test_what_goes_on_ends_now_and_thousands_of_spans_stay_a_small_page(viewer: Viewer) -> None:
@@ -161,7 +161,7 @@ def test_what_goes_on_ends_now_and_thousands_of_spans_stay_a_small_page(viewer: 
         assert last.ending == "open" and last.end > BEGAN + 10_000
         page = viewer.page("/timeline?run=run&from=0&to=5001")
     assert "so far" in page and page.count('<tr id="span-') == 3, "a row each for what has one name"
-    assert re.search(r"how often\">5000</td><td[^>]*>2[\u2009,]?500 s<", page)
+    assert re.search(r"count\">5000</td><td[^>]*>2[\u2009,]?500 s<", page)
     assert page.count("<rect class=") < 1200 and "more here" in page
 
 

@@ -68,7 +68,7 @@ def replay(options: argparse.Namespace) -> int:
     own = _stored(options.experiment)
     other = _stored(options.experiment, files_of(options), options.override or ())
     from treetune.config.explain import Explanation
-    from treetune.lab.analyzers.replay import REPLACEABLE, in_words, replay
+    from treetune.lab.analyzers.replay import REPLACEABLE, describe_result, replay
 
     keys = {**own.data, **other.data}.keys() - {"imports"}  # they make parts known, and decide nothing
     changed = [key for key in sorted(keys) if own.data.get(key) != other.data.get(key)]
@@ -93,7 +93,7 @@ def replay(options: argparse.Namespace) -> int:
         options.exact,
     )
     if os.environ.get("RANK", "0") == "0":
-        for line in in_words(result):
+        for line in describe_result(result):
             say(line)
     return 0
 

@@ -47,7 +47,7 @@ N_COLOURS = 12
 Better = Literal["up", "down", ""]
 """The direction that is an improvement; empty for neither."""
 
-BETTER_TEXT: Mapping[Better, str] = {"up": "↑ more is better", "down": "↓ less is better", "": ""}
+BETTER_TEXT: Mapping[Better, str] = {"up": "↑ higher is better", "down": "↓ lower is better", "": ""}
 
 BETTER: Mapping[str, Better] = {
     "episodes/reward": "up",

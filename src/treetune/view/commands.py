@@ -31,7 +31,7 @@ def watch(options: argparse.Namespace) -> int:
 def report(options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them: numbers of answers are known by their parts)
     from treetune.exceptions import ConfigError
-    from treetune.view.report import write_report
+    from treetune.view.report.write import write_report
 
     for directory in options.experiments:
         try:

@@ -63,14 +63,14 @@ KEYS = {
 _KEY = re.compile(rb"\x1b[\[O][0-9;]*[~A-Za-z]|.", re.DOTALL)
 
 HELP = """\
-↑ ↓ j k     choose; in one, scroll
+↑ ↓ j k     select an experiment, or scroll
 Enter l →   open an experiment
-Esc h ←     back to all of them
-n p         the next, the one before
-Space b     a page down, up
-g G         to the top, to the end
-a           answers whole, or a line each
-q           leave"""
+Esc h ←     back to the list
+n p         next, previous experiment
+Space b     page down, up
+g G         first, last line
+a           full answers, or one line each
+q           quit"""
 
 STATES = {
     "running": ("▶", "green"),
@@ -92,7 +92,7 @@ CURVES, EVENTS, ANSWERS = 4, 5, 5
 WHOLE = 4000
 """The most characters of an answer that is shown in all of its lines."""
 
-BETTER = {"up": "up is better", "down": "down is better", "": ""}
+BETTER = {"up": "higher is better", "down": "lower is better", "": ""}
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Dots of a braille pattern, by row and column."""
@@ -278,8 +278,8 @@ def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Cha
     recorded = metric_names([experiment])
     for name in metrics:
         if name not in recorded:
-            there = ", ".join(recorded) or "none yet"
-            raise ValueError(f"{experiment.name} has no metric {name!r}; there are {there}")
+            available = ", ".join(recorded) or "none yet"
+            raise ValueError(f"{experiment.name} has no metric {name!r}; available: {available}")
     return chosen_charts(made, metrics)
 
 
@@ -289,7 +289,7 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
     title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
     title.append(f"  {BETTER[chart.better]}" if chart.better else "", style="dim")
     if not drawn:
-        return Group(title, Text("no finite value yet", style="dim"))
+        return Group(title, Text("no finite values yet", style="dim"))
     low, high = _bounds(drawn)
     labels = [number(high), *[""] * (HEIGHT - 2), number(low)]
     margin = max(map(len, labels))
@@ -315,7 +315,7 @@ def _answer(name: str, score: float | None, outcome: str, text: str, whole: bool
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
     beginning, left = cut(text, WHOLE)
-    rest = f"\n… and {left} characters more" if left else ""
+    rest = f"\n… and {left} more characters" if left else ""
     return head + Text(f"\n{visible(beginning)}{rest}\n")
 
 
@@ -444,9 +444,9 @@ class TerminalView:
             body = self._lines(line_of(error, "red"))
         seen = body[self.top : self.top + room]
         more = f"  {self.top + 1}–{self.top + len(seen)} of {len(body)} lines" if len(body) > room else ""
-        keys = "Esc all · n next · a answers" if self.open else "Enter open"
+        keys = "Esc list · n next · a answers" if self.open else "Enter open"
         heading = Text("treetune watch" + more, style="bold", no_wrap=True, overflow="ellipsis")
-        footer = Text(f"{keys} · q leave · ? keys", style="dim", no_wrap=True, overflow="ellipsis")
+        footer = Text(f"{keys} · q quit · ? help", style="dim", no_wrap=True, overflow="ellipsis")
         lines = (Segments([*line, Segment.line()]) for line in seen)
         return Group(heading, *lines, *[Text("")] * (room - len(seen)), footer)
 
@@ -473,10 +473,10 @@ class TerminalView:
         return self.console.render_lines(page, self.console.options.update(height=None), pad=False)
 
     def _nothing(self) -> Text:
-        return line_of(f"no experiment yet below {', '.join(map(str, self.store.folders))}")
+        return line_of(f"no experiments yet in {', '.join(map(str, self.store.folders))}")
 
     def press(self, key: str) -> bool:
-        """Does what a key means, and returns whether it goes on."""
+        """Handles a key, and returns False for the key that quits."""
         page = max(1, self.console.height - 3)
         steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "top": -(10**6), "end": 10**6}
         if key == "quit":
@@ -521,7 +521,7 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
         sys.stdout.reconfigure(errors="replace")
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
     if not once and not (sys.stdin.isatty() and console.is_terminal and not console.is_dumb_terminal):
-        raise ValueError("standard input or output is not a terminal: --once prints a single page and ends")
+        raise ValueError("standard input or output is not a terminal: use --once to print a single page")
     with TemporaryDirectory() as cache:  # nothing here makes an index of answers
         store = Store(folders, Path(cache))
         watched, runs = TerminalView(store, console, metrics), store.runs()

@@ -98,6 +98,6 @@ def test_a_damaged_answer_is_named_and_leaves_no_file(tmp_path: Path) -> None:
     with chosen.answers.open("a") as file:
         file.write('{"problem": "te')
     for name in ("log.eval", "log.json"):
-        with pytest.raises(ValueError, match=r"answers.jsonl:5 is no answer .* evaluate again"):
+        with pytest.raises(ValueError, match=r"answers.jsonl:5 is not an answer .* evaluate again"):
             write_inspect_log(chosen, tmp_path / name)
         assert not (tmp_path / name).exists()

@@ -17,7 +17,7 @@ from treetune.lab.analyzers.step_credit import step_credit
 from treetune.rollouts.credit import Group
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens
 from treetune.tree import answers_of
-from treetune.view.report import write_report
+from treetune.view.report.write import write_report
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 NINE = step_credit([2, 4], 0.0, [0.25, 0.25, -0.75, -0.75], [2, 4], (0.5, 0.75), (0.1, math.inf)).plain()
@@ -135,6 +135,6 @@ def test_each_turn_is_a_line_with_its_reward_and_what_was_said_to_it_is_marked(t
     page = report(path)
     said = sum(one.text.count("+") + one.text.count("-") for one in answers_of(trees))
     assert len(page.texts("injected")) == said + 1, "and one in the words that explain it"
-    assert "injected and not sampled" in page.text
+    assert "not sampled by the policy" in page.text
     first = next(one for one in answers_of(trees) if one.step_rewards)
     assert [reward for reward in first.step_rewards if f"r {reward:+.3g}" not in page.text] == []
