@@ -496,7 +496,7 @@ def test_a_credit_of_ones_own_is_one_file_and_has_a_score(
     assert not (tmp_path / "wordy/arena_map.png").exists(), "no such language has a place on the map"
     assert gc.isenabled()
     assert main(["arena", "--languages", "nowhere"]) != 0
-    assert "there is no language 'nowhere': take one of slips," in capsys.readouterr().err
+    assert "there is no language 'nowhere': choose one of slips," in capsys.readouterr().err
     (tmp_path / "own_parts").mkdir()
     divides = OWN.replace("half_of_the_best", "divides").replace("max(rewards) / 2", "float('nan')")
     (tmp_path / "own_parts/divides.py").write_text(divides)

@@ -96,7 +96,7 @@ def test_branches_have_the_same_answers_until_their_weights_part(
 @pytest.mark.parametrize(
     ("after", "changes", "stored", "message"),
     [
-        (1, {"experiment_name": "small"}, {}, "holds an experiment already"),
+        (1, {"experiment_name": "small"}, {}, "already has an experiment"),
         (3, {}, {}, "can't be forked after iteration 3"),
         (2, {}, {"seed": 7}, "seed was 0 and is 7: it may differ in credit"),
         (2, {}, {"problems_per_iteration": 2}, "problems_per_iteration"),

@@ -80,8 +80,8 @@ def test_many_answers_go_through_in_bunches(tmp_path: Path, monkeypatch: pytest.
     ("label", "iteration", "message"),
     [
         (None, None, "evaluations of easy, hard: choose one with --set"),
-        ("esay", None, "no evaluation of 'esay'; there are easy, hard"),
-        ("easy", 3, "not measured after 3 iterations of .*; it was after 0, 4"),
+        ("esay", None, "no evaluation of 'esay'; it has easy, hard"),
+        ("easy", 3, "not evaluated after 3 iterations of .*, only after 0, 4"),
     ],
 )
 def test_an_evaluation_that_is_not_there_is_answered_with_what_is(

@@ -50,7 +50,7 @@ def looked_at(path: Path, credit: dict[str, Any], truth: int = 0, **more: Any) -
 
 def test_methods_stand_side_by_side_with_values_intervals_and_costs(tmp_path: Path) -> None:
     html, text = microscope(looked_at(tmp_path / "run", {"K=9": NINE, "GRPO": GROUP}, truth=64))
-    assert "iteration 5" in text and "Truth: 64 continuations" in text and "reward 0, unfinished" in text
+    assert "iteration 5" in text and "means over 64 continuations" in text and "reward 0, unfinished" in text
     assert "812 tokens an answer" in text and "V 0.50 [0.30, 0.70]" in " ".join(text.split())
     assert "+0.25" in text and "-0.75" in text
     assert text.count("-0.00") == 0, "next to nothing has no sign"

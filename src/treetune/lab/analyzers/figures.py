@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d", "#a6761d")
-"""Colours that are distinct for colour-blind readers, too (Okabe and Ito, "Color Universal Design", 2008), and
-two more."""
+"""Colours that are distinct for colour-blind readers, too (Okabe and Ito, "Color Universal Design", 2008),
+and two more."""
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 PANEL_INCHES = (4.6, 3.6)
 PNG_DOTS_PER_INCH = 130

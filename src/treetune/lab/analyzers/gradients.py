@@ -85,7 +85,7 @@ class Loss:
 
 
 SKETCH = 4096
-"""The size of the projection of a gradient. Squared lengths have the right expectation and an error of 2 %."""
+"""The size of a gradient's projection. Squared lengths have the right expectation and an error of 2 %."""
 
 
 def problem_gradients(

@@ -280,8 +280,8 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
         return None
     if config.choose_checkpoint is not None:
         raise ValueError(
-            "the trainer's state can't be computed from the episodes of an experiment that chooses among epochs:"
-            " replay it without --exact"
+            "the trainer's state can't be computed from the episodes of an experiment that chooses among"
+            " epochs: replay it without --exact"
         )
     trainer = make_trainer(session)
     for earlier in range(point):
