@@ -238,7 +238,7 @@ def test_an_experiment_without_checkpoints_or_with_another_configuration_says_so
     shutil.rmtree(base / "group" / "checkpoints")
     assert analyse(base, "group", VALUES)[0] == 1
     assert "has no checkpoint: run_iteration_loop makes them" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="holds no experiment"):
+    with pytest.raises(ValueError, match="has no experiment"):
         analyse(base, "another", VALUES)
     config = experiment(base, "group", VALUES)
     with pytest.raises(ValueError, match="another configuration"):
@@ -246,7 +246,7 @@ def test_an_experiment_without_checkpoints_or_with_another_configuration_says_so
     with pytest.raises(ValueError, match="has no analyzers"):
         analyse(base, "group")
     assert main(["certify", str(base)]) == 2
-    assert f"{base} holds no experiment: there is no {base / 'config.json'}" in capsys.readouterr().err
+    assert f"{base} has no experiment: {base / 'config.json'} is missing" in capsys.readouterr().err
 
 
 def test_an_interrupted_analysis_goes_on_and_comes_out_the_same(base: Path, tmp_path: Path) -> None:

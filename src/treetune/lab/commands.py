@@ -1,4 +1,4 @@
-"""Commands that look into what a run did: analyses, replay, where two runs part, certificates, forks."""
+"""Commands that examine runs: analyses, replay, first differences, certificates, forks, and the arena."""
 
 from __future__ import annotations
 
@@ -24,41 +24,46 @@ def run_analyzers(options: argparse.Namespace) -> int:
 
 
 def compare_analyses(options: argparse.Namespace) -> int:
-    import treetune.parts  # noqa: F401  (registers them)
+    import treetune.parts  # noqa: F401  (registers the analyzers)
     from treetune.lab.analyzers.command import compare_analyses
 
     for text in options.experiments:
         import_own_parts(Path(text.rpartition("=")[2]))
-    drawn = compare_analyses(options.analysis, options.experiments, options.output)
-    say(f"{drawn}.png, .svg and .json")
+    figure = compare_analyses(options.analysis, options.experiments, options.output)
+    say(f"{figure}.png, .svg and .json")
     return 0
 
 
 def bisect_runs(options: argparse.Namespace) -> int:
     from treetune.lab.analyzers.first_difference import first_difference
 
-    found = first_difference(options.first, options.second)
-    say("the runs are the same, as far as both have it" if found is None else str(found))
-    return 0 if found is None else 1
+    difference = first_difference(options.first, options.second)
+    if difference is None:
+        say("the runs are the same in all files that both have")
+        return 0
+    say(str(difference))
+    return 1
 
 
 def _stored(experiment: Path, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> Config:
-    """Returns the configuration that a run has stored, with files and overrides on its right."""
+    """Returns the configuration that a run has stored, followed by files and overrides."""
     from treetune.config.jsonnet import load
 
     stored = experiment / "config.json"
     if not stored.is_file():
-        raise ValueError(f"{experiment} holds no experiment: there is no {stored}")
+        raise ValueError(f"{experiment} has no experiment: {stored} is missing")
     return load([str(stored.resolve()), *files], overrides, environment_keys=())
 
 
-def _built(config: Config, command: str, experiment: Path, beside: Sequence[str] = ()) -> PolicyIteration:
-    """Returns the experiment of a configuration, whose parts are looked for where the run found them, too."""
+def _built(config: Config, command: str, experiment: Path, folders: Sequence[str] = ()) -> PolicyIteration:
+    """Builds the experiment of a configuration.
+
+    Users' modules are searched in `folders`, and in the folders where the run in `experiment` found them."""
     from treetune.runtime.directory import ExperimentDirectory
     from treetune.runtime.manifest import read_manifest
 
     recorded = read_manifest(ExperimentDirectory(experiment)).get("own_folders", ())
-    return cast("PolicyIteration", built(config, command, "an experiment", [*beside, *recorded]))
+    return cast("PolicyIteration", built(config, command, "an experiment", [*folders, *recorded]))
 
 
 def replay(options: argparse.Namespace) -> int:
@@ -70,20 +75,21 @@ def replay(options: argparse.Namespace) -> int:
     from treetune.config.explain import Explanation
     from treetune.lab.analyzers.replay import REPLACEABLE, describe_result, replay
 
-    keys = {**own.data, **other.data}.keys() - {"imports"}  # they make parts known, and decide nothing
+    keys = {**own.data, **other.data}.keys() - {"imports"}  # imports alone change no result
     changed = [key for key in sorted(keys) if own.data.get(key) != other.data.get(key)]
-    if strange := [key for key in changed if key not in REPLACEABLE]:
+    not_replaceable = [key for key in changed if key not in REPLACEABLE]
+    if not_replaceable:
         raise ConfigError(
             [
                 ConfigIssue(
-                    f"a replay works on the answers as they are; {strange[0]} decides which these were",
-                    strange[0],
-                    remedy=f"override {', '.join(REPLACEABLE)} alone, with `imports` for parts of your own",
+                    f"a replay uses the stored answers, and {not_replaceable[0]} would have changed them",
+                    not_replaceable[0],
+                    remedy=f"override only {', '.join(REPLACEABLE)}, and `imports` for your own components",
                 )
             ]
         )
-    beside = list(map(str, Explanation(other).folders))
-    roots = [_built(one, "replay", options.experiment, beside) for one in (own, other)]
+    folders = list(map(str, Explanation(other).folders))
+    roots = [_built(config, "replay", options.experiment, folders) for config in (own, other)]
     result = replay(
         options.experiment.resolve(),
         options.iteration,
@@ -145,8 +151,9 @@ def credit_worth(options: argparse.Namespace) -> int:
     from treetune.lab.arena.worth import describe_worth
     from treetune.runtime.directory import ExperimentDirectory
 
-    if code := run_analyzers(root, config.data):
-        return code
+    exit_code = run_analyzers(root, config.data)
+    if exit_code:
+        return exit_code
     for line in describe_worth(ExperimentDirectory.of(cast("PolicyIteration", root))):
         say(line)
     return 0
@@ -157,8 +164,8 @@ EXACT = Argument(
     "--exact",
     {
         "action": "store_true",
-        "help": "where the optimiser's state of then is gone, make it again from the episodes of the"
-        " iterations before: dear, and to the bit",
+        "help": "where the optimiser's state was deleted, compute it from the episodes of all earlier"
+        " iterations: slow, but bit-identical",
     },
 )
 
@@ -166,18 +173,18 @@ COMMANDS = (
     Command(
         "run_analyzers",
         run_analyzers,
-        "numbers and figures about an experiment, by the analyzers on its right; resumes",
-        "Carries out the experiment's `analyzers` and writes numbers, a figure and the states that they are"
-        " of to analyses/ in its folder.",
+        "carry out the analyzers of an experiment; resumes",
+        "Carries out the experiment's `analyzers`, and writes numbers, a figure and single states to"
+        " analyses/ in its folder.",
         ("treetune run_analyzers --configs quickstart/vineppo.jsonnet,analyzers/value_accuracy.jsonnet",),
         in_ranks=True,
     ),
     Command(
         "compare_analyses",
         compare_analyses,
-        "one figure of an analysis of several experiments",
-        "Draws one analysis of several experiments in one figure. Experiments that have the same LABEL,"
-        " such as a method's seeds, are taken together.",
+        "draw an analysis of several experiments in one figure",
+        "Draws an analysis of several experiments in one figure. Experiments with the same LABEL, such as"
+        " the seeds of a method, are pooled.",
         (
             "treetune compare_analyses value_accuracy VinePPO=experiments/quickstart/vineppo"
             " PPO=experiments/quickstart/ppo --output value_accuracy",
@@ -187,17 +194,17 @@ COMMANDS = (
             Argument("experiments", {"nargs": "+", "metavar": "[LABEL=]DIR"}),
             Argument(
                 "--output",
-                {"type": Path, "required": True, "metavar": "PATH", "help": "without an ending"},
+                {"type": Path, "required": True, "metavar": "PATH", "help": "without a suffix"},
             ),
         ),
     ),
     Command(
         "bisect_runs",
         bisect_runs,
-        "where two runs part: the first iteration, phase and number that differs",
-        "Compares what two runs wrote, in the order in which they wrote it: answers, credit, metrics,"
-        " weights, trainer's state, evaluations. Numbers that a clock decides are left out. The exit code is"
-        " 1 where they differ.",
+        "find the first difference between two runs: iteration, phase and number",
+        "Compares the files of two runs in the order in which they were written: answers, credit, metrics,"
+        " weights, trainer's state, evaluations. Numbers that depend on time are ignored. The exit code is 1"
+        " if they differ.",
         ("treetune bisect experiments/quickstart/vineppo experiments/again/vineppo",),
         (
             Argument("first", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
@@ -207,12 +214,12 @@ COMMANDS = (
     Command(
         "replay",
         replay,
-        "an iteration's stored answers with another credit, selection or objective",
-        "Trains one iteration again, as it was and as --override has it, from the stored answers and the"
-        " weights of then: advantages side by side, norms and cosine of the gradients and of the steps. Only"
-        " what another credit needs beyond what is stored is sampled. What --configs names goes on the right"
-        " of the stored configuration, before --override. The bits of a run of several ranks come from as"
-        " many: start it with the launcher, as the run was.",
+        "train an iteration's stored answers again with another credit, selection or objective",
+        "Trains an iteration again from its stored answers and weights, as it was and as --override has it:"
+        " compares advantages, norms and the cosine of gradients and steps. Only continuations that another"
+        " credit needs in addition are sampled. --configs is appended to the stored configuration, before"
+        " --override. For bit-identical results of a run with several ranks, start it with the same launcher"
+        " and as many ranks.",
         (
             "treetune --override \"{credit: {type: 'group'}}\" replay experiments/quickstart/vineppo"
             " --iteration 1",
@@ -226,7 +233,7 @@ COMMANDS = (
     Command(
         "certify",
         certify,
-        "hashes of all that a run rests on and of what it made, for others to verify",
+        "write hashes of a run's inputs and results, for others to verify",
         "Writes certificate.json into the run's folder: hashes of configuration, data, code and versions, and"
         " the chain of checksums of every iteration's answers, episodes and weights.",
         ("treetune certify experiments/quickstart/vineppo",),
@@ -235,11 +242,11 @@ COMMANDS = (
     Command(
         "verify",
         verify,
-        "hold a run against its certificate, and train one of its iterations again",
+        "compare a run with its certificate, and train one of its iterations again",
         "Compares the files of EXPERIMENT_DIR (the certificate's folder, or the parts of it that are needed)"
-        " with the certificate, trains an iteration again from its stored answers, and says that the weights"
-        " are the same bits, or names the first tensor that differs and how far. A difference that another"
-        " processor or number of threads explains is no failure.",
+        " with the certificate, and trains an iteration again from its stored answers. Reports whether the"
+        " weights are bit-identical, or else the first tensor that differs. A difference that another"
+        " processor or number of threads explains is not a failure.",
         ("treetune verify experiments/quickstart/vineppo/certificate.json",),
         (
             Argument("certificate", {"type": Path, "metavar": "CERTIFICATE"}),
@@ -251,10 +258,10 @@ COMMANDS = (
     Command(
         "fork",
         fork,
-        "another experiment that goes on from a run's state, with the same problems and seeds",
-        "Makes the folder of the experiment that --configs describes, or of the run's own with --override"
-        " on its right, which needs another experiment_name. Its state is the run's after N iterations;"
-        " run_iteration_loop goes on there. Branches draw the same problems and sample by the same seeds.",
+        "create an experiment that continues from a run's state, with the same problems and seeds",
+        "Creates the folder of the experiment that --configs describes, or of the run's own experiment with"
+        " --override, which must set another experiment_name. Its state is the run's after N iterations, and"
+        " run_iteration_loop continues it. Branches draw the same problems and sample with the same seeds.",
         (
             "treetune --override \"{experiment_name+: '_grpo', credit: {type: 'group'}}\""
             " fork experiments/quickstart/vineppo --iteration 8",
@@ -267,9 +274,9 @@ COMMANDS = (
     Command(
         "arena",
         arena,
-        "how much noise a credit takes out of the gradient, and at what cost",
-        "Scores the credits and value estimators that each MODULE registers, or all that are shipped, on"
-        " languages whose truth is known. RLOO with eight answers is 1. An estimator takes two minutes.",
+        "measure how much a credit method reduces the noise of the gradient, and at what cost",
+        "Scores the credit methods and value estimators that each MODULE registers, or all of this package,"
+        " on toy languages with exact values. RLOO with eight answers is 1. An estimator takes two minutes.",
         ("treetune arena my_estimator", "treetune arena --output docs/results"),
         (
             Argument(
@@ -278,7 +285,12 @@ COMMANDS = (
             Argument("--languages", {"nargs": "+", "metavar": "NAME", "help": "by default all"}),
             Argument(
                 "--problems",
-                {"type": int, "default": 1000, "metavar": "N", "help": "at most, with eight answers each"},
+                {
+                    "type": int,
+                    "default": 1000,
+                    "metavar": "N",
+                    "help": "the most problems, with eight answers each",
+                },
             ),
             Argument("--seed", {"type": int, "default": 1, "metavar": "N"}),
             Argument(
@@ -286,17 +298,21 @@ COMMANDS = (
             ),
             Argument(
                 "--against",
-                {"type": Path, "metavar": "FILE", "help": "an arena.json of another seed: do ranks agree?"},
+                {
+                    "type": Path,
+                    "metavar": "FILE",
+                    "help": "an arena.json of another seed, to compare the ranks",
+                },
             ),
         ),
     ),
     Command(
         "credit_worth",
         credit_worth,
-        "which credit is worth its tokens for a run, by its gain, its cost and the price of training",
-        "Gives answers of the run's last checkpoint the credit of eleven methods. Says how much noise each"
-        " takes out of the gradient, what it samples for that, and what that is worth where training a token"
-        " costs as much as it did in the run. Nothing is trained.",
+        "find which credit method pays off for a run",
+        "Assigns the credit of eleven methods to answers of the run's last checkpoint. Reports how much each"
+        " reduces the noise of the gradient, how many tokens it samples, and whether that pays off at the"
+        " run's measured cost of training. Nothing is trained.",
         ("treetune --configs configs/quickstart/vineppo.jsonnet credit_worth",),
         in_ranks=True,
     ),

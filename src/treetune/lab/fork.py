@@ -35,8 +35,8 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         config: the branch's experiment.
         plain: its configuration.
 
-    Raises ValueError where that state is not stored, where the branch would have differed from the run before,
-    and where its folder already has an experiment.
+    Raises ValueError where that state is not stored, where the branch would have differed from the run until
+    then, and where its folder already has an experiment.
     """
     run, branch = ExperimentDirectory(path), ExperimentDirectory.of(config)
     if branch.path.exists() and (branch.path.samefile(path) or branch.has_work()):
