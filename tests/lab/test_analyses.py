@@ -290,7 +290,7 @@ def test_several_experiments_go_into_one_figure_and_those_of_one_name_together(
     assert set(json.loads(drawn.with_name("values.json").read_text())) == {"VinePPO", "gae"}
     svg = drawn.with_name("values.svg").read_text()
     assert "VinePPO: MC, K = 3" in svg and "gae: critic" in svg
-    with pytest.raises(ValueError, match=r"has no analysis 'none' .*there: .*value_accuracy"):
+    with pytest.raises(ValueError, match=r"has no analysis 'none' .*it has: .*value_accuracy"):
         compare_analyses("none", experiments, tmp_path / "out" / "diversity")
 
     both = [f"both={base / name}" for name in ("group", "gae")]

@@ -221,5 +221,5 @@ def test_what_is_damaged_is_named_and_a_folder_without_a_run_as_well(runs: Runs,
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"episodes\.arrow can't be read as a whole"):
         first_difference(one, other)
-    with pytest.raises(ValueError, match="name an experiment's folder"):
+    with pytest.raises(ValueError, match="give an experiment's folder"):
         first_difference(one, tmp_path)

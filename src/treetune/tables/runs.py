@@ -1,4 +1,4 @@
-"""The runs of a reproduction, and their state on disk."""
+"""The runs of a table of type `reproduction`, and their state on disk."""
 
 from __future__ import annotations
 

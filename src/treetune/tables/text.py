@@ -59,7 +59,7 @@ def why_empty(cell: CellResult) -> str:
         return DASH
     if cell.column.reach is not None and cell.seeds:
         return f"reached by {len(cell.seeds)} of {len(cell.seeds) + len(cell.absent)} seeds"
-    # Reasons begin with the run's state: "failed: …", "skipped, for it needs …".
+    # Reasons begin with the run's state: "failed: …", "skipped, because it needs …".
     states = {reason.split(":")[0].split(",")[0] for reason in cell.absent.values()}
     return " / ".join(sorted(STATES.get(state, state) for state in states))
 

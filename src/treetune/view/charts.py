@@ -1,12 +1,11 @@
 """Charts of curves: their content, and their drawing.
 
-There are two ways to draw a chart on a page, and one for files:
+All code describes a chart as a `Chart` with `Series`. What draws it depends on the place:
 
     viewer      Chart.as_json ──► assets/charts.js (uPlot), which zooms and updates live
     report      line_chart ──► SVG, because a report and a table are single files that need no script
     PNG         draw_series ──► matplotlib
-
-The terminal draws its own, of characters (`terminal.plot`).
+    terminal    terminal.plot ──► characters
 """
 
 from __future__ import annotations

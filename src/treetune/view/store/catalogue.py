@@ -27,7 +27,7 @@ from treetune.view.store.folders import (
     marks_of,
 )
 from treetune.view.store.foreign import holds_answers
-from treetune.view.store.foreign.layout import gathered
+from treetune.view.store.foreign.layout import group_by_run
 from treetune.view.store.readers import ENDINGS, ESTIMATE, SPLIT, SPLITS, DataSet, kind_of
 from treetune.view.text import writable
 
@@ -132,7 +132,7 @@ class Store:
                         experiments[path] = ()
                 elif files := self._foreign_answers(path, entries):
                     foreign_files[path] = files
-            files_by_path = gathered(foreign_files, folder) | experiments
+            files_by_path = group_by_run(foreign_files, folder) | experiments
             for path in sorted(files_by_path):
                 # A file name may be bytes that are not valid text.
                 name = writable(self._name_of(path, folder))

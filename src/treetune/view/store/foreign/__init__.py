@@ -81,8 +81,8 @@ def answers_in(path: Path, report: FileReport | None = None) -> Iterator[tuple[i
     """Yields the answers of a file as lines of an evaluation, each with its place in the file.
 
     The place is the byte where its line begins, or the number of the row. Samples without a number, or with
-    one that an earlier sample of the problem has, get the next free one. Rows that can't be mapped are counted
-    in `report`. Raises ValueError for a file that can't be read.
+    one that an earlier sample of the problem has, get the next free one. Rows that can't be mapped are
+    counted in `report`. Raises ValueError for a file that can't be read.
     """
     report = FileReport() if report is None else report
     used_numbers: dict[str, set[int]] = {}  # by problem

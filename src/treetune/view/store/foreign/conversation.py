@@ -84,7 +84,7 @@ def _content_text(content: Any) -> str:
 
 
 def _part_text(part: Any) -> str:
-    """Returns a part of a message's content as text. A part without a text, such as an image, is "[image]"."""
+    """Returns a part of a message's content as text. A part without text, as an image, is "[image]"."""
     if not isinstance(part, Mapping):
         return part if isinstance(part, str) else json.dumps(part, ensure_ascii=False, default=str)
     kind = str(part.get("type") or "")

@@ -1,5 +1,5 @@
-"""Reads rows of other programs' files: JSON lines (also while they are being written), Inspect's archives and
-JSON, slime's ``.pt``, TRL's Parquet, W&B's tables."""
+"""Reads rows of other programs' files: JSON lines (also while they are written), Inspect's archives and JSON,
+slime's ``.pt``, TRL's Parquet, W&B's tables."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ HEAD_BYTES = 1_000_000
 ROWS_AT_ONCE = 1024
 
 ZSTANDARD, LENGTHS_AT = 93, 26
-"""In a zip archive: the number of Zstandard compression, which Python reads only from 3.14 on, and the position
-of the lengths of names in a member's header."""
+"""In a zip archive: the number of Zstandard compression, which Python reads only from 3.14 on, and the
+position of the lengths of names in a member's header."""
 LARGEST_SAMPLE_BYTES = 200_000_000
 """The largest sample of an Inspect log that is unpacked."""
 
