@@ -169,7 +169,7 @@ def test_an_answer_is_shown_with_its_own_tokens_and_credit(viewer: Viewer) -> No
                 "advantage_normalisation": "scale",
                 "objective": {"type": "ppo", "kl_coef": 0.1, "kl_placement": "advantage"},
             },
-            "less; as credit gave it (in training it is divided by the standard deviation of the"
+            "made less likely; advantage of credit assignment (in training it is divided by the standard deviation of the"
             " iteration&#39;s trained tokens and the token&#39;s KL penalty is subtracted from it)",
             True,
         ),
@@ -180,7 +180,7 @@ def test_an_answer_says_whether_its_advantages_are_those_that_train(
 ) -> None:
     viewer.record(trainer=trainer or {"learning_rate": 1e-3})
     page = viewer.page("/answer", run="run", **FIRST)
-    assert colour in page and ("as credit gave it (in training" in page) == steps
+    assert colour in page and ("before training changes it (in training" in page) == steps
     assert ('value="advantage of credit"' in page) == (trainer == {"advantage_normalisation": "whiten"})
 
 
@@ -444,7 +444,7 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     found = viewer.page("/continuations", **where, start=2)
     assert "3 continuations, 2 of them different" in found and "<b>2 ×</b>" in found
     assert "x!" in found and "y!" in found and "didn’t store" in found
-    assert "no continuations of just this state" in viewer.page("/continuations", **where, start=4)
+    assert "no continuations of this state" in viewer.page("/continuations", **where, start=4)
     assert "/continuations?run=run&amp;source=i1" in viewer.page("/answer", **where)
 
     credited = replace(episode(one), continuations={2: (1.0, 0.5, None), 4: (0.0, 0.0)})

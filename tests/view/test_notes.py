@@ -104,7 +104,7 @@ def test_a_note_stays_with_its_text_when_the_iteration_is_made_anew(desk: Desk) 
     assert "✎" not in desk.page("/answers?run=run")
     assert "was deleted, or is still being read" in desk.page("/notes")
     refused = desk.post(late)
-    assert refused.status_code == 409 and "the answer is another by now" in refused.text
+    assert refused.status_code == 409 and "the answer was sampled again" in refused.text
     assert len(read_notes(run.notes)) == 1
     record_iteration(run, 0)
     assert "about the first" in desk.page("/answer", **WHERE), "as the undisturbed run has it again"
@@ -191,7 +191,7 @@ def test_a_viewer_that_cannot_write_says_so(desk: Desk, monkeypatch: pytest.Monk
     assert "started with --read-only" in page and "<textarea" not in page
     refused = reading.post({"note": "x"})
     assert refused.status_code == 409
-    assert "Nothing was saved" in refused.text and "x</textarea>" in refused.text
+    assert "Not saved" in refused.text and "x</textarea>" in refused.text
     monkeypatch.setattr("os.access", lambda *_: False)
     page = desk.page("/answer", **WHERE)
     assert f"{run.path} can&#39;t be written by {system_user()}" in page and "<textarea" not in page

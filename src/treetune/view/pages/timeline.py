@@ -206,7 +206,7 @@ def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
             continue
         # The outer phase ends where this one begins …
         result[outer_position] = replace(outer, end=span.start)
-        # … and goes on where this one ends, unless both end there.
+        # … and continues where this one ends, unless both end there.
         if span.end is not None and (outer.end is None or outer.end - span.end > TOUCHING_S):
             result.append(replace(outer, start=span.end))
             newest_of_lane[span.lane] = len(result) - 1
@@ -328,8 +328,8 @@ def show(view: PageRequest) -> Response:
     began, window = times.start, _window(view, times)
     lanes = [lane for lane in times.lanes if view.text("lane") in ("", lane.name)]
     if not lanes:
-        there = ", ".join(lane.name for lane in times.lanes)
-        raise ValueError(f"there is no lane {view.text('lane')!r}: there are {there}")
+        names = ", ".join(lane.name for lane in times.lanes)
+        raise ValueError(f"there is no lane {view.text('lane')!r}; choose one of {names}")
     alike: dict[tuple[str, str], list[ShownSpan]] = {}
     for lane in lanes:
         for span in lane.spans:
@@ -393,16 +393,16 @@ def clock(seconds: float, length: float) -> str:
     ``0:02.5``."""
     digits = 0 if length >= 20 else 1 if length >= 2 else 2 if length >= 0.2 else 3
     whole = round(seconds, digits)
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    second = f"{rest:0{3 + digits if digits else 2}.{digits}f}"
-    return f"{hours}:{minutes:02d}:{second}" if hours else f"{minutes}:{second}"
+    total_minutes, seconds_left = divmod(whole, 60)
+    hours, minutes = divmod(int(total_minutes), 60)
+    seconds_text = f"{seconds_left:0{3 + digits if digits else 2}.{digits}f}"
+    return f"{hours}:{minutes:02d}:{seconds_text}" if hours else f"{minutes}:{seconds_text}"
 
 
 def took(span: ShownSpan) -> str:
     seconds = span.end - span.start
     if span.ending == "cut":
-        return "cut off when its process died; the end was not recorded"
+        return "its process died; the end was not recorded"
     length = in_seconds(seconds) if seconds < 100 else clock(seconds, seconds)
     return f"{length} so far" if span.ending == "open" else length
 
@@ -422,7 +422,7 @@ def _window(view: PageRequest, times: Times) -> Window:
     start, end = bounds
     if end <= start:
         raise ValueError(
-            f"to is {end:g} and from {start:g}: to must be later, both in seconds since the beginning"
+            f"to is {end:g} and from is {start:g}: to must be later, in seconds since the beginning"
         )
     return Window(start, max(end, start + SHORTEST_S), whole)
 
