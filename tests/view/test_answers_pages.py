@@ -169,7 +169,7 @@ def test_an_answer_is_shown_with_its_own_tokens_and_credit(viewer: Viewer) -> No
                 "advantage_normalisation": "scale",
                 "objective": {"type": "ppo", "kl_coef": 0.1, "kl_placement": "advantage"},
             },
-            "made less likely; advantage of credit assignment (in training it is divided by the standard deviation of the"
+            "advantage of credit assignment (in training it is divided by the standard deviation of the"
             " iteration&#39;s trained tokens and the token&#39;s KL penalty is subtracted from it)",
             True,
         ),

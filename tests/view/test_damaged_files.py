@@ -154,8 +154,8 @@ def test_answers_that_lie_elsewhere_are_left_out_and_told(viewer: Viewer, elsewh
     lead_out(run.iteration(0) / name, elsewhere)
     viewer.refusal("/answer?run=run&source=i1&answer=train/0%230", 404)
     viewer.page("/answer?run=run&source=i2&answer=train/0%230")
-    told = f"{run.iteration(0) / name} is not read: it is a symbolic link that leads out of the folder"
-    assert told in viewer.page("/answers?run=run")
+    message = f"{run.iteration(0) / name} is not read: it is a symbolic link to a file outside of"
+    assert message in viewer.page("/answers?run=run")
 
 
 def test_checkpoints_on_another_disk_hide_no_experiment(viewer: Viewer, elsewhere: Path) -> None:

@@ -74,7 +74,7 @@ class Store:
         for folder in folders:
             if not folder.is_dir():
                 raise ValueError(
-                    f"{folder} is not a directory: give one with experiments below it, such as experiments"
+                    f"{folder} is not a directory: give one that contains experiments, such as experiments"
                 )
         self.folders, self.cache = [folder.resolve() for folder in folders], cache
         self.read_only = read_only
@@ -264,7 +264,7 @@ class DataSets:
             # The path of a data set was checked when it was found, or named on the command line.
             if path != data.path and not self._store.follows(path):
                 raise ValueError(
-                    f"{path} is a symbolic link that leads out of the folder: it is not followed"
+                    f"{path} is a symbolic link to a file outside of the viewer's folders: it is not followed"
                 )
         table = DataSetTable(data)
         with self._lock:

@@ -45,7 +45,7 @@ class RowQuery:
     search: str = ""
     """A text that the row's text must contain, in upper or lower case."""
     sort: str = ""
-    """A column; empty for the usual order."""
+    """A column; empty for the default order."""
     descending: bool = False
     page: int = 1
     size: int = 50
