@@ -186,7 +186,7 @@ def test_panels_hold_any_metric_and_evaluation_along_training(tmp_path: Path) ->
     assert "|  | accuracy (%) | entropy | length |" in markdown
     assert "| PPO | 43.8 → 63.7 [62.5, 65.0] | 1.5 → 0.188 [0.125, 0.25] | 32 → 32 [32, 32] |" in markdown
     assert "| Vine_PPO | – | – | – |" in markdown
-    assert "![Over training](some_panels.png)" in markdown
+    assert "![During training](some_panels.png)" in markdown
     page = as_html(results, [], ACCOUNT, curves_found)
     assert Page(page).open == [] and page.count("<figure>") == 3
     found = curves_json(curves_found, metric="metric")
