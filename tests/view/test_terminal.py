@@ -142,9 +142,18 @@ def test_a_metric_that_is_not_there_is_answered_with_those_that_are(tmp_path: Pa
     recorded_run(tmp_path / "run")
     shown = _watch(tmp_path, 100, "train/kll")
     shown.press("open")
-    with pytest.raises(ValueError, match=r"no metric 'train/kll'; there are .*seconds/total"):
+    with pytest.raises(ValueError, match=r"no metric 'train/kll'; available: .*seconds/total"):
         _text(shown)
     assert "no metric" in _text(shown, frame=True), "while it is watched, it says so"
+
+
+def test_a_metric_that_never_changes_takes_one_line(tmp_path: Path) -> None:
+    recorded_run(tmp_path / "run")
+    shown = _watch(tmp_path, 100, "train/learning_rate")
+    shown.press("open")
+    lines = _text(shown).splitlines()
+    title = next(number for number, line in enumerate(lines) if "train/learning_rate" in line)
+    assert lines[title + 1].strip() == "always 0.0002, 1 to 3"
 
 
 def test_keys_that_come_together_all_count() -> None:
