@@ -354,7 +354,7 @@ def test_what_all_seeds_share_needs_nothing_that_each_has_for_itself(tmp_path: P
     experiments: Mapping[str, TableExperiment] = table(tmp_path).experiments | {
         "ppo": experiment("ppo", needs=("sft",), shared=True)
     }
-    with pytest.raises(ConfigError, match="every seed has its own 'sft'"):
+    with pytest.raises(ConfigError, match="each seed has its own 'sft'"):
         checked(table(tmp_path, experiments=experiments))
 
 

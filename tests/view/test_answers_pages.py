@@ -162,8 +162,8 @@ def test_an_answer_is_shown_with_its_own_tokens_and_credit(viewer: Viewer) -> No
 @pytest.mark.parametrize(
     ("trainer", "colour", "steps"),
     [
-        ({}, "less; training advantage", False),
-        ({"advantage_normalisation": "whiten"}, "less; training advantage", True),
+        ({}, "made less likely; training advantage", False),
+        ({"advantage_normalisation": "whiten"}, "made less likely; training advantage", True),
         (
             {
                 "advantage_normalisation": "scale",
@@ -229,7 +229,7 @@ def test_problems_that_flipped_are_found(viewer: Viewer) -> None:
     where = {"run": "run", "first": "i1", "second": "i2"}
     page = viewer.page("/compare", **where)
     assert [f"train/{i}" in page for i in range(3)] == [True, False, False]
-    assert "<b>0</b> better in the second, <b>1</b> worse" in page
+    assert "<b>0</b> better in the second set, <b>1</b> worse" in page
     pair = viewer.page("/compare", **where, problem="train/0")
     assert "<mark>0</mark> and 0" in pair and "<mark>1</mark> and 0" in pair
 
@@ -443,7 +443,7 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     where = {"run": "run", **FIRST}
     found = viewer.page("/continuations", **where, start=2)
     assert "3 continuations, 2 of them different" in found and "<b>2 ×</b>" in found
-    assert "x!" in found and "y!" in found and "didn’t store" in found
+    assert "x!" in found and "y!" in found and "did not store" in found
     assert "no continuations of this state" in viewer.page("/continuations", **where, start=4)
     assert "/continuations?run=run&amp;source=i1" in viewer.page("/answer", **where)
 
@@ -453,11 +453,11 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     assert [("x!" in row, re.findall(r"[✓✗?] [\d.\w]+", row)) for row in rows] == [
         (True, ["✓ 1"]), (False, ["✗ 0.5"]), (True, ["? unknown"]),
     ]  # fmt: skip
-    assert "2 earned 0. Their texts aren’t found" in viewer.page("/continuations", **where, start=4)
+    assert "2 earned 0. Their texts are not available" in viewer.page("/continuations", **where, start=4)
     words = "1 earned 1, 1 earned 0.5, 1 earned an unknown reward"
     assert f"before this step: {words}" in viewer.page("/answer", **where)
     tree = viewer.page("/answer", **where, **{"as": "tree"})
-    assert f"from the state before, {words}" in tree and f"of its continuations {words}" in tree
+    assert f"continuations of the previous state: {words}" in tree and f"of its continuations {words}" in tree
     assert "/continuations?answer=" in tree and "start=2" in tree
 
 

@@ -85,7 +85,7 @@ def test_a_hostile_row_adds_no_element(viewer: Viewer, name: str, row: int) -> N
 def test_answers_of_an_estimate_stand_beneath_their_row(viewer: Viewer) -> None:
     estimate(viewer.folder / "weak")
     page = viewer.page("/row?data=weak&row=3")
-    assert f"<b>3</b> of {SAMPLES} right" in page and page.count("extracted") == SAMPLES
+    assert f"<b>3</b> of {SAMPLES} correct" in page and page.count("extracted") == SAMPLES
     assert "What is 3 + 3?" in page
 
 

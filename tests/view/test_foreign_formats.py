@@ -397,7 +397,7 @@ def test_rows_that_are_no_answers_are_shown_as_they_are_and_counted_with_the_rea
         "not a JSON object: line 5",
     ):
         assert reason in page, reason
-    assert "a header" in page and "as JSON: line 6" in page
+    assert "a header" in page and "not valid JSON: line 6" in page
 
 
 def test_a_conversation_in_one_field_and_an_endpoints_reply_are_answers(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_who_saves_over_an_unseen_change_is_told_and_nothing_is_lost(desk: Desk)
     late = desk.form(note="from the second window")
     desk.write(note="from the first window")
     refused = desk.post(late)
-    assert refused.status_code == 409 and "changed meanwhile" in refused.text
+    assert refused.status_code == 409 and "changed in another window" in refused.text
     assert "from the first window" in refused.text and "from the second window</textarea>" in refused.text
     assert texts(run) == ["from the first window"]
     assert desk.post({**late, **hidden(refused.text)}).status_code == 200
@@ -194,7 +194,7 @@ def test_a_viewer_that_cannot_write_says_so(desk: Desk, monkeypatch: pytest.Monk
     assert "Not saved" in refused.text and "x</textarea>" in refused.text
     monkeypatch.setattr("os.access", lambda *_: False)
     page = desk.page("/answer", **WHERE)
-    assert f"{run.path} can&#39;t be written by {system_user()}" in page and "<textarea" not in page
+    assert f"{system_user()} has no permission to write into {run.path}" in page and "<textarea" not in page
 
 
 def test_a_damaged_note_is_named_and_takes_no_other_along(
