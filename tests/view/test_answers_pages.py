@@ -357,10 +357,10 @@ def test_the_way_from_values_into_the_gradient_ends_in_shares_that_add_up(viewer
         assert tokens is not None
         whole += trained_steps(one, tokens, config)
     assert sum(one.share or 0.0 for one in whole) == pytest.approx(1.0)
-    flat = np.concatenate([np.repeat(one.given, one.tokens) for one in whole])
-    trains = np.concatenate([np.repeat(one.trained, one.tokens) for one in whole])
+    flat = np.concatenate([np.repeat(one.advantage, one.tokens) for one in whole])
+    trains = np.concatenate([np.repeat(one.trained_advantage, one.tokens) for one in whole])
     assert trains == pytest.approx((flat - flat.mean()) / np.sqrt(flat.var(ddof=1) + 1e-8), rel=1e-5)
-    weights = [abs(one.trained or 0.0) * one.tokens for one in whole]
+    weights = [abs(one.trained_advantage or 0.0) * one.tokens for one in whole]
     assert [one.share for one in whole] == pytest.approx(np.array(weights) / sum(weights))
     page = viewer.page("/answer", run="run", **FIRST, **{"as": "credit"})
     assert "also from tokens whose advantage is 0" in page and "share of the gradient weight" in page

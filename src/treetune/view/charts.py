@@ -173,8 +173,8 @@ class Event:
     x: float
     kind: str
     """Chooses how it is drawn: evaluation, restart, sign or resume."""
-    words: str
-    """The text for people."""
+    text: str
+    """Describes it."""
 
 
 @dataclass(frozen=True)

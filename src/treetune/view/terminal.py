@@ -261,7 +261,7 @@ def run_page(
     events = events_of(experiment)[-EVENTS:]
     if events:
         parts.append(_title("last events"))
-        parts += [line_of(f"after {event.x:.0f}: {event.words}") for event in events]
+        parts += [line_of(f"after {event.x:.0f}: {event.text}") for event in events]
     try:
         title, answers = newest_answers(run, ANSWERS)
     except (ValueError, KeyError, OSError) as error:

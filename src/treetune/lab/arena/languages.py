@@ -1,13 +1,14 @@
 """Toy languages whose policies are tables, so that values, advantages and gradients are known exactly.
 
-A language is a Markov chain of statuses, which is where an answer stands in a puzzle without words: in the
-language "first of 8" the first token decides whether the answer is correct, and seven others do nothing. Each
-token moves the answer to a status, in one of several wordings without a meaning:
+An answer is a Markov chain: each token moves it from one status to another, and the last status decides
+whether it is correct. Example: in the language "first of 8", the first token moves from status 0 to 1 with
+probability 0.25 and to 2 otherwise; the seven other tokens keep the status, and answers that end in 1 are
+correct. A status can be written in several wordings, which have no meaning:
 
     token id  =  1 + status · W + wording        (W wordings at most; 0 is the end token)
 
-The last status decides whether an answer is correct. The arena samples answers from these languages, assigns
-credit to them, and compares the resulting gradients with the exact one.
+The arena samples answers from these languages, assigns credit to them, and compares the resulting gradients
+with the exact one.
 """
 
 from __future__ import annotations

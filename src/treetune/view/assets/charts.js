@@ -122,7 +122,7 @@
     const output = plot.root.closest('figure')?.querySelector('.happened');
     if (!output) return;
     const near = plot.cursor.left < 0 ? [] : list.filter((event) => Math.abs(plot.valToPos(event.x, 'x') - plot.cursor.left) <= NEAR);
-    output.textContent = near.map((event) => `${SIGNS[event.kind] || '•'} after ${event.x}: ${event.words}`).join(' · ');
+    output.textContent = near.map((event) => `${SIGNS[event.kind] || '•'} after ${event.x}: ${event.text}`).join(' · ');
   }
 
   function events(plot, list) {

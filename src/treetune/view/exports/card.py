@@ -182,7 +182,7 @@ def _result_rows(checkpoint: Checkpoint) -> list[list[str]]:
 
 
 def _facts(experiment: StoredExperiment) -> dict[str, str]:
-    manifest, environment = experiment.manifest, experiment.bits_rest_on
+    manifest, environment = experiment.manifest, experiment.environment
     packages = environment.get("packages") or {}
     return {
         "code": f"commit `{manifest['commit']}`" if manifest.get("commit") else "",

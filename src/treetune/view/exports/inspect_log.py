@@ -129,7 +129,7 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
             "model": _model(evaluation),
             "model_generate_config": settings,
             "config": {"epochs": summary.get("samples", 1), "epochs_reducer": ["mean"]},
-            "packages": dict(experiment.bits_rest_on.get("packages") or {}),
+            "packages": dict(experiment.environment.get("packages") or {}),
             **({"revision": revision} if commit else {}),
             "metadata": {
                 "experiment": experiment.name,

@@ -335,12 +335,16 @@ def _chain(
             metrics = row
     assert episode is not None
     rows = [(item, shortened(_text_of(tokens, item.step), OF_A_STEP)) for item in steps]
-    advantages = [abs(item.given) for item in steps]
-    trained = [abs(item.trained) for item in steps if item.trained is not None]
+    advantages = [abs(item.advantage) for item in steps]
+    trained = [abs(item.trained_advantage) for item in steps if item.trained_advantage is not None]
     shares = [item.share or 0.0 for item in steps]
     # Steps whose advantage changes its sign by normalisation, or becomes other than 0.
-    turned = [item for item in steps if item.trained is not None and item.given * item.trained < 0]
-    moved = [item for item in steps if item.given == 0 and item.trained]
+    turned = [
+        item
+        for item in steps
+        if item.trained_advantage is not None and item.advantage * item.trained_advantage < 0
+    ]
+    moved = [item for item in steps if item.advantage == 0 and item.trained_advantage]
     return {
         "steps": rows,
         "scale": max(advantages, default=0.0) or 1.0,

@@ -67,7 +67,7 @@ def show(view: PageRequest) -> Response:
     return view.render(
         "compare.html",
         sides=sides,
-        there=[view.store.answers(run).sources() for run, _ in sides],
+        files_of_sides=[view.store.answers(run).sources() for run, _ in sides],
         both=both,
         listed=paged(view, [row for row in both if which in row["kinds"]], SHOWN),
         which=which,

@@ -56,8 +56,8 @@ class ShownSpan:
     start: float
     """In seconds since 1970."""
     end: float
-    words: str = ""
-    """Further facts, for people."""
+    description: str = ""
+    """Further facts."""
     ending: str = ""
     """``open`` for a span that hasn't ended, ``cut`` for one whose process died, so that its end is
     unknown."""
@@ -180,8 +180,8 @@ def _shown_span(
             facts.append(load[iteration])
     facts += [f"{key} {value}" for key, value in about.items() if key not in ("iteration", "why")]
     texts = [", ".join(facts), str(about.get("why", ""))]
-    words = ": ".join(text for text in texts if text)
-    return ShownSpan(span.name, kind, span.start, max(span.start, end), words, ending, about)
+    description = ": ".join(text for text in texts if text)
+    return ShownSpan(span.name, kind, span.start, max(span.start, end), description, ending, about)
 
 
 def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
@@ -261,7 +261,7 @@ def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
         events.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": lane.what}})
         for span in lane.spans:
             assert began is not None
-            about = dict(span.about) | {"words": span.words, "ending": span.ending}
+            about = dict(span.about) | {"description": span.description, "ending": span.ending}
             events.append(
                 {
                     "name": span.name,
@@ -290,7 +290,7 @@ class TimelineBar:
     row: int
     kind: str
     ending: str
-    words: str
+    description: str
     start: float
     end: float
 
@@ -449,10 +449,10 @@ def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
         start, end = span.start - began, span.end - began
         left, right = max(start, window.start), min(end, window.end)
         x, width = (left - window.start) / unit, (right - left) / unit
-        remark = f" ({span.words})" if span.words else ""
-        words = f"{span.name}, {clock(start, end - start)}, {took(span)}{remark}"
+        remark = f" ({span.description})" if span.description else ""
+        description = f"{span.name}, {clock(start, end - start)}, {took(span)}{remark}"
         bar = TimelineBar(
-            round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, words, start, end
+            round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, description, start, end
         )
         if width < 1:
             short_bars.setdefault((min(int(x), WIDTH - 1), row), []).append(bar)
@@ -463,7 +463,7 @@ def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
         others = f" and {len(merged) - 1} more here" if len(merged) > 1 else ""
         first, last = min(bar.start for bar in merged), max(bar.end for bar in merged)
         bars.append(
-            TimelineBar(x, 1.0, row, longest.kind, longest.ending, longest.words + others, first, last)
+            TimelineBar(x, 1.0, row, longest.kind, longest.ending, longest.description + others, first, last)
         )
     return bars
 

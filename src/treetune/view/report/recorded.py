@@ -274,7 +274,7 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     thresholds = settings.thresholds(sign) if settings is not None else {}
     return {
         "sign": sign,
-        "words": SIGN_NAMES[sign],
+        "name": SIGN_NAMES[sign],
         "kind": kind,
         "verdict": verdict,
         "iterations": _ranges(seen),
@@ -330,7 +330,7 @@ class TimesSection(ReportSection):
         return render(
             "times.html",
             totals=totals,
-            words=PHASES,
+            meanings=PHASES,
             whole=math.fsum(totals.values()),
             iterations=len(rows),
             bars=thinned(rows),

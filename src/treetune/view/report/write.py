@@ -151,7 +151,7 @@ def _facts(experiment: StoredExperiment) -> Mapping[str, Any]:
         """Returns e.g. "torch 2.9.0, vllm 0.12.0"."""
         return separator.join(f"{key} {value}" for key, value in facts.items() if value)
 
-    manifest, config, environment = experiment.manifest, experiment.config, experiment.bits_rest_on
+    manifest, config, environment = experiment.manifest, experiment.config, experiment.environment
     planned = experiment.expected_iterations
     if experiment.stopped:
         state = "stopped by a sign of collapse"

@@ -317,9 +317,9 @@ class TrainedStep:
     step: CreditedStep
     value_after: Shown | None
     """The value of the state after the step; None at the end of the answer."""
-    given: float
+    advantage: float
     """The mean advantage of the step's trained tokens, before training changes it."""
-    trained: float | None
+    trained_advantage: float | None
     """The mean advantage that trained; None where it is unknown."""
     engine_ratio: float | None
     """The mean ratio of the trainer's probabilities to the engine's."""
