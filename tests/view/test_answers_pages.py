@@ -38,6 +38,7 @@ from treetune.tasks.arithmetic import AdditionChain
 from treetune.view.app import SEEN
 from treetune.view.charts import number
 from treetune.view.report.write import write_report
+from treetune.view.pages import PAGES
 from treetune.view.store import Run
 from treetune.view.store.queries import ColumnFilter, parse_conditions
 from treetune.view.store.tokens import CreditedStep, tokens_of, trained_steps
@@ -45,6 +46,10 @@ from treetune.view.terminal import newest_answers
 from treetune.vocabulary import Segment, Stretch
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
+
+
+def test_titles_of_pages_are_words() -> None:
+    assert [page.title for page in PAGES if not re.fullmatch("[A-Z][a-z]+( [a-z]+)*", page.title)] == []
 
 
 def test_conditions_are_read() -> None:

@@ -69,8 +69,8 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
 def recordable_metrics(root: PolicyIteration) -> set[str]:
     """Returns the names of all metrics that such an experiment may record in an iteration."""
     names: set[str] = set()
-    for group, names_of_group in METRICS.items():
-        names |= {f"{group}/{name}" for name in names_of_group}
+    for prefix, names_of_group in METRICS.items():
+        names |= {f"{prefix}/{name}" for name in names_of_group}
     names |= {f"seconds/{name}" for name in (*PHASES, "other", "total")} | {"iteration", "wall_time"}
     names |= {f"diagnostics/{sign}" for sign in (*SIGNS, "stop")}
     for shaping in root.shaping:

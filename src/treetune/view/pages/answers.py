@@ -348,7 +348,7 @@ def mark_of_answers(view: PageRequest) -> str:
 PAGES = (
     Page(
         "/answers",
-        "AnswerStore",
+        "Answers",
         show,
         place="run",
         key="a",
