@@ -142,7 +142,7 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     assert of_bench["GRPO"]["cost"] == 1.0 < of_bench["VinePPO"]["cost"]
     said = describe_worth(ExperimentDirectory(base / name))
     assert said[0].startswith("after 2 iterations (") and said[1].startswith("| method | gain per answer")
-    assert said[-1] == "no method has a gain here: all answers to each problem earned the same"
+    assert said[-1] == "no method has a gain here: all answers to each problem have the same reward"
     kl = result(base, name, "kl_to_reference")["numbers"]["by_checkpoint"]
     assert kl["0"]["k3"]["value"] == pytest.approx(0, abs=1e-9)
     assert kl["2"]["k3"]["value"] > kl["0"]["k3"]["value"]
@@ -185,11 +185,11 @@ def test_what_training_costs_is_the_median_over_iterations_that_sampled_and_trai
     monkeypatch.setattr("treetune.lab.arena.worth.read_result", lambda path: of_point)
     directory: Any = SimpleNamespace(read_metrics=lambda: rows, analysis=lambda name: name)
     assert describe_worth(directory)[-2:] == [
-        "In this run a trained token cost as much as 4 sampled ones (ρ).",
-        "So VinePPO learns most for the money: at least 1.25 times what RLOO does.",
+        "In this run, training a token took 4 times as long as sampling one (ρ).",
+        "So VinePPO has the highest gain per cost: at least 1.25 times RLOO's.",
     ]
     scores["VinePPO"]["gain"]["low"] = 2.0
-    assert describe_worth(directory)[-1].startswith("No method surely learns more for the money than RLOO")
+    assert describe_worth(directory)[-1].startswith("No method has a higher gain per cost than RLOO")
 
 
 @pytest.mark.parametrize("name", ["group", "gae"])

@@ -37,8 +37,8 @@ from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.view.app import SEEN
 from treetune.view.charts import number
-from treetune.view.report.write import write_report
 from treetune.view.pages import PAGES
+from treetune.view.report.write import write_report
 from treetune.view.store import Run
 from treetune.view.store.queries import ColumnFilter, parse_conditions
 from treetune.view.store.tokens import CreditedStep, tokens_of, trained_steps

@@ -157,7 +157,7 @@ class RunStatus:
     done: int = 0
     """The number of iterations in its metrics."""
     why: str = ""
-    """The reason for the state, for people."""
+    """A message with the reason for the state."""
     unmeasured: tuple[str, ...] = ()
     """The evaluations that are missing."""
     unanalysed: tuple[str, ...] = ()

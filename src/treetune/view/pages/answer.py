@@ -407,7 +407,7 @@ def _problem_of(answer: StoredAnswer) -> dict[str, Any]:
 
 
 def _facts(answer: StoredAnswer, tokens: Tokens | None) -> dict[str, str]:
-    """Returns facts about the whole answer, for people."""
+    """Returns facts about the whole answer."""
     row, trajectory, episode = answer.row, answer.trajectory, answer.episode
     facts: dict[str, str] = {}
     count = row.get("tokens")

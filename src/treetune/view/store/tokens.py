@@ -420,7 +420,7 @@ class MethodCredit:
     analysis: str = ""
     """The name of the analysis."""
     cost: str = ""
-    """What the analysis sampled for an answer, for people."""
+    """A description of what the analysis sampled for the answer."""
 
     @property
     def scale(self) -> float:

@@ -53,7 +53,7 @@ class FileRow:
     place: int
     """The byte where its line begins, or its number, counted from 0."""
     where: str
-    """The position for people."""
+    """The position, as messages name it."""
     content: Any = None
     fault: str = ""
     """The reason why it can't be read; empty for a row that could be."""
