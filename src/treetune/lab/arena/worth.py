@@ -1,5 +1,5 @@
-"""Which credit assignment learns most per second of a run: gains and costs of several, weighed by what sampling
-and training cost in this run."""
+"""Which credit assignment learns most per second of a run: gains and costs of several, weighed by the run's
+own seconds of sampling and training."""
 
 from __future__ import annotations
 

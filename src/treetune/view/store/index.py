@@ -6,8 +6,8 @@ An index is a folder in the viewer's cache, written as a whole and again when th
     texts.parquet   the text of each answer, for searches
     about.json      `About`: where each batch of the Arrow files is, so that one answer costs one batch
 
-Lists and searches thus never read all tokens. The column `place` says where an answer is in its file: its row in
-an Arrow file, or the byte where its line begins in JSON lines.
+Lists and searches thus never read all tokens. The column `place` says where an answer is in its file: its row
+in an Arrow file, or the byte where its line begins in JSON lines.
 """
 
 from __future__ import annotations
