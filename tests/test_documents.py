@@ -7,8 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -66,15 +66,23 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
             typed = ["--configs", environment["CONFIGSTR"], "run_iteration_loop"]
         else:
             continue
-        first = next(word for word in typed if word in BY_NAME)
-        command = BY_NAME[first].name
-        shared = typed[: typed.index(first)]
+        command = BY_NAME[next(word for word in typed if word in BY_NAME)].name
+        shared = shared_options(typed)
         # A task alone is no experiment that could be checked.
         alone = command in ("score_responses", "export_rows")
         instead = "print_config" if alone else "check_config"
         # Overrides without files are of a run's own configuration, which no document holds.
         tried = [*shared, instead] if "--configs" in shared else []
         yield typed, typed if command in RUN_AS_IT_IS else tried
+
+
+def shared_options(typed: Sequence[str]) -> list[str]:
+    """Returns the configurations and overrides of a command, which may stand before or after its name."""
+    options: list[str] = []
+    for option, value in pairwise(typed):
+        if option in ("--configs", "--override"):
+            options += [option, value]
+    return options
 
 
 ASKED = {name: list(treetune_commands(document)) for name, document in DOCUMENTS.items()}
