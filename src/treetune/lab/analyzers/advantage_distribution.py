@@ -85,7 +85,7 @@ class AdvantageDistribution(OfIterations):
             return super().points(config, directory)
         # An iteration needs the critic of its checkpoint. That of the start (0) has learnt nothing.
         with_critic = []
-        for point in self.kept(directory):
+        for point in self.stored_iterations(directory):
             if point in directory.checkpoints() and (directory.checkpoint(point) / "critic").is_dir():
                 with_critic.append(point)
         return evenly(with_critic or [0], self.at_most)

@@ -127,18 +127,18 @@ class CreditMicroscope(OfIterations):
             yield from unanswered(experiment)
 
     @override
-    def kept(self, directory: ExperimentDirectory) -> list[int]:
+    def stored_iterations(self, directory: ExperimentDirectory) -> list[int]:
         """Returns the iterations with stored answers and, where something is to be sampled, stored weights.
         Those of iteration 0 are the start weights, which need no checkpoint."""
         with_answers = iterations_with(directory, "trajectories.arrow")
         iterations = []
-        for point in super().kept(directory):
+        for point in super().stored_iterations(directory):
             has_weights = point == 0 or (directory.checkpoint(point) / "policy").is_dir()
             if point in with_answers and (has_weights or not self.needs_engine):
                 iterations.append(point)
         if not iterations:
             raise ValueError(
-                f"{directory.path} keeps no iteration's answers together with the weights that sampled them:"
+                f"{directory.path} has no iteration with both its answers and the weights that sampled them:"
                 " checkpoints: {keep_every: 5} in the experiment keeps those of every fifth"
             )
         return iterations
