@@ -102,8 +102,8 @@ class OfIterations(Analyzer):
         iterations = iterations_with(directory, self.file)
         if not iterations:
             raise ValueError(
-                f"{directory.path} has no iteration with {self.file}, which run_iteration_loop writes if the rollout"
-                " samples (supervised training doesn't)"
+                f"{directory.path} has no iteration with {self.file}, which run_iteration_loop writes"
+                " if the rollout samples (supervised training doesn't)"
             )
         return iterations
 
