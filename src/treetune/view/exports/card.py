@@ -231,8 +231,8 @@ def _data_lines(experiment: StoredExperiment, licences: Licences) -> list[str]:
 def _without_folders(config: Mapping[str, Any]) -> Any:
     """Returns the configuration without the folders of this machine.
 
-    Absolute paths are shortened to the experiment or the file that they name: "/home/me/runs/sft/checkpoints/
-    last" becomes "…/sft/checkpoints/last". `directory`, the folder of experiments, is left out.
+    Absolute paths are shortened to the experiment or the file that they name: "/scratch/sft/checkpoints/last"
+    becomes "…/sft/checkpoints/last". `directory`, the folder of experiments, is left out.
     """
 
     def shortened(value: Any) -> Any:
