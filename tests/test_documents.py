@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -66,11 +66,9 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
             typed = ["--configs", environment["CONFIGSTR"], "run_iteration_loop"]
         else:
             continue
-        command = BY_NAME[next(word for word in typed if word in BY_NAME)].name
-        shared = []
-        for option, value in pairwise(typed):
-            if option in ("--configs", "--override"):
-                shared += [option, value]
+        first = next(word for word in typed if word in BY_NAME)
+        command = BY_NAME[first].name
+        shared = typed[: typed.index(first)]
         # A task alone is no experiment that could be checked.
         alone = command in ("score_responses", "export_rows")
         instead = "print_config" if alone else "check_config"
