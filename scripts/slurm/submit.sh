@@ -31,7 +31,7 @@ python=${PYTHON:-.venv/bin/python}
 command -v "$python" >/dev/null || refuse "there is no $python: run TREETUNE_DEVICE=nvidia ./scripts/setup.sh first"
 
 # A mistake is told here and now, not after hours in the queue.
-"$python" src/treetune/main.py --configs "$configs" check_config >&2
+"$python" src/treetune/main.py check --config-only --configs "$configs" >&2
 read -r experiment seed directory < <("$python" src/treetune/main.py --configs "$configs" print_config | "$python" -c '
 import json, sys
 config = json.load(sys.stdin)

@@ -21,7 +21,7 @@ DATA = configurations(ROOT / "configs" / "data")
 
 @pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)
 def test_a_data_set_is_right_and_called_by_its_file(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--configs", str(path), "check_config"]) == 0, capsys.readouterr().err
+    assert main(["--configs", str(path), "check_config", "--config-only"]) == 0, capsys.readouterr().err
     source = load([str(path)], ()).data["data_source"]
     assert path.stem == source
 

@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata
 import platform
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -73,20 +74,24 @@ HELP = (
     Command(
         "help",
         show_help,
-        "what a command or a group of commands is for; `all`: everything",
-        "Shows the help of a command, the commands of a group with an example of each, or all commands.",
+        "show the help of a command, of a group of commands, or of all",
+        "Shows the help of a command, the commands of a group with their examples, or all commands.",
         ("treetune help data", "treetune help check", "treetune help all"),
         (Argument("topic", {"nargs": "?", "metavar": "COMMAND|GROUP|all"}),),
     ),
 )
 GROUPS = {
-    "first": "run run_evaluation check_config explain_config list_parts configs plan doctor new",
-    "look": "view watch report bisect_runs replay fork arena credit_worth",
+    "basics": "run run_evaluation check_config explain_config list_parts configs plan doctor new",
+    "inspect": "view watch report bisect_runs replay fork arena credit_worth",
     "tables": "make_table reproduce_table run_analyzers compare_analyses",
     "data": "prepare_data estimate_difficulty filter_data score_responses export_rows make_threads",
     "share": "certify verify model_card push_to_hub export_evaluation export_notes chat_template",
 }
-"""Under which headings help lists commands; under "more" all others, those of other packages too."""
+"""The headings under which help lists commands. All others, such as those of installed packages, are under
+OTHER."""
+
+OTHER = "other"
+
 SHORT = {
     "run_evaluation": "evaluate",
     "check_config": "check",
@@ -94,7 +99,20 @@ SHORT = {
     "list_parts": "parts",
     "bisect_runs": "bisect",
 }
-"""Short names of commands, which help shows in their place. The full ones go on working."""
+"""Short names of commands, which help and messages use. The full names still work."""
+
+OTHERS_CALL_IT = {
+    "train": "run",
+    "start": "run",
+    "resume": "run",
+    "validate": "check",
+    "lint": "check",
+    "init": "new",
+    "create": "new",
+    "serve": "view",
+    "dashboard": "view",
+}
+"""Commands of other programs, each with its name here."""
 
 COMMANDS = _commands()
 BY_NAME = COMMANDS | {short: COMMANDS[name] for name, short in SHORT.items() if name in COMMANDS}
@@ -102,22 +120,29 @@ BY_NAME = COMMANDS | {short: COMMANDS[name] for name, short in SHORT.items() if 
 WIDTH = 80
 EPILOG = """\
 APP_* environment variables are std.extVar('APP_…') in a configuration;
-APP_SEED, APP_DIRECTORY and APP_EXPERIMENT_NAME set the keys of these names.
-Old and short names are the same commands: run_evaluation is evaluate."""
+APP_SEED, APP_DIRECTORY and APP_EXPERIMENT_NAME set the keys of these names."""
 
 _SHARED: dict[str, dict[str, Any]] = {
     "--configs": {
         "action": "append",
         "metavar": "A,B,…",
-        "help": "Jsonnet, JSON or YAML files, added from left to right; treetune's own are found anywhere",
+        "help": "Jsonnet, JSON or YAML files; each overrides those before it; treetune's own are found"
+        " from any folder",
     },
     "--override": {
         "action": "append",
         "metavar": "'{…}'",
-        "help": "one more Jsonnet object on the right; repeatable",
+        "help": "a Jsonnet object that overrides the files; repeatable",
     },
     "--debug": {"action": "store_true", "help": "show tracebacks"},
 }
+
+
+CONFIGURATION_SUFFIXES = (".jsonnet", ".json", ".yaml", ".yml")
+"""Endings of the words that are taken for configuration files."""
+
+FILES = "configuration_files"
+"""The argument of commands that take configuration files."""
 
 
 class _CommandParser(argparse.ArgumentParser):
@@ -149,17 +174,63 @@ class _Version(argparse.Action):
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of one command. Options of all commands may stand before or after the command."""
-    argument_list = list(sys.argv[1:] if arguments is None else arguments)
+    """Returns the options of one command.
+
+    The options of all commands (--configs, --override, --debug) may come before or after the command.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
     shared = _CommandParser(prog="treetune", add_help=False, allow_abbrev=False)
     _add_shared(shared)
-    options, rest = shared.parse_known_args(argument_list)
-    _refuse_unknown(shared, rest)
-    if rest[:1] in (["-h"], ["--help"]):
-        rest = ["help"]
-    options = grammar(rest[0] if rest else "").parse_args(rest, namespace=options)
+    options, command_words = shared.parse_known_args(_name_files_by_option(words))
+    _refuse_unknown(shared, command_words)
+    if command_words[:1] in (["-h"], ["--help"]):
+        command_words = ["help"]
+    name = command_words[0] if command_words else ""
+    options = grammar(name).parse_args(command_words, namespace=options)
     options.command = BY_NAME[options.command].name
+    # Words such as `grpo`, which may be a file's name without its ending: a message says which was meant.
+    names_without_ending = vars(options).pop(FILES, [])
+    if names_without_ending:
+        options.configs = [*(options.configs or ()), *names_without_ending]
     return options
+
+
+def _name_files_by_option(words: Sequence[str]) -> list[str]:
+    """Returns a command line with ``--configs FILE`` in place of each configuration file that follows a
+    command.
+
+    ``run a.jsonnet --num_gpus 2 b.jsonnet`` becomes ``run --configs a.jsonnet --num_gpus 2 --configs
+    b.jsonnet``, so that files keep their order, whichever way each was named.
+    """
+    command: Command | None = None
+    changed_words: list[str] = []
+    is_value = False  # of the option before it
+    for word in words:
+        is_file = False
+        if is_value:
+            is_value = False
+        elif word.startswith("-"):
+            is_value = "=" not in word and _takes_value(word, command)
+        elif command is None:
+            command = BY_NAME.get(word)
+            if command is None or not command.takes_files:
+                return list(words)
+        else:
+            is_file = word.endswith(CONFIGURATION_SUFFIXES)
+        changed_words += ["--configs", word] if is_file else [word]
+    return changed_words
+
+
+def _takes_value(option: str, command: Command | None) -> bool:
+    """Returns whether the word after an option is the option's value."""
+    settings = _SHARED.get(option)
+    if settings is None and command is not None:
+        settings = next(
+            (argument.settings for argument in command.arguments if argument.name == option), None
+        )
+    if settings is None:
+        return option in ("--local_rank", "--local-rank")
+    return settings.get("action") in (None, "append")
 
 
 def _groups() -> dict[str, list[Command]]:
@@ -169,7 +240,7 @@ def _groups() -> dict[str, list[Command]]:
     for group, names in GROUPS.items():
         grouped_names.update(names.split())
         groups[group] = [COMMANDS[name] for name in names.split() if name in COMMANDS]
-    groups["more"] = [command for name, command in COMMANDS.items() if name not in grouped_names]
+    groups[OTHER] = [command for name, command in COMMANDS.items() if name not in grouped_names]
     return {group: commands for group, commands in groups.items() if commands}
 
 
@@ -177,13 +248,13 @@ def overview() -> str:
     """Returns the help that fits a screen of 24 lines: the first commands, and the names of most others."""
     lines = [
         "Reinforcement learning for language models: one configuration, one experiment.",
-        "usage: treetune COMMAND [--configs A,B,…] [--override '{…}'] …",
+        "usage: treetune COMMAND FILE… [--override '{…}'] …",
     ]
     groups = _groups()
-    groups.pop("more")
+    groups.pop(OTHER)
     for group, commands in groups.items():
         names = [SHORT.get(command.name, command.name) for command in commands]
-        if group == "first":
+        if group == "basics":
             lines += [f"  {name:<9} {command.words}" for name, command in zip(names, commands)]
         else:
             lines += textwrap.wrap(f"{group:<8}{' '.join(names)}", WIDTH - 1, subsequent_indent=" " * 8)
@@ -196,7 +267,7 @@ def _listed(group: str) -> str:
     """Returns the commands of a group, one or two lines each."""
     lines = [f"{group}:"]
     for command in _groups()[group]:
-        name = ", ".join(filter(None, [SHORT.get(command.name), command.name]))
+        name = SHORT.get(command.name, command.name)
         lines += textwrap.wrap(
             f"{name:<27} {command.words}", WIDTH - 1, initial_indent="  ", subsequent_indent=" " * 30
         )
@@ -237,6 +308,12 @@ def grammar(name: str = "") -> argparse.ArgumentParser:
             added = sub.add_argument(argument.name, **argument.settings)
             if argument.completes:
                 added.completer = COMPLETERS[argument.completes]  # type: ignore[attr-defined]
+        if command.takes_files:
+            # Last, since argparse gives words to arguments from left to right, and this one takes all.
+            files = sub.add_argument(
+                FILES, nargs="*", metavar="FILE", help="configuration files, as --configs names them"
+            )
+            files.completer = configs  # type: ignore[attr-defined]
     return parser
 
 
@@ -255,9 +332,14 @@ def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:
 
 
 def _refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
-    """Ends the program for a command or an option that isn't there, with the nearest that is."""
+    """Ends the program for an unknown command or option, with the nearest one that exists."""
     if rest and not rest[0].startswith("-") and rest[0] not in BY_NAME:
-        parser.error(f"there is no command {rest[0]!r}{_suggest(rest[0], BY_NAME)}")
+        word = rest[0]
+        if word.endswith(CONFIGURATION_SUFFIXES):
+            parser.error(f"{word} is a file, and a command comes first: treetune run {shlex.quote(word)}")
+        near = OTHERS_CALL_IT.get(word) or next(iter(get_close_matches(word, BY_NAME, n=1, cutoff=0.6)), None)
+        hint = f"did you mean {SHORT.get(near, near)}?" if near else "`treetune help` lists the commands"
+        parser.error(f"there is no command {word!r}: {hint}")
     command = BY_NAME.get(rest[0]) if rest else None
     command_arguments = [argument.name for argument in command.arguments] if command else ["--version"]
     command_options = [name for name in command_arguments if name.startswith("-")]

@@ -39,6 +39,9 @@ class Command:
     arguments: tuple[Argument, ...] = ()
     in_ranks: bool = False
     """Whether `treetune run` may start it, in as many processes as there are GPUs."""
+    takes_files: bool = False
+    """Whether configuration files may follow it, as in ``treetune check grpo.jsonnet``. They are added as
+    those of --configs are."""
 
 
 def say(text: str) -> None:

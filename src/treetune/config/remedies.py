@@ -13,6 +13,7 @@ from treetune.config.errors import ConfigIssue, KeyPath, did_you_mean, dotted, n
 from treetune.config.explain import Explanation
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
+from treetune.findings import findings
 
 OTHERS_CALL_IT = {
     "lr": "learning_rate",
@@ -120,6 +121,17 @@ def issue_of(key: KeyPath, finding: Finding, explanation: Explanation | None) ->
     where = source(key, explanation)
     example = f"; e.g. --override '{nested(key)}'" if key and _is_writable(key) else ""
     return ConfigIssue(finding.what, dotted(key) or "configuration", where, finding.remedy + example)
+
+
+def missing_here(root: Any, explanation: Explanation | None) -> list[ConfigIssue]:
+    """Returns an issue for everything that the parts of a configuration need and this machine doesn't
+    have: files, models, GPUs, packages."""
+    issues = []
+    for key, finding in findings(root):
+        if finding.level == "missing":
+            where = source(key, explanation)
+            issues.append(ConfigIssue(finding.what, dotted(key) or None, where, finding.remedy or None))
+    return issues
 
 
 def right_value(annotation: Any, data: Any) -> str | None:

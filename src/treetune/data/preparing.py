@@ -382,7 +382,7 @@ def _read_rows(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -
                 rows = pipeline.rows_of(fields)
             except (MissingField, ValueError) as error:
                 if pipeline.bad_rows == "stop":
-                    raise ValueError(f"{place}: {error}; put it right, or set bad_rows to 'drop'") from error
+                    raise ValueError(f"{place}: {error}; fix it, or set bad_rows to 'drop'") from error
                 yield RowRead(place, split, LeftOut(BAD_ROWS, str(error)))
                 index += 1
                 continue

@@ -141,7 +141,7 @@ class Launcher:
     def command(self, run: PlannedRun, command: str, *more: str) -> list[str]:
         program = self.program or ("python", "-u", relative(MAIN))
         if self.ranks > 1 and command not in ONE_RANK:
-            program += "run", f"--num_gpus={self.ranks}"
+            program += "run", f"--ranks={self.ranks}"
         overrides = []
         for override in run.recipe.overrides:
             overrides += ["--override", override]
