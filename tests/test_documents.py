@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -68,13 +68,26 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
             continue
         first = next(word for word in typed if word in BY_NAME)
         command = BY_NAME[first].name
-        shared = typed[: typed.index(first)]
+        shared = shared_options(typed)
         # A task alone is no experiment that could be checked.
         alone = command in ("score_responses", "export_rows")
         instead = "print_config" if alone else "check_config"
         # Overrides without files are of a run's own configuration, which no document holds.
         tried = [*shared, instead] if "--configs" in shared else []
         yield typed, typed if command in RUN_AS_IT_IS else tried
+
+
+def shared_options(typed: list[str]) -> list[str]:
+    """Returns ``--configs`` and ``--override`` with their values, before or after the command.
+
+    >>> shared_options(["run", "--configs", "a.jsonnet", "--num_gpus", "2"])
+    ["--configs", "a.jsonnet"]
+    """
+    options = []
+    for option, value in itertools.pairwise(typed):
+        if option in ("--configs", "--override"):
+            options += [option, value]
+    return options
 
 
 ASKED = {name: list(treetune_commands(document)) for name, document in DOCUMENTS.items()}
@@ -163,7 +176,7 @@ def spelled_out(name: str) -> list[str]:
     """``a/{b,c}_{d,e}`` without its braces."""
     parts = [part.split("}") for part in name.split("{")]
     choices = [parts[0]] + [[one + rest for one in inside.split(",")] for inside, rest in parts[1:]]
-    return ["".join(chosen) for chosen in product(*choices)]
+    return ["".join(chosen) for chosen in itertools.product(*choices)]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
