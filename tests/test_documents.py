@@ -210,7 +210,7 @@ def test_the_readme_names_every_preset() -> None:
 
 def test_the_method_that_is_added_gives_the_credit_that_it_describes(tmp_path: Path) -> None:
     (tmp_path / "median_credit.py").write_text(
-        DOCUMENTS["docs/add_a_method.md"].files["my_package/median.py"]
+        DOCUMENTS["docs/your_own_parts.md"].files["my_package/median.py"]
     )
     program = f"""
 import sys; sys.path.insert(0, {str(tmp_path)!r})
