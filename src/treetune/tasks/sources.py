@@ -16,6 +16,7 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.config.errors import nearest
+from treetune.config.jsonnet import CONFIGS
 from treetune.config.registrable import Registrable
 from treetune.exceptions import NoSplit
 from treetune.tasks.base import Split
@@ -156,8 +157,8 @@ def files_matching(pattern: str | Path) -> list[Path]:
     return files
 
 
-PREPARED = "data"
-"""The folder into which scripts/download_and_prepare_datasets.sh puts the data sets of our own tasks."""
+FETCHED = ("gsm8k", "math", "college_math", "olympiadbench", "paper")
+"""The folders below data/ that scripts/download_and_prepare_datasets.sh makes."""
 
 
 def no_such_file(path: Path) -> str:
@@ -169,11 +170,14 @@ def no_such_file(path: Path) -> str:
         neighbours = []
     if near := nearest(path.name, neighbours):
         return f"{message}: did you mean {path.with_name(near[0])}?"
-    if path.parts[:1] == (PREPARED,):
+    if path.parts[:1] == ("data",) and path.parts[1] in FETCHED:
         return (
             f"{message}: run ./scripts/download_and_prepare_datasets.sh in a checkout of treetune, and start"
             " the experiment there"
         )
+    pipeline = f"data/{path.parent.name}.jsonnet"
+    if path.parts[:1] == ("data",) and (CONFIGS / pipeline).is_file():
+        return f"{message}: make it with `treetune prepare_data {pipeline} --output {path.parent}`"
     return message
 
 
