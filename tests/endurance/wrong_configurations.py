@@ -158,7 +158,7 @@ def types() -> Iterator[Mutation]:
         if isinstance(one.value, bool):
             wrong = "'yes'"
         elif isinstance(one.value, int | float):
-            wrong = "'many'" if "a text" not in words else "[1]"
+            wrong = "'many'" if "a string" not in words else "[1]"
         elif isinstance(one.value, str) and one.path[-1] != "type":
             wrong = "{}" if "number" in words else "7"
         elif isinstance(one.value, dict | list):

@@ -404,8 +404,8 @@ def overridden(config: Config) -> Iterator[str]:
         shown = ", ".join(dotted(path) for path in lost[:SHOWN_KEYS])
         more = ", …" if len(lost) > SHOWN_KEYS else ""
         yield (
-            f"{layer.name} changes nothing: all that it sets ({shown}{more}) is set again on its right, by"
-            f" {' and '.join(winners)}: put it further to the right, or leave it out"
+            f"{layer.name} changes nothing: all that it sets ({shown}{more}) is overridden by"
+            f" {' and '.join(winners)}: put it after that, or leave it out"
         )
 
 

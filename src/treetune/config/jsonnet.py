@@ -80,14 +80,14 @@ def load(
     """
     environ = os.environ if environ is None else environ
     if not configs:
-        remedy = "name the files: --configs FILE,FILE,…"
+        remedy = "name the files, as in: treetune check grpo.jsonnet"
         raise ConfigError([ConfigIssue("no configuration given", "--configs", remedy=remedy)])
     layers = [read_layer(find_file(name, Path.cwd())) for name in configs]
     layers += _environment_layers(environ, environment_keys)
     for number, text in enumerate(overrides, start=1):
         layers.append(Layer("--override" if len(overrides) == 1 else f"--override {number}", text))
     if strange := [layer.name for layer in layers if "\0" in layer.text]:
-        issue = ConfigIssue("has a character of code 0", strange[0], remedy="write it anew as plain text")
+        issue = ConfigIssue("has a character of code 0", strange[0], remedy="save it as plain text")
         raise ConfigError([issue])
     variables = {name: value for name, value in environ.items() if name.startswith("APP_")}
     data = sum_of(layers, variables)
@@ -165,7 +165,7 @@ def read_layer(path: Path) -> Layer:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(
-            [ConfigIssue(f"can't be read: {reason}", relative(path), remedy="write it anew as UTF-8 text")]
+            [ConfigIssue(f"can't be read: {reason}", relative(path), remedy="save it as UTF-8 text")]
         ) from error
 
 
@@ -302,7 +302,7 @@ def _no_such_file(name: str, searched: Sequence[Path]) -> ConfigIssue:
     for stem in nearest(Path(name).stem, by_stem, count=2):
         similar += by_stem[stem]
     near = list(dict.fromkeys(similar))[:3]
-    remedy = f"did you mean {' or '.join(near)}?" if near else "see the files below configs/"
+    remedy = f"did you mean {' or '.join(near)}?" if near else "`treetune configs` lists the shipped files"
     return ConfigIssue("no such file", name, f"looked for {looked}", remedy)
 
 
@@ -317,10 +317,10 @@ def _endless(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIss
             break
         except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
             continue  # leans on the others
-    remedy = (
-        "look there, and in what it imports, for a loop without an end, such as a function that calls itself"
+    remedy = "look in it, and in its imports, for an endless loop, such as a function that calls itself"
+    return ConfigIssue(
+        f"evaluating it took more than {DEADLINE_S:.0f} s and was stopped", guilty, remedy=remedy
     )
-    return ConfigIssue(f"evaluating it has taken {DEADLINE_S:.0f} s, and is given up", guilty, remedy=remedy)
 
 
 def _not_an_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:

@@ -87,20 +87,21 @@ def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -
 _REMEDIES = (
     (
         "max stack frames",
-        "something is defined by itself: look for files that import each other or keys that do so",
+        "something is defined by itself: look for files that import each other, or keys that refer to"
+        " themselves",
     ),
     (
         "Unknown variable",
-        "a text needs quotes; a key of the experiment is $.key, another file's content an import",
+        "a string needs quotes; a key of the experiment is $.key, and another file's content an import",
     ),
-    ("field does not exist", "look how the key is spelt, and whether a file further to the left sets it"),
+    ("field does not exist", "check the key's spelling, and whether an earlier file sets it"),
     ("uplicate field", "leave one of the two out"),
     ("manifest function", "call the function, or hide the field with ::"),
-    ("division by zero", "look at what it is divided by"),
-    ("no super class", "a key is changed with +: where a file on the left has it, and set with : elsewhere"),
+    ("division by zero", "check the divisor"),
+    ("no super class", "a key is extended with +: if an earlier file has it, and set with : otherwise"),
 )
-_MEND = "mend it where the arrow points: {…} around keys, a comma between them, quotes around texts"
-_LOOK = "look at the expression that the arrow points at; print_config shows the values of the keys"
+_FIX = "fix it where the arrow points: {…} around keys, a comma between them, quotes around texts"
+_LOOK = "look at the expression that the arrow points at; `treetune print_config` shows the values of keys"
 
 
 def _remedy(message: str) -> str:
@@ -109,7 +110,7 @@ def _remedy(message: str) -> str:
         if phrase in message:
             return remedy
     is_syntax = re.match(r"(?i)(expected|unexpected|unterminated|unclosed|could not lex|not a)", message)
-    return _MEND if is_syntax else _LOOK
+    return _FIX if is_syntax else _LOOK
 
 
 def location_of(frame: Frame) -> str:
