@@ -1,7 +1,7 @@
 """The command line: ``treetune COMMAND a.jsonnet b.jsonnet``.
 
-DeepSpeed's launcher starts the same file on every rank. Nothing heavy is imported before the configuration has
-been checked.
+DeepSpeed's launcher starts the same file on every rank. Nothing heavy is imported before the configuration
+has been checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 if __name__ == "__main__" and sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
-    # Started as a script: in this folder, `models` and `config` would be found before packages of these names.
+    # Started as a script. `models` and `config` in this folder would hide other packages of these names.
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from treetune.cli.arguments import COMMANDS, grammar, parse

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.shipped import CONFIGS, experiment_of
 from treetune.config.build import build
-from treetune.config.jsonnet import configurations, load
+from treetune.config.jsonnet import load
+from treetune.config.layers import configurations
 from treetune.config.registrable import Registrable
 from treetune.domains.graders.judge import JudgeGrader
 from treetune.domains.graders.math import MathGrader

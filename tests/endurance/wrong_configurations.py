@@ -34,7 +34,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import treetune.parts  # noqa: E402, F401  (registers them)
 from treetune.config import schema  # noqa: E402
-from treetune.config.jsonnet import CONFIGS, configurations, load  # noqa: E402
+from treetune.config.jsonnet import load  # noqa: E402
+from treetune.config.layers import CONFIGS, configurations  # noqa: E402
 from treetune.main import main as carry_out  # noqa: E402
 from treetune.runtime.base import Runtime  # noqa: E402
 

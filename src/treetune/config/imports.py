@@ -25,7 +25,7 @@ from typing import Any
 from treetune.config import folders, schema
 from treetune.config.errors import ConfigIssue, KeyPath, nearest
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import relative
+from treetune.config.layers import relative
 from treetune.config.moved import remedy_for_import
 from treetune.config.registrable import Registrable
 from treetune.config.schema import GROUP, IMPORTS, OWN_PACKAGE
