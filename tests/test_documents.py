@@ -18,7 +18,7 @@ from tests.documents import PAGES, ROOT, Document, commands_in
 from treetune.cli.arguments import BY_NAME, COMMANDS, parse
 from treetune.cli.command import files_of
 from treetune.cli.pages import pages as reference_pages
-from treetune.config.jsonnet import configurations
+from treetune.config.layers import configurations
 from treetune.tables.check import METRICS
 
 DOCUMENTS = {str(path.relative_to(ROOT)): Document(path) for path in PAGES}

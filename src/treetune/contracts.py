@@ -169,7 +169,7 @@ class Answers(Feature):
 
     count: int
 
-    remedy = "set the rollout's samples to 2 or more"
+    remedy = "set the rollout's samples to 2 or more, e.g. --override '{rollout+: {samples: 8}}'"
 
     @property
     @override

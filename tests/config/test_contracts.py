@@ -196,7 +196,7 @@ def test_a_part_with_a_method_that_nobody_asks_any_more_is_refused_by_name(
 ) -> None:
     monkeypatch.setattr(Guest, "_parts", Guest.registered())  # what is registered here is gone afterwards
     part = type("Hamster", (Guest,), {former: lambda self, experiment: ["it sleeps by day"]})
-    with pytest.raises(TypeError, match=f"has `{former}`, which nobody asks any more: yield .*Finding"):
+    with pytest.raises(TypeError, match=f"has `{former}`, which is no longer called: yield .*Finding"):
         Guest.register("hamster")(part)
     assert "hamster" not in Guest.registered()
     # A key of that name is a part's own affair.

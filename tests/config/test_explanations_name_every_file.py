@@ -1,5 +1,5 @@
 """`explain_config` tells which files set a key, in the order in which they are merged; and a file whose every
-key is set again on its right is told."""
+key is overridden by later files is reported."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 
 from treetune.cli import arguments as completion
 from treetune.cli.arguments import BY_NAME, COMMANDS, SHORT, overview, parse
-from treetune.config.jsonnet import find_file
+from treetune.config.layers import find_file
 from treetune.main import main
 
 ROOT = Path(__file__).parents[2]

@@ -188,7 +188,7 @@ class Triangle(Polygon):
 def test_a_part_without_a_method_that_its_base_class_leaves_to_it_is_told_which(here: Path) -> None:
     write(here, f"{STUBS}\n    def korner(self, number): ...\n")
     text = told()
-    assert "shape 'triangle' (own_shapes/triangle.py) lacks what every shape has" in text
+    assert "shape 'triangle' (own_shapes/triangle.py) is missing methods that every shape has" in text
     assert "write corner(self, number) in class Triangle" in text
 
 

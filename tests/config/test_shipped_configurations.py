@@ -11,7 +11,7 @@ from tests.support.shipped import CONFIGS, ROOT, loaded, whole_configurations
 from treetune import main as command_line
 from treetune.config import lexer
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import configurations, relative
+from treetune.config.layers import configurations, relative
 
 VINEPPO = "configs/quickstart/vineppo.jsonnet"
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120

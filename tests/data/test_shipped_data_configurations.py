@@ -10,7 +10,8 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
-from treetune.config.jsonnet import configurations, load
+from treetune.config.jsonnet import load
+from treetune.config.layers import configurations
 from treetune.data.expansions import code_tests
 from treetune.data.pipelines import DataPipeline, PrepareData
 from treetune.main import main

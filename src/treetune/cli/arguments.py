@@ -368,7 +368,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 def configs(prefix: str, **_: object) -> list[str]:
     """Returns files for the last name of ``a.jsonnet,b.jsonn``: here, then treetune's own."""
-    from treetune.config.jsonnet import CONFIGS
+    from treetune.config.layers import CONFIGS
 
     earlier_names, comma, last = prefix.rpartition(",")
     folder, name = (Path(last), "") if last.endswith("/") else (Path(last).parent, Path(last).name)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.exceptions import ClosedPipe
 
 if TYPE_CHECKING:
-    from treetune.config.jsonnet import Config
+    from treetune.config.layers import Config
     from treetune.config.registrable import Registrable
 
 

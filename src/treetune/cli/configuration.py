@@ -17,7 +17,7 @@ WIDTH = 110
 if TYPE_CHECKING:
     from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation, Setting
-    from treetune.config.jsonnet import Config
+    from treetune.config.layers import Config
     from treetune.config.reference import PartEntry
     from treetune.config.schema import Key
 

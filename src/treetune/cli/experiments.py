@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from treetune.cli.command import Argument, Command, built, evaluated
 
 if TYPE_CHECKING:
-    from treetune.config.jsonnet import Config
+    from treetune.config.layers import Config
     from treetune.runtime.base import Runtime
 
 VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"

@@ -176,7 +176,7 @@ def start_shape(root: PolicyIteration) -> Shape | None:
 
 
 def _maker(name: Path) -> Path | None:
-    from treetune.config.jsonnet import CONFIGS
+    from treetune.config.layers import CONFIGS
     from treetune.models.policy_files import CHECKPOINTS
 
     if CHECKPOINTS not in name.parts:

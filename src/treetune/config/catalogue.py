@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.config.jsonnet import CONFIGS, configurations
+from treetune.config.layers import CONFIGS, configurations
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "experiments": (

@@ -20,10 +20,10 @@ from typing_extensions import override
 
 from treetune.config import lexer
 from treetune.config.errors import KeyPath, dotted
-from treetune.config.jsonnet import Config, Layer, evaluate, find_file, read_layer, sum_of, text_of
-from treetune.config.jsonnet_errors import frames
+from treetune.config.jsonnet_frames import frames
+from treetune.config.layers import Config, Layer, add_layers, evaluate, find_file, read_layer, text_of
 from treetune.config.registrable import Registrable
-from treetune.exceptions import ConfigError
+from treetune.exceptions import ConfigError, Endless
 
 _MARK = "<import> "
 _ALONE = "<alone>"
@@ -404,14 +404,14 @@ def overridden(config: Config) -> Iterator[str]:
         shown = ", ".join(dotted(path) for path in lost[:SHOWN_KEYS])
         more = ", …" if len(lost) > SHOWN_KEYS else ""
         yield (
-            f"{layer.name} changes nothing: all that it sets ({shown}{more}) is set again on its right, by"
-            f" {' and '.join(winners)}: put it further to the right, or leave it out"
+            f"{layer.name} changes nothing: all that it sets ({shown}{more}) is overridden by"
+            f" {' and '.join(winners)}: put it after that, or leave it out"
         )
 
 
 def _sum_or_none(layers: Any, config: Config) -> Any:
-    """Returns what some of the layers make, or None where they make nothing without the others."""
+    """Returns the sum of some of the layers; None if they can't be evaluated without the others."""
     try:
-        return sum_of(layers, config.variables) if layers else {}
-    except ConfigError:
+        return add_layers(layers, config.variables) if layers else {}
+    except (RuntimeError, ConfigError, Endless):
         return None

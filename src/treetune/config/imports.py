@@ -25,7 +25,7 @@ from typing import Any
 from treetune.config import folders, schema
 from treetune.config.errors import ConfigIssue, KeyPath, nearest
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import relative
+from treetune.config.layers import relative
 from treetune.config.moved import remedy_for_import
 from treetune.config.registrable import Registrable
 from treetune.config.schema import GROUP, IMPORTS, OWN_PACKAGE
@@ -137,19 +137,19 @@ def _wrong_part(
     """Yields what keeps the builder from reading a part's keys off its class."""
     part_name = f"{schema.family_word(family)} {name!r} ({_file_of(part.__module__)})"
     if not issubclass(part, family):
-        fault = f"is registered as {schema.family_word(family)} and is no sub-class of {family.__name__}"
+        fault = f"is registered as {schema.family_word(family)} and isn't a sub-class of {family.__name__}"
         remedy = f"class {part.__name__}({family.__name__}): …"
         yield ConfigIssue(f"{part_name} {fault}", label, source, remedy)
     elif not getattr(getattr(part, "__dataclass_params__", None), "frozen", False):
-        fault = f"{part_name} is no frozen dataclass, off which keys could be read"
-        remedy = f"put @dataclass(frozen=True, kw_only=True) between the decorator and class {part.__name__}"
+        fault = f"{part_name} must be decorated with @dataclass(frozen=True, kw_only=True)"
+        remedy = f"put the decorator between @….register(…) and class {part.__name__}"
         yield ConfigIssue(fault, label, source, remedy)
     elif error := _unreadable_field(part):
         fault = f"{part_name} has a field whose type can't be read: {error}"
         remedy = "the types of fields are read at the start: import what they name at the module's top"
         yield ConfigIssue(fault, label, source, remedy)
     elif unwritten := _unwritten_methods(part):
-        fault = f"{part_name} lacks what every {schema.family_word(family)} has"
+        fault = f"{part_name} is missing methods that every {schema.family_word(family)} has"
         signatures = [
             f"{method_name}{inspect.signature(method)}" for method_name, method in unwritten.items()
         ]
@@ -201,7 +201,7 @@ def _not_imported(name: str, label: str, source: str | None, error: BaseExceptio
     if frame and isinstance(error, ImportError) and _OURS.match(error.name or ""):
         remedy = remedy_for_import(*frame)
     if remedy is None and missing:
-        remedy = f"{missing} is not installed for {sys.executable}, and lies in none of {_looked_in()}"
+        remedy = f"{missing} is not installed for {sys.executable}, nor found in {_looked_in()}"
     return ConfigIssue(fault, label, source, remedy, f"    {text.strip()}" if text else None)
 
 
@@ -232,7 +232,7 @@ def _not_found(name: str, missing: str, label: str, source: str | None) -> Confi
         fault = f"there is no module {last!r} in the package {package!r}"
         looked = f"looked in {_file_of(package)}"
         if parent is not None and not hasattr(parent, "__path__"):
-            looked = f"{package} is {_file_of(package)}, which is a module and no package"
+            looked = f"{package} is {_file_of(package)}, which is a module, not a package"
     near = nearest(last, [module.name for module in pkgutil.iter_modules(searched)])
     suggestion = ""
     if near:

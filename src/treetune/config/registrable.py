@@ -61,13 +61,14 @@ class Registrable(Part):
             for former, instead in NO_LONGER_ASKED.items():
                 if callable(getattr(part, former, None)) and not hasattr(cls, former):
                     raise TypeError(
-                        f"{cls.__name__} {name!r}, {_place(part)}, has `{former}`, which nobody asks any"
-                        f" more: {instead}"
+                        f"{cls.__name__} {name!r}, {_place(part)}, has `{former}`, which is no longer"
+                        f" called: {instead}"
                     )
             for declared in cls.to_declare:
                 if not hasattr(part, declared):
                     raise TypeError(
-                        f"{cls.__name__} {name!r}, {_place(part)}, doesn't say `{declared}`: set it there"
+                        f"{cls.__name__} {name!r}, {_place(part)}, doesn't set `{declared}`: set it in the"
+                        " class"
                     )
             cls._parts[name] = part
             return part

@@ -1,4 +1,4 @@
-"""Writes remedies: what to change, in which file, to mend a mistake in a configuration."""
+"""Writes remedies: what to change, and in which file, to fix a mistake in a configuration."""
 
 from __future__ import annotations
 
@@ -64,7 +64,11 @@ def unknown_key(
         remedy = f"it belongs elsewhere: --override '{nested((*elsewhere[0], name))}'"
     else:
         remedy = did_you_mean(name, list(schema.keys_of(owner.part)))
-    return ConfigIssue(f"unknown key of {owner.label}", dotted(key), source(key, explanation), remedy)
+    where = source(key, explanation)
+    of_type = source((*key[:-1], "type"), explanation)
+    if siblings and of_type and of_type != where:
+        where = f"{where}; the type is from {of_type}"
+    return ConfigIssue(f"unknown key of {owner.label}", dotted(key), where, remedy)
 
 
 def meant_key(key: KeyPath, owner: Owner) -> str | None:
@@ -81,7 +85,7 @@ def missing_type(key: KeyPath, family: type[Registrable], explanation: Explanati
     """`key` is the object's, which has no `type`."""
     word = schema.family_word(family)
     names = f"types of {word}: {schema.names(schema.choices(family))}"
-    what = f"missing: nobody knows which {word} this is"
+    what = f"missing: `type` says which {word} this is"
     return _missing((*key, "type"), what, names, explanation)
 
 
@@ -108,7 +112,7 @@ def refused(
     words_of_message = set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", str(error))))
     named = [name for name in schema.keys_of(owner.part) if name in words_of_message]
     places = [f"{name} from {source((*key, name), explanation)}" for name in named if name in data]
-    remedy = f"change what stands at {dotted(key)}" if key else "change one of the two"
+    remedy = f"change {dotted(key)}" if key else "change one of the two"
     if named:
         paths = " or ".join(dotted((*key, name)) for name in named)
         remedy = f"change {paths}, e.g. --override '{nested((*key, named[0]))}'"
@@ -119,7 +123,9 @@ def refused(
 def issue_of(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
     """Returns the issue of a finding of a part, at the key to change."""
     where = source(key, explanation)
-    example = f"; e.g. --override '{nested(key)}'" if key and _is_writable(key) else ""
+    example = ""
+    if key and _is_writable(key) and "--override" not in finding.remedy:
+        example = f"; e.g. --override '{nested(key)}'"
     return ConfigIssue(finding.what, dotted(key) or "configuration", where, finding.remedy + example)
 
 
@@ -147,7 +153,9 @@ def right_value(annotation: Any, data: Any) -> str | None:
         is_truth = data in ("true", "false")
         if (is_number and "number" in expected) or (is_truth and "true or false" in expected):
             return f"write it without quotes: {data}"
-    elif isinstance(data, int | float) and expected.startswith("a text"):
+        if expected.startswith("a list of") and "strings" in expected:
+            return f"write [{data!r}]"
+    elif isinstance(data, int | float) and expected.startswith("a string"):
         return f"write it with quotes: '{json.dumps(data)}'"
     return None
 

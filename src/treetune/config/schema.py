@@ -29,13 +29,20 @@ REQUIRED = object()
 _NAMES = {
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "true or false",
     type(None): "null",
     Path: "a path",
     Any: "anything",
     object: "anything",
 }
+_PLURALS = {
+    "a whole number": "whole numbers",
+    "a number": "numbers",
+    "a string": "strings",
+    "a path": "paths",
+}
+"""Names of plain types in lists: "a list of strings"."""
 _BOUNDS: dict[type, tuple[str, str]] = {
     annotated_types.Gt: ("gt", "greater than"),
     annotated_types.Ge: ("ge", "at least"),
@@ -204,9 +211,15 @@ def describe(annotation: Any) -> str:
     """A type in words, constraints included: "a whole number greater than 0 or null"."""
     annotation, constraints = bare(annotation)
     bounds = " and ".join(filter(None, map(_describe_bounds, constraints)))
-    # Bounds of a list stand before its items: "a list of length at least 1 of: a text".
-    kind, colon, items = _describe_type(annotation).partition(" of: ")
-    return f"{kind} {bounds}{colon}{items}" if bounds else f"{kind}{colon}{items}"
+    description = _describe_type(annotation)
+    if not bounds:
+        return description
+    # Bounds of a list come before its items: "a list of length at least 1 of strings".
+    container = item_types(annotation)
+    if container is None:
+        return f"{description} {bounds}"
+    kind = f"a{'n' if container[0] == 'object' else ''} {container[0] if container[0] != 'tuple' else 'list'}"
+    return f"{kind} {bounds}{description.removeprefix(kind)}"
 
 
 def _describe_type(annotation: Any) -> str:
@@ -227,7 +240,9 @@ def _describe_type(annotation: Any) -> str:
             return f"a list of exactly {len(items)}: {', '.join(described_items)}"
         if not described_items:
             return f"a {kind}"
-        return f"{'an object' if kind == 'object' else 'a list'} of: {described_items[0]}"
+        name = "an object" if kind == "object" else "a list"
+        item = described_items[0]
+        return f"{name} of {_PLURALS[item]}" if item in _PLURALS else f"{name} of: {item}"
     alternatives = members(annotation)
     if len(alternatives) > 1:
         return " or ".join(describe(item) for item in alternatives)

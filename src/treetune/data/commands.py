@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.cli.command import Argument, Command, built, evaluated, say
 
 if TYPE_CHECKING:
-    from treetune.config.jsonnet import Config
+    from treetune.config.layers import Config
     from treetune.tasks.base import Task
 
 

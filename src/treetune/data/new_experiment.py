@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 from treetune.cli.command import built, evaluated
 from treetune.config.errors import nearest
-from treetune.config.jsonnet import CONFIGS, find_file, load
+from treetune.config.jsonnet import load
+from treetune.config.layers import CONFIGS, find_file
 from treetune.data.scoring import score_responses
 from treetune.exceptions import NoSplit
 from treetune.runtime.base import unfit_name

@@ -12,7 +12,7 @@ from treetune.cli.command import Argument, Command, built, evaluated, files_of, 
 from treetune.cli.experiments import load_experiment
 
 if TYPE_CHECKING:
-    from treetune.config.jsonnet import Config
+    from treetune.config.layers import Config
     from treetune.runtime.base import PolicyIteration
 
 

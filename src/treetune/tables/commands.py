@@ -55,7 +55,7 @@ def reproduce_table(options: argparse.Namespace) -> int:
 
 
 def _command_line() -> str:
-    from treetune.config.jsonnet import relative
+    from treetune.config.layers import relative
     from treetune.runtime.front_door import MAIN
 
     return shlex.join(["python", relative(MAIN), *sys.argv[1:]])

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from treetune.cluster import submission
 from treetune.cluster.jobs import Processes, one_at_work, slurm_header
-from treetune.config.jsonnet import relative
+from treetune.config.layers import relative
 from treetune.processes.lifetime import exit_on_signals
 from treetune.runtime.console import duration
 from treetune.runtime.front_door import MAIN, ranks_here, threads_each

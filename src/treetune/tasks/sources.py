@@ -16,7 +16,7 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.config.errors import nearest
-from treetune.config.jsonnet import CONFIGS
+from treetune.config.layers import CONFIGS
 from treetune.config.registrable import Registrable
 from treetune.exceptions import NoSplit
 from treetune.tasks.base import Split
@@ -165,11 +165,11 @@ def no_such_file(path: Path) -> str:
     """Returns the message about a file of rows that isn't there, with what may have been meant."""
     message = f"there is no file {path} (looked for in {Path.cwd()})"
     try:
-        neighbours = [file.name for file in path.parent.iterdir()]
+        neighbours = [file.stem for file in path.parent.iterdir() if file.suffix == path.suffix]
     except OSError:
         neighbours = []
-    if near := nearest(path.name, neighbours):
-        return f"{message}: did you mean {path.with_name(near[0])}?"
+    if near := nearest(path.stem, neighbours):
+        return f"{message}: did you mean {path.with_name(near[0] + path.suffix)}?"
     if path.parts[:1] == ("data",) and path.parts[1] in FETCHED:
         return (
             f"{message}: run ./scripts/download_and_prepare_datasets.sh in a checkout of treetune, and start"

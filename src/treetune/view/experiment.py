@@ -167,7 +167,7 @@ def read_experiment(path: Path) -> StoredExperiment:
     if (path / PREDICTION).is_file():
         predicted = read(PREDICTION, lambda: read_record(path / PREDICTION, "the next start writes it again"))
     if not evaluations:
-        missing.append("no checkpoint has been evaluated yet: run run_evaluation")
+        missing.append("no checkpoint has been evaluated yet: run `treetune evaluate`")
     running = directory.is_running()
     experiment = StoredExperiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
     planned = experiment.expected_iterations

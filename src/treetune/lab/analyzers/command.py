@@ -76,7 +76,7 @@ def _require(config: PolicyIteration, directory: ExperimentDirectory, plain: Pla
         raise ValueError("run_analyzers works in one process: start it with --ranks 1")
     stored = directory.path / "config.json"
     if not stored.is_file():
-        raise ValueError(f"{directory.path} holds no experiment: run_iteration_loop makes it")
+        raise ValueError(f"{directory.path} holds no experiment: train it with `treetune run` first")
     refuse_another(directory.path, plain, config)
 
 
