@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise, product
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,7 +67,8 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
             typed = ["--configs", environment["CONFIGSTR"], "run_iteration_loop"]
         else:
             continue
-        command = BY_NAME[next(word for word in typed if word in BY_NAME)].name
+        first = next(word for word in typed if word in BY_NAME)
+        command = BY_NAME[first].name
         shared = shared_options(typed)
         # A task alone is no experiment that could be checked.
         alone = command in ("score_responses", "export_rows")
@@ -77,10 +78,14 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
         yield typed, typed if command in RUN_AS_IT_IS else tried
 
 
-def shared_options(typed: Sequence[str]) -> list[str]:
-    """Returns the configurations and overrides of a command, which may stand before or after its name."""
-    options: list[str] = []
-    for option, value in pairwise(typed):
+def shared_options(typed: list[str]) -> list[str]:
+    """Returns ``--configs`` and ``--override`` with their values, before or after the command.
+
+    >>> shared_options(["run", "--configs", "a.jsonnet", "--num_gpus", "2"])
+    ["--configs", "a.jsonnet"]
+    """
+    options = []
+    for option, value in itertools.pairwise(typed):
         if option in ("--configs", "--override"):
             options += [option, value]
     return options
@@ -178,7 +183,7 @@ def spelled_out(name: str) -> list[str]:
     """``a/{b,c}_{d,e}`` without its braces."""
     parts = [part.split("}") for part in name.split("{")]
     choices = [parts[0]] + [[one + rest for one in inside.split(",")] for inside, rest in parts[1:]]
-    return ["".join(chosen) for chosen in product(*choices)]
+    return ["".join(chosen) for chosen in itertools.product(*choices)]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
