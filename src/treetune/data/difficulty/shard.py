@@ -1,5 +1,5 @@
-"""The work on one shard: asks what was not answered, grades what was not graded, each once, whoever died
-before."""
+"""Works on one shard: asks the questions that have no answer yet and grades the answers that have no grade
+yet, also after an earlier job was killed."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from treetune.vocabulary import Grade, Problem
 
 PROGRESS_S = 2.0
 ANOTHER_IS_AT_IT = 75
-"""The exit code of a job whose shard another one works on: `EX_TEMPFAIL`."""
+"""The exit code of a job whose shard belongs to another job: `EX_TEMPFAIL`."""
 
-BEHIND = 4096
-"""Answers that wait for their grade before further ones are asked for."""
+MOST_UNGRADED = 4096
+"""Answers that may wait for their grades before further questions are asked."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RowOfInput:
 
 
 def input_rows(source: Path) -> Iterator[RowOfInput]:
-    """Rows are known by what they ask: none is lost for want of an id, or for having another's."""
+    """Yields the rows with a key made from their content, since ids may be missing or occur twice."""
     seen: dict[str, int] = {}
     for index, (_, row) in enumerate(read_domain_rows(source)):
         key = row_key(row)
@@ -65,7 +65,8 @@ def shard_folder(output: Path, shard: int) -> Path:
 
 
 def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shard: int) -> int:
-    """The exit code. Raises RuntimeError where no more answers come; the next job goes on from here."""
+    """Works on a shard, and returns the exit code. Raises RuntimeError if the policy stops answering; the
+    next job continues."""
     folder = shard_folder(output, shard)
     claim = Claims().take(folder / CLAIMS)
     if claim is None:
@@ -144,7 +145,8 @@ class _Shard:
         self._tell(now=True)
 
     def _keep(self, question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
-        """Writes the answer down, so that a killed job doesn't lose it, and has it graded."""
+        """Writes an answer to the journal, so that a killed job doesn't lose it, and sends it to the
+        graders."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
         if reply is None:
             answer |= {"text": None, "complete": False, "tokens": None}
@@ -159,7 +161,7 @@ class _Shard:
         self._answered += 1
         self._grade(answer)
         self._collect()
-        while len(self._waiting) > BEHIND:
+        while len(self._waiting) > MOST_UNGRADED:
             self._wait_for_one()
         self._tell()
 
@@ -182,13 +184,13 @@ class _Shard:
         future.add_done_callback(lambda _: self._done.append(place))
 
     def _collect(self) -> None:
-        """Writes down the grades that are there."""
+        """Writes the grades that have come to the journal."""
         while self._done:
             row, sample = self._done.popleft()
             future, answer = self._waiting.pop((row, sample))
             grade = future.result()
             if grade.outcome == "unavailable":
-                # Nobody knows what it is worth: it is graded again when the shard is worked on again.
+                # It is graded again when a job works on the shard again.
                 self._unavailable += 1
                 continue
             line = {
@@ -225,4 +227,4 @@ FAILURE, CLAIMS = "failure.json", "claims"
 NOT_ASKED = "not asked"
 """The outcome of a row whose prompt fills the context."""
 WITHOUT_ANSWER = (NOT_ASKED, REFUSED, EMPTY)
-"""The outcomes of questions that got no answer which could be right or wrong: they count in no rate."""
+"""Outcomes of questions without an answer that could be right or wrong. They don't count in any rate."""

@@ -314,7 +314,7 @@ class Contamination(Rule):
     tenth word changed, and takes long variants of a problem with other numbers for copies. It is for problems
     of about `ngram` words or more."""
     shortest: Annotated[int, Ge(1)] = 8
-    """Words that a problem needs: shorter ones can't be told from chance, and count as ``too_short``."""
+    """The least words of a problem. Shorter ones match by chance, and are counted as ``too_short``."""
     action: Literal["drop", "report"] = "drop"
     """Drops rows, or lets them stay and lists them in the summary."""
     name: str | None = None
