@@ -104,7 +104,7 @@ def test_a_plus_merges_into_the_left_also_from_an_alias_and_in_an_import() -> No
         ("? [1]\n: 2", "a key can't be a list or an object"),
         ("+: 1", "a key is missing"),
         ("%YAML 1.1\n---\na: yes", "it says that it is YAML 1.1"),
-        ("a: x\x01", "part.yaml:1:5: a character of code 1"),
+        ("a: x\x01", "part.yaml:1:5: YAML can't have a character of code 1"),
         ("# nothing\n", "the file holds nothing"),
         ("- 1\n", "part.yaml:1:1: a configuration is an object"),
         ("a: " + "[" * 5000 + "]" * 5000, "more than 100 deep"),

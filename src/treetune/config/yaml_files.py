@@ -102,7 +102,7 @@ def _composed(text: str, reader: _YamlReader) -> yaml.Node:
     if top is None:
         reader.refuse_at("1:1", "the file holds nothing", "give it a key, or leave it out of --configs")
     if not isinstance(top, yaml.MappingNode):
-        reader.refuse(top, "a configuration is an object, and this is none", "give keys: 'seed: 1', say")
+        reader.refuse(top, "a configuration is an object, and this isn't", "give keys, such as 'seed: 1'")
     return top
 
 
