@@ -41,6 +41,7 @@ GROUP = "treetune.commands"
 
 
 def _commands() -> dict[str, Command]:
+    """Returns all commands by their names, those of installed packages included."""
     modules: list[Any] = [experiments, configuration, *OWN_MODULES]
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.dist is not None and entry.dist.name == "treetune":
@@ -49,7 +50,13 @@ def _commands() -> dict[str, Command]:
             modules.append(entry.load())
         except Exception as error:  # a broken package mustn't end other commands
             print(f"note: the commands of {entry.value} can't be loaded: {error}", file=sys.stderr)
-    return {command.name: command for module in modules for command in [*module.COMMANDS, *HELP]}
+    commands: dict[str, Command] = {}
+    for module in modules:
+        for command in module.COMMANDS:
+            commands[command.name] = command
+    for command in HELP:
+        commands[command.name] = command
+    return commands
 
 
 def show_help(options: argparse.Namespace) -> int:
@@ -331,20 +338,20 @@ def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS, **settings)
 
 
-def _refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+def _refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Ends the program for an unknown command or option, with the nearest one that exists."""
-    if rest and not rest[0].startswith("-") and rest[0] not in BY_NAME:
-        word = rest[0]
+    if words and not words[0].startswith("-") and words[0] not in BY_NAME:
+        word = words[0]
         if word.endswith(CONFIGURATION_SUFFIXES):
             parser.error(f"{word} is a file, and a command comes first: treetune run {shlex.quote(word)}")
         near = OTHERS_CALL_IT.get(word) or next(iter(get_close_matches(word, BY_NAME, n=1, cutoff=0.6)), None)
         hint = f"did you mean {SHORT.get(near, near)}?" if near else "`treetune help` lists the commands"
         parser.error(f"there is no command {word!r}: {hint}")
-    command = BY_NAME.get(rest[0]) if rest else None
+    command = BY_NAME.get(words[0]) if words else None
     command_arguments = [argument.name for argument in command.arguments] if command else ["--version"]
     command_options = [name for name in command_arguments if name.startswith("-")]
     options = [*_SHARED, *command_options, "--help"]
-    for argument in rest:
+    for argument in words:
         name = argument.partition("=")[0]
         if name.startswith("--") and name not in options:
             parser.error(f"there is no option {name}{_suggest(name, options)}")

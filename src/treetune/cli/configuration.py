@@ -191,10 +191,16 @@ def list_parts(options: argparse.Namespace) -> int:
         width = max(len(entry.name or "") for entry in entries)
         for entry in entries:
             outside = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
-            about = textwrap.shorten(
-                outside + reference.summary(entry.part), WIDTH - width - 4, placeholder=" …"
+            about = textwrap.wrap(
+                outside + reference.summary(entry.part),
+                WIDTH - width - 4,
+                max_lines=2,
+                placeholder=" …",
+                break_on_hyphens=False,
             )
-            say(f"  {entry.name:<{width}}  {about}")
+            say(f"  {entry.name:<{width}}  {about[0] if about else ''}")
+            for line in about[1:]:
+                say(f"  {'':<{width}}  {line}")
         say("")
     return 0
 
@@ -244,10 +250,11 @@ def _register_parts(options: argparse.Namespace) -> None:
     import_parts(config.data if config else {}, Explanation(config) if config else None)
 
 
-def _unknown(what: str, name: str, known: list[str]) -> ValueError:
+def _unknown(what: str, name: str, names: list[str]) -> ValueError:
+    """Returns the error about an unknown part or family, with the nearest of the existing names."""
     from treetune.config.errors import nearest
 
-    near = nearest(name, known, count=3)
+    near = nearest(name, names, count=3)
     return ValueError(
         f"there is no {what} {name!r}: "
         + (f"did you mean {' or '.join(near)}?" if near else "`treetune parts` lists them")

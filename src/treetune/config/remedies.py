@@ -45,14 +45,17 @@ class Owner:
 
 
 def unknown_key(
-    key: KeyPath, owner: Owner, known: Mapping[KeyPath, Sequence[str]], explanation: Explanation | None
+    key: KeyPath,
+    owner: Owner,
+    keys_by_object: Mapping[KeyPath, Sequence[str]],
+    explanation: Explanation | None,
 ) -> ConfigIssue:
-    """Returns the issue of an unknown key. `known` are the keys of all objects of the configuration, since
-    the key may belong to another object."""
+    """Returns the issue of an unknown key. `keys_by_object` are the keys of all objects of the configuration,
+    since the key may belong to another object."""
     name = OTHERS_CALL_IT.get(key[-1], key[-1])
-    elsewhere = [path for path, names in known.items() if name in names and _is_writable(path)]
-    others = schema.choices(owner.family).items() if owner.family else ()
-    siblings = [repr(other) for other, part in others if key[-1] in schema.keys_of(part)]
+    elsewhere = [path for path, names in keys_by_object.items() if name in names and _is_writable(path)]
+    types = schema.choices(owner.family).items() if owner.family else ()
+    siblings = [repr(type_name) for type_name, part in types if key[-1] in schema.keys_of(part)]
     if siblings:
         remedy = (
             f"it is a key of {' and '.join(siblings)}: choose that type or drop the key; where the type "

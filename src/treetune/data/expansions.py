@@ -35,7 +35,7 @@ def code_tests(row: Fields, seed: int) -> Fields | None:
         pairs = [pairs[place] for place in chosen]
     inputs, outputs = (list(side) for side in zip(*pairs))
     if not name:
-        inputs, outputs = [_lines(one) for one in inputs], [_lines(one) for one in outputs]
+        inputs, outputs = [_lines(text) for text in inputs], [_lines(text) for text in outputs]
     oracle = {"inputs": inputs, "outputs": outputs}
     return {**row, "oracle": oracle | ({"fn_name": name} if name else {}), "function_name": name or ""}
 

@@ -167,7 +167,7 @@ class _Making:
         """Converts all solutions. Returns the failure that stopped the work (None: it is complete), and the
         number of failed attempts."""
         pipeline, done = self.pipeline, finished
-        waiting = (one for one in self.solutions() if not self.is_done(self.record(one)))
+        waiting = (solution for solution in self.solutions() if not self.is_done(self.record(solution)))
         asker: SolutionAsker
         async with EndpointClient.of(pipeline.endpoint, lambda: asker.stopping) as client:
             asker = SolutionAsker(client, pipeline.endpoint, journal, self.ledger, pipeline.extra_for)

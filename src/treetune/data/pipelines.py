@@ -281,8 +281,8 @@ class PrepareData(DataPipeline):
             check_text(text, key)
         for name, expression in self.extra_info.items():
             check_value(expression, f"extra_info.{name}")
-        for one in self.filters:
-            check_value(one.where, f"the filter {one.name!r}")
+        for row_filter in self.filters:
+            check_value(row_filter.where, f"the filter {row_filter.name!r}")
         if not self.copy and not (self.prompt and self.ground_truth):
             raise ValueError(
                 "a row needs a prompt and a ground_truth: give templates for both, such as '{{ question }}',"
@@ -323,9 +323,9 @@ class PrepareData(DataPipeline):
         return [self._row(fields_of_row) for fields_of_row in fields_of_rows]
 
     def _row(self, fields: Mapping[str, Any]) -> Row | str:
-        for one in self.filters:
-            if not value_of(one.where, fields):
-                return one.name
+        for row_filter in self.filters:
+            if not value_of(row_filter.where, fields):
+                return row_filter.name
         if self.copy:
             row = normalised(fields)
             return {**row, "data_source": self.data_source, "ability": self.ability or row["ability"]}

@@ -88,11 +88,11 @@ class _Shard:
         rows = contiguous_share(list(input_rows(source)), shard, pipeline.shards)
         assert isinstance(pipeline.task, RowsTask)
         self._problems: dict[int, Problem] = {
-            one.index: pipeline.task.problem_of(one.row, f"row/{one.index}") for one in rows
+            row.index: pipeline.task.problem_of(row.row, f"row/{row.index}") for row in rows
         }
-        self._keys = {one.index: (one.key, one.occurrence) for one in rows}
+        self._keys = {row.index: (row.key, row.occurrence) for row in rows}
         self._total = len(rows) * pipeline.answers.samples
-        self._told = 0.0
+        self._progress_written = 0.0
         self._answered = self._graded = self._unavailable = 0
         self._waiting: dict[tuple[int, int], tuple[Future[Grade], dict[str, Any]]] = {}
         self._done: deque[tuple[int, int]] = deque()
@@ -128,7 +128,7 @@ class _Shard:
             pool as self._pool,
             self._console.phase(f"shard {self._shard}", "answers") as self._show,
         ):
-            self._tell(now=True)
+            self._write_progress(now=True)
             for answer in ungraded:
                 self._grade(answer)
             if wanted:
@@ -137,12 +137,12 @@ class _Shard:
                     ask(wanted, self._keep)
             while self._waiting:
                 self._wait_for_one()
-                self._tell()
+                self._write_progress()
             for journal in (self._answers, self._grades):
                 journal.close(durable=True)
         done = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
         write_json(self._folder / DONE, done)
-        self._tell(now=True)
+        self._write_progress(now=True)
 
     def _keep(self, question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
         """Writes an answer to the journal, so that a killed job doesn't lose it, and sends it to the
@@ -163,7 +163,7 @@ class _Shard:
         self._collect()
         while len(self._waiting) > MOST_UNGRADED:
             self._wait_for_one()
-        self._tell()
+        self._write_progress()
 
     def _grade(self, answer: dict[str, Any]) -> None:
         place = answer["row"], answer["sample"]
@@ -212,12 +212,13 @@ class _Shard:
         next(iter(self._waiting.values()))[0].result()
         self._collect()
 
-    def _tell(self, now: bool = False) -> None:
-        """Writes the progress for the command that watches, as a sign of life."""
+    def _write_progress(self, now: bool = False) -> None:
+        """Writes the progress for the command that watches the jobs, at most every `PROGRESS_S` seconds
+        unless `now`."""
         self._show(self._graded, self._total)
         moment = time.monotonic()
-        if now or moment - self._told > PROGRESS_S:
-            self._told = moment
+        if now or moment - self._progress_written > PROGRESS_S:
+            self._progress_written = moment
             progress = {"answered": self._answered, "graded": self._graded, "total": self._total}
             write_json(self._folder / PROGRESS, progress, durable=False)
 

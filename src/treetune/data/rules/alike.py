@@ -320,13 +320,13 @@ class Contamination(Rule):
     name: str | None = None
 
     def __post_init__(self) -> None:
-        names = [one.name for one in self.against]
+        names = [test_set.name for test_set in self.against]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"against has {', '.join(twice)} more than once: give each set its own name")
 
     @override
     def reads(self) -> Sequence[Path]:
-        sources = [(one.source, one.split) for one in self.against]
+        sources = [(test_set.source, test_set.split) for test_set in self.against]
         return [
             path for source, split in sources if isinstance(source, InFiles) for path in source.files(split)
         ]
