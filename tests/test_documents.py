@@ -89,7 +89,8 @@ def checked_instead(command: str, typed: list[str]) -> list[str]:
     # Overrides without files are of a run's own configuration, and a name without a folder is of a file that
     # the reader has: neither is among the documents.
     is_readers_own = any("/" not in name and name not in WRITTEN for name in files)
-    if not files or is_readers_own:
+    # The files of a replay extend the configuration that the run has stored.
+    if not files or is_readers_own or command == "replay":
         return []
     overrides = [word for text in options.override or () for word in ("--override", text)]
     # A task alone is not an experiment that could be checked.

@@ -168,7 +168,7 @@ def notes(*texts: str) -> list[str]:
 def test_a_file_that_others_override_is_told_with_them() -> None:
     (note,) = notes("{ credit: { type: 'b' }, trainer+: { rate: 2 } }", EXPERIMENT)
     assert note.startswith("0.jsonnet changes nothing")
-    for words in ("credit.type", "by 1.jsonnet", "further to the right"):
+    for words in ("credit.type", "by 1.jsonnet", "put it after that"):
         assert words in note
     (note,) = notes(EXPERIMENT, "{ credit: { type: 'b' } }", "{ seed: 2 }", "{ credit: { type: 'c' } }")
     assert note.startswith("1.jsonnet changes nothing")

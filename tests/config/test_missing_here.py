@@ -12,8 +12,8 @@ from treetune.main import main
 EXPERIMENT = """(import 'quickstart/sft.jsonnet') + {
   experiment_name: 'missing',
   task: {
-    type: 'questions', train: ['train.jsonl'], test: ['test.jsonl'], validation_size: 1, problem_field: 'question',
-    grader: { type: 'numeric' },
+    type: 'questions', train: ['train.jsonl'], test: ['test.jsonl'], validation_size: 1,
+    problem_field: 'question', grader: { type: 'numeric' },
   },
   model+: { alphabet: '0123456789+?' },
   problems_per_iteration: null,

@@ -124,7 +124,7 @@ def test_a_function_that_returns_none_for_all_answers_ends_the_first_iteration(
 ) -> None:
     config = graded_by(tmp_path, "forgets")
     with pytest.raises(
-        NothingGraded, match=r"reward function returned None for all 8 answers.* Return a number"
+        NothingGraded, match=r"reward function returned None for all [4-8] answers.* Return a number"
     ):
         train(config)
     assert not (directory_of(config).iteration(0) / "trajectories.arrow").exists()

@@ -1,4 +1,4 @@
-"""The command line's grammar: options of all commands, commands, their help, misspellings, completion."""
+"""The grammar of the command line: commands, their options and help, misspellings, completion."""
 
 from __future__ import annotations
 
@@ -41,19 +41,26 @@ GROUP = "treetune.commands"
 
 
 def _commands() -> dict[str, Command]:
+    """Returns all commands by their names, those of installed packages included."""
     modules: list[Any] = [experiments, configuration, *OWN_MODULES]
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.dist is not None and entry.dist.name == "treetune":
             continue  # an installation of version 0.1, which named its own modules here
         try:
             modules.append(entry.load())
-        except Exception as error:  # somebody's package is told, and ends no other command
+        except Exception as error:  # a broken package mustn't end other commands
             print(f"note: the commands of {entry.value} can't be loaded: {error}", file=sys.stderr)
-    return {command.name: command for module in modules for command in [*module.COMMANDS, *HELP]}
+    commands: dict[str, Command] = {}
+    for module in modules:
+        for command in module.COMMANDS:
+            commands[command.name] = command
+    for command in HELP:
+        commands[command.name] = command
+    return commands
 
 
 def show_help(options: argparse.Namespace) -> int:
-    """Prints a command's help, a group's commands with their examples, everything, or one screen."""
+    """Prints the help of a command, of a group of commands with their examples, of all, or the overview."""
     topic, groups = options.topic, _groups()
     if topic in BY_NAME:
         grammar(topic).parse_args([topic, "--help"])  # ends the program
@@ -146,16 +153,16 @@ FILES = "configuration_files"
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """Says what is wrong, and what was probably meant, in two lines."""
+    """Reports a wrong command line in two lines: the mistake, and where to find help."""
 
     @override
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}\n{self.prog} --help shows what can be given", file=sys.stderr)
+        print(f"{self.prog}: {message}\n{self.prog} --help lists the options", file=sys.stderr)
         sys.exit(2)
 
 
 def version() -> str:
-    """Returns version, Python and commit: the first line of a report of a fault."""
+    """Returns the versions of treetune and Python, and the commit: for the first line of a bug report."""
     import treetune
     from treetune.runtime.manifest import code_commit
 
@@ -234,7 +241,7 @@ def _takes_value(option: str, command: Command | None) -> bool:
 
 
 def _groups() -> dict[str, list[Command]]:
-    """Returns the commands by their groups, those that everybody needs first."""
+    """Returns the commands by group, the basic ones first."""
     groups: dict[str, list[Command]] = {}
     grouped_names: set[str] = set()
     for group, names in GROUPS.items():
@@ -245,7 +252,7 @@ def _groups() -> dict[str, list[Command]]:
 
 
 def overview() -> str:
-    """Returns the help that fits a screen of 24 lines: the first commands, and the names of most others."""
+    """Returns a help that fits a screen of 24 lines: the basic commands, and the names of most others."""
     lines = [
         "Reinforcement learning for language models: one configuration, one experiment.",
         "usage: treetune COMMAND FILE… [--override '{…}'] …",
@@ -264,7 +271,7 @@ def overview() -> str:
 
 
 def _listed(group: str) -> str:
-    """Returns the commands of a group, one or two lines each."""
+    """Returns the help of a group: its commands, one or two lines each."""
     lines = [f"{group}:"]
     for command in _groups()[group]:
         name = SHORT.get(command.name, command.name)
@@ -275,11 +282,11 @@ def _listed(group: str) -> str:
 
 
 def _examples(*commands: Command) -> str:
-    """Returns the commands' examples as a shell takes them, in lines that a screen holds."""
+    """Returns examples of commands as one types them into a shell, wrapped to the width of a screen."""
     lines = ["examples:"]
     for command in commands:
         for example in command.examples:
-            # A text in quotes stays in one line: its spaces are others until the lines are wrapped.
+            # A quoted text stays on one line: its spaces are unbreakable until the lines are wrapped.
             unbroken = re.sub(r"'[^']*'|\"[^\"]*\"", lambda quoted: quoted[0].replace(" ", "\xa0"), example)
             pieces = textwrap.wrap(unbroken, WIDTH - 6, break_long_words=False, break_on_hyphens=False)
             lines.append("  " + " \\\n      ".join(pieces).replace("\xa0", " "))
@@ -287,8 +294,8 @@ def _examples(*commands: Command) -> str:
 
 
 def grammar(name: str = "") -> argparse.ArgumentParser:
-    """Returns the options of the command called `name`, or where there is none those of all commands, for
-    help and for shells that complete them."""
+    """Returns the parser of the command called `name`. Without such a command, it parses all commands, for
+    help and completion."""
     parser = _CommandParser(prog="treetune", allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="version, commit, Python")
     _add_shared(parser, default=argparse.SUPPRESS)
@@ -327,47 +334,47 @@ def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:
         action = parser.add_argument(name, **own_settings, **settings)
         if name == "--configs":
             action.completer = configs  # type: ignore[attr-defined]
-    # What DeepSpeed's launcher adds unless told --no_local_rank; the rank is read from the environment.
+    # DeepSpeed's launcher adds it without --no_local_rank. The rank is read from the environment.
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS, **settings)
 
 
-def _refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+def _refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Ends the program for an unknown command or option, with the nearest one that exists."""
-    if rest and not rest[0].startswith("-") and rest[0] not in BY_NAME:
-        word = rest[0]
+    if words and not words[0].startswith("-") and words[0] not in BY_NAME:
+        word = words[0]
         if word.endswith(CONFIGURATION_SUFFIXES):
             parser.error(f"{word} is a file, and a command comes first: treetune run {shlex.quote(word)}")
         near = OTHERS_CALL_IT.get(word) or next(iter(get_close_matches(word, BY_NAME, n=1, cutoff=0.6)), None)
         hint = f"did you mean {SHORT.get(near, near)}?" if near else "`treetune help` lists the commands"
         parser.error(f"there is no command {word!r}: {hint}")
-    command = BY_NAME.get(rest[0]) if rest else None
+    command = BY_NAME.get(words[0]) if words else None
     command_arguments = [argument.name for argument in command.arguments] if command else ["--version"]
     command_options = [name for name in command_arguments if name.startswith("-")]
     options = [*_SHARED, *command_options, "--help"]
-    for argument in rest:
+    for argument in words:
         name = argument.partition("=")[0]
         if name.startswith("--") and name not in options:
             parser.error(f"there is no option {name}{_suggest(name, options)}")
 
 
 def _suggest(name: str, choices: Sequence[str] | dict[str, Command]) -> str:
-    """Returns the end of a message about a wrong name: the nearest right one, or else all."""
+    """Returns the end of a message about a wrong name: the nearest right name, or else all names."""
     near = get_close_matches(name, choices, n=1, cutoff=0.6)
     return f": did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(choices))}"
 
 
-# What a shell completes, where argcomplete has told it to ask
+# Completion in a shell, if the user has set up argcomplete
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answers a shell that asks for completions, and ends; returns at once where none asks."""
+    """Prints completions and ends the program, if a shell asks for them."""
     import argcomplete
 
     argcomplete.autocomplete(parser, always_complete_options="long")
 
 
 def configs(prefix: str, **_: object) -> list[str]:
-    """Returns files for the last name of ``a.jsonnet,b.jsonn``: here, then treetune's own."""
+    """Returns the files that complete the last name of ``a.jsonnet,b.jsonn``: those here, then treetune's."""
     from treetune.config.layers import CONFIGS
 
     earlier_names, comma, last = prefix.rpartition(",")
@@ -386,7 +393,7 @@ def configs(prefix: str, **_: object) -> list[str]:
 
 
 def keys(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """Returns key paths of the configuration that stands on the line already."""
+    """Returns the key paths of the configuration that the command line names so far."""
     from treetune.cli.command import evaluated
     from treetune.config.errors import dotted
     from treetune.config.explain import key_paths

@@ -99,7 +99,7 @@ def _declared(config: Config, path: tuple[str, ...]) -> tuple[type | None, Key |
 
 
 def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
-    """Yields type, bounds, default and meaning of a key; for `type`, the types that it can be."""
+    """Yields type, bounds, default and meaning of a key; for the key `type`, the types to choose from."""
     if owner is None:
         return
     from treetune.config.errors import wrapped
@@ -119,7 +119,7 @@ def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
 
 
 def _as_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
-    """Yields how a key is set, where one object on the right can do it."""
+    """Yields the override that sets a key, if one object can set it."""
     from treetune.config.remedies import nested
     from treetune.config.schema import REQUIRED
 
@@ -128,7 +128,7 @@ def _as_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
 
 
 def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:
-    """Yields the keys of the part that stands there, with their values."""
+    """Yields the keys of the part at a path, with their values."""
     from treetune.config.build import part_at
     from treetune.config.reference import entry
 
@@ -157,7 +157,7 @@ def _no_such_key(config: Config, name: str) -> ValueError:
 
     path = tuple(name.split("."))
     siblings = keys_at(root_family(config), config.data, path[:-1])
-    # Keys that are set, and keys beside the one that was asked for, which may have their defaults
+    # The keys that are set, and other keys of the same object, which may have their defaults
     candidates = {*key_paths(config.data), *((*path[:-1], sibling) for sibling in siblings)}
     near = nearest(name, sorted(map(dotted, candidates)), count=3)
     remedy = f"did you mean {' or '.join(near)}?" if near else "`treetune print_config` shows all of them"
@@ -191,10 +191,16 @@ def list_parts(options: argparse.Namespace) -> int:
         width = max(len(entry.name or "") for entry in entries)
         for entry in entries:
             outside = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
-            about = textwrap.shorten(
-                outside + reference.summary(entry.part), WIDTH - width - 4, placeholder=" …"
+            about = textwrap.wrap(
+                outside + reference.summary(entry.part),
+                WIDTH - width - 4,
+                max_lines=2,
+                placeholder=" …",
+                break_on_hyphens=False,
             )
-            say(f"  {entry.name:<{width}}  {about}")
+            say(f"  {entry.name:<{width}}  {about[0] if about else ''}")
+            for line in about[1:]:
+                say(f"  {'':<{width}}  {line}")
         say("")
     return 0
 
@@ -244,10 +250,11 @@ def _register_parts(options: argparse.Namespace) -> None:
     import_parts(config.data if config else {}, Explanation(config) if config else None)
 
 
-def _unknown(what: str, name: str, known: list[str]) -> ValueError:
+def _unknown(what: str, name: str, names: list[str]) -> ValueError:
+    """Returns the error about an unknown part or family, with the nearest of the existing names."""
     from treetune.config.errors import nearest
 
-    near = nearest(name, known, count=3)
+    near = nearest(name, names, count=3)
     return ValueError(
         f"there is no {what} {name!r}: "
         + (f"did you mean {' or '.join(near)}?" if near else "`treetune parts` lists them")

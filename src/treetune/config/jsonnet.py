@@ -1,4 +1,7 @@
-"""From files, environment and overrides to one plain object: ``a + b + … + environment + overrides``."""
+"""Loads a configuration: evaluates ``a + b + … + environment + overrides`` to one plain object.
+
+When an evaluation fails, the message says which file, key or variable is at fault, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,12 @@ def load(
 ) -> Config:
     """Evaluates ``configs[0] + configs[1] + … + environment + overrides[0] + …``.
 
-    `environ` is the process's by default; its ``APP_*`` are the external variables. Raises
-    ConfigError for a missing file or variable, an error in Jsonnet, or a result that is no object.
+    Args:
+        environ: The environment, by default the process's. Its ``APP_*`` are the external variables.
+        environment_keys: The root keys that an environment variable may set.
+
+    Raises:
+        ConfigError: A file or variable is missing, Jsonnet reports an error, or the result isn't an object.
     """
     environ = os.environ if environ is None else environ
     if not configs:
@@ -58,8 +65,9 @@ def load(
     layers += _environment_layers(environ, environment_keys)
     for number, text in enumerate(overrides, start=1):
         layers.append(Layer("--override" if len(overrides) == 1 else f"--override {number}", text))
-    if strange := [layer.name for layer in layers if "\0" in layer.text]:
-        issue = ConfigIssue("has a character of code 0", strange[0], remedy="save it as plain text")
+    binary_files = [layer.name for layer in layers if "\0" in layer.text]
+    if binary_files:
+        issue = ConfigIssue("has a character of code 0", binary_files[0], remedy="save it as plain text")
         raise ConfigError([issue])
     variables = {name: value for name, value in environ.items() if name.startswith("APP_")}
     data = sum_of(layers, variables)
@@ -71,7 +79,7 @@ def load(
 
 
 def _inexact(value: Any, key: str) -> Iterator[ConfigIssue]:
-    """Whole numbers that Jsonnet can't hold: what was written may have been another one."""
+    """Yields an issue for each whole number that Jsonnet can't represent, and may therefore have changed."""
     if isinstance(value, dict | list):
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _inexact(item, f"{key}.{name}" if key else str(name))
@@ -81,21 +89,21 @@ def _inexact(value: Any, key: str) -> Iterator[ConfigIssue]:
 
 
 def sum_of(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
-    """The layers added from left to right, as plain data; ConfigError where that fails."""
+    """Returns the sum of the layers as plain data. Raises ConfigError if it can't be evaluated."""
     try:
         try:
             return evaluate_flattened(layers, variables)
         except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
-            # Its messages would be about the flattened text: the slow way says what is wrong, and where.
+            # Jsonnet's message would refer to the flattened text. With imports it names the files.
             return _evaluate_with_imports(layers, variables)
     except Endless as error:
         raise ConfigError([_endless(layers, variables)]) from error
 
 
 def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
-    """Evaluates the sum of the files as imports, so that messages name them. Raises ConfigError.
+    """Evaluates the sum of the files as imports, so that messages name the files.
 
-    All variables that aren't set are told at once.
+    Raises ConfigError, with all external variables that aren't set at once.
     """
     texts = {layer.import_name: layer.text for layer in layers}
     unread_file: list[ConfigIssue] = []
@@ -118,7 +126,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
         except RuntimeError as error:
             variable = _MISSING_VARIABLE.search(str(error))
             if variable and variable[1] not in values:
-                # A stand-in lets the evaluation go on to the next one that is missing.
+                # With a placeholder, the evaluation continues to the next variable that isn't set.
                 unset.append(_missing_variable(variable[1], str(error)))
                 values[variable[1]] = "0"
                 continue
@@ -175,7 +183,7 @@ def _missing_variable(variable: str, message: str) -> ConfigIssue:
 
 
 def _endless(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Returns the issue of the layer that comes to no end by itself, or else of all of them together."""
+    """Returns the issue of the layer whose evaluation alone doesn't end, or else of all layers together."""
     guilty = ", ".join(layer.name for layer in layers)
     for layer in layers if len(layers) > 1 else ():
         try:
@@ -184,7 +192,7 @@ def _endless(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIss
             guilty = layer.name
             break
         except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
-            continue  # leans on the others
+            continue  # it needs the other layers
     remedy = "look in it, and in its imports, for an endless loop, such as a function that calls itself"
     return ConfigIssue(
         f"evaluating it took more than {DEADLINE_S:.0f} s and was stopped", guilty, remedy=remedy
@@ -192,13 +200,13 @@ def _endless(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIss
 
 
 def _not_an_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Returns the issue of the layer to blame for a sum that is no object."""
+    """Returns the issue of the layer because of which the sum isn't an object."""
     fault = "should be an object {…}"
     for layer in layers:
         try:
             alone = sum_of([layer], variables)
         except ConfigError:
-            continue  # leans on the others, which only an object can
+            continue  # it needs the other layers, so it is an object
         if not isinstance(alone, dict):
             shown_value = json.dumps(alone)[:60]
             return ConfigIssue(f"{fault}, is {shown_value}", layer.name, remedy="put braces around it")

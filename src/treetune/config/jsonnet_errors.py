@@ -1,4 +1,5 @@
-"""Jsonnet's own messages in words for users: which key was being computed, from which, and who set them."""
+"""Explains Jsonnet's error messages to users: which key was being computed, from which other keys, and which
+files set those."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ _REFERENCE = re.compile(r"(?:\$|\bself|\bsuper)((?:\.[A-Za-z_]\w*)+)")
 
 
 def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Returns what to say about an evaluation that failed: place, text, the key at work, its parts, a
-    remedy."""
+    """Returns the issue of an evaluation that failed: file and line, the key that was being computed, the
+    keys that it is computed from, and a remedy."""
     texts = {layer.import_name: layer.text for layer in layers}
     places = frames(message)
     static = STATIC.match(message)
@@ -56,7 +57,7 @@ _LOOK = "look at the expression that the arrow points at; `treetune print_config
 
 
 def _remedy(message: str) -> str:
-    """Returns the remedy for an error that Jsonnet tells in these words."""
+    """Returns the remedy for one of Jsonnet's error messages."""
     for phrase, remedy in _REMEDIES:
         if phrase in message:
             return remedy
@@ -67,7 +68,8 @@ def _remedy(message: str) -> str:
 def _where(
     places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
 ) -> str | None:
-    """The key at work, and the user's file that led there if the error is in another one."""
+    """Returns the key that was being computed, and the user's file that led there if the error is in another
+    file."""
     key_and_setters = _key_at_work(places, texts, layers, variables)
     caller = next((location_of(frame) for frame in places if frame.file in texts), None)
     if caller and places[0].file not in texts and caller not in (key_and_setters or ""):
@@ -78,7 +80,8 @@ def _where(
 def _key_at_work(
     places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
 ) -> str | None:
-    """The key whose value was being computed, the keys that it is made from, and who set those."""
+    """Returns the key whose value was being computed, the keys that it is computed from, and the files that
+    set those."""
     depth = next((number for number, place in enumerate(places) if place.in_object), None)
     if depth is None:
         return None
@@ -98,8 +101,8 @@ def _key_at_work(
 
 
 def _setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[str, str]) -> str | None:
-    """Returns who sets a key, or the object around it, as far as the files tell without the evaluated
-    whole."""
+    """Returns what sets a key, or an object around it. The whole can't be evaluated, so that the files alone
+    have to tell."""
     explanation = Explanation(Config({}, tuple(layers), variables))
     while key:
         if settings := explanation.settings(key):
@@ -122,7 +125,7 @@ def _text(file: str, texts: Mapping[str, str]) -> str:
 
 
 def _excerpt(frame: Frame, texts: Mapping[str, str]) -> str | None:
-    """The line with a mark below the place; of a long line what stands around it."""
+    """Returns a line of the file with a mark below the column; of a long line, the part around the column."""
     lines = _text(frame.file, texts).splitlines()
     if not 0 < frame.line <= len(lines):
         return None

@@ -15,7 +15,11 @@ _FRAME = re.compile(rf"^\t{_LOCATION}(?:\t(?P<within>.*))?$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Frame:
-    """Where Jsonnet was, in a user's text. `within` is what of: an object, a function, …"""
+    """A place in a user's file where Jsonnet was when an error occurred.
+
+    Example: the line ``configs/a.jsonnet:3:5-12  object <anonymous>`` is
+    ``Frame("configs/a.jsonnet", 3, 5, 3, 12, "object <anonymous>")``.
+    """
 
     file: str
     line: int
@@ -29,7 +33,7 @@ class Frame:
         return self.within.startswith("object")
 
     def text(self, whole: str) -> str:
-        """The expression that was evaluated there."""
+        """Returns the expression at that place. `whole` is the file's text."""
         lines = whole.splitlines()[self.line - 1 : self.last_line]
         if not lines:
             return ""
@@ -39,7 +43,7 @@ class Frame:
 
 
 def frames(message: str) -> list[Frame]:
-    """Every place of Jsonnet's message that is in a user's text, innermost first."""
+    """Returns the places of one of Jsonnet's messages that are in a user's file, innermost first."""
     static = STATIC.match(message)
     all_frames = []
     for match in [static] if static else _FRAME.finditer(message):
@@ -55,4 +59,5 @@ def frames(message: str) -> list[Frame]:
 
 
 def location_of(frame: Frame) -> str:
+    """Returns the place for messages: ``configs/a.jsonnet:3:5``."""
     return f"{relative(frame.file)}:{frame.line}:{frame.column}"

@@ -19,8 +19,8 @@ from treetune.exceptions import ConfigError, Endless
 
 _IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[above] / "configs" for above in (1, 3))
 CONFIGS = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
-"""The shipped configurations, found from any working directory: a wheel has them in the package, with the
-examples beside them."""
+"""The shipped configurations, found from any working directory: a wheel has them in the package, next to the
+examples."""
 
 TOTAL = "--configs"
 """The name, in Jsonnet's messages, of the text that adds the layers."""
@@ -28,12 +28,17 @@ TOTAL = "--configs"
 DEADLINE_S = 60.0
 
 Importer = Callable[[str, str], tuple[str, bytes]]
-"""From the importing file's folder and the import's text to a name and the content."""
+"""Finds an import: takes the importing file's folder and the name in the import, and returns the file's name
+and content."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """An operand of the sum. `path` is None for text that came from no file."""
+    """One operand of the sum: a file, the environment's settings or an override.
+
+    Example: ``Layer("configs/quickstart/sft.jsonnet", "local quickstart = …", Path("/…/sft.jsonnet"))``; the
+    override ``{seed: 3}`` is ``Layer("--override", "{seed: 3}")``, without a path.
+    """
 
     name: str
     text: str
@@ -41,18 +46,18 @@ class Layer:
 
     @property
     def directory(self) -> Path:
-        """What the layer's imports are relative to."""
+        """The folder that the layer's imports are relative to."""
         return self.path.parent if self.path else Path.cwd()
 
     @property
     def import_name(self) -> str:
-        """What the layer is called in Jsonnet's messages."""
+        """The name of the layer in Jsonnet's messages."""
         return str(self.path or self.name)
 
 
 @dataclass(frozen=True)
 class Config:
-    """An evaluated configuration and what it was made of."""
+    """An evaluated configuration: the plain data, and the layers and variables that it was made from."""
 
     data: dict[str, Any]
     layers: tuple[Layer, ...]
@@ -75,9 +80,9 @@ def find_file(name: str, base: Path) -> Path:
 
 
 def _no_such_file(name: str, searched: Sequence[Path]) -> ConfigIssue:
-    """Returns the issue of a file that is in none of the folders, with files of nearly that name."""
+    """Returns the issue of a file that is in none of the folders, with files of similar names."""
     looked = ", ".join(relative(folder / name) for folder in searched)
-    # Files that could be meant: as one would name them, and as they are shown
+    # The files that could be meant: their names from each folder, and the paths that the message shows
     candidates: dict[str, str] = {}
     for folder in searched:
         named_folder = Path(os.path.abspath(folder / name)).parent
@@ -86,7 +91,7 @@ def _no_such_file(name: str, searched: Sequence[Path]) -> ConfigIssue:
             paths += configurations(CONFIGS)
         for path in paths:
             candidates[os.path.relpath(path, folder)] = relative(path)
-    # First those whose whole name is near, then those in another folder, by their stem.
+    # First files with a similar path, then files of a similar name in other folders.
     similar = [candidates[match] for match in nearest(name, candidates, count=3)]
     by_stem: dict[str, list[str]] = {}
     for candidate, shown in candidates.items():
@@ -121,7 +126,7 @@ def text_of(path: Path) -> str:
 
 
 def relative(path: Path | str) -> str:
-    """A path as people read it: relative to the working directory where it lies below."""
+    """Returns a path for messages: relative to the working directory if it is below that."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
@@ -141,7 +146,7 @@ def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Impor
         except BaseException as error:
             results.append(error)
 
-    # Nothing can stop it: its thread ends with the process.
+    # Jsonnet can't be interrupted. A daemon thread ends with the process.
     thread = threading.Thread(target=work, name="jsonnet", daemon=True)
     thread.start()
     thread.join(DEADLINE_S)
@@ -153,12 +158,15 @@ def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Impor
 
 
 def evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
-    """All files as one text. Raises RuntimeError, or what reading raises, where that doesn't work out."""
+    """Evaluates all files as one text, which is several times faster than with imports.
+
+    Raises RuntimeError if that isn't possible, and what reading a file raises.
+    """
     operands = [(layer.text, layer.directory) for layer in layers]
     text = flattened(operands, find_file, text_of)
 
     def importer(directory: str, name: str) -> tuple[str, bytes]:
-        return name, Path(name).read_bytes()  # only `importstr` and `importbin` are left
+        return name, Path(name).read_bytes()  # of `importstr` and `importbin`; no `import` remains
 
     return evaluate(TOTAL, text, variables, importer)
 

@@ -17,8 +17,8 @@ NO_LONGER_ASKED = {
     "notes": "yield treetune.contracts.Finding(…, level='warning') in `check(experiment)`",
     "remarks": "yield treetune.contracts.Finding(…, level='warning') in `check(experiment)`",
 }
-"""Methods by which parts once said what `check` says now, and what to write. A part that still has one would
-say it to nobody."""
+"""Methods of earlier versions that are no longer called, and what to write instead. Registering a part that
+has one is refused, since its messages would be lost."""
 
 
 class Registrable(Part):
@@ -34,7 +34,7 @@ class Registrable(Part):
     default: ClassVar[str | None] = None
     """The name of the part that is meant where a configuration of this family gives no `type`."""
     to_declare: ClassVar[tuple[str, ...]] = ()
-    """What every part of the family says of itself; nothing stands in for what it doesn't say."""
+    """Class attributes that every part of the family must set; they have no default."""
     root: ClassVar[str | None] = None
     """What a whole configuration of this family is called, as in ``class Runtime(Registrable, root="an
     experiment")``. None: configurations hold parts of it."""

@@ -14,7 +14,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,6 +47,9 @@ TEMPLATES = CONFIGS.parent / "examples/new"
 HARDWARE = ("in_process", "cpu", "gpu")
 LARGE = 300_000_000
 """Weights of a model that is slow to train on a CPU."""
+
+UNKNOWN_ROWS = 10_000
+"""Training rows that are assumed where they aren't known."""
 
 CHARACTERS_PER_TOKEN = 4
 """Of English text, about. A bound on lengths assumes 3."""
@@ -274,7 +277,8 @@ def _shipped_model(name: str) -> dict[str, Any]:
     """Returns the `model` of a file below configs/models. These files extend an experiment."""
     config = load(["quickstart/grpo.jsonnet", f"models/{name}.jsonnet"], environment_keys=())
     model: dict[str, Any] = config.data["model"]
-    return model
+    # Jsonnet sorts keys by their names.
+    return {"type": model["type"], "name_or_path": model["name_or_path"]} | model
 
 
 # Rows
@@ -387,7 +391,9 @@ def _configuration(options: argparse.Namespace, stage: str, own_rows: OwnRows | 
         prompt = "" if is_small else _prompt_of_builtin(options.data)
         sets = [_evaluation_set(split, size) for split, size in _held_out_splits(builtin)]
     sizes = _sizes(texts, is_small)
-    schedule = _schedule(method.kind, n_rows or 10_000, is_small)
+    schedule = _schedule(method.kind, n_rows or UNKNOWN_ROWS, is_small)
+    if n_rows is None:
+        schedule = replace(schedule, passes="")
     more = ", ".join(filter(None, [method.more, SMALL_MODEL.get(stage, "") if is_small else ""]))
     if method.kind in ("filtered", "preferences"):
         more = ", ".join(filter(None, [more, "choose_checkpoint: { set: 'validation', rule: 'best' }"]))
@@ -465,6 +471,8 @@ def _prompt_of_builtin(name: str) -> str:
 def _sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
     """Returns lengths that suit the problems and reference answers. A small model has a token for each
     character."""
+    if not texts and not is_small:
+        return Sizes(answer=1024, context=2048, mean_prompt=128, mean_answer=256)
     problems = [len(problem) for problem, _ in texts] or [64]
     golds = [len(gold) for _, gold in texts] or [32]
     if is_small:

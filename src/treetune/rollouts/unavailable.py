@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from treetune.contracts import Answers
 from treetune.exceptions import NothingGraded
+from treetune.rollouts.answers import CUT_OFF
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.tasks.graders.base import RETURNED_NONE
@@ -24,6 +25,9 @@ REASONS = 3
 
 FEW, NEARLY_ALL = 8, 0.9
 """A grader that failed on more than this share of at least so many answers is broken."""
+
+FEWEST_NONE = 4
+"""A reward function that returned None for all of at least so many answers is broken."""
 
 
 def report(context: RolloutContext, name: str, answers: Sequence[Trajectory]) -> None:
@@ -87,19 +91,20 @@ def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> 
 
     None means that a response holds no answer. A function that returns it for everything has most likely no
     ``return``, and nothing would be learned. Later iterations may end in that way for other reasons, such as
-    a policy that has collapsed.
+    a policy that has collapsed. Answers that were cut off don't count: their reward isn't the function's.
     """
     if context.iteration != 0:
         return
-    n_answers = Counter(answer.problem.domain for answer in answers)
-    n_none = Counter(answer.problem.domain for answer in answers if answer.grade.message == RETURNED_NONE)
+    graded = [answer for answer in answers if answer.grade.message != CUT_OFF]
+    n_answers = Counter(answer.problem.domain for answer in graded)
+    n_none = Counter(answer.problem.domain for answer in graded if answer.grade.message == RETURNED_NONE)
     gathered = context.ranks.exchange("rewards that are None", [(n_answers, n_none)])
     n_answers, n_none = Counter(), Counter()
     for ((answers_of_rank, none_of_rank),) in gathered:
         n_answers.update(answers_of_rank)
         n_none.update(none_of_rank)
     for domain, count in sorted(n_answers.items()):
-        if count >= FEW and n_none[domain] == count:
+        if count >= FEWEST_NONE and n_none[domain] == count:
             of_domain = f" of the domain {domain}" if domain else ""
             raise NothingGraded(
                 f"iteration 1: the reward function returned None for all {count} answers{of_domain}, so that"

@@ -38,7 +38,7 @@ class EvaluationSet(Part):
     """A measurement: n samples for each of some problems of a split.
 
     No problem is left out: one whose prompt fills the context counts as not answered (`too_long` in the
-    summary), and what another leaves of it bounds its answers. `run_evaluation` measures all sets.
+    summary), and what another leaves of it bounds its answers. `treetune evaluate` measures all sets.
     """
 
     split: Split

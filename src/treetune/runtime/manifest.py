@@ -159,7 +159,7 @@ def read_manifest(directory: ExperimentDirectory) -> dict[str, Any]:
 def read_config(path: Path) -> dict[str, Any]:
     """Returns the configuration that is stored in an experiment's folder. Raises Damaged if it isn't one of
     those that the manifest has the hash of."""
-    remedy = f"put it back from `treetune … print_config` into {path / CONFIG}"
+    remedy = f"put it back from `treetune print_config …` into {path / CONFIG}"
     config = read_record(path / CONFIG, remedy)
     manifest = read_manifest(ExperimentDirectory(path))
     hashes = [entry["config"] for entry in _entries_of(manifest) if "config" in entry]

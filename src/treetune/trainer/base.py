@@ -304,7 +304,7 @@ class Trainer(Part):
                 " a short try",
             )
 
-    def uneven_steps(self, experiment: Experiment) -> str | None:
+    def uneven_steps(self, experiment: Any) -> str | None:
         """Returns a note if the minibatches don't divide an iteration's sequences, so that the last step of
         each epoch is smaller; None if they do, or if the number of sequences isn't known."""
         rows = _most_rows(experiment)
@@ -399,7 +399,7 @@ class Trainer(Part):
             )
 
 
-def _most_rows(experiment: Experiment) -> int | None:
+def _most_rows(experiment: Any) -> int | None:
     """Returns the most sequences (or pairs) that an iteration trains on; None if the number of problems isn't
     known."""
     problems = experiment.problems_per_iteration or experiment.task.size("train")
