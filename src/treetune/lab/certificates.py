@@ -17,7 +17,7 @@ from treetune.store.checksums import config_hash, digest_of, read_record, refuse
 
 TOLERANCE = 0.01
 """The largest difference in weights that another processor, number of threads or version explains, as a share
-of the length of the iteration's step. Measured differences are 1e-4 and less (docs/results/paired.md)."""
+of the length of the iteration's step. Measured differences are 1e-4 and less."""
 
 PARTS = ("policy", "critic", "trainer")
 """The folders of a checkpoint."""

@@ -12,7 +12,7 @@ from treetune.cli.command import Argument, Command, built, evaluated, files_of, 
 from treetune.cli.experiments import load_experiment
 
 if TYPE_CHECKING:
-    from treetune.config.jsonnet import Config
+    from treetune.config.layers import Config
     from treetune.runtime.base import PolicyIteration
 
 
@@ -164,7 +164,7 @@ EXACT = Argument(
     "--exact",
     {
         "action": "store_true",
-        "help": "where the optimiser's state was deleted, compute it from the episodes of all earlier"
+        "help": "if the optimiser's state was deleted, compute it again from the episodes of the earlier"
         " iterations: slow, but bit-identical",
     },
 )
@@ -173,18 +173,19 @@ COMMANDS = (
     Command(
         "run_analyzers",
         run_analyzers,
-        "carry out the analyzers of an experiment; resumes",
-        "Carries out the experiment's `analyzers`, and writes numbers, a figure and single states to"
-        " analyses/ in its folder.",
+        "run an experiment's analyzers: numbers and figures about it; resumes",
+        "Runs the `analyzers` of the configuration and writes their numbers, figures and the states that they"
+        " looked at to analyses/ in the experiment's folder.",
         ("treetune run_analyzers --configs quickstart/vineppo.jsonnet,analyzers/value_accuracy.jsonnet",),
         in_ranks=True,
+        takes_files=True,
     ),
     Command(
         "compare_analyses",
         compare_analyses,
-        "draw an analysis of several experiments in one figure",
-        "Draws an analysis of several experiments in one figure. Experiments with the same LABEL, such as"
-        " the seeds of a method, are pooled.",
+        "draw one analysis of several experiments in one figure",
+        "Draws one analysis of several experiments in one figure. Experiments with the same LABEL, such as"
+        " the seeds of a method, are combined.",
         (
             "treetune compare_analyses value_accuracy VinePPO=experiments/quickstart/vineppo"
             " PPO=experiments/quickstart/ppo --output value_accuracy",
@@ -194,17 +195,17 @@ COMMANDS = (
             Argument("experiments", {"nargs": "+", "metavar": "[LABEL=]DIR"}),
             Argument(
                 "--output",
-                {"type": Path, "required": True, "metavar": "PATH", "help": "without a suffix"},
+                {"type": Path, "required": True, "metavar": "PATH", "help": "without a file ending"},
             ),
         ),
     ),
     Command(
         "bisect_runs",
         bisect_runs,
-        "find the first difference between two runs: iteration, phase and number",
+        "find the first difference between two runs",
         "Compares the files of two runs in the order in which they were written: answers, credit, metrics,"
-        " weights, trainer's state, evaluations. Numbers that depend on time are ignored. The exit code is 1"
-        " if they differ.",
+        " weights, trainer's state, evaluations. Prints the first iteration, phase and number that differs;"
+        " the exit code is then 1. Measured times are ignored.",
         ("treetune bisect experiments/quickstart/vineppo experiments/again/vineppo",),
         (
             Argument("first", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
@@ -214,21 +215,21 @@ COMMANDS = (
     Command(
         "replay",
         replay,
-        "train an iteration's stored answers again with another credit, selection or objective",
-        "Trains an iteration again from its stored answers and weights, as it was and as --override has it:"
-        " compares advantages, norms and the cosine of gradients and steps. Only continuations that another"
-        " credit needs in addition are sampled. --configs is appended to the stored configuration, before"
-        " --override. For bit-identical results of a run with several ranks, start it with the same launcher"
-        " and as many ranks.",
+        "repeat an iteration with another credit, selection or objective",
+        "Trains one iteration again from its stored answers and the weights that it began with, once as it"
+        " was and once with the changes of --configs and --override. Prints advantages of both, and norms and"
+        " cosine of their gradients and steps. It samples only what the other credit needs and the run didn't"
+        " store. To repeat a run of several ranks exactly, start it with as many.",
         (
-            "treetune --override \"{credit: {type: 'group'}}\" replay experiments/quickstart/vineppo"
-            " --iteration 1",
+            "treetune replay experiments/quickstart/vineppo --iteration 1 --override"
+            " \"{credit: {type: 'group'}}\"",
         ),
         (
             EXPERIMENT,
             Argument("--iteration", {"type": int, "required": True, "metavar": "N", "help": "from 1"}),
             EXACT,
         ),
+        takes_files=True,
     ),
     Command(
         "certify",
@@ -242,11 +243,11 @@ COMMANDS = (
     Command(
         "verify",
         verify,
-        "compare a run with its certificate, and train one of its iterations again",
-        "Compares the files of EXPERIMENT_DIR (the certificate's folder, or the parts of it that are needed)"
-        " with the certificate, and trains an iteration again from its stored answers. Reports whether the"
-        " weights are bit-identical, or else the first tensor that differs. A difference that another"
-        " processor or number of threads explains is not a failure.",
+        "compare a run with its certificate, and train one iteration again",
+        "Compares the files of EXPERIMENT_DIR (default: the certificate's folder) with the certificate, and"
+        " trains an iteration again from its stored answers. Reports that the weights are bit-identical, or"
+        " the first tensor that differs and by how much. A difference that another processor or number of"
+        " threads explains is not a failure.",
         ("treetune verify experiments/quickstart/vineppo/certificate.json",),
         (
             Argument("certificate", {"type": Path, "metavar": "CERTIFICATE"}),
@@ -258,38 +259,41 @@ COMMANDS = (
     Command(
         "fork",
         fork,
-        "create an experiment that continues from a run's state, with the same problems and seeds",
-        "Creates the folder of the experiment that --configs describes, or of the run's own experiment with"
-        " --override, which must set another experiment_name. Its state is the run's after N iterations, and"
-        " run_iteration_loop continues it. Branches draw the same problems and sample with the same seeds.",
+        "start another experiment from a run's state after some iteration",
+        "Creates the folder of another experiment, which begins with the run's state after N iterations."
+        " --configs describes it, or --override changes the run's own configuration; it needs another"
+        " experiment_name. `treetune run` continues there. Forks of a run draw the same problems and sample"
+        " with the same seeds.",
         (
-            "treetune --override \"{experiment_name+: '_grpo', credit: {type: 'group'}}\""
-            " fork experiments/quickstart/vineppo --iteration 8",
+            "treetune fork experiments/quickstart/vineppo --iteration 8 --override"
+            " \"{experiment_name+: '_grpo', credit: {type: 'group'}}\"",
         ),
         (
             EXPERIMENT,
             Argument("--iteration", {"type": int, "metavar": "N", "help": "default: the newest state"}),
         ),
+        takes_files=True,
     ),
     Command(
         "arena",
         arena,
-        "measure how much a credit method reduces the noise of the gradient, and at what cost",
-        "Scores the credit methods and value estimators that each MODULE registers, or all of this package,"
-        " on toy languages with exact values. RLOO with eight answers is 1. An estimator takes two minutes.",
+        "benchmark credits: gradient noise and cost on toy tasks",
+        "Scores the credits and value estimators that each MODULE registers, or all that are shipped, on toy"
+        " languages with known exact values. RLOO with eight answers scores 1. Each estimator takes two"
+        " minutes.",
         ("treetune arena my_estimator", "treetune arena --output docs/results"),
         (
             Argument(
                 "modules", {"nargs": "*", "metavar": "MODULE", "help": "such as my_package.my_estimator"}
             ),
-            Argument("--languages", {"nargs": "+", "metavar": "NAME", "help": "by default all"}),
+            Argument("--languages", {"nargs": "+", "metavar": "NAME", "help": "default: all"}),
             Argument(
                 "--problems",
                 {
                     "type": int,
                     "default": 1000,
                     "metavar": "N",
-                    "help": "the most problems, with eight answers each",
+                    "help": "problems at most, with eight answers each",
                 },
             ),
             Argument("--seed", {"type": int, "default": 1, "metavar": "N"}),
@@ -301,7 +305,7 @@ COMMANDS = (
                 {
                     "type": Path,
                     "metavar": "FILE",
-                    "help": "an arena.json of another seed, to compare the ranks",
+                    "help": "an arena.json of another seed, to compare ranks with",
                 },
             ),
         ),
@@ -309,11 +313,12 @@ COMMANDS = (
     Command(
         "credit_worth",
         credit_worth,
-        "find which credit method pays off for a run",
-        "Assigns the credit of eleven methods to answers of the run's last checkpoint. Reports how much each"
-        " reduces the noise of the gradient, how many tokens it samples, and whether that pays off at the"
-        " run's measured cost of training. Nothing is trained.",
-        ("treetune --configs configs/quickstart/vineppo.jsonnet credit_worth",),
+        "find out which credit method pays off for a run",
+        "Computes the credit of eleven methods for answers of the run's last checkpoint. Prints by how much"
+        " each reduces the gradient's noise, how many tokens it samples for that, and the net gain at the"
+        " run's own cost of training a token. Nothing is trained.",
+        ("treetune credit_worth --configs configs/quickstart/vineppo.jsonnet",),
         in_ranks=True,
+        takes_files=True,
     ),
 )

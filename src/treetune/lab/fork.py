@@ -22,7 +22,7 @@ MAY_DIFFER = (
 
 
 def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapping[str, Any]) -> Path:
-    """Creates the folder of a branch with a run's state, and returns it. `run_iteration_loop` continues it.
+    """Creates the folder of a branch with a run's state, and returns it. `treetune run` continues it.
 
     The folder's checkpoints, iterations and evaluations are the run's files (hard links, or else copies).
     Seeds of problems, answers and continuations derive from the run's seed, iteration and problem, not

@@ -53,11 +53,10 @@ COMMANDS = (
     Command(
         "view",
         view,
-        "show experiments in a browser, also while they run",
-        "Serves a web application on this machine and prints its address. It shows all experiments in the"
-        " folders, updates while they run, and writes nothing but the notes that you save on answers. Data"
-        " sets in the folders are shown as well, and so are data files on the command line. To use it through"
-        " SSH: ssh -N -L 6680:127.0.0.1:6680 MACHINE.",
+        "browse experiments in a browser, also while they run",
+        "Serves a web application on this machine and prints its address. It shows all experiments and data"
+        " sets below the folders, and the data files that are named. It follows running experiments, and"
+        " writes nothing but your notes on answers. Through SSH: ssh -N -L 6680:127.0.0.1:6680 MACHINE.",
         (
             "treetune view experiments",
             "treetune view experiments/quickstart /scratch/others --port 7000",
@@ -68,19 +67,16 @@ COMMANDS = (
             Argument("--port", {"type": int, "metavar": "N", "help": "default: 6680, or the next free one"}),
             Argument("--token", {"metavar": "WORD", "help": "default: TREETUNE_VIEWER_TOKEN, else your own"}),
             Argument("--host", {"default": "127.0.0.1", "help": "such as 0.0.0.0 in a container"}),
-            Argument(
-                "--base-url",
-                {"default": "", "metavar": "URL", "help": "its public address, where a proxy forwards to it"},
-            ),
-            Argument("--read-only", {"action": "store_true", "help": "don't allow notes"}),
+            Argument("--base-url", {"default": "", "metavar": "URL", "help": "its address behind a proxy"}),
+            Argument("--read-only", {"action": "store_true", "help": "don't write notes either"}),
         ),
     ),
     Command(
         "watch",
         watch,
-        "show the status of experiments in a terminal",
-        "Shows all experiments in the folders; for a selected one, its curves, time by phase, events and a"
-        " few answers. The page is updated every two seconds. ? shows the keys. It changes nothing.",
+        "follow experiments in a terminal",
+        "Lists all experiments below the folders, and shows one with its curves, time by phase, events and a"
+        " few answers. It refreshes every two seconds. ? shows the keys. It changes nothing.",
         (
             "treetune watch experiments",
             "treetune watch experiments --run quickstart/vineppo --metric train/kl --metric train/entropy",
@@ -98,13 +94,16 @@ COMMANDS = (
     Command(
         "report",
         report,
-        "write a self-contained HTML file about experiments",
-        "Writes curves, time by phase, and answers coloured by advantage of one or several experiments. The"
-        " page needs no network.",
+        "write one self-contained HTML file about experiments",
+        "Writes a page with the curves, times by phase and answers (coloured by advantage) of one or several"
+        " experiments. The page needs no network.",
         ("treetune report experiments/quickstart/vineppo experiments/quickstart/grpo --output report.html",),
         (
             Argument("experiments", {"nargs": "+", "metavar": "EXPERIMENT_DIR"}),
-            Argument("--output", {"type": Path, "metavar": "FILE", "help": "default: in the first one"}),
+            Argument(
+                "--output",
+                {"type": Path, "metavar": "FILE", "help": "default: in the first experiment's folder"},
+            ),
         ),
     ),
 )

@@ -74,10 +74,10 @@ def _require(config: PolicyIteration, directory: ExperimentDirectory, plain: Pla
             " --configs EXPERIMENT.jsonnet,configs/analyzers/value_accuracy.jsonnet"
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("run_analyzers needs a single process: start it with --num_gpus=1")
+        raise ValueError("run_analyzers needs a single process: start it with --ranks 1")
     stored = directory.path / "config.json"
     if not stored.is_file():
-        raise ValueError(f"{directory.path} has no experiment: run it first with run_iteration_loop")
+        raise ValueError(f"{directory.path} has no experiment: train it with `treetune run` first")
     refuse_another(directory.path, plain, config)
 
 

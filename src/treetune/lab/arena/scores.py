@@ -298,7 +298,7 @@ def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figu
 def write_page(folder: Path, by_language: Mapping[str, Any], command: str, trained: Sequence[str]) -> None:
     """Writes arena.md and its figures. The map leaves out the methods in `trained`, whose critics or exact
     values cost tokens that aren't counted."""
-    lines = ["# The arena: what a credit gains", "", f"    {command}", "", PREFACE, ""]
+    lines = ["# Arena: what a credit method gains", "", f"    {command}", "", PREFACE, ""]
     lines += ["## All languages (geometric means)", "", *summary_table(by_language), ""]
     lines += ["![gain over cost](arena.png)", ""]
     without_trained = {}
@@ -316,19 +316,16 @@ def write_page(folder: Path, by_language: Mapping[str, Any], command: str, train
     save(draw_gain(by_language), folder, "arena")
 
 
-PREFACE = """RLOO with eight answers is 1, and higher is better. *Gain per answer*: the variance of RLOO's
-gradient divided by that of the method's, on the same answers. *Cost*: the sampled tokens, divided by
-RLOO's. *Gain per token*: their ratio. *At ρ*: the gain at equal cost of sampling and training, where
-training a token costs ρ times as much as sampling one (about 0.25 on a small CPU, and 5 on a GPU with two
-epochs and a reference model). *True advantages* are from exact values, at no cost. Exact values are not quite
-the baseline with the least variance, so that other methods can be better. Intervals are 95 %, by bootstrap
-over problems. *Bias*: the share of the mean gradient's squared length that isn't along the true gradient. The
-critic was fitted to the answers to 32 other problems, which are not in its cost. Figures leave out gains
-below 0.05."""
-"""The text at the beginning of arena.md."""
-MAP = """The best method for each language, compared with RLOO with eight answers at equal cost. Critics and
-true advantages are left out, because the cost of what they know is not counted."""
-"""The text below the map's heading in arena.md."""
+PREFACE = """Gradient variance and cost of credit methods in languages whose values are exact, with eight
+answers to a problem. *Gain per answer*: the gradient variance of RLOO divided by the method's; RLOO is 1,
+higher is better. *Cost*: tokens sampled by rollout and credit, divided by RLOO's. *Gain per token*: gain per
+answer divided by cost. *At ρ*: the same where training one token costs as much as sampling ρ (about 0.25 on a
+small CPU, about 5 on a GPU with two epochs and a reference). *True advantages* use exact values at no cost;
+an optimal baseline can be slightly better. Intervals are 95 % bootstraps over problems. *Bias*: the share of
+the mean gradient's squared length that is not along the true gradient. The critic was trained on the answers
+to 32 problems, which its cost does not include. Figures omit gains below 0.05."""
+MAP = """Gain at equal cost, compared with RLOO with eight answers. Critics and true advantages are left out,
+since their knowledge has no cost here."""
 
 
 def run_arena(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from treetune import __version__
 from treetune.models.policy_files import CHECKPOINTS, resolve_policy
 from treetune.store.checksums import SUMS, refuse_damaged
-from treetune.view.experiment import StoredExperiment, read_experiment
+from treetune.view.experiment import StoredExperiment, name_of_task, read_experiment
 from treetune.view.exports.evaluations import task_of_set
 from treetune.view.templates import FOLDER as TEMPLATES
 
@@ -152,7 +152,7 @@ def _eval_results(checkpoint: Checkpoint) -> list[EvalResult]:
     results = []
     for label, summary in checkpoint.measured.items():
         task = task_of_set(checkpoint.experiment.config, label)
-        datasets, kind = hub_data(task), str(task.get("type", "task"))
+        datasets, kind = hub_data(task), name_of_task(task) or "task"
         # The hub wants a single data set; a task may have none, or several.
         dataset, revision = datasets[0] if len(datasets) == 1 else (kind, None)
         settings = ("samples", "temperature", "top_p")
@@ -217,7 +217,7 @@ def _data_lines(experiment: StoredExperiment, licences: Licences) -> list[str]:
         if sources:
             lines += [source + when for source in sources]
         else:
-            lines.append(f"The task `{_code(task.get('type', 'task'))}`{when} names no data set or file.")
+            lines.append(f"The task `{_code(name_of_task(task) or 'task')}`{when} names no data set or file.")
     if _began_from_unknown(experiment):
         lines.append("Data of still earlier training is unknown: its experiment can't be read any more.")
     if has_foreign_data(experiment):

@@ -92,7 +92,7 @@ OF_CARDS = (
         "--base-model",
         {
             "metavar": "OWNER/NAME",
-            "help": "the base model's name on the hub, where the experiment names a folder",
+            "help": "the start model's name on the hub, if it was loaded from a folder",
         },
     ),
 )
@@ -101,9 +101,9 @@ COMMANDS = (
     Command(
         "export_evaluation",
         export_evaluation,
-        "an evaluation as a log of Inspect or as Parquet",
-        "Writes the answers of one evaluation with their grades, as a log for `inspect view` and"
-        " `inspect_ai.log.read_eval_log` (.eval or .json), or as Parquet. An incomplete file is never left.",
+        "export an evaluation as an Inspect log or as Parquet",
+        "Writes the answers of one evaluation with their grades, as a log that `inspect view` and"
+        " `inspect_ai.log.read_eval_log` read (.eval, or .json), or as Parquet.",
         (
             "treetune export_evaluation experiments/quickstart/vineppo --output vineppo.eval",
             "treetune export_evaluation experiments/quickstart/vineppo --set test --iteration 8"
@@ -119,9 +119,9 @@ COMMANDS = (
     Command(
         "export_notes",
         notes_as_data,
-        "notes and labels on answers as a data set",
-        "Writes the notes that people wrote in `treetune view`, a row for each: prompt, answer, score,"
-        " advantage, labels, note, author, time. An incomplete file is never left.",
+        "export notes and labels on answers as a data set",
+        "Writes the notes that people made on answers in `treetune view`, a row per note: prompt, answer,"
+        " score, advantage, labels, note, author, time.",
         ("treetune export_notes experiments/quickstart/vineppo --output notes.parquet",),
         (
             Argument("experiments", {"type": Path, "nargs": "+", "metavar": "EXPERIMENT_DIR"}),
@@ -131,9 +131,9 @@ COMMANDS = (
     Command(
         "model_card",
         model_card,
-        "the model card of a checkpoint",
-        "Writes a model card for the Hugging Face hub: method, results with their intervals, data and its"
-        " licence, base model, versions, configuration, and how to train the weights again.",
+        "write the model card of a checkpoint",
+        "Writes what the Hugging Face hub shows of a model: method, results with their intervals, data and"
+        " its licence, base model, versions, configuration, and how to make the weights again.",
         (
             "treetune model_card experiments/quickstart/vineppo/checkpoints/last --license mit --output"
             " README.md",
@@ -147,9 +147,9 @@ COMMANDS = (
     Command(
         "push_to_hub",
         push_to_hub,
-        "upload a checkpoint with its model card to the Hugging Face hub",
-        "Creates the repository if it does not exist and uploads the weights and their card in one commit."
-        " HF_TOKEN must be set to a token. --dry-run prints what would be uploaded and makes no request.",
+        "send a checkpoint with its model card to the Hugging Face hub",
+        "Makes the repository where there is none and puts the weights and their card into it, in one commit."
+        " The token is the environment's HF_TOKEN. --dry-run shows what would be sent, without a network.",
         (
             "treetune push_to_hub experiments/quickstart/vineppo/checkpoints/last me/vineppo-tiny --license"
             " mit --dry-run",

@@ -14,7 +14,7 @@ from treetune.store.files import whole_file
 from treetune.view.experiment import StoredExperiment, read_experiment
 from treetune.view.text import writable
 
-EVALUATE = "run `treetune run_evaluation`"
+EVALUATE = "run `treetune evaluate`"
 
 ROWS_AT_ONCE = 4096
 """The number of answers in memory while a Parquet file is written."""
