@@ -35,7 +35,7 @@ class ColumnFilter:
 class RowQuery:
     """A choice of rows, their order, and a page of them.
 
-    Example: `RowQuery(sources=("i4",), filters=(Filter("score", "=", 0.0),), search="therefore",
+    Example: `RowQuery(sources=("i4",), filters=(ColumnFilter("score", "=", 0.0),), search="therefore",
     sort="tokens", descending=True, page=2)`.
     """
 
