@@ -22,8 +22,8 @@ from torch import Tensor
 
 from treetune.config.build import build
 from treetune.config.jsonnet import load
+from treetune.credit.vineppo import step_advantages
 from treetune.models.tokenizer import codec_of, step_ends
-from treetune.rollouts.monte_carlo import step_advantages
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.base import Task
 from treetune.tasks.steps import Lines

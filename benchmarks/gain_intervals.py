@@ -18,10 +18,10 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 import treetune.parts  # noqa: E402, F401  (registers them)
 from benchmarks.pairs import publish  # noqa: E402
+from treetune.credit.rloo import Rloo  # noqa: E402
 from treetune.lab.arena.gain import gain, half_width  # noqa: E402
 from treetune.lab.arena.languages import TrueAdvantages, context_of, language_of  # noqa: E402
 from treetune.lab.arena.scores import ANSWERS, ScoredMethod, gradients_of, shipped_methods  # noqa: E402
-from treetune.rollouts.credit import Rloo  # noqa: E402
 from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
 
 LANGUAGES = ("first of 8", "slips")

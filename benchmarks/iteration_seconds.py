@@ -142,7 +142,7 @@ def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
 
 def measure(place: int, options: argparse.Namespace, workspace: str) -> dict[str, Any]:
     """All sides in turn, in one session with one engine, on the answers at this place of `settings`."""
-    from treetune.lab.values.over_another import Smoothed
+    from treetune.credit.values.smoothed import Smoothed
     from treetune.runtime.loop import Lookahead
     from treetune.runtime.policy_server import PolicyServer
     from treetune.runtime.sampler import Sampler

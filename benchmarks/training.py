@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
 from benchmarks.setting import Setting
-from treetune.rollouts.credit import episode_of
+from treetune.credit.episodes import episode_of
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler

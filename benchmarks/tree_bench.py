@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import treetune.parts  # noqa: F401  # registers all parts
+from treetune.credit.base import Credit
+from treetune.credit.rloo import Rloo
+from treetune.credit.states.by_tokens import EveryNTokens
+from treetune.credit.trees import TreeCredit
+from treetune.credit.values.siblings import Siblings
+from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.arena.gain import gain_table
 from treetune.lab.arena.languages import WORDY
 from treetune.lab.arena.scores import ScoredMethod, scores, summary_table
 from treetune.lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
-from treetune.lab.trees.credit import TreeCredit
 from treetune.lab.trees.rollout import TreeRollout
-from treetune.lab.values.sampled import Siblings
-from treetune.lab.values.states import EveryNTokens
-from treetune.rollouts.base import Credit
-from treetune.rollouts.credit import Rloo
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 
 LONGEST = 37

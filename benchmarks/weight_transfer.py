@@ -26,11 +26,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks import pairs as report  # noqa: E402
 from benchmarks.pairs import in_turns  # noqa: E402
+from treetune.credit.grpo import Group  # noqa: E402
 from treetune.engine.settings import Engines, VllmSettings  # noqa: E402
 from treetune.models.policy_files import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
 from treetune.objectives.mle import MaximumLikelihood  # noqa: E402
-from treetune.rollouts.credit import Group  # noqa: E402
 from treetune.rollouts.selection import All  # noqa: E402
 from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
 from treetune.runtime.base import PolicyIteration  # noqa: E402

@@ -29,6 +29,7 @@ from tests.domains.turns import (
 from tests.support.unruly_environment import Unruly
 from tests.trees import answered
 from treetune.config.build import build
+from treetune.credit.episodes import episode_of
 from treetune.domains.environments.base import Turn
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.mixture import Domain, Mixture
@@ -36,7 +37,6 @@ from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
 from treetune.exceptions import ConfigError, EngineError, Unavailable
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.credit import episode_of
 from treetune.rollouts.storage import read_trajectories, write_trajectories
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader, Isolation

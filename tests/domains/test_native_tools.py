@@ -19,6 +19,7 @@ from tests.fake_engine import FakeEngine
 from tests.models.chat_models import TURN_END, bpe_tokenizer, random_model, template
 from tests.support.contexts import context_of
 from tests.trees import answered
+from treetune.credit.episodes import episode_of
 from treetune.domains.conversation import Conversation, TurnLimits, actions_of
 from treetune.domains.environments.base import Reward, Turn
 from treetune.domains.environments.calls import ToolCall
@@ -33,7 +34,6 @@ from treetune.findings import missing_requirements
 from treetune.models.chat import Chat
 from treetune.models.tokenizer import codec_of
 from treetune.rollouts.answers import Start
-from treetune.rollouts.credit import episode_of
 from treetune.seeds import derived_random
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.numeric import Numeric

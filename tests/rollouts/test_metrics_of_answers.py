@@ -14,15 +14,15 @@ from tests.rollouts import tabular_mdp as mdp
 from tests.threads import threads
 from tests.threads.threads import answer, block, part
 from tests.trees import answered
+from treetune.credit.grpo import Group
+from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.mixture import Domain, Mixture
 from treetune.engine.base import SamplingParams
 from treetune.rollouts import numbers
 from treetune.rollouts.answers import before_stop, contiguous_share
 from treetune.rollouts.context import FurtherProblems, RolloutContext
-from treetune.rollouts.credit import Group
 from treetune.rollouts.demonstrations import Demonstrations
 from treetune.rollouts.metrics import domain_advantages, domain_columns, trajectory_metrics
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.numbers import Number, NumberGroup, measured
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.fake_engine import FakeEngine
 from tests.rollouts import tabular_mdp as mdp
+from treetune.credit.states.by_tokens import EveryNTokens, LowProbability
+from treetune.credit.states.one_line import StepBoundaries
+from treetune.credit.trees import TreeCredit
 from treetune.engine.journal import JournaledEngine
 from treetune.exceptions import EngineError
 from treetune.lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
-from treetune.lab.trees.credit import TreeCredit
 from treetune.lab.trees.rollout import TreeRollout
-from treetune.lab.values.states import EveryNTokens, LowProbability
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
-from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
 from treetune.tree import ROOT, State, Tree, answers_of, training_rows, trees_of, with_answers
 from treetune.vocabulary import Episode, Fork, Grade, Metrics, Problem, Segment, Trajectory, joined, sees

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import override
 
 from treetune.contracts import Answers, Need
-from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstimator
+from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader

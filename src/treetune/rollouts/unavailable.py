@@ -1,104 +1,150 @@
-"""Answers that nobody could grade, and graders that fail on what they are given: counted and reported.
+"""Answers that could not be graded, and graders that fail on what they are given: counted and reported.
 
-Whether an answer could be graded says nothing about it, so those that are left are a fair sample: a group's
-baseline is that of fewer answers, a value that of fewer continuations. An answer whose grader failed on it
-(the outcome ``error``) earns nothing and stays, since it may be the answer's doing.
+Two cases are kept apart:
+
+* The grader was unavailable (a judge's server is down): the answer's reward is unknown, and the answer is
+  left out. Whether it could be graded says nothing about the answer, so the remaining answers are a fair
+  sample: the baseline of a group is that of fewer answers, a value that of fewer continuations.
+* The grader failed on the answer (the outcome ``error``): the answer earns 0 and stays, since the answer may
+  be the reason.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from treetune.contracts import Answers
+from treetune.contracts import Answers, Part
 from treetune.exceptions import NothingGraded
-from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree
 from treetune.vocabulary import Metrics, Trajectory
 
 REASONS = 3
-"""Reasons that are reported, the most frequent ones."""
+"""How many reasons are reported, the most frequent ones."""
 
 FEW, NEARLY_ALL = 8, 0.9
 """A grader that failed on more than this share of at least so many answers is broken."""
 
+RETRY = "the same command asks for grades again, and samples none again"
 
-def report(context: RolloutContext, name: str, answers: Sequence[Trajectory]) -> None:
-    """Logs how many of all ranks' answers could not be graded, and on how many each domain's grader failed,
-    with the first failure. Raises NothingGraded where that were all, or nearly all of a domain's: then it is
-    the grader's doing. `name` is for the reader. Collective.
+
+class _Failures(NamedTuple):
+    """The answers of a domain, on one rank, on which the grader failed."""
+
+    count: int
+    problem: str
+    """The id of the problem of the first of them."""
+    reason: str
+
+
+def report_ungraded(context: RolloutContext, name: str, answers: Sequence[Trajectory]) -> None:
+    """Logs how many of all ranks' answers could not be graded, and on how many each domain's grader failed.
+    Collective.
+
+    Args:
+        context: The context of the phase.
+        name: What the answers are of, such as ``"iteration 3"``; it begins the line of the log.
+        answers: The answers of this rank.
+
+    Raises:
+        NothingGraded: No answer could be graded, or the grader failed on nearly all answers of a domain.
     """
-    lost = Counter(one.grade.message or "no reason given" for one in answers if not one.grade.is_known)
-    counts = Counter(one.problem.domain for one in answers)
-    failed: dict[str, list[tuple[str, str]]] = {}
-    for one in answers:
-        if one.grade.outcome == "error":
-            why = one.grade.message or "its process died"
-            failed.setdefault(one.problem.domain, []).append((one.problem.id, why))
-    firsts = {domain: (len(of_domain), *of_domain[0]) for domain, of_domain in failed.items()}
-    gathered = context.ranks.exchange("ungraded answers", [(lost, counts, firsts)])
-    lost, counts = Counter(), Counter()
-    for ((of_rank, answers_of_rank, _),) in gathered:
-        lost.update(of_rank)
-        counts.update(answers_of_rank)
-    again = "the same command asks for grades again, and samples none again"
-    if lost:
-        more = ", …" if len(lost) > REASONS else ""
-        reasons = "; ".join(f"{reason} ({count})" for reason, count in lost.most_common(REASONS))
-        message = (
-            f"{name}: {lost.total()} of {counts.total()} answers could not be graded and are left out:"
-            f" {reasons}{more}"
-        )
-        if lost.total() == counts.total():
-            raise NothingGraded(f"{message}. Nothing was made of them: {again}")
-        context.log.say(message)
+    local_reasons: Counter[str] = Counter()
+    local_counts: Counter[str] = Counter()  # answers by domain
+    errors_by_domain: dict[str, list[Trajectory]] = {}
+    for answer in answers:
+        local_counts[answer.problem.domain] += 1
+        if not answer.grade.is_known:
+            local_reasons[answer.grade.message or "no reason given"] += 1
+        if answer.grade.outcome == "error":
+            errors_by_domain.setdefault(answer.problem.domain, []).append(answer)
+    local_failures = {}
+    for domain, errors in errors_by_domain.items():
+        reason = errors[0].grade.message or "its process died"
+        local_failures[domain] = _Failures(len(errors), errors[0].problem.id, reason)
+
+    gathered = context.ranks.exchange("ungraded answers", [(local_reasons, local_counts, local_failures)])
+    reasons: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    failures_by_domain: dict[str, list[_Failures]] = {}
+    for ((reasons_of_rank, counts_of_rank, failures_of_rank),) in gathered:
+        reasons.update(reasons_of_rank)
+        counts.update(counts_of_rank)
+        for domain, failures in failures_of_rank.items():
+            failures_by_domain.setdefault(domain, []).append(failures)
+
+    if reasons:
+        _report_unavailable(context, name, reasons, counts.total())
     for domain, count in sorted(counts.items()):
-        failures = [firsts[domain] for ((_, _, firsts),) in gathered if domain in firsts]
-        if not failures:
-            continue
-        total, (_, problem, why) = sum(number for number, _, _ in failures), failures[0]
-        of = f" of the domain {domain}" if domain else ""
-        message = (
-            f"{name}: grading failed on {total} of {count} answers{of}, which earn nothing; the first, to the"
-            f" problem {problem!r}: {why}"
+        if domain in failures_by_domain:
+            _report_failures(context, name, domain, count, failures_by_domain[domain])
+
+
+def _report_unavailable(context: RolloutContext, name: str, reasons: Counter[str], answers: int) -> None:
+    """Logs why answers could not be graded. Raises NothingGraded if that were all."""
+    more = ", …" if len(reasons) > REASONS else ""
+    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(REASONS))
+    message = (
+        f"{name}: {reasons.total()} of {answers} answers could not be graded and are left out: {listed}{more}"
+    )
+    if reasons.total() == answers:
+        raise NothingGraded(f"{message}. None of them was used: {RETRY}")
+    context.log.say(message)
+
+
+def _report_failures(
+    context: RolloutContext, name: str, domain: str, answers: int, failures: Sequence[_Failures]
+) -> None:
+    """Logs on how many of a domain's answers grading failed. Raises NothingGraded if that were nearly all."""
+    failed = sum(of_rank.count for of_rank in failures)
+    first = failures[0]
+    of_domain = f" of the domain {domain}" if domain else ""
+    message = (
+        f"{name}: grading failed on {failed} of {answers} answers{of_domain}, which earn nothing; the first,"
+        f" to the problem {first.problem!r}: {first.reason}"
+    )
+    if answers >= FEW and failed > NEARLY_ALL * answers:
+        raise NothingGraded(
+            f"{message}. None of them was used: fix the grader (where an answer says nothing, it"
+            f" returns None), and {RETRY}"
         )
-        if count >= FEW and total > NEARLY_ALL * count:
-            raise NothingGraded(
-                f"{message}. Nothing was made of them: mend the grader (where an answer says nothing, it"
-                f" returns None), and {again}"
-            )
-        context.log.say(message)
+    context.log.say(message)
 
 
-def least_answers(credit: Credit) -> int:
-    """Returns how many of a problem's answers must be graded, or it is left out."""
-    return max([1, *(need.feature.count for need in credit.needs if isinstance(need.feature, Answers))])
+def least_answers(credit: Part) -> int:
+    """Returns how many answers to a problem must be graded for this credit: 1, or what its `needs` say."""
+    least = 1
+    for need in credit.needs:
+        if isinstance(need.feature, Answers):
+            least = max(least, need.feature.count)
+    return least
 
 
-def graded(context: RolloutContext, trees: Sequence[Tree], credit: Credit) -> tuple[list[Tree], Metrics]:
-    """Returns the trees without answers that nobody could grade.
+def drop_ungraded(context: RolloutContext, trees: Sequence[Tree], credit: Part) -> tuple[list[Tree], Metrics]:
+    """Returns the trees without the answers that could not be graded. Collective.
 
-    A problem of which fewer are left than `credit` needs is left out whole, and counted over all ranks in
-    ``episodes/groups_ungraded``. Collective.
+    A problem with fewer remaining answers than `credit` needs is left out whole. The metric
+    ``episodes/groups_ungraded`` counts such problems over all ranks, if there are any.
     """
     least = least_answers(credit)
     kept = []
     dropped = 0
     for tree in trees:
-        known = [leaf for leaf, answer in enumerate(tree.leaves) if answer.grade.is_known]
-        if len(known) == len(tree.leaves):
+        known_leaves = [leaf for leaf, answer in enumerate(tree.leaves) if answer.grade.is_known]
+        if len(known_leaves) == len(tree.leaves):
             kept.append(tree)
-        elif len(known) >= least:
-            kept.append(tree.keeping(known))
+        elif len(known_leaves) >= least:
+            kept.append(tree.keeping(known_leaves))
         else:
             dropped += 1
-    groups = sum(count for (count,) in context.ranks.exchange("ungraded", [dropped]))
-    if not groups:
+    dropped_of_all = sum(count for (count,) in context.ranks.exchange("ungraded", [dropped]))
+    if not dropped_of_all:
         return kept, {}
-    why = "none" if least == 1 else f"fewer than {least}"
+    graded = "none" if least == 1 else f"fewer than {least}"
     context.log.say(
-        f"iteration {context.iteration + 1}: {groups} problems are left out, since {why} of their answers"
-        " could be graded"
+        f"iteration {context.iteration + 1}: {dropped_of_all} problems are left out, since {graded} of their"
+        " answers could be graded"
     )
-    return kept, {"episodes/groups_ungraded": float(groups)}
+    return kept, {"episodes/groups_ungraded": float(dropped_of_all)}

@@ -154,7 +154,7 @@ def measure(
             session.ranks.barrier("evaluation begins")
             answers_of_rank = answers_of(rollout.run(context, answerable)[0]) if answerable else []
             services = by_group(sampler.service_metrics(grader))
-        unavailable.report(context, f"evaluating {name}", answers_of_rank)
+        unavailable.report_ungraded(context, f"evaluating {name}", answers_of_rank)
         trajectories = trajectories_on_first(session.ranks, "evaluation", answers_of_rank)
         wrong_count: tuple[str, int] | None = None  # the first problem with another number than the set asks
         if session.ranks.is_first:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from treetune.credit.states.early import EarlyContinuations
 from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.engine.journal import CallTimes, JournaledEngine
 from treetune.rollouts import unavailable
@@ -44,7 +45,6 @@ from treetune.rollouts.storage import (
     write_tokens,
     write_trajectories,
 )
-from treetune.rollouts.values import EarlyContinuations
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import (
@@ -170,7 +170,7 @@ def _roll_out(
         if config.rollout.needs_engine:
             # Raises if no answer could be graded. Nothing is written before, so that the next start asks the
             # grader again.
-            unavailable.report(context, f"iteration {iteration + 1}", answers_of(trees))
+            unavailable.report_ungraded(context, f"iteration {iteration + 1}", answers_of(trees))
     if early is not None:
         assert isinstance(context.engine, JournaledEngine), "a run's answers are kept"
         metrics |= _move_to_credit(ranks, clock, context.engine)
@@ -254,7 +254,7 @@ def credited(
     """
     metrics: Metrics = {}
     if config.rollout.needs_engine:  # demonstrations are trained on whatever their grade
-        trees, metrics = unavailable.graded(context, trees, config.credit)
+        trees, metrics = unavailable.drop_ungraded(context, trees, config.credit)
     trees, shaping_metrics = shaped(context, config.shaping, trees)
     episodes, credit_metrics = config.credit.assign(context, trees)
     for episode in episodes:

@@ -15,6 +15,8 @@ from typing_extensions import override
 
 import treetune.threads.numbers  # noqa: F401  (declares what is counted here)
 from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, Need, OneLine, SampledAnswers
+from treetune.credit.states.base import AnswerPrefix, StateRule, StepRows
+from treetune.credit.states.whole_answers import WholeAnswers
 from treetune.engine.base import Completion, Request
 from treetune.engine.programs import result_of
 from treetune.rollouts.answers import (
@@ -29,8 +31,6 @@ from treetune.rollouts.answers import (
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import sample_each_in_one_turn
-from treetune.rollouts.states import WholeAnswers
-from treetune.rollouts.values import AnswerPrefix, StateRule, StepRows
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.threads.fork_join import (

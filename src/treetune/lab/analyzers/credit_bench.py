@@ -13,12 +13,13 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Finding, Need, OneLine
+from treetune.credit.base import Credit
+from treetune.credit.episodes import episode_of
+from treetune.credit.rloo import Rloo
 from treetune.engine.base import Engine
 from treetune.lab.analyzers.points import OfCheckpoints
 from treetune.lab.analyzers.true_values import ByEngine, StateIds, TrueValues, find_values_once
-from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit import Rloo, episode_of
 from treetune.rollouts.metrics import mean
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.runtime.base import PolicyIteration

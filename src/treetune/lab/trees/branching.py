@@ -11,7 +11,7 @@ from annotated_types import Gt, MinLen
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.rollouts.values import StateRule
+from treetune.credit.states.base import StateRule
 from treetune.vocabulary import Trajectory, joined
 
 
