@@ -1,4 +1,12 @@
-"""Answers that take several iterations, so that none waits for the longest."""
+"""Partial rollouts: answers that take several iterations, so that no iteration waits for the longest one.
+
+Kimi k1.5, arXiv:2501.12599, section 2.6.2. Example, with ``tokens_per_iteration: 100``: an answer of 230
+tokens is sampled by three policies, and is trained on in the third iteration::
+
+    iteration 7    prompt ── 100 tokens of policy 7 ── carried over
+    iteration 8              100 tokens of policy 8 ── carried over
+    iteration 9               30 tokens of policy 9 ── graded, and trained on with its three segments
+"""
 
 from __future__ import annotations
 
@@ -27,37 +35,36 @@ from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import CarryOver, RolloutContext
 from treetune.rollouts.single_turn import RolloutAround, SingleTurn
 from treetune.seeds import derive_seed
-from treetune.tree import Tree, answers_of, trees_of
+from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined
 
 Answers = dict[int, Trajectory]
-"""Answers to a problem, as far as they have come, by sample; none where it is to be begun."""
+"""The answers to a problem so far, by `Trajectory.sample`; empty for a new problem."""
 
 
 @Rollout.register("partial")
 @dataclass(frozen=True, kw_only=True)
 class PartialAnswers(RolloutAround):
-    """An iteration samples at most `tokens_per_iteration` tokens of each answer of `rollout`
-    (``single_turn``). An answer that isn't at its end then goes on in the next iteration, from the weights of
-    then: each segment has the policy version that sampled it (partial rollouts: Kimi k1.5, arXiv:2501.12599,
-    section 2.6.2).
+    """Partial rollouts (Kimi k1.5, arXiv:2501.12599, section 2.6.2): an iteration samples at most
+    `tokens_per_iteration` tokens of each answer of `rollout` (``single_turn``). An answer that has not ended
+    continues in the next iteration with the new weights. Each segment has the policy version that sampled it.
 
-    So many problems are in flight as the iteration has (`problems_per_iteration`): those whose answers were
-    carried over, and then new ones. A problem is trained on once all its answers are at their end, and then
-    once. No problem is left out for being slow: every one that is begun is trained on, those that wait in the
-    order in which they were begun, and nothing depends on the clock. What the end of a run finds in flight is
-    lost. An iteration goes on until one problem at least can be trained on.
+    `problems_per_iteration` problems are in flight: those whose answers were carried over, and then new ones.
+    A problem is trained on once, when all its answers have ended. No problem is left out for being slow, and
+    the problems that are ready are trained on in the order in which they were begun, so that nothing depends
+    on the clock. Answers that are in flight at the end of a run are lost. An iteration samples until at least
+    one problem can be trained on.
 
-    ``rollout/groups_begun``; ``rollout/groups_carried`` over to the next iteration; ``rollout/versions``: how
-    many policies an answer that is trained on was sampled by, on average.
+    ``rollout/groups_begun``; ``rollout/groups_carried`` over to the next iteration; ``rollout/versions``: the
+    mean number of policies that sampled an answer that is trained on.
     """
 
     tokens_per_iteration: Annotated[int, Gt(0)]
-    """Tokens of an answer that an iteration samples at most."""
+    """The largest number of tokens of an answer that an iteration samples."""
     groups: Annotated[int, Gt(0)] | None = None
-    """Problems of an iteration at most, the earliest begun first; others wait. With fewer of them than
-    problems in flight, an iteration is as large as it should be though some take longer (over-sampling). None
-    takes all that are there."""
+    """The largest number of problems that an iteration trains on, the earliest begun first; the others wait.
+    If it is smaller than the number of problems in flight, iterations keep their size although some answers
+    take longer (over-sampling). None: all problems that are ready."""
 
     carries = True
 
@@ -75,13 +82,11 @@ class PartialAnswers(RolloutAround):
                 "put it around the others, or leave it out",
             )
         if not isinstance(self.rollout, SingleTurn):
-            yield Finding(
-                "partial goes on with answers in one line", "rollout", "name {type: 'single_turn', …}"
-            )
+            yield Finding("partial continues answers in one line", "rollout", "name {type: 'single_turn', …}")
             return
         if self.rollout.stop:
             yield Finding(
-                "a stop string that lies across the end of an iteration would not be seen",
+                "a stop string that lies across the end of an iteration would not be recognised",
                 "rollout.stop",
                 "leave it out, and let an end token end answers",
             )
@@ -101,8 +106,8 @@ class PartialAnswers(RolloutAround):
             )
         if getattr(experiment, "problem_sampling", None) == "epochs":
             yield Finding(
-                "drawn problems for which there is no room beside those in flight are passed over, which"
-                " problem_sampling 'epochs' promises not to do",
+                "problems in flight take the place of drawn problems, which are skipped, and problem_sampling"
+                " 'epochs' promises to skip none",
                 "$.problem_sampling",
                 "set it to 'between_iterations'",
             )
@@ -110,47 +115,48 @@ class PartialAnswers(RolloutAround):
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         carry_over = context.get(CarryOver)
-        in_flight: dict[str, Answers] = {}  # by problem, in the order in which they were begun
+        in_flight: dict[str, Answers] = {}  # by problem, the earliest begun first
         for answer in carry_over.answers:
             in_flight.setdefault(answer.problem.id, {})[answer.sample] = answer
-        room = max(0, len(problems) - len(in_flight))
-        new = [problem for problem in problems if problem.id not in in_flight][:room]
-        for problem in new:
+        free_places = max(0, len(problems) - len(in_flight))
+        new_problems = [problem for problem in problems if problem.id not in in_flight][:free_places]
+        for problem in new_problems:  # on all ranks, so that all stop if a prompt is too long
             max_tokens = self._sampling(context, problem).max_tokens
             encoded_prompt(context, problem, max_tokens, self.max_prompt_tokens)
-        carried = [next(iter(answers.values())).problem for answers in in_flight.values()]
-        asked = carried + new
-        groups = [(problem, in_flight.get(problem.id, {})) for problem in rank_share(context, asked)]
-        ended: list[str] = []  # problems of all ranks whose answers are all at their end
-        turn = 0
-        while not ended:
-            self._sample_further(context, groups, turn)
-            turn += 1
-            ended_here = [problem.id for problem, answers in groups if self._have_ended(context, answers)]
-            of_ranks = context.ranks.exchange("groups that have ended", [ended_here])
-            ended = [problem_id for (ended_there,) in of_ranks for problem_id in ended_there]
-        chosen = set(ended[: self.groups])
-        kept: list[Trajectory] = []
-        trained: list[Trajectory] = []
+        carried_problems = [next(iter(answers.values())).problem for answers in in_flight.values()]
+        all_problems = carried_problems + new_problems
+        groups = [(problem, in_flight.get(problem.id, {})) for problem in rank_share(context, all_problems)]
+
+        ready: list[str] = []  # the problems of all ranks whose answers have all ended
+        sampling_round = 0
+        while not ready:
+            self._sample_further(context, groups, sampling_round)
+            sampling_round += 1
+            local_ready = [problem.id for problem, answers in groups if self._have_ended(context, answers)]
+            ready_by_rank = context.ranks.exchange("groups that have ended", [local_ready])
+            ready = [problem_id for (ready_of_rank,) in ready_by_rank for problem_id in ready_of_rank]
+        chosen = set(ready[: self.groups])
+
+        carried_answers: list[Trajectory] = []
+        trained_answers: list[Trajectory] = []
         for problem, answers in groups:
             in_order = [answers[sample] for sample in sorted(answers)]
             if problem.id in chosen:
-                trained += in_order
+                trained_answers += in_order
             else:
-                kept += in_order
-        carry_over.keep(kept)
-        trees, metrics = measured_trees(context, trees_of(trained))
+                carried_answers += in_order
+        carry_over.keep(carried_answers)
+        trees, metrics = measured_trees(context, trees_of(trained_answers))
+
         versions = 0
-        for answer in answers_of(trees):
+        for answer in trained_answers:
             versions += len({segment.policy_version for segment in answer.segments})
-        counts = [(versions, len(answers_of(trees)), len(trees))]
-        of_ranks = context.ranks.exchange("partial answers", counts)
-        all_versions = sum(count[0] for (count,) in of_ranks)
-        all_answers = sum(count[1] for (count,) in of_ranks)
-        all_trees = sum(count[2] for (count,) in of_ranks)
+        local_counts = [versions, len(trained_answers), len(trees)]
+        counts_by_rank = [counts for (counts,) in context.ranks.exchange("partial answers", [local_counts])]
+        all_versions, all_answers, all_trees = (sum(column) for column in zip(*counts_by_rank))
         return trees, metrics | {
-            "rollout/groups_begun": float(len(new)),
-            "rollout/groups_carried": float(len(asked) - all_trees),
+            "rollout/groups_begun": float(len(new_problems)),
+            "rollout/groups_carried": float(len(all_problems) - all_trees),
             "rollout/versions": all_versions / all_answers,
         }
 
@@ -158,36 +164,42 @@ class PartialAnswers(RolloutAround):
         return not any(self._tokens_left(context, answer) for answer in answers.values())
 
     def _sampling(self, context: RolloutContext, problem: Problem) -> SamplingParams:
-        """Returns the task's sampling parameters. Raises ValueError for a task with stop strings of its
-        own."""
+        """Returns the task's sampling parameters.
+
+        Raises:
+            ValueError: The task has its own stop strings.
+        """
         assert self.sampling is not None
         sampling = context.task.of(problem).sampling(self.sampling)
         if sampling.stop:
             raise ValueError(
                 f"problem {problem.id!r} is sampled with stop strings, and one that lies across the end of an"
-                " iteration would not be seen: choose the rollout 'single_turn' for its task"
+                " iteration would not be recognised: choose the rollout 'single_turn' for its task"
             )
         return sampling
 
     def _tokens_left(self, context: RolloutContext, answer: Trajectory) -> int:
-        """Returns how many tokens an answer may still have; 0 where it is at its end."""
+        """Returns how many more tokens an answer may have; 0 where it has ended."""
         if answer.finish_reason == "stop":
             return 0
         max_tokens = self._sampling(context, answer.problem).max_tokens
         return context.settings.token_budget(answer.prompt_ids, max_tokens) - len(answer.response_ids)
 
     def _sample_further(
-        self, context: RolloutContext, groups: Sequence[tuple[Problem, Answers]], turn: int
+        self, context: RolloutContext, groups: Sequence[tuple[Problem, Answers]], sampling_round: int
     ) -> None:
-        """Samples up to `tokens_per_iteration` tokens more for every answer that isn't at its end, and puts
-        the longer answers into their groups. The seed of an answer derives from the iteration, the problem
-        and its sample, and from nothing that another answer does."""
+        """Samples up to `tokens_per_iteration` more tokens of every answer that has not ended, and puts the
+        longer answers into their groups. The seeds derive from the iteration, the problem, the round and the
+        answer's `sample`, so that an answer does not depend on the others."""
         assert context.engine is not None, "a rollout that samples needs an engine"
         counted = CountedSamples(context)
 
         async def sample_all() -> None:
             await asyncio.gather(
-                *(self._sample_group(context, problem, answers, turn, counted) for problem, answers in groups)
+                *(
+                    self._sample_group(context, problem, answers, sampling_round, counted)
+                    for problem, answers in groups
+                )
             )
 
         context.engine.run(sample_all())
@@ -197,47 +209,50 @@ class PartialAnswers(RolloutAround):
         context: RolloutContext,
         problem: Problem,
         answers: Answers,
-        turn: int,
+        sampling_round: int,
         counted: CountedSamples,
     ) -> None:
-        """Begins a problem's answers where there are none, and goes on with those that aren't at their
-        end."""
-        seed = derive_seed(context.seed, context.iteration, problem.id, "partial", turn)
+        """Begins a problem's answers where there are none, and continues those that have not ended."""
+        seed = derive_seed(context.seed, context.iteration, problem.id, "partial", sampling_round)
         sampling = self._sampling(context, problem)
 
         def bounded(tokens_left: int) -> SamplingParams:
             return replace(sampling, max_tokens=min(self.tokens_per_iteration, tokens_left))
 
-        async def begin() -> None:
+        async def begin_answers() -> None:
             prompt_ids = context.codec.encode_prompt(problem)
-            left = context.settings.token_budget(prompt_ids, sampling.max_tokens)
-            request = Request(prompt_ids, seed=seed, n=self.samples, sampling=bounded(left))
+            tokens_left = context.settings.token_budget(prompt_ids, sampling.max_tokens)
+            request = Request(prompt_ids, seed=seed, n=self.samples, sampling=bounded(tokens_left))
             completions = await counted.sample(request)
-            begun = (
+            new_answers = (
                 self._answer(context, problem, prompt_ids, sample, (completion.segment(),), completion)
                 for sample, completion in enumerate(completions)
             )
-            for answer in await asyncio.gather(*begun):
+            for answer in await asyncio.gather(*new_answers):
                 answers[answer.sample] = answer
 
-        async def go_on(before: Trajectory, left: int) -> None:
+        async def continue_answer(answer: Trajectory, tokens_left: int) -> None:
             request = Request(
-                joined([before.prompt_ids, before.response_ids]),
-                seed=seed + before.sample,
+                joined([answer.prompt_ids, answer.response_ids]),
+                seed=seed + answer.sample,
                 n=1,
-                sampling=bounded(left),
+                sampling=bounded(tokens_left),
             )
             (completion,) = await counted.sample(request)
-            segments = (*before.segments, completion.segment())
-            answers[before.sample] = await self._answer(
-                context, problem, before.prompt_ids, before.sample, segments, completion
+            segments = (*answer.segments, completion.segment())
+            answers[answer.sample] = await self._answer(
+                context, problem, answer.prompt_ids, answer.sample, segments, completion
             )
 
         if not answers:
-            await begin()
+            await begin_answers()
             return
-        unfinished = [(answer, self._tokens_left(context, answer)) for _, answer in sorted(answers.items())]
-        await asyncio.gather(*(go_on(answer, left) for answer, left in unfinished if left))
+        continued = []
+        for _, answer in sorted(answers.items()):
+            tokens_left = self._tokens_left(context, answer)
+            if tokens_left:
+                continued.append(continue_answer(answer, tokens_left))
+        await asyncio.gather(*continued)
 
     async def _answer(
         self,
@@ -248,7 +263,7 @@ class PartialAnswers(RolloutAround):
         segments: tuple[Segment, ...],
         completion: Completion,
     ) -> Trajectory:
-        """Returns an answer as far as it has come, graded if it is at its end."""
+        """Returns an answer so far, graded if it has ended."""
         response_ids = joined([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         answer = Trajectory(
