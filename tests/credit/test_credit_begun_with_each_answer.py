@@ -30,7 +30,7 @@ from treetune.engine.journal import JournaledEngine
 from treetune.exceptions import EngineError
 from treetune.rollouts.context import FurtherProblems, RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
-from treetune.rollouts.unavailable import graded
+from treetune.rollouts.unavailable import drop_ungraded
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Problem, Trajectory, token_array
@@ -95,7 +95,7 @@ def iteration(
     """As the runtime carries it out."""
     early = credit.early_continuations(context)
     trees, _ = rollout.run(context if early is None else early.attached(context), mdp.problems(PROBLEMS))
-    trees, _ = graded(context, trees, credit)
+    trees, _ = drop_ungraded(context, trees, credit)
     episodes, metrics = credit.assign(context.with_services(*[early] if early else []), trees)
     return answers_of(trees), episodes, metrics
 

@@ -1,8 +1,10 @@
 """Estimates of states: each distinct state is continued once, and the ranks share the work.
 
-every rank's states ── exchange ──> the distinct states of all ranks, in one order
-                                    each is given to one rank ── StateRule.estimate ──> estimates
-every rank's estimates <── exchange ── estimates
+    every rank's states ── exchange ──> the distinct states of all ranks, in one order
+                                        each is given to one rank ── StateRule.estimate ──> estimates
+    every rank's estimates <── exchange ── estimates
+
+An estimate does not depend on the rank that makes it.
 """
 
 from __future__ import annotations
