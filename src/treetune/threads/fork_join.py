@@ -62,7 +62,7 @@ class ThreadLimits(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Glue:
-    """The tokens that are injected, and the tags.
+    r"""The tokens that are injected, and the tags.
 
     Example: the tokens of ``\n`` after ``</Outlines>``, of ``<Thread>\n1:`` as the header of the first
     thread, and of ``\n`` where the line continues after a block.

@@ -65,7 +65,7 @@ DEEPEST = 100
 
 @dataclass(frozen=True)
 class TextSegment:
-    """A part of a written answer: one sample of the model, or the text that is injected between two samples.
+    r"""A part of a written answer: one sample of the model, or the text that is injected between two samples.
     It becomes a `Segment`.
 
     Example: ``TextSegment("<Thread>\n1:", injected=True, branch=((0, 0),))``.
