@@ -132,7 +132,7 @@ def test_what_cannot_be_done_is_refused(
 ) -> None:
     if template is not None:
         with_template(model, template)
-    folder = tmp_path if what.startswith("is no folder") else model
+    folder = tmp_path if what.startswith("is not the folder") else model
     with pytest.raises(ValueError, match=re.escape(what)):
         write_think_model(folder, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()

@@ -274,7 +274,7 @@ def test_measured_lengths_that_are_of_something_else_are_refused_before_a_run_be
         with pytest.raises(ValueError, match=message):
             Measured(answers=file).prepare([asked])
     for text, message in (
-        (Path(path).read_text() + '{"problem": "train/2"', r"line 2 of .*damaged.jsonl is no row"),
+        (Path(path).read_text() + '{"problem": "train/2"', r"line 2 of .*damaged.jsonl is not a row"),
         ('{"id": 3}\n', r"line 1 of .*KeyError"),
     ):
         (tmp_path / "damaged.jsonl").write_text(text)

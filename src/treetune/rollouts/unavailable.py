@@ -33,7 +33,7 @@ RETRY = "the same command asks for grades again, and samples none again"
 class _Failures(NamedTuple):
     """The answers of a domain, on one rank, on which the grader failed."""
 
-    count: int
+    answers: int
     problem: str
     """The id of the problem of the first of them."""
     reason: str
@@ -98,7 +98,7 @@ def _report_failures(
     context: RolloutContext, name: str, domain: str, answers: int, failures: Sequence[_Failures]
 ) -> None:
     """Logs on how many of a domain's answers grading failed. Raises NothingGraded if that were nearly all."""
-    failed = sum(of_rank.count for of_rank in failures)
+    failed = sum(of_rank.answers for of_rank in failures)
     first = failures[0]
     of_domain = f" of the domain {domain}" if domain else ""
     message = (
