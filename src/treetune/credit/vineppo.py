@@ -145,6 +145,86 @@ class MonteCarlo(Credit):
     gets its credit before a selection leaves any out (also those of groups that ``until_mixed`` counts as
     dropped)."""
 
+    @override
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        sampling = self._sampling(context)
+        valuation = Valuation(context, trees, self.states, sampling, self.samples, self.max_states)
+        values = self.values.values(valuation)
+        _check_values(self.values, valuation, values)
+        episodes = []
+        for answer, estimated_values in zip(valuation.answers, values, strict=True):
+            step_values = list(estimated_values)
+            if self.siblings_count_into_prompt_value:
+                step_values[0] = self._prompt_value(valuation, answer)
+            if step_values[0] is None:
+                continue  # the prompt has no value: there is nothing to compare the other values with
+            episodes.append(self._episode(context, valuation, answer, step_values))
+        metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
+        unvalued = len(answers_of(trees)) - len(episodes)
+        lost = _report_lost(context, valuation.all_estimates, unvalued)
+        return episodes, metrics | valuation.metrics | lost
+
+    def _prompt_value(self, valuation: Valuation, answer: ValuedAnswer) -> Value | None:
+        """Returns the mean reward of the prompt's continuations and of the other answers to the problem."""
+        continued = valuation.estimates[answer.states[0].state].rewards
+        # At the prompt, all answers have the same beginning of 0 tokens.
+        answers = len(answer.tree.leaves)
+        shared = [[0] * answers for _ in range(answers)]
+        siblings = rewards_below(answer.tree, shared, answer.leaf, length=0)
+        return mean_of([*continued, *siblings])
+
+    def _episode(
+        self,
+        context: RolloutContext,
+        valuation: Valuation,
+        answer: ValuedAnswer,
+        estimated_values: StepValues,
+    ) -> Episode:
+        """Returns the training row of an answer.
+
+        Args:
+            context: The context of the credit phase.
+            valuation: Has the rewards of the continuations, which are stored with the row.
+            answer: The answer and its states.
+            estimated_values: The values of its states. It may have fewer states than steps (`max_states`).
+        """
+        trajectory = answer.trajectory
+        values = [None if value is None else value.value for value in estimated_values]
+        baselines = [None if value is None else value.baseline_or_value for value in estimated_values]
+        errors = [math.inf if value is None else math.sqrt(value.variance) for value in estimated_values]
+
+        # The states after the last estimated one.
+        unestimated = len(self.states.step_starts(trajectory)) - len(values)
+        if self.behind_max_states == "no_advantage":
+            values += [trajectory.reward] * unestimated
+            baselines += [trajectory.reward] * unestimated
+            errors += [0.0] * unestimated
+        else:
+            values += [None] * unestimated
+            baselines += [None] * unestimated
+            errors += [math.inf] * unestimated
+        advantages = step_advantages(values, trajectory.reward, baselines)
+
+        # Steps that are credited as one all have the value before the first of them.
+        values_of_steps: list[float] = []
+        for value in values:
+            values_of_steps.append(values_of_steps[-1] if value is None else value)
+        rows = self.states.step_rows(trajectory, advantages, values_of_steps, errors)
+        cut_at_states = replace(trajectory, step_ends=rows.ends)
+        episode = episode_of(context, cut_at_states, rows.advantages, rows.values, rows.errors)
+        if answer.tree.forked:
+            # A token that several answers share was sampled once, and is trained in the first of them.
+            episode = sharing_of(answer.tree).trained_once(answer.leaf, episode)
+
+        earned = {}
+        for answer_state in answer.states:
+            estimate = valuation.estimates.get(answer_state.state)
+            if estimate is not None:
+                earned[answer_state.length] = estimate.earned
+        return replace(episode, continuations=earned)
+
+    # What the configuration has to know
+
     @classmethod
     @override
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
@@ -153,9 +233,12 @@ class MonteCarlo(Credit):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        sampled = (Continuations(),) if self.values.continues else ()
-        learnt = () if self.critic_settings is None else (CriticValues(),)
-        return (Advantages(before_training=True), CreditForTrees(), *sampled, *learnt)
+        features: list[Feature] = [Advantages(before_training=True), CreditForTrees()]
+        if self.values.continues:
+            features.append(Continuations())
+        if self.critic_settings is not None:
+            features.append(CriticValues())
+        return tuple(features)
 
     @property
     @override
@@ -165,24 +248,26 @@ class MonteCarlo(Credit):
     @property
     @override
     def needs(self) -> tuple[Need, ...]:
-        needs = (
+        needs = [
             Need(SampledAnswers(), "it continues them as the policy sampled them"),
             Need(UseOfAdvantages(), "its continuations cost most of an iteration", UNUSED_REMEDY),
-        )
-        siblings = Need(
-            Answers(2),
-            "siblings_count_into_prompt_value counts the others to the same problem",
-            "set siblings_count_into_prompt_value to false, or the rollout's samples to 2 or more",
-        )
-        return (*needs, siblings) if self.siblings_count_into_prompt_value else needs
+        ]
+        if self.siblings_count_into_prompt_value:
+            needs.append(
+                Need(
+                    Answers(2),
+                    "siblings_count_into_prompt_value counts the others to the same problem",
+                    "set siblings_count_into_prompt_value to false, or the rollout's samples to 2 or more",
+                )
+            )
+        return tuple(needs)
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         sampling = experiment.rollout.sampling
         if sampling is not None and self.values.continues:
-            yield from check_continuations(
-                self.samples, sampling.temperature if self.temperature is None else self.temperature
-            )
+            temperature = sampling.temperature if self.temperature is None else self.temperature
+            yield from check_continuations(self.samples, temperature)
 
     def __post_init__(self) -> None:
         if self.top_k == 0:
@@ -235,84 +320,6 @@ class MonteCarlo(Credit):
             max_states=self.max_states,
             least=least_answers(self),
         )
-
-    @override
-    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        sampling = self._sampling(context)
-        valuation = Valuation(context, trees, self.states, sampling, self.samples, self.max_states)
-        values = self.values.values(valuation)
-        _check_values(self.values, valuation, values)
-        episodes = []
-        for answer, estimated_values in zip(valuation.answers, values, strict=True):
-            step_values = list(estimated_values)
-            if self.siblings_count_into_prompt_value:
-                step_values[0] = self._prompt_value(valuation, answer)
-            if step_values[0] is None:
-                continue  # the prompt has no value: there is nothing to compare the other values with
-            episodes.append(self._episode(context, valuation, answer, step_values))
-        metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
-        unvalued = len(answers_of(trees)) - len(episodes)
-        lost = _report_lost(context, valuation.all_estimates, unvalued)
-        return episodes, metrics | valuation.metrics | lost
-
-    def _prompt_value(self, valuation: Valuation, answer: ValuedAnswer) -> Value | None:
-        """Returns the mean reward of the prompt's continuations and of the other answers to the problem."""
-        continued = valuation.estimates[answer.states[0].state].rewards
-        # At the prompt, all answers have the same beginning of 0 tokens.
-        answers = len(answer.tree.leaves)
-        shared = [[0] * answers for _ in range(answers)]
-        siblings = rewards_below(answer.tree, shared, answer.leaf, length=0)
-        return mean_of([*continued, *siblings])
-
-    def _episode(
-        self,
-        context: RolloutContext,
-        valuation: Valuation,
-        answer: ValuedAnswer,
-        estimated_values: StepValues,
-    ) -> Episode:
-        """Returns the training row of an answer.
-
-        Args:
-            context: The context of the credit phase.
-            valuation: Has the rewards of the continuations, which are stored with the row.
-            answer: The answer and its states.
-            estimated_values: The values of its states. It may have fewer states than steps (`max_states`).
-        """
-        trajectory = answer.trajectory
-        values = [None if value is None else value.value for value in estimated_values]
-        baselines = [None if value is None else value.baseline_or_value for value in estimated_values]
-        errors = [math.inf if value is None else math.sqrt(value.variance) for value in estimated_values]
-
-        # The states after the last estimated one.
-        beyond = len(self.states.step_starts(trajectory)) - len(values)
-        if self.behind_max_states == "no_advantage":
-            values += [trajectory.reward] * beyond
-            baselines += [trajectory.reward] * beyond
-            errors += [0.0] * beyond
-        else:
-            values += [None] * beyond
-            baselines += [None] * beyond
-            errors += [math.inf] * beyond
-        advantages = step_advantages(values, trajectory.reward, baselines)
-
-        # Steps that are credited as one all have the value before the first of them.
-        values_of_steps: list[float] = []
-        for value in values:
-            values_of_steps.append(values_of_steps[-1] if value is None else value)
-        rows = self.states.step_rows(trajectory, advantages, values_of_steps, errors)
-        cut_at_states = replace(trajectory, step_ends=rows.ends)
-        episode = episode_of(context, cut_at_states, rows.advantages, rows.values, rows.errors)
-        if answer.tree.forked:
-            # A token that several answers share was sampled once, and is trained in the first of them.
-            episode = sharing_of(answer.tree).trained_once(answer.leaf, episode)
-
-        earned = {}
-        for at in answer.states:
-            estimate = valuation.estimates.get(at.state)
-            if estimate is not None:
-                earned[at.length] = estimate.earned
-        return replace(episode, continuations=earned)
 
     def _sampling(self, context: RolloutContext) -> SamplingParams:
         if context.settings.sampling is None:

@@ -336,8 +336,8 @@ class Decided(ValueEstimator):
             total = sum(leaf.reward for leaf in tree.leaves)
             mean_of_others = (total - answer.reward) / (len(tree.leaves) - 1)
             step_values: StepValues = []
-            for at in answer.states:
-                text = context.codec.decode(ids[: at.length].tolist())
+            for answer_state in answer.states:
+                text = context.codec.decode(ids[: answer_state.length].tolist())
                 decided = task.decided(tree.problem, text)
                 step_values.append(Value(mean_of_others if decided is None else decided, 0.0))
             values.append(step_values)

@@ -46,8 +46,8 @@ class RolloutTree(Siblings):
         for answer in valuation.answers:
             group_mean = mean([leaf.reward for leaf in answer.tree.leaves])
             step_values: StepValues = []
-            for at in answer.states:
-                value = mean_of([answer.reward, *others[at]])
+            for answer_state in answer.states:
+                value = mean_of([answer.reward, *others[answer_state]])
                 assert value is not None, "an answer went through its own states"
                 total = value.value * value.samples + self.prior * group_mean
                 step_values.append(value._replace(baseline=total / (value.samples + self.prior)))

@@ -212,17 +212,17 @@ class Valuation:
         """Returns `value` of every state, answer by answer."""
         values: list[StepValues] = []
         for answer in self.answers:
-            values.append([self.value(at.state) for at in answer.states])
+            values.append([self.value(answer_state.state) for answer_state in answer.states])
         return values
 
     def sibling_rewards(self) -> dict[AnswerState, list[float]]:
         """Returns, for each state of an answer, the rewards of the other answers that went through it."""
         shared_by_tree = [shared_tokens(tree) for tree in self.trees]
         rewards = {}
-        for at in self.states:
-            rewards[at] = list(
-                rewards_below(self.trees[at.tree], shared_by_tree[at.tree], at.leaf, at.length)
-            )
+        for answer_state in self.states:
+            tree, leaf, length, _ = answer_state
+            below = rewards_below(self.trees[tree], shared_by_tree[tree], leaf, length)
+            rewards[answer_state] = list(below)
         return rewards
 
     def values_with(self, others: Mapping[AnswerState, Sequence[float]]) -> list[StepValues]:
@@ -231,10 +231,10 @@ class Valuation:
         values: list[StepValues] = []
         for answer in self.answers:
             step_values: StepValues = []
-            for at in answer.states:
-                estimate = self.estimates.get(at.state)
+            for answer_state in answer.states:
+                estimate = self.estimates.get(answer_state.state)
                 continued = () if estimate is None else estimate.rewards
-                step_values.append(mean_of([*continued, *others[at]]))
+                step_values.append(mean_of([*continued, *others[answer_state]]))
             values.append(step_values)
         return values
 

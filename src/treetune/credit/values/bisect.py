@@ -111,6 +111,6 @@ class _Search:
     def values(self) -> StepValues:
         valued = set(self.valued)
         values: StepValues = []
-        for number, at in enumerate(self.states):
-            values.append(self.valuation.value(at.state) if number in valued else None)
+        for number, answer_state in enumerate(self.states):
+            values.append(self.valuation.value(answer_state.state) if number in valued else None)
         return values

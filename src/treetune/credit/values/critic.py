@@ -83,7 +83,7 @@ def critic_values(valuation: Valuation) -> list[list[float | None]]:
     values_of_tokens = critic.values([answer.trajectory for answer in valuation.answers])
     values_of_states = []
     for answer, values_T in zip(valuation.answers, values_of_tokens, strict=True):
-        values_of_states.append([_value_at(values_T, at.length) for at in answer.states])
+        values_of_states.append([_value_at(values_T, answer_state.length) for answer_state in answer.states])
     return values_of_states
 
 

@@ -47,7 +47,7 @@ class Siblings(ValueEstimator):
         rewards = valuation.sibling_rewards()
         values: list[StepValues] = []
         for answer in valuation.answers:
-            values.append([mean_of(rewards[at]) for at in answer.states])
+            values.append([mean_of(rewards[answer_state]) for answer_state in answer.states])
         return values
 
 
@@ -70,14 +70,16 @@ class ToppedUp(ValueEstimator):
         # In a sampled tree, the answers through a state have different numbers of other branches. The state
         # gets as many continuations as the answer with the fewest needs.
         missing: dict[State, int] = {}
-        for at, sibling_rewards in rewards.items():
+        for answer_state, sibling_rewards in rewards.items():
             count = valuation.samples - len(sibling_rewards)
-            missing[at.state] = max(missing.get(at.state, 0), count)
+            missing[answer_state.state] = max(missing.get(answer_state.state, 0), count)
         local_counts = sorted({count for count in missing.values() if count})
         counts_by_rank = valuation.context.ranks.exchange("value-missing", local_counts)
         # Sampling is collective, so that each rank goes through the counts of all ranks.
         all_counts = {count for counts in counts_by_rank for count in counts}
         for count in sorted(all_counts):
-            wanted = [at for at in valuation.states if missing[at.state] == count]
-            valuation.sample(wanted, FixedBudget(count))
+            incomplete = [
+                answer_state for answer_state in valuation.states if missing[answer_state.state] == count
+            ]
+            valuation.sample(incomplete, FixedBudget(count))
         return valuation.values_with(rewards)
