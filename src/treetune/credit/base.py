@@ -171,7 +171,7 @@ class GroupCredit(Credit):
                 if len(tree_advantages) != len(rewards):
                     raise ValueError(f"{len(tree_advantages)} advantages for {len(rewards)} answers")
                 advantages += map(float, tree_advantages)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError) as error:  # such as an `advantages` that returns None
                 raise ValueError(f"{type(self).__name__}, problem {tree.problem.id!r}: {error}") from error
         return whole_answer(context, answers_of(trees), advantages)
 

@@ -287,10 +287,12 @@ class MonteCarlo(Credit):
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         if not self.values.continues:
             return 0, 0
-        bound = self.max_states or limit
-        states = min(bound, self.states.usual_states(tokens))
-        least, most = self.values.budget(self.samples).bounds
-        return round(answers * states * least), answers * min(bound, limit) * most
+        most_states = self.max_states or limit  # a state before every token at most
+        usual_states = min(most_states, self.states.usual_states(tokens))
+        least_samples, most_samples = self.values.budget(self.samples).bounds
+        usual = round(answers * usual_states * least_samples)
+        most = answers * min(most_states, limit) * most_samples
+        return usual, most
 
     @override
     def is_unbiased(self, context: RolloutContext) -> bool:
@@ -311,7 +313,8 @@ class MonteCarlo(Credit):
 
     @override
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
-        if not (self.pipelined and self.states.begins_early(context) and self.values.first_states(1)):
+        continues_early = bool(self.values.first_states(1))  # at least the prompt
+        if not (self.pipelined and continues_early and self.states.begins_early(context)):
             return None
         return EarlyContinuations(
             rule=self.states,

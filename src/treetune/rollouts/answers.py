@@ -185,15 +185,11 @@ class GrowingRollout(SampledRollout):
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         assert context.engine is not None, "a rollout that samples needs an engine"
         prompts = self.encoded_prompts(context, problems)
-        starts = [
-            Start(
-                problem,
-                prompts[problem.id],
-                derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample),
-            )
-            for problem in rank_share(context, problems)
-            for sample in range(self.samples)
-        ]
+        starts = []
+        for problem in rank_share(context, problems):
+            for sample in range(self.samples):
+                seed = derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample)
+                starts.append(Start(problem, prompts[problem.id], seed))
         answers = context.engine.run(self.answers(context, starts))
         # The starts of a problem are neighbours, `samples` of them.
         numbered = [replace(answer, sample=index % self.samples) for index, answer in enumerate(answers)]
@@ -230,7 +226,9 @@ def contiguous_share(items: Sequence[T], rank: int, world_size: int) -> Sequence
 
     Example: of 5 items, ranks 0 and 1 of 2 have 2 and 3.
     """
-    return items[len(items) * rank // world_size : len(items) * (rank + 1) // world_size]
+    begin = len(items) * rank // world_size
+    end = len(items) * (rank + 1) // world_size
+    return items[begin:end]
 
 
 def encoded_prompt(

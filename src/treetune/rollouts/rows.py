@@ -169,7 +169,10 @@ def episode_columns(codec: TextCodec | None) -> Callable[[Sequence[Episode], pa.
             return nested([len(stretches) for stretches in values], structs)
         return tuples(values, field.type) if field.name in OF_STEPS else column_of(values, field.type)
 
-    return lambda episodes, schema: [column(episodes, field) for field in schema]
+    def columns(episodes: Sequence[Episode], schema: pa.Schema) -> list[pa.Array]:
+        return [column(episodes, field) for field in schema]
+
+    return columns
 
 
 def episodes_of(batch: pa.RecordBatch) -> Iterator[Episode]:

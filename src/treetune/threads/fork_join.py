@@ -217,6 +217,7 @@ class ForkJoin:
         """Samples, forks and joins until the line ends."""
         tags = self._glue.tags
         while True:
+            # Sample the line until it ends or lists outlines.
             room = self._room_for_sample(line)
             if room < 1:
                 # This happens only after a join: a fork leaves each thread at least one token.
@@ -227,19 +228,23 @@ class ForkJoin:
             if completion.finish_reason == "length":
                 self._cut(line)
                 return
-            last = int(completion.token_ids[-1])
-            lists_outlines = last == tags.end_outlines and len(line.branch) < self._limits.max_depth
-            if not lists_outlines:
+            last_token = int(completion.token_ids[-1])
+            may_fork = len(line.branch) < self._limits.max_depth
+            if not (may_fork and last_token == tags.end_outlines):
                 if not line.is_thread:
                     self._end("stop")
-                elif last != tags.end_thread:  # the text ends inside the thread
+                elif last_token != tags.end_thread:  # the text ends inside the thread
                     self._end("stop", "ended_in_thread")
                     line.inject(self._glue.end_thread)
                 return
+
+            # Fork, and wait for the threads; they are written at the same time.
             threads = self._fork(line)
             if threads:
                 await asyncio.gather(*(self._write_line(thread) for thread in threads))
                 self._join(line, threads)
+
+            # Continue the line, unless the answer has ended: here, or in one of the threads.
             if self._finish is not None:
                 if line.is_thread:
                     line.inject(self._glue.end_thread)

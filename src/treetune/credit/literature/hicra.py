@@ -56,7 +56,7 @@ def mark_phrases(token_ids: TokenIds, codec: TextCodec, phrases: Sequence[str]) 
     import numpy as np
 
     text = codec.decode(token_ids)
-    is_in_phrase: Column = np.zeros(len(text) + 1, np.bool_)  # by character
+    is_in_phrase: Column = np.zeros(len(text), np.bool_)  # by character
     for phrase in phrases:
         for match in re.finditer(re.escape(phrase), text, re.IGNORECASE):
             is_in_phrase[match.start() : match.end()] = True

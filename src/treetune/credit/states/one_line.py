@@ -132,7 +132,7 @@ def continuation_request(
     problem, prompt_ids, _ = prefix
     prefix_ids = prefix.token_ids
     key: tuple[int | str, ...] = (iteration, problem.id, repr(tuple(prefix_ids.tolist())), purpose)
-    if round_number > 0:
+    if round_number > 0:  # a state that is continued once, as VinePPO's, has no round in its seed
         key = (*key, round_number)
     budget = settings.token_budget(prompt_ids, sampling.max_tokens)
     return Request(

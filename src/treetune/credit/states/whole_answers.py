@@ -62,6 +62,7 @@ class WholeAnswers(StateRule):
         for prefix in prefixes:
             begun = None if early is None else early.find(prefix, plan)
             answers_by_state.append(list(begun or ()))
+        # What was sampled early is the first round.
         rounds_by_state = [1 if answers else 0 for answers in answers_by_state]
         # All states go through their rounds together, so that the rollout's bound on the answers in flight
         # holds for all of them.
