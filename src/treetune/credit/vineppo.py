@@ -384,7 +384,7 @@ def _report_lost(context: RolloutContext, estimates: Sequence[Estimate], unvalue
         return {}
     total = sum(len(estimate.earned) for estimate in estimates)
     unknown = sum(not estimate.rewards for estimate in estimates)
-    answers = sum(count for (count,) in context.ranks.exchange("unvalued", [unvalued]))
+    answers = sum(context.ranks.exchange("unvalued", unvalued))
     context.log.say(
         f"iteration {context.iteration + 1}: {lost} of {total} continuations could not be graded and don't"
         f" count; {unknown} of {len(estimates)} states have no value, and {answers} answers are left out with"

@@ -26,7 +26,10 @@ class RankGroup(Protocol):
     def world_size(self) -> int: ...
 
     def exchange(self, name: str, value: Any) -> list[Any]:
-        """Returns every rank's object, in rank order. Collective."""
+        """Returns every rank's object, in rank order. Collective.
+
+        Example: with two ranks, of which rank 0 passes 3 and rank 1 passes 5, both get ``[3, 5]``.
+        """
 
     def hand_out(self, name: str, for_ranks: Sequence[Any]) -> list[Any]:
         """Sends an object to each rank, and returns those that all ranks have sent to this one.

@@ -131,8 +131,8 @@ class Demonstrations(Rollout):
             answers.append(answer if grade is None else replace(answer, grade=grade.result()))
         trees, metrics = measured_trees(context, trees_of(answers))
         if self.too_long == "leave_out":
-            left_out_by_rank = context.ranks.exchange("left-out", [left_out])
-            metrics["episodes/left_out"] = float(sum(count for (count,) in left_out_by_rank))
+            left_out_by_rank = context.ranks.exchange("left-out", left_out)
+            metrics["episodes/left_out"] = float(sum(left_out_by_rank))
         return trees, metrics
 
 

@@ -21,7 +21,7 @@ def pooled(
     """Returns the columns of all ranks, each the ranks' columns one after the other in rank order. A rank may
     miss some. Collective."""
     pooled_columns: dict[str, list[float]] = {}
-    for (columns_of_rank,) in context.ranks.exchange(name, [dict(columns)]):
+    for columns_of_rank in context.ranks.exchange(name, dict(columns)):
         for column, values in columns_of_rank.items():
             pooled_columns.setdefault(column, []).extend(values)
     return pooled_columns

@@ -133,8 +133,8 @@ class PartialAnswers(RolloutAround):
             self._sample_further(context, groups, sampling_round)
             sampling_round += 1
             local_ready = [problem.id for problem, answers in groups if self._have_ended(context, answers)]
-            ready_by_rank = context.ranks.exchange("groups that have ended", [local_ready])
-            ready = [problem_id for (ready_of_rank,) in ready_by_rank for problem_id in ready_of_rank]
+            ready_by_rank = context.ranks.exchange("groups that have ended", local_ready)
+            ready = [problem_id for ready_of_rank in ready_by_rank for problem_id in ready_of_rank]
         chosen = set(ready[: self.groups])
 
         carried_answers: list[Trajectory] = []
@@ -152,7 +152,7 @@ class PartialAnswers(RolloutAround):
         for answer in trained_answers:
             versions += len({segment.policy_version for segment in answer.segments})
         local_counts = [versions, len(trained_answers), len(trees)]
-        counts_by_rank = [counts for (counts,) in context.ranks.exchange("partial answers", [local_counts])]
+        counts_by_rank = context.ranks.exchange("partial answers", local_counts)
         all_versions, all_answers, all_trees = (sum(column) for column in zip(*counts_by_rank))
         return trees, metrics | {
             "rollout/groups_begun": float(len(new_problems)),

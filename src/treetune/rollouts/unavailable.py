@@ -65,11 +65,11 @@ def report_ungraded(context: RolloutContext, name: str, answers: Sequence[Trajec
         reason = errors[0].grade.message or "its process died"
         local_failures[domain] = _Failures(len(errors), errors[0].problem.id, reason)
 
-    gathered = context.ranks.exchange("ungraded answers", [(local_reasons, local_counts, local_failures)])
+    gathered = context.ranks.exchange("ungraded answers", (local_reasons, local_counts, local_failures))
     reasons: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     failures_by_domain: dict[str, list[_Failures]] = {}
-    for ((reasons_of_rank, counts_of_rank, failures_of_rank),) in gathered:
+    for reasons_of_rank, counts_of_rank, failures_of_rank in gathered:
         reasons.update(reasons_of_rank)
         counts.update(counts_of_rank)
         for domain, failures in failures_of_rank.items():
@@ -139,7 +139,7 @@ def drop_ungraded(context: RolloutContext, trees: Sequence[Tree], credit: Part) 
             kept.append(tree.keeping(known_leaves))
         else:
             dropped += 1
-    dropped_of_all = sum(count for (count,) in context.ranks.exchange("ungraded", [dropped]))
+    dropped_of_all = sum(context.ranks.exchange("ungraded", dropped))
     if not dropped_of_all:
         return kept, {}
     graded = "none" if least == 1 else f"fewer than {least}"

@@ -143,7 +143,7 @@ class Running(ReferenceLength):
             else:
                 changed[problem_id] = self.decay * old_mean + (1 - self.decay) * new_mean
         # The memory is the same on all ranks, so every rank takes the changes of all of them.
-        for (changed_on_rank,) in context.ranks.exchange("running-lengths", [changed]):
+        for changed_on_rank in context.ranks.exchange("running-lengths", changed):
             memory.update(changed_on_rank)
         return [memory.get(answer.problem.id) for answer in answers]
 

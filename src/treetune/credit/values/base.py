@@ -201,7 +201,7 @@ class Valuation:
 
     def on_any_rank(self, condition: bool) -> bool:
         """Returns whether the condition holds on any rank. Collective."""
-        return any(holds for (holds,) in self.context.ranks.exchange("value-waves", [condition]))
+        return any(self.context.ranks.exchange("value-waves", condition))
 
     def value(self, state: State) -> Value | None:
         """Returns the mean reward of the state's continuations; None where there are none."""
