@@ -4,49 +4,86 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 
-def paired(differences: Sequence[Mapping[str, float]]) -> tuple[float, float | None, float | None]:
-    """Returns the mean of each seed's differences by problem, half of its 95 % interval, and the two-sided
-    p-value of a mean of 0.
+class PairedDifference(NamedTuple):
+    """A mean difference of two methods.
 
-    Seeds and problems are both drawn from many, and every seed meets the same problems: with MS_s, MS_p and
-    MS_e the mean squares of seeds, problems and what is left, the mean of S · P differences varies by
-    (MS_s + MS_p − MS_e) / (S · P), with Satterthwaite's degrees of freedom (the quasi-F of Clark, 1973, "The
-    language-as-fixed-effect fallacy"). It is never taken for less than what seeds alone or problems alone
-    let expect. With one seed it is Student's test over problems, with one number a seed that over seeds;
-    None of both where neither are several.
+    Example: ``PairedDifference(mean=0.03, half_width=0.02, p_value=0.004)``.
+    """
 
-    Raises ValueError if the seeds' problems differ.
+    mean: float
+    half_width: float | None
+    """Half of the 95 % interval; None for a single difference."""
+    p_value: float | None
+    """Two-sided, of a mean of 0; None for a single difference."""
+
+
+class _MeanSquares(NamedTuple):
+    """Mean squares of an analysis of variance, or their degrees of freedom."""
+
+    seeds: float
+    problems: float
+    residual: float
+
+
+def paired(differences: Sequence[Mapping[str, float]]) -> PairedDifference:
+    """Returns the mean of the differences, with its interval and p-value.
+
+    Seeds and problems are both drawn from larger populations, and every seed is measured on the same
+    problems. With the mean squares MS_s of seeds, MS_p of problems and MS_e of the residuals, the mean of S ·
+    P differences has the variance (MS_s + MS_p − MS_e) / (S · P), with Satterthwaite's degrees of freedom
+    (the quasi-F of Clark, 1973, "The language-as-fixed-effect fallacy"). It is at least the variance that
+    seeds alone, or problems alone, would give. With one seed this is Student's test over problems, with one
+    problem that over seeds.
+
+    Args:
+        differences: For each seed, the difference of the two methods on each problem. Example: two seeds and
+            two problems, ``[{"test/0": 0.1, "test/1": 0.0}, {"test/0": 0.2, "test/1": -0.1}]``.
+
+    Raises:
+        ValueError: The seeds' problems differ.
     """
     import numpy as np
     from scipy.special import stdtr, stdtrit
 
     problems = list(differences[0])
-    if any(one.keys() != differences[0].keys() for one in differences):
+    if any(of_seed.keys() != differences[0].keys() for of_seed in differences):
         raise ValueError("the seeds were measured on different problems")
-    matrix_SP = np.array([[one[problem] for problem in problems] for one in differences])
+    matrix_SP = np.array([[of_seed[problem] for problem in problems] for of_seed in differences])
     n_seeds, n_problems = matrix_SP.shape
     mean = float(matrix_SP.mean())
     if matrix_SP.size < 2:
-        return mean, None, None
-    of_seeds_S, of_problems_P = matrix_SP.mean(axis=1) - mean, matrix_SP.mean(axis=0) - mean
-    rest_SP = matrix_SP - mean - of_seeds_S[:, None] - of_problems_P[None, :]
-    free = n_seeds - 1, n_problems - 1, (n_seeds - 1) * (n_problems - 1)
-    sums = n_problems * (of_seeds_S**2).sum(), n_seeds * (of_problems_P**2).sum(), (rest_SP**2).sum()
-    seeds, others, rest = (float(total) / max(1, degrees) for total, degrees in zip(sums, free, strict=True))
+        return PairedDifference(mean, None, None)
+
+    # The analysis of variance: effects of seeds, of problems, and the residuals.
+    seed_effects_S = matrix_SP.mean(axis=1) - mean
+    problem_effects_P = matrix_SP.mean(axis=0) - mean
+    residuals_SP = matrix_SP - mean - seed_effects_S[:, None] - problem_effects_P[None, :]
+    freedom = _MeanSquares(n_seeds - 1, n_problems - 1, (n_seeds - 1) * (n_problems - 1))
+    squares = _MeanSquares(
+        seeds=float(n_problems * (seed_effects_S**2).sum()) / max(1, freedom.seeds),
+        problems=float(n_seeds * (problem_effects_P**2).sum()) / max(1, freedom.problems),
+        residual=float((residuals_SP**2).sum()) / max(1, freedom.residual),
+    )
+    # The largest of three variances, each with its degrees of freedom.
     spread, degrees = max(
-        (seeds + others - rest, _satterthwaite((seeds, others, rest), free)),
-        (seeds, free[0]),
-        (others, free[1]),
+        (squares.seeds + squares.problems - squares.residual, _satterthwaite(squares, freedom)),
+        (squares.seeds, freedom.seeds),
+        (squares.problems, freedom.problems),
     )
     if spread <= 0:
-        return mean, 0.0, 1.0 if mean == 0 else 0.0
+        return PairedDifference(mean, 0.0, 1.0 if mean == 0 else 0.0)
     error = math.sqrt(spread / (n_seeds * n_problems))
-    return mean, float(stdtrit(degrees, 0.975)) * error, 2 * float(stdtr(degrees, -abs(mean) / error))
+    half_width = float(stdtrit(degrees, 0.975)) * error
+    p_value = 2 * float(stdtr(degrees, -abs(mean) / error))
+    return PairedDifference(mean, half_width, p_value)
 
 
-def _satterthwaite(mean_squares: Sequence[float], free: Sequence[int]) -> float:
-    seeds, others, rest = mean_squares
-    parts = [square**2 / degrees for square, degrees in zip(mean_squares, free, strict=True) if degrees]
-    return (seeds + others - rest) ** 2 / sum(parts) if sum(parts) else 1.0
+def _satterthwaite(squares: _MeanSquares, freedom: _MeanSquares) -> float:
+    """Returns the degrees of freedom of MS_s + MS_p − MS_e."""
+    terms = [square**2 / degrees for square, degrees in zip(squares, freedom, strict=True) if degrees]
+    if not sum(terms):
+        return 1.0
+    return (squares.seeds + squares.problems - squares.residual) ** 2 / sum(terms)
