@@ -21,7 +21,7 @@ from treetune.credit.reinforce import Outcome
 from treetune.credit.rloo import Rloo, leave_one_out_advantages
 from treetune.credit.vineppo import MonteCarlo, step_advantages
 from treetune.rollouts import unavailable
-from treetune.rollouts.answers import with_unfinished
+from treetune.rollouts.answers import apply_unfinished_reward
 from treetune.rollouts.context import Log, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.tree import answers_of, trees_of
@@ -280,7 +280,8 @@ def test_where_no_answer_could_be_graded_that_is_an_error_on_every_rank() -> Non
 
 def test_an_answer_that_was_cut_off_is_worth_what_it_is_worth_whoever_could_have_graded_it() -> None:
     known = [
-        with_unfinished(LOST, *one).is_known for one in (("length", 0.0), ("length", None), ("stop", 0.0))
+        apply_unfinished_reward(LOST, *one).is_known
+        for one in (("length", 0.0), ("length", None), ("stop", 0.0))
     ]
     assert known == [True, False, False]
 

@@ -20,7 +20,7 @@ from treetune.credit.rloo import leave_one_out_advantages
 from treetune.credit.vineppo import step_advantages
 from treetune.domains.math_reference_steps import MathReference
 from treetune.domains.math_tasks import Sentences
-from treetune.rollouts.answers import steps_of
+from treetune.rollouts.answers import split_steps
 from treetune.tasks.base import Task
 from treetune.tasks.steps import Gsm8kReference, Lines, StepSplitter
 from treetune.trainer.preparation import rewards_to_come
@@ -94,7 +94,7 @@ def bias(language: Language, steps: StepSplitter) -> float:
     off: dict[tuple[Ids, int], float] = {}
     exact: dict[tuple[Ids, int], float] = {}
     for answer, probability in language.answers().items():
-        ends = steps_of(context, mdp.problems(1)[0], token_array(answer), language.read(answer))
+        ends = split_steps(context, mdp.problems(1)[0], token_array(answer), language.read(answer))
         values = [language.value(answer[:start]) for start in (0, *ends[:-1])]
         of_steps = step_advantages(values, language.value(answer))
         for place, taken in enumerate(answer):

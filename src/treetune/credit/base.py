@@ -25,7 +25,7 @@ from typing_extensions import override
 from treetune import contracts
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
-from treetune.credit.episodes import advantage_metrics, episode_of, whole_answer
+from treetune.credit.episodes import advantage_metrics, make_episode, whole_answer_episodes
 from treetune.credit.states.early import EarlyContinuations
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
@@ -173,7 +173,7 @@ class GroupCredit(Credit):
                 advantages += map(float, tree_advantages)
             except (TypeError, ValueError) as error:  # such as an `advantages` that returns None
                 raise ValueError(f"{type(self).__name__}, problem {tree.problem.id!r}: {error}") from error
-        return whole_answer(context, answers_of(trees), advantages)
+        return whole_answer_episodes(context, answers_of(trees), advantages)
 
 
 class TokenCredit(Credit):
@@ -205,7 +205,7 @@ class TokenCredit(Credit):
                     f" {tokens} tokens: give each token of each answer one"
                 )
             for answer, row in zip(tree.leaves, rows, strict=True):
-                episode = episode_of(context, answer)
+                episode = make_episode(context, answer)
                 episodes.append(replace(episode, advantages=np.array(row, np.float64)))
         return episodes, advantage_metrics(context, episodes)
 

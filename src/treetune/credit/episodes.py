@@ -1,6 +1,6 @@
 """Training rows: from a graded answer to an `Episode`, which every credit returns for each answer.
 
-    trajectory (segments, steps, reward)  ──  episode_of  ──>  episode (ids, mask, advantages, log-probs)
+    trajectory (segments, steps, reward)  ──  make_episode  ──>  episode (ids, mask, advantages, log-probs)
 
 Example: an answer of two steps, which end after tokens 2 and 5, with the step advantages ``[0.25, -0.5]``,
 becomes a row with ``advantages=[0.25, 0.25, -0.5, -0.5, -0.5]``.
@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.metrics import mean, pooled
+from treetune.rollouts.metrics import mean, pool_columns
 from treetune.vocabulary import (
     Column,
     Episode,
@@ -26,7 +26,7 @@ from treetune.vocabulary import (
 )
 
 
-def episode_of(
+def make_episode(
     context: RolloutContext,
     trajectory: Trajectory,
     step_advantages: Sequence[float] | None = None,
@@ -116,14 +116,14 @@ def scoring_row(answer: Trajectory) -> Episode:
     )
 
 
-def whole_answer(
+def whole_answer_episodes(
     context: RolloutContext, trajectories: Sequence[Trajectory], advantages: Iterable[float]
 ) -> tuple[list[Episode], Metrics]:
     """Returns episodes in which all tokens of an answer share one advantage, and metrics. Collective."""
     episodes = []
     for trajectory, advantage in zip(trajectories, advantages, strict=True):
         step_advantages = [advantage] * len(trajectory.step_ends)
-        episodes.append(episode_of(context, trajectory, step_advantages))
+        episodes.append(make_episode(context, trajectory, step_advantages))
     return episodes, advantage_metrics(context, episodes)
 
 
@@ -142,7 +142,9 @@ def advantage_metrics(context: RolloutContext, episodes: Sequence[Episode]) -> M
         run_starts = np.flatnonzero(np.diff(trained, prepend=np.nan))
         local_advantages += trained[run_starts].tolist()
         local_lengths += np.diff(run_starts, append=len(trained)).tolist()
-    columns = pooled(context, "credit-metrics", {"advantage": local_advantages, "tokens": local_lengths})
+    columns = pool_columns(
+        context, "credit-metrics", {"advantage": local_advantages, "tokens": local_lengths}
+    )
     advantages, tokens = columns["advantage"], columns["tokens"]
     if not advantages:
         return {}

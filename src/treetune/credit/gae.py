@@ -32,7 +32,7 @@ from treetune.credit.base import (
     CriticSettings,
     check_critic_goes_on,
 )
-from treetune.credit.episodes import episode_of
+from treetune.credit.episodes import make_episode
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
@@ -83,7 +83,7 @@ class Gae(Credit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        return [episode_of(context, answer) for answer in answers_of(trees)], {}
+        return [make_episode(context, answer) for answer in answers_of(trees)], {}
 
 
 def gae(

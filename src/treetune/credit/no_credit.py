@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from treetune.contracts import CreditForRewards
 from treetune.credit.base import Credit
-from treetune.credit.episodes import episode_of
+from treetune.credit.episodes import make_episode
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
@@ -24,4 +24,4 @@ class NoCredit(Credit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        return [episode_of(context, answer) for answer in answers_of(trees)], {}
+        return [make_episode(context, answer) for answer in answers_of(trees)], {}

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from treetune.contracts import Advantages, Answers, CreditForRewards, CreditForTrees, Need, OneLine
 from treetune.credit.base import THREADS_REMEDY, Credit
-from treetune.credit.episodes import advantage_metrics, episode_of
+from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
 from treetune.tree import ROOT, Sharing, Tree
@@ -106,7 +106,7 @@ class TreeCredit(Credit):
             ends = tuple(accumulate(sharing.lengths[node] for node in path))
             values_before_nodes = [values[parent] for parent in (ROOT, *path[:-1])]
             cut_at_nodes = replace(leaf, step_ends=ends)
-            episode = episode_of(context, cut_at_nodes, advantages[index], values_before_nodes)
+            episode = make_episode(context, cut_at_nodes, advantages[index], values_before_nodes)
             if self.weight != "each":
                 scales = [1.0] * len(path) if self.weight == "once" else None
                 episode = sharing.trained_once(index, episode, scales)

@@ -10,7 +10,7 @@ continuations of it, so that no critic is needed:
 How `MonteCarlo.assign` gets there:
 
     trees ── states of each answer (`StateRule`) ── values of the states (`ValueEstimator`)
-          ── `step_advantages` ── one training row for each answer (`episode_of`)
+          ── `step_advantages` ── one training row for each answer (`make_episode`)
 
 With other `states` and `values` it is the credit of further methods: steps of n tokens, values of a critic or
 of the other answers (`credit.states`, `credit.values`).
@@ -41,7 +41,7 @@ from treetune.contracts import (
     UseOfAdvantages,
 )
 from treetune.credit.base import UNUSED_REMEDY, Credit, CriticSettings
-from treetune.credit.episodes import advantage_metrics, episode_of
+from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.states.base import ContinuationPlan, Estimate, StateRule
 from treetune.credit.states.early import EarlyContinuations
 from treetune.credit.states.one_line import StepBoundaries
@@ -211,7 +211,7 @@ class MonteCarlo(Credit):
             values_of_steps.append(values_of_steps[-1] if value is None else value)
         rows = self.states.step_rows(trajectory, advantages, values_of_steps, errors)
         cut_at_states = replace(trajectory, step_ends=rows.ends)
-        episode = episode_of(context, cut_at_states, rows.advantages, rows.values, rows.errors)
+        episode = make_episode(context, cut_at_states, rows.advantages, rows.values, rows.errors)
         if answer.tree.forked:
             # A token that several answers share was sampled once, and is trained in the first of them.
             episode = sharing_of(answer.tree).trained_once(answer.leaf, episode)

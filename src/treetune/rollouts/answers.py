@@ -22,7 +22,7 @@ from treetune.models.tokenizer import step_ends
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
-from treetune.rollouts.numbers import measured
+from treetune.rollouts.numbers import add_measured_numbers
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import FinishReason, Grade, Metrics, Problem, Segment, TokenIds, Trajectory
@@ -97,7 +97,7 @@ class SampledRollout(Rollout):
             stop=getattr(self, "stop", ()),
         )
 
-    def encoded_prompts(self, context: RolloutContext, problems: Sequence[Problem]) -> dict[str, TokenIds]:
+    def encode_prompts(self, context: RolloutContext, problems: Sequence[Problem]) -> dict[str, TokenIds]:
         """Returns the prompts' ids of all problems of the iteration, by the problem's id.
 
         Every rank encodes all of them, so that all ranks stop if one prompt does not fit, and none waits for
@@ -109,7 +109,7 @@ class SampledRollout(Rollout):
         prompts = {}
         for problem in problems:
             max_tokens = context.task.of(problem).sampling(self.sampling).max_tokens
-            prompts[problem.id] = encoded_prompt(context, problem, max_tokens, self.max_prompt_tokens)
+            prompts[problem.id] = encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
         return prompts
 
 
@@ -184,7 +184,7 @@ class GrowingRollout(SampledRollout):
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         assert context.engine is not None, "a rollout that samples needs an engine"
-        prompts = self.encoded_prompts(context, problems)
+        prompts = self.encode_prompts(context, problems)
         starts = []
         for problem in rank_share(context, problems):
             for sample in range(self.samples):
@@ -193,12 +193,12 @@ class GrowingRollout(SampledRollout):
         answers = context.engine.run(self.answers(context, starts))
         # The starts of a problem are neighbours, `samples` of them.
         numbered = [replace(answer, sample=index % self.samples) for index, answer in enumerate(answers)]
-        return measured_trees(context, trees_of(numbered))
+        return measure_trees(context, trees_of(numbered))
 
 
-def measured_trees(context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Tree], Metrics]:
+def measure_trees(context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Tree], Metrics]:
     """Returns the trees with the named numbers of their answers, and the metrics of all ranks. Collective."""
-    trees = measured(trees, context.codec)
+    trees = add_measured_numbers(trees, context.codec)
     return trees, trajectory_metrics(context, answers_of(trees))
 
 
@@ -231,7 +231,7 @@ def contiguous_share(items: Sequence[T], rank: int, world_size: int) -> Sequence
     return items[begin:end]
 
 
-def encoded_prompt(
+def encode_prompt(
     context: RolloutContext,
     problem: Problem,
     response_tokens: int,
@@ -305,7 +305,9 @@ def is_decided(finish_reason: FinishReason, unfinished_reward: float | None) -> 
     return finish_reason == "length" and unfinished_reward is not None
 
 
-def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None) -> Grade:
+def apply_unfinished_reward(
+    grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None
+) -> Grade:
     """Returns the grade of an answer, with the reward `unfinished_reward` if it was cut off.
 
     The grade of such an answer keeps what the grader extracted. Its reward is known even if the grader was
@@ -330,7 +332,7 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
     return text[:end]
 
 
-def steps_of(
+def split_steps(
     context: RolloutContext, problem: Problem, response_ids: TokenIds, text: str, stop: Sequence[str] = ()
 ) -> tuple[int, ...]:
     """Returns the ends of an answer's steps as token offsets into the response.

@@ -16,7 +16,7 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine
-from treetune.rollouts.answers import EXAMPLES, encoded_prompt, measured_trees, rank_share, steps_of
+from treetune.rollouts.answers import EXAMPLES, encode_prompt, measure_trees, rank_share, split_steps
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
@@ -110,7 +110,7 @@ class Demonstrations(Rollout):
                     left_out += 1
                     continue
                 text = context.codec.decode(response_ids)
-                prompt_ids = encoded_prompt(context, problem, len(response_ids))
+                prompt_ids = encode_prompt(context, problem, len(response_ids))
                 answer = Trajectory(
                     problem=problem,
                     sample=sample,
@@ -129,7 +129,7 @@ class Demonstrations(Rollout):
         answers = []
         for answer, grade in pending:
             answers.append(answer if grade is None else replace(answer, grade=grade.result()))
-        trees, metrics = measured_trees(context, trees_of(answers))
+        trees, metrics = measure_trees(context, trees_of(answers))
         if self.too_long == "leave_out":
             left_out_by_rank = context.ranks.exchange("left-out", left_out)
             metrics["episodes/left_out"] = float(sum(left_out_by_rank))
@@ -196,5 +196,5 @@ def _step_ends(
 ) -> tuple[int, ...]:
     """Returns the ends of a demonstration's steps: the task's, or the segments where there are several."""
     if len(segments) == 1:
-        return steps_of(context, problem, segments[0].token_ids, text)
+        return split_steps(context, problem, segments[0].token_ids, text)
     return tuple(accumulate(len(segment.token_ids) for segment in segments))

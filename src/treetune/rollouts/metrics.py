@@ -1,7 +1,8 @@
 """Metrics of an iteration's answers and rows, over all ranks.
 
 Numbers of all ranks are pooled first and averaged afterwards, so that a mean does not depend on how answers
-were distributed over ranks. Example: ``mean(pooled(context, "lengths", {"tokens": [12.0, 7.0]})["tokens"])``.
+were distributed over ranks. Example: ``mean(pool_columns(context, "lengths", {"tokens": [12.0,
+7.0]})["tokens"])``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from treetune.rollouts.numbers import number_metrics
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
 
-def pooled(
+def pool_columns(
     context: RolloutContext, name: str, columns: Mapping[str, Sequence[float]]
 ) -> dict[str, list[float]]:
     """Returns the columns of all ranks, each the ranks' columns one after the other in rank order. A rank may
@@ -77,7 +78,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     local = {f"episodes/{name}": values for name, values in columns_of_answers.items()}
     local |= {f"episodes/{name}": values for name, values in columns_of_problems.items()}
     local_numbers = number_columns(trajectories) | domain_columns(groups)
-    columns = pooled(context, "rollout-metrics", local | local_numbers)
+    columns = pool_columns(context, "rollout-metrics", local | local_numbers)
     metrics = {name: mean(columns[name]) for name in local if columns[name]}
     # The others are named numbers, also those that only other ranks' answers have.
     metrics |= number_metrics({name: columns[name] for name in columns if name not in local})

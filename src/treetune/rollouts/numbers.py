@@ -124,7 +124,7 @@ def declared_ratios() -> dict[str, tuple[str, str]]:
     return ratios
 
 
-def measured(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
+def add_measured_numbers(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
     """Returns the trees with the numbers that groups measure of their answers, in addition to those that the
     rollout counted."""
     trajectories = answers_of(trees)
@@ -170,7 +170,7 @@ def by_group(numbers: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return nested
 
 
-def evaluated(label: str, summary: Mapping[str, Any]) -> Metrics:
+def evaluation_metrics(label: str, summary: Mapping[str, Any]) -> Metrics:
     """Returns the numbers of an evaluation's summary that are metrics of the run.
 
     Example: ``{"evaluation/gsm8k_test/threads/parallel_count": 1.8}``.
@@ -187,7 +187,7 @@ def evaluated(label: str, summary: Mapping[str, Any]) -> Metrics:
     return metrics
 
 
-def in_words(metrics: Mapping[str, float]) -> list[str]:
+def describe_numbers(metrics: Mapping[str, float]) -> list[str]:
     """Returns the labelled numbers of an iteration for its line on the console, such as ``"longest thread
     312.4"``."""
     words = []

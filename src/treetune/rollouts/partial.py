@@ -24,12 +24,12 @@ from treetune.engine.programs import result_of
 from treetune.rollouts.answers import (
     UNGRADED,
     CountedSamples,
-    encoded_prompt,
+    apply_unfinished_reward,
+    encode_prompt,
     is_decided,
-    measured_trees,
+    measure_trees,
     rank_share,
-    steps_of,
-    with_unfinished,
+    split_steps,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import CarryOver, RolloutContext
@@ -122,7 +122,7 @@ class PartialAnswers(RolloutAround):
         new_problems = [problem for problem in problems if problem.id not in in_flight][:free_places]
         for problem in new_problems:  # on all ranks, so that all stop if a prompt is too long
             max_tokens = self._sampling(context, problem).max_tokens
-            encoded_prompt(context, problem, max_tokens, self.max_prompt_tokens)
+            encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
         carried_problems = [next(iter(answers.values())).problem for answers in in_flight.values()]
         all_problems = carried_problems + new_problems
         groups = [(problem, in_flight.get(problem.id, {})) for problem in rank_share(context, all_problems)]
@@ -146,7 +146,7 @@ class PartialAnswers(RolloutAround):
             else:
                 carried_answers += in_order
         carry_over.keep(carried_answers)
-        trees, metrics = measured_trees(context, trees_of(trained_answers))
+        trees, metrics = measure_trees(context, trees_of(trained_answers))
 
         versions = 0
         for answer in trained_answers:
@@ -274,10 +274,12 @@ class PartialAnswers(RolloutAround):
             finish_reason=completion.finish_reason,
             text=text,
             grade=UNGRADED,
-            step_ends=steps_of(context, problem, response_ids, text),
+            step_ends=split_steps(context, problem, response_ids, text),
         )
         if self._tokens_left(context, answer):
             return answer
         decided = is_decided(answer.finish_reason, self.unfinished_reward)
         grade = await result_of(context.grader.submit(text, problem, decided=decided))
-        return replace(answer, grade=with_unfinished(grade, answer.finish_reason, self.unfinished_reward))
+        return replace(
+            answer, grade=apply_unfinished_reward(grade, answer.finish_reason, self.unfinished_reward)
+        )

@@ -16,12 +16,12 @@ from typing_extensions import override
 from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswers
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.metrics import mean, pooled
+from treetune.rollouts.metrics import mean, pool_columns
 from treetune.tree import Tree, answers_of, with_answers
 from treetune.vocabulary import Metrics, Trajectory
 
 
-def shaped(
+def apply_shaping(
     context: RolloutContext, shapings: Sequence[Shaping], trees: Sequence[Tree]
 ) -> tuple[list[Tree], Metrics]:
     """Returns this rank's trees, each answer with the sum of its bonuses, and the metrics of all ranks.
@@ -47,7 +47,7 @@ def shaped(
     for trajectory, bonuses_of_answer in zip(trajectories, bonuses_of_answers, strict=True):
         with_bonuses.append(replace(trajectory, bonus=math.fsum(bonuses_of_answer)))
     columns["episodes/reward"] = [trajectory.reward for trajectory in with_bonuses]
-    all_columns = pooled(context, "shaping-metrics", columns)
+    all_columns = pool_columns(context, "shaping-metrics", columns)
     metrics = {name: mean(values) for name, values in all_columns.items() if values}
     return with_answers(trees, with_bonuses), metrics
 

@@ -19,13 +19,13 @@ from treetune.engine.programs import result_of
 from treetune.rollouts.answers import (
     Announcer,
     SampledRollout,
+    apply_unfinished_reward,
     before_stop,
-    encoded_prompt,
+    encode_prompt,
     is_decided,
-    measured_trees,
+    measure_trees,
     rank_share,
-    steps_of,
-    with_unfinished,
+    split_steps,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerObserver, RolloutContext
@@ -66,7 +66,7 @@ def sample_each_in_one_turn(
     """Returns the trees of this rank's share of the problems, and their metrics. Each answer is one request,
     without turns. Collective."""
     # Every rank encodes the prompts of all ranks, so that one that is too long stops all of them.
-    rollout.encoded_prompts(context, problems)
+    rollout.encode_prompts(context, problems)
     trees = sample_answers(
         context,
         rank_share(context, problems),
@@ -75,7 +75,7 @@ def sample_each_in_one_turn(
         unfinished_reward=rollout.unfinished_reward,
         max_prompt_tokens=rollout.max_prompt_tokens,
     )
-    return measured_trees(context, trees)
+    return measure_trees(context, trees)
 
 
 def sample_answers(
@@ -110,7 +110,7 @@ def sample_answers(
     requests = []
     for problem in problems:
         task_sampling = context.task.of(problem).sampling(sampling)
-        prompt_ids = encoded_prompt(context, problem, task_sampling.max_tokens, max_prompt_tokens)
+        prompt_ids = encode_prompt(context, problem, task_sampling.max_tokens, max_prompt_tokens)
         max_tokens = context.settings.token_budget(prompt_ids, task_sampling.max_tokens)
         requests.append(
             Request(
@@ -186,8 +186,8 @@ async def _grade_answer(
         segments=(completion.segment(),),
         finish_reason=completion.finish_reason,
         text=text,
-        grade=with_unfinished(grade, completion.finish_reason, unfinished_reward),
-        step_ends=steps_of(context, problem, completion.token_ids, text, stop),
+        grade=apply_unfinished_reward(grade, completion.finish_reason, unfinished_reward),
+        step_ends=split_steps(context, problem, completion.token_ids, text, stop),
     )
     await announcer.announce(answer)
     return answer

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from treetune.exceptions import CheckpointGone
 from treetune.rollouts import unavailable
 from treetune.rollouts.metrics import PREFIX
-from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluated, number_metrics
+from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluation_metrics, number_metrics
 from treetune.rollouts.storage import answer_row
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim, Claims
@@ -92,7 +92,7 @@ def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
         metrics |= pick(f"evaluation/{label}/{PREFIX}{domain}/", summary_of_domain)
     if summary.get("unavailable"):
         metrics[f"evaluation/{label}/unavailable"] = float(summary["unavailable"])
-    return metrics | evaluated(label, summary)
+    return metrics | evaluation_metrics(label, summary)
 
 
 def set_problems(config: PolicyIteration, chosen: EvaluationSet) -> list[Problem]:

@@ -29,7 +29,7 @@ from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext, ShapingMemory
 from treetune.rollouts.metrics import domain_advantages
-from treetune.rollouts.shaping import shaped
+from treetune.rollouts.shaping import apply_shaping
 from treetune.rollouts.storage import (
     SIGNALS,
     TOKENS,
@@ -255,7 +255,7 @@ def credited(
     metrics: Metrics = {}
     if config.rollout.needs_engine:  # demonstrations are trained on whatever their grade
         trees, metrics = unavailable.drop_ungraded(context, trees, config.credit)
-    trees, shaping_metrics = shaped(context, config.shaping, trees)
+    trees, shaping_metrics = apply_shaping(context, config.shaping, trees)
     episodes, credit_metrics = config.credit.assign(context, trees)
     for episode in episodes:
         if episode.advantages is not None and not np.isfinite(episode.advantages).all():

@@ -34,9 +34,9 @@ from treetune.rollouts.answers import (
     Announcer,
     GrowingRollout,
     Start,
+    apply_unfinished_reward,
     is_decided,
-    steps_of,
-    with_unfinished,
+    split_steps,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
@@ -173,7 +173,9 @@ class ParallelThreads(GrowingRollout):
         answer = self._trajectory(context, start, fork_join)
         decided = is_decided(answer.finish_reason, self.unfinished_reward)
         grade = await result_of(context.grader.submit(answer.text, start.problem, decided=decided))
-        answer = replace(answer, grade=with_unfinished(grade, answer.finish_reason, self.unfinished_reward))
+        answer = replace(
+            answer, grade=apply_unfinished_reward(grade, answer.finish_reason, self.unfinished_reward)
+        )
         await announcer.announce(answer)
         return answer
 
@@ -183,7 +185,7 @@ class ParallelThreads(GrowingRollout):
         response_ids = joined([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         if len(segments) == 1:
-            ends = steps_of(context, start.problem, response_ids, text)
+            ends = split_steps(context, start.problem, response_ids, text)
         else:
             ends = tuple(itertools.accumulate(len(segment.token_ids) for segment in segments))
         return Trajectory(

@@ -17,7 +17,7 @@ from treetune.contracts import Experiment, Finding
 from treetune.credit.base import Credit
 from treetune.credit.literature.token_level import Distributions, OverAnotherCredit
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.metrics import pooled
+from treetune.rollouts.metrics import pool_columns
 from treetune.vocabulary import Episode
 
 
@@ -53,7 +53,7 @@ class ForkingTokens(OverAnotherCredit):
         local_entropies: list[float] = []
         for entropies_T, episode in zip(entropies_by_episode, episodes, strict=True):
             local_entropies += entropies_T[episode.trained].tolist()
-        of_all_ranks = sorted(pooled(context, "entropies", {"entropy": local_entropies})["entropy"])
+        of_all_ranks = sorted(pool_columns(context, "entropies", {"entropy": local_entropies})["entropy"])
         threshold = 0.0
         if of_all_ranks:
             kept_tokens = max(1, int(self.share * len(of_all_ranks)))

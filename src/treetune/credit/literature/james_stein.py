@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from treetune.contracts import Answers, Need
 from treetune.credit.base import Credit
-from treetune.credit.episodes import whole_answer
+from treetune.credit.episodes import whole_answer_episodes
 from treetune.credit.rloo import leave_one_out_advantages
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
@@ -58,7 +58,7 @@ class JamesStein(Credit):
             for rloo_advantage, reward in zip(leave_one_out_advantages(rewards), rewards, strict=True):
                 # (1 − λ)(R − m) + λ(R − M), which is R − (1 − λ) m − λ M.
                 advantages.append((1 - shrinkage) * rloo_advantage + shrinkage * (reward - target))
-        return whole_answer(context, answers_of(trees), advantages)
+        return whole_answer_episodes(context, answers_of(trees), advantages)
 
 
 def shrinkage_and_target(others: Sequence[Sequence[float]]) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers
 from treetune.credit.base import Credit
-from treetune.credit.episodes import advantage_metrics, episode_of
+from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.literature.token_level import Distributions
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
@@ -66,7 +66,7 @@ class OptimalTokenBaseline(Credit):
         import numpy as np
 
         answers = answers_of(trees)
-        plain_episodes = [episode_of(context, answer) for answer in answers]
+        plain_episodes = [make_episode(context, answer) for answer in answers]
         probabilities = []  # π(a) by answer, each of shape [T]
         for episode in plain_episodes:
             assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"

@@ -18,7 +18,7 @@ from typing_extensions import override
 from treetune import contracts
 from treetune.contracts import Experiment, Finding, Need
 from treetune.credit.base import UNUSED_REMEDY, Credit, Critic, CriticSettings, check_critic_goes_on
-from treetune.credit.episodes import whole_answer
+from treetune.credit.episodes import whole_answer_episodes
 from treetune.credit.values.critic import CRITIC_NEEDS
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
@@ -71,7 +71,7 @@ class FusedBaseline(Credit):
             prompt_values = [_first_value(next(columns)) for _ in rewards]
             baseline = fused_baseline(rewards, mean(prompt_values), self.spread)
             advantages += [reward - baseline for reward in rewards]
-        return whole_answer(context, answers, advantages)
+        return whole_answer_episodes(context, answers, advantages)
 
 
 def _first_value(values: Column) -> float:

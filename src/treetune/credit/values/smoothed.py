@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
 from treetune.credit.values.over_another import OverAnother
-from treetune.rollouts.metrics import mean, pooled
+from treetune.rollouts.metrics import mean, pool_columns
 
 LEAST_STEP_VARIANCE = 1e-4
 """The variance of a step of the walk where the estimates show none: a standard deviation of a hundredth of
@@ -54,7 +54,7 @@ class Smoothed(OverAnother):
                 for value, later in zip(step_values, step_values[lag:]):
                     if value is not None and later is not None:
                         squares_by_lag[str(lag)].append((later.value - value.value) ** 2)
-        columns = pooled(valuation.context, "value-walks", squares_by_lag | {"variance": variances})
+        columns = pool_columns(valuation.context, "value-walks", squares_by_lag | {"variance": variances})
         step_variance, noise_scale = _fit_walk(columns)
         smoothed = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):

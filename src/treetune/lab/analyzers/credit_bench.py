@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from treetune.contracts import Finding, Need, OneLine
 from treetune.credit.base import Credit
-from treetune.credit.episodes import episode_of
+from treetune.credit.episodes import make_episode
 from treetune.credit.rloo import Rloo
 from treetune.engine.base import Engine
 from treetune.lab.analyzers.points import OfCheckpoints
@@ -98,7 +98,7 @@ class CreditBench(OfCheckpoints):
                 truths = true_values(self.truth, context, sampler.session, point, answers)
             of_truth = zip(truths, answers, strict=True)
             methods[TRUE_ADVANTAGES] = Credited(
-                [episode_of(context, answer, one.advantages, one.values) for one, answer in of_truth]
+                [make_episode(context, answer, one.advantages, one.values) for one, answer in of_truth]
             )
         of_engine = Speed(sampler.server.engine)
         context = context_at(sampler, point, work, self.seed, "credit")

@@ -39,16 +39,16 @@ from treetune.rollouts.answers import (
     UNGRADED,
     CountedSamples,
     SampledRollout,
+    apply_unfinished_reward,
     before_stop,
     is_decided,
-    measured_trees,
+    measure_trees,
     rank_share,
-    steps_of,
-    with_unfinished,
+    split_steps,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.metrics import mean, pooled
+from treetune.rollouts.metrics import mean, pool_columns
 from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, trees_of
@@ -81,7 +81,7 @@ def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
         columns["depth"].append(max(map(len, tree.paths)) - 1)
         columns["tokens"].append(sum(len(node.segment.token_ids) for node in tree.nodes))
         columns["tokens_of_chains"].append(sum(len(leaf.response_ids) for leaf in tree.leaves))
-    means = {f"tree/{name}": mean(values) for name, values in pooled(context, "trees", columns).items()}
+    means = {f"tree/{name}": mean(values) for name, values in pool_columns(context, "trees", columns).items()}
     return means | {"tree/shared": 1 - means["tree/tokens"] / means["tree/tokens_of_chains"]}
 
 
@@ -163,7 +163,7 @@ class TreeRollout(SampledRollout):
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         assert context.engine is not None, "a rollout that samples needs an engine"
-        prompts = self.encoded_prompts(context, problems)
+        prompts = self.encode_prompts(context, problems)
         counted = CountedSamples(context)
         growing = []
         for problem in rank_share(context, problems):
@@ -175,7 +175,7 @@ class TreeRollout(SampledRollout):
         async def grow_all() -> list[Tree]:
             return await asyncio.gather(*(tree.grow() for tree in growing))
 
-        trees, metrics = measured_trees(context, context.engine.run(grow_all()))
+        trees, metrics = measure_trees(context, context.engine.run(grow_all()))
         return trees, metrics | tree_metrics(context, trees)
 
 
@@ -241,7 +241,7 @@ class _GrowingTree:
         unfinished_reward = self.rollout.unfinished_reward
         answers = []
         for answer, segments, future in zip(self.answers, cut_at_forks(self.answers), grades, strict=True):
-            grade = with_unfinished(await result_of(future), answer.finish_reason, unfinished_reward)
+            grade = apply_unfinished_reward(await result_of(future), answer.finish_reason, unfinished_reward)
             answers.append(replace(answer, segments=segments, grade=grade))
         (tree,) = trees_of(answers)
         return tree
@@ -317,7 +317,7 @@ class _GrowingTree:
                 finish_reason=completion.finish_reason,
                 text=text,
                 grade=UNGRADED,
-                step_ends=steps_of(self.context, self.problem, response_ids, text, self.sampling.stop),
+                step_ends=split_steps(self.context, self.problem, response_ids, text, self.sampling.stop),
                 fork=None if branch is None else Fork(branch.sample, branch.tokens),
             )
         )
