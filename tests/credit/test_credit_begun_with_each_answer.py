@@ -94,7 +94,7 @@ def iteration(
 ) -> tuple[list[Trajectory], list[Episode], Metrics]:
     """As the runtime carries it out."""
     early = credit.early_continuations(context)
-    trees, _ = rollout.run(context if early is None else early.attached(context), mdp.problems(PROBLEMS))
+    trees, _ = rollout.run(context if early is None else early.attach(context), mdp.problems(PROBLEMS))
     trees, _ = drop_ungraded(context, trees, credit)
     episodes, metrics = credit.assign(context.with_services(*[early] if early else []), trees)
     return answers_of(trees), episodes, metrics
@@ -120,7 +120,7 @@ def begun(inner: FakeEngine, credit: MonteCarlo, **given: object) -> tuple[Early
     """A rollout with what credit asks for beside it."""
     here = context(inner, **given)
     early = credit.early_continuations(here)
-    return early, ROLLOUT.run(early.attached(here), mdp.problems(PROBLEMS))[0]
+    return early, ROLLOUT.run(early.attach(here), mdp.problems(PROBLEMS))[0]
 
 
 @pytest.mark.parametrize("values", [FreshContinuations(), Sequential(error=0.2, most=9), Smoothed()])

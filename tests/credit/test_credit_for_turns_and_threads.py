@@ -197,7 +197,7 @@ def begun_with_answers(context: RolloutContext, credit: MonteCarlo) -> tuple[lis
     """As a run carries it out."""
     early = credit.early_continuations(context)
     problems = context.task.problems("train")
-    trees, _ = context.get(Rollout).run(context if early is None else early.attached(context), problems)
+    trees, _ = context.get(Rollout).run(context if early is None else early.attach(context), problems)
     return trees, credit.assign(context.with_services(*[early] if early else []), trees)[0]
 
 
@@ -387,7 +387,7 @@ def test_begun_with_each_answer_the_values_are_the_same_and_nothing_more_is_samp
         here = lent_threads(engine, rollout)
         early = credit.early_continuations(here)
         problems = [Problem(id=f"train/{i}", prompt=";" * (i + 1), gold="") for i in range(2)]
-        trees, _ = rollout.run(here if early is None else early.attached(here), problems)
+        trees, _ = rollout.run(here if early is None else early.attach(here), problems)
         before = len(engine.requests)
         episodes, metrics = credit.assign(here.with_services(*[early] if early else []), trees)
         asked = sorted((plain(one.prompt_ids), one.seed) for one in engine.requests)

@@ -164,7 +164,7 @@ def _roll_out(
             services=services,
         )
         early = config.credit.early_continuations(context) if config.rollout.needs_engine else None
-        trees, metrics = config.rollout.run(context if early is None else early.attached(context), problems)
+        trees, metrics = config.rollout.run(context if early is None else early.attach(context), problems)
         metrics |= config.task.drawing_metrics(all_problems, drawing)
         metrics |= sampler.service_metrics(context.grader)
         if config.rollout.needs_engine:

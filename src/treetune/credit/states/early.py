@@ -34,7 +34,7 @@ class EarlyContinuations:
     graded are not continued. Nor are those of problems with fewer than `least` graded answers, since these
     are left out of training: an answer waits until so many of its problem's are graded.
 
-    A rollout takes part through `attached`. In the credit phase this object is a service of the context, and
+    A rollout takes part through `attach`. In the credit phase this object is a service of the context, and
     estimates read what has `begun`.
     """
 
@@ -50,7 +50,7 @@ class EarlyContinuations:
     _graded: dict[str, list[Trajectory]] = field(default_factory=lambda: defaultdict(list))
     """The answers to each problem that could be graded, in the order in which they were graded."""
 
-    def attached(self, context: RolloutContext) -> RolloutContext:
+    def attach(self, context: RolloutContext) -> RolloutContext:
         """Returns the rollout's context with an observer that continues the states of each answer."""
 
         async def observe(answer: Trajectory) -> None:
