@@ -14,8 +14,9 @@ from collections.abc import MutableMapping
 
 SHORT_SPIN = {
     # libgomp: turns of its waiting loop before a thread sleeps. It takes precedence over the policy below.
-    # Next to four busy processes on two cores an iteration of the quickstart's SFT takes 1.1 times its fair share
-    # of the cores with 100 turns, 1.7 times with 10,000; alone it takes 5 % longer (benchmarks/busy_machine.py).
+    # Next to four busy processes on two cores an iteration of the quickstart's SFT takes 1.1 times its fair
+    # share of the cores with 100 turns, and 1.7 times with 10,000. Alone it takes 5 % longer
+    # (benchmarks/busy_machine.py).
     "GOMP_SPINCOUNT": "100",
     # Other OpenMP libraries (LLVM's, Intel's): sleep at once.
     "OMP_WAIT_POLICY": "PASSIVE",
