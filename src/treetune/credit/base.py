@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 from annotated_types import Gt
 from typing_extensions import override
@@ -168,12 +168,27 @@ class GroupCredit(Credit):
             rewards = [answer.reward for answer in tree.leaves]
             try:
                 tree_advantages = self.advantages(rewards)
-                if len(tree_advantages) != len(rewards):
-                    raise ValueError(f"{len(tree_advantages)} advantages for {len(rewards)} answers")
+                wrong = _describe_wrong_count(tree_advantages, len(rewards))
+                if wrong is not None:
+                    raise ValueError(
+                        f"advantages() returned {wrong}; return one number per answer ({len(rewards)})"
+                    )
                 advantages += map(float, tree_advantages)
-            except (TypeError, ValueError) as error:  # such as an `advantages` that returns None
+            except (TypeError, ValueError) as error:  # such as an advantage that is not a number
                 raise ValueError(f"{type(self).__name__}, problem {tree.problem.id!r}: {error}") from error
         return whole_answer_episodes(context, answers_of(trees), advantages)
+
+
+def _describe_wrong_count(returned: Any, wanted: int) -> str | None:
+    """Returns what a user's method returned in place of so many values, such as "None" or "2 values"; None if
+    it returned as many."""
+    try:
+        count = len(returned)
+    except TypeError:  # neither a list nor an array
+        return repr(returned)
+    if count == wanted:
+        return None
+    return "1 value" if count == 1 else f"{count} values"
 
 
 class TokenCredit(Credit):
@@ -197,13 +212,20 @@ class TokenCredit(Credit):
         episodes: list[Episode] = []
         for tree in trees:
             rows = self.token_advantages(tree.leaves)
-            counts = [len(row) for row in rows]
-            tokens = [len(answer.response_ids) for answer in tree.leaves]
-            if counts != tokens:
+            message = f"{type(self).__name__}, problem {tree.problem.id!r}: token_advantages() returned"
+            wrong = _describe_wrong_count(rows, len(tree.leaves))
+            if wrong is not None:
                 raise ValueError(
-                    f"problem {tree.problem.id!r}: the credit gives {counts} advantages for answers of"
-                    f" {tokens} tokens: give each token of each answer one"
+                    f"{message} {wrong}; return one list per answer ({len(tree.leaves)}), with one number"
+                    " per token"
                 )
+            for number, (row, answer) in enumerate(zip(rows, tree.leaves, strict=True)):
+                tokens = len(answer.response_ids)
+                wrong = _describe_wrong_count(row, tokens)
+                if wrong is not None:
+                    raise ValueError(
+                        f"{message} {wrong} for answer {number}; return one number per token ({tokens})"
+                    )
             for answer, row in zip(tree.leaves, rows, strict=True):
                 episode = make_episode(context, answer)
                 episodes.append(replace(episode, advantages=np.array(row, np.float64)))

@@ -305,6 +305,10 @@ def is_decided(finish_reason: FinishReason, unfinished_reward: float | None) -> 
     return finish_reason == "length" and unfinished_reward is not None
 
 
+CUT_OFF = "cut off by max_tokens"
+"""The message of the grade of an answer that the budget cut off, whatever its grader says."""
+
+
 def apply_unfinished_reward(
     grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None
 ) -> Grade:
@@ -316,7 +320,7 @@ def apply_unfinished_reward(
     if unfinished_reward is None or not is_decided(finish_reason, unfinished_reward):
         return grade
     outcome = grade.outcome if grade.is_known else "no_answer"
-    return replace(grade, reward=unfinished_reward, outcome=outcome, message="cut off by max_tokens")
+    return replace(grade, reward=unfinished_reward, outcome=outcome, message=CUT_OFF)
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:

@@ -17,7 +17,9 @@ from typing import NamedTuple
 
 from treetune.contracts import Answers, Part
 from treetune.exceptions import NothingGraded
+from treetune.rollouts.answers import CUT_OFF
 from treetune.rollouts.context import RolloutContext
+from treetune.tasks.graders.base import RETURNED_NONE
 from treetune.tree import Tree
 from treetune.vocabulary import Metrics, Trajectory
 
@@ -27,7 +29,10 @@ REASONS = 3
 FEW, NEARLY_ALL = 8, 0.9
 """A grader that failed on more than this share of at least so many answers is broken."""
 
-RETRY = "the same command asks for grades again, and samples none again"
+FEWEST_NONE = 4
+"""A reward function that returned None for all of at least so many answers is broken."""
+
+RETRY = "the same command grades the stored answers again"
 
 
 class _Failures(NamedTuple):
@@ -90,7 +95,7 @@ def _report_unavailable(context: RolloutContext, name: str, reasons: Counter[str
         f"{name}: {reasons.total()} of {answers} answers could not be graded and are left out: {listed}{more}"
     )
     if reasons.total() == answers:
-        raise NothingGraded(f"{message}. None of them was used: {RETRY}")
+        raise NothingGraded(f"{message}. No training was done: {RETRY}")
     context.log.say(message)
 
 
@@ -107,10 +112,44 @@ def _report_failures(
     )
     if answers >= FEW and failed > NEARLY_ALL * answers:
         raise NothingGraded(
-            f"{message}. None of them was used: fix the grader (where an answer says nothing, it"
-            f" returns None), and {RETRY}"
+            f"{message}. No training was done. Fix the grader (for a response without an answer it"
+            f" returns None) and rerun: {RETRY}"
         )
     context.log.say(message)
+
+
+def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> None:
+    """Refuses a reward function that returned None for all of a domain's answers. Collective.
+
+    None means that a response holds no answer. A function that returns it for everything has most likely no
+    ``return``, and nothing would be learned. Only the first iteration is checked: later ones may end in that
+    way for other reasons, such as a policy that has collapsed. Answers that were cut off don't count: the
+    function did not decide their reward.
+
+    Raises:
+        NothingGraded: The first iteration, on all ranks, has a domain without any other grade.
+    """
+    if context.iteration != 0:
+        return
+    finished = [answer for answer in answers if answer.grade.message != CUT_OFF]
+    local_counts = Counter(answer.problem.domain for answer in finished)
+    local_nones = Counter(
+        answer.problem.domain for answer in finished if answer.grade.message == RETURNED_NONE
+    )
+    counts: Counter[str] = Counter()
+    nones: Counter[str] = Counter()
+    gathered = context.ranks.exchange("rewards that are None", (local_counts, local_nones))
+    for counts_of_rank, nones_of_rank in gathered:
+        counts.update(counts_of_rank)
+        nones.update(nones_of_rank)
+    for domain, count in sorted(counts.items()):
+        if count >= FEWEST_NONE and nones[domain] == count:
+            of_domain = f" of the domain {domain}" if domain else ""
+            raise NothingGraded(
+                f"iteration 1: the reward function returned None for all {count} answers{of_domain}, so that"
+                " none earns anything. No training was done. Return a number for every answer (0.0 for a"
+                f" wrong one; None only for a response without an answer) and rerun: {RETRY}"
+            )
 
 
 def least_answers(credit: Part) -> int:
@@ -144,7 +183,7 @@ def drop_ungraded(context: RolloutContext, trees: Sequence[Tree], credit: Part) 
         return kept, {}
     graded = "none" if least == 1 else f"fewer than {least}"
     context.log.say(
-        f"iteration {context.iteration + 1}: {dropped_of_all} problems are left out, since {graded} of their"
-        " answers could be graded"
+        f"iteration {context.iteration + 1}: {dropped_of_all} problems are left out, because {graded} of"
+        " their answers could be graded"
     )
     return kept, {"episodes/groups_ungraded": float(dropped_of_all)}

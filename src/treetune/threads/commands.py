@@ -265,13 +265,17 @@ COMMANDS = (
     Command(
         "chat_template",
         chat_template,
-        "copy a model, with a chat template that has it think first",
-        "Adds a system message before the model's own chat template and an opened thought after it, and"
-        " prints a prompt before and after. Works for any Jinja template; refused if nothing would change.",
+        "add a thinking chat template to a copy of a model",
+        "Copies a model and extends its chat template by a system message and an opening <think> tag. Prints"
+        " a prompt before and after. Refuses to copy if nothing would change.",
         ("treetune chat_template --model models/Qwen2.5-7B --output models/Qwen2.5-7B-think",),
         (
-            Argument("--model", {"type": Path, "required": True, "metavar": "DIR", "help": "of a model"}),
-            Argument("--output", {"type": Path, "required": True, "metavar": "DIR", "help": "not there yet"}),
+            Argument(
+                "--model", {"type": Path, "required": True, "metavar": "DIR", "help": "folder of the model"}
+            ),
+            Argument(
+                "--output", {"type": Path, "required": True, "metavar": "DIR", "help": "folder to create"}
+            ),
             Argument(
                 "--system",
                 {"metavar": "TEXT", "help": "system message; '' for none; default: think, then answer"},
@@ -281,7 +285,10 @@ COMMANDS = (
             ),
             Argument(
                 "--end-token",
-                {"metavar": "TOKEN", "help": "ends an answer; default: the one that the template writes"},
+                {
+                    "metavar": "TOKEN",
+                    "help": "ends an answer; default: the token that the template puts after one",
+                },
             ),
         ),
     ),
