@@ -22,6 +22,8 @@ from treetune.contracts import (
     Turns,
     lacking,
 )
+from treetune.credit.states.base import AnswerPrefix, StateRule
+from treetune.credit.states.whole_answers import WholeAnswers
 from treetune.domains.conversation import EVENTS, Conversation, TurnLimits, actions_of, unpacked
 from treetune.domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune.domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
@@ -34,8 +36,6 @@ from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.rollouts.single_turn import for_fixed_problems
-from treetune.rollouts.states import WholeAnswers
-from treetune.rollouts.values import AnswerPrefix, StateRule
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.vocabulary import Grade, TextCodec, Trajectory, joined

@@ -13,11 +13,12 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Need, Part, Root, SampledAnswers, StaleAnswers
+from treetune.credit.base import Credit
 from treetune.engine.settings import Engines
 from treetune.findings import missing_requirements
 from treetune.models.sources import ModelSource
 from treetune.rollouts.answers import check_lengths
-from treetune.rollouts.base import Credit, Rollout, Selection, Shaping
+from treetune.rollouts.base import Rollout, Selection, Shaping
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
