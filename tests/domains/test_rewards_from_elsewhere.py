@@ -171,7 +171,7 @@ def test_rewards_of_turns_are_weighted_and_equal_last_turns_of_other_conversatio
 
 def test_as_many_rewards_as_there_are_not_turns_are_an_error() -> None:
     grader = FunctionGrader(path="foreign_rewards.py:two")
-    with pytest.raises(ValueError, match="or of one for each of its turns: 3"):
+    with pytest.raises(ValueError, match="or one for each of the 3 turns"):
         grader.grade("", CALLED)
 
 

@@ -431,7 +431,7 @@ def question_of(value: Any, key: str) -> str:
 
 @Task.register("questions")
 @dataclass(frozen=True, kw_only=True)
-class Questions(JsonLines):
+class QuestionRows(JsonLines):
     """Questions with reference answers in your own files: JSON lines or Parquet, one question a row, for
     example ``{"question": "6 times 7?", "answer": "42"}``."""
 
