@@ -40,13 +40,22 @@ _PROSE = re.compile(rf"[.!?]\s+(?:[A-Z][a-z]+\s|[{_CAPITAL}]\w+\s)|[{_STOPS}]")
 
 _CLOSINGS = r"(?:[$)\"'”’*]|\\[)\]])*+"
 _WIDE_CLOSINGS = r"(?:[$)\"'”’*」』）】》〉]|\\[)\]])*+"
-_SENTENCE_END = re.compile(
-    rf"[.!?]{_CLOSINGS}(?=\s+[A-Z(\"“„‘«¿¡*$\\{_CAPITAL}{_ONE_CASE}])"
-    rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"
-    rf"|(?<![{_STOPS}])[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"  # a run of stops is tried once
-    rf"|．{_WIDE_CLOSINGS}(?=\s*[^\s\d])"
-    rf"|(?:\u037e|(?<=[\u0370-\u03ff]);){_CLOSINGS}(?=\s+[{_CAPITAL}])"  # the question mark of Greek
-)
+
+
+def _sentence_end_before(characters: str) -> re.Pattern[str]:
+    """Returns a pattern of sentence ends; `characters` may begin the next sentence after a space."""
+    return re.compile(
+        rf"[.!?]{_CLOSINGS}(?=\s+[{characters}])"
+        rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"
+        rf"|(?<![{_STOPS}])[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"  # a run of stops is tried once
+        rf"|．{_WIDE_CLOSINGS}(?=\s*[^\s\d])"
+        rf"|(?:\u037e|(?<=[\u0370-\u03ff]);){_CLOSINGS}(?=\s+[{_CAPITAL}])"  # the question mark of Greek
+    )
+
+
+_BEGINS_A_SENTENCE = rf"A-Z(\"“„‘«¿¡*$\\{_CAPITAL}{_ONE_CASE}"
+_SENTENCE_END = _sentence_end_before(_BEGINS_A_SENTENCE)
+_SENTENCE_END_ALSO_BEFORE_NUMBERS = _sentence_end_before(_BEGINS_A_SENTENCE + r"\d")
 _ENDS_A_SENTENCE = re.compile(
     rf"(?:[.!?:]{_CLOSINGS}|[{_STOPS}．：\u037e]{_WIDE_CLOSINGS}|(?<=[\u0370-\u03ff]);|\\\\|\\\]|\\end\{{[A-Za-z]{{1,24}}\*?\}})\s*+\Z"
 )
@@ -203,23 +212,31 @@ def _cuts(text: str, spans: list[TextSpan]) -> Iterator[int]:
 
 
 def sentence_ends(
-    text: str, spans: Iterable[TextSpan], abbreviation: re.Pattern[str] = ABBREVIATION
+    text: str,
+    spans: Iterable[TextSpan],
+    abbreviation: re.Pattern[str] = ABBREVIATION,
+    *,
+    before_numbers: bool = False,
 ) -> Iterator[int]:
-    """Yields the offsets behind sentences that another one follows, in Latin and other scripts.
+    """Yields the offset after each sentence that another sentence follows, in Latin and other scripts.
 
     Args:
         text: Prose with formulas.
         spans: Its `formulas`, within which no sentence ends.
         abbreviation: Matches text that ends with the full stop of an abbreviation.
+        before_numbers: Whether a sentence may begin with a number: ``Multiply x by 2. 7 is added.``
     """
-    inside = _inside((span.start, span.end) for span in spans)
-    for end in _SENTENCE_END.finditer(text):
-        in_formula = end[0].endswith(("$", ")", "]"))
+    pattern = _SENTENCE_END_ALSO_BEFORE_NUMBERS if before_numbers else _SENTENCE_END
+    is_inside = _inside((span.start, span.end) for span in spans)
+    for end in pattern.finditer(text):
+        if is_inside(end.end()):
+            continue
+        # An abbreviation ends in a Latin full stop, and nothing closes between this and the next word.
+        may_abbreviate = end[0].startswith(".") and not end[0].endswith(("$", ")", "]"))
         before = text[max(end.start() - _LOOK_BACK, 0) : end.start() + 1]
-        # Signs of other scripts stand behind no abbreviation.
-        may_abbreviate = end[0].startswith(".") and not in_formula
-        if not inside(end.end()) and not (may_abbreviate and abbreviation.search(before)):
-            yield end.end()
+        if may_abbreviate and abbreviation.search(before):
+            continue
+        yield end.end()
 
 
 def _clauses(text: str, spans: list[TextSpan]) -> Iterator[int]:

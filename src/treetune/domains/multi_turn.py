@@ -20,14 +20,12 @@ from treetune.contracts import (
     OneLine,
     SampledAnswers,
     Turns,
-    lacking,
 )
 from treetune.domains.conversation import EVENTS, Conversation, TurnLimits, actions_of, unpacked
 from treetune.domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune.domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
 from treetune.engine.base import Request
 from treetune.engine.programs import result_of
-from treetune.findings import missing_requirements
 from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import Announcer, GrowingRollout, Start, is_decided
 from treetune.rollouts.base import Rollout
@@ -147,12 +145,6 @@ class MultiTurn(GrowingRollout):
                     "observation_format",
                     "leave it out, or leave the environment's format at 'tags'",
                 )
-        yield from lacking(missing_requirements(self._environments(experiment), experiment))
-
-    def _environments(self, experiment: Experiment) -> list[Environment]:
-        """Returns those of all the experiment's problems, those that measure it among them."""
-        measured = [chosen.task for chosen in experiment.evaluation.sets if chosen.task is not None]
-        return [self.environment_of(part) for task in (experiment.task, *measured) for part in task.parts()]
 
     def environment_of(self, task: Task) -> Environment:
         """Returns the environment of answers to the task's problems; in a mixture, some may have none."""

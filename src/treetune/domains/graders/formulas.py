@@ -632,6 +632,10 @@ _POINTS = ((3, 7), (-5, 11), (13, 4), (-17, 6), (1, 19), (-2, 9), (331, 2), (-40
 """Numerators and denominators of the points at which expressions with unknowns are compared. Both signs, and
 far from 0 as well: ``|x|`` is x where x is positive, and ``|x - 3|`` is 3 - x where x is small."""
 
+_QUOTIENT_POINTS = ((7, 3), (23, 5), (-31, 4), (101, 7))
+"""Points at which the factor between two proportional expressions is computed. The first one usually serves;
+none of them is among `_POINTS`, where the factor is then tested."""
+
 _FEWEST_POINTS = 3
 """Points at which both must have a value; where there are fewer, the difference is simplified."""
 
@@ -988,13 +992,11 @@ def _has_words(formula: str) -> bool:
     return _TEXT.search(formula) is not None
 
 
-def proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, str]) -> bool:
+def are_proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, str]) -> bool:
     """Returns whether left - right of one equation is a number, not 0, times that of the other.
 
     ``2x = 6`` and ``x = 3`` are such equations: their differences are 2x - 6 and x - 3.
     """
-    import sympy
-
     try:
         difference = read_expression(sides[0]) - read_expression(sides[1])
         gold_difference = read_expression(gold_sides[0]) - read_expression(gold_sides[1])
@@ -1003,14 +1005,27 @@ def proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, str]) 
     unknowns = difference.free_symbols
     if unknowns != gold_difference.free_symbols or not unknowns:
         return difference == gold_difference
-    # One point gives the factor between the two differences; it must be right everywhere else, too.
-    point = {symbol: sympy.Rational(7 + 4 * rank, 3) for rank, symbol in enumerate(sorted(unknowns, key=str))}
-    value, gold_value = difference.subs(point), gold_difference.subs(point)
-    if gold_value == 0 or value == 0:
-        # The point is a solution of one of them, and gives no factor: 1 and -1 alone are tried.
+    factor = _quotient_at_a_point(difference, gold_difference, sorted(unknowns, key=str))
+    if factor is None:
         return same_value(difference, gold_difference) or same_value(difference, -gold_difference)
-    factor = value / gold_value
+    # The factor at a point must be right everywhere else, too.
     return same_value(difference, gold_difference * factor)
+
+
+def _quotient_at_a_point(first: Any, second: Any, unknowns: list[Any]) -> Any:
+    """Returns first / second at one of `_QUOTIENT_POINTS`.
+
+    It takes the first point at which both have a finite value other than 0: a point may be a solution of one
+    equation or both (``x = 7/3``), or a pole. Returns None if there is no such point.
+    """
+    import sympy
+
+    for top, bottom in _QUOTIENT_POINTS:
+        point = {symbol: sympy.Rational(top + 4 * rank, bottom) for rank, symbol in enumerate(unknowns)}
+        values = (first.subs(point), second.subs(point))
+        if all(value != 0 and not value.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) for value in values):
+            return values[0] / values[1]
+    return None
 
 
 def spaceless(text: str) -> str:

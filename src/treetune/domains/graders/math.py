@@ -18,7 +18,7 @@ from treetune.domains.graders.formulas import (
     NotAFormula,
     equal_formulas,
     exact_value,
-    proportional_equations,
+    are_proportional_equations,
     read_expression,
     spaceless,
 )
@@ -334,7 +334,7 @@ def _equal_with_equation(answer: Answer, gold: Answer, question: str) -> bool:
     """Compares two equations by whether they are multiples, and one equation with the value it ends in."""
     sides, gold_sides = _sides(answer), _sides(gold)
     if sides is not None and gold_sides is not None:
-        return proportional_equations(sides, gold_sides)
+        return are_proportional_equations(sides, gold_sides)
     if isinstance(answer, Equation):
         end = read_answer(answer.right)
         return equal_answers(end, gold, question) and _leads_to(answer, end, question)
