@@ -18,10 +18,10 @@ from treetune.data.asking import Ledger, Prices, without_thought
 from treetune.data.parallel_solutions import (
     Threaded,
     apply_edits,
+    count_sentences,
     parallel_text,
     parts_of,
     results_in,
-    count_sentences,
 )
 from treetune.data.thread_blocks import BlockRule, SolutionBlock, cut, json_list, ranges, saved_characters
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal

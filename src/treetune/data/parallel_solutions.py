@@ -31,8 +31,8 @@ MOST_CHARACTERS = 600
 _THREAD_TAG = re.compile("|".join(re.escape(tag) for tag in TAGS))
 _TAG = re.compile(r"</?[A-Za-z]+>")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-# In an outline a single capital letter before a full stop is a point or a case ("Find A. Then find B."), not an
-# initial. Letters with a full stop after each ("e.g.", "U.S.", "π.χ.") are an abbreviation.
+# In an outline a single capital letter before a full stop is a point or a case ("Find A. Then find B."), not
+# an initial. Letters with a full stop after each ("e.g.", "U.S.", "π.χ.") are an abbreviation.
 _ABBREVIATION = re.compile(
     r"(?:\b[a-z]\.[a-z]|\b(?:cf|vs|resp|Eqs?|Figs?|No|рис|табл|см|ср|гл|стр|напр|ур|теор)|(?-i:\b[а-яё])"
     r"|\b[\u03b1-\u03c9]\.[\u03b1-\u03c9])\.\Z",

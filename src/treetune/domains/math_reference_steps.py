@@ -247,7 +247,8 @@ def _spans_between(text: str, opening: str, closing: str) -> Iterator[tuple[int,
 
 
 def _spans_between_dollars(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the spans from each dollar to the next one. Of two neighbouring dollars, the second one opens."""
+    """Yields the spans from each dollar to the next one. Of two neighbouring dollars, the second one
+    opens."""
     start: int | None = None
     for dollar in _DOLLAR.finditer(text):
         if start is None or dollar.start() == start + 1:

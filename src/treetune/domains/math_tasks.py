@@ -30,8 +30,8 @@ _OPENING = re.compile(
 """The opening of a formula, a figure or a listing, or an escaped character, which opens nothing."""
 _END_OF_INLINE = re.compile(r"\\.|(?P<end>\$)|(?P<gap>\n[ \t]*\n)", re.DOTALL)
 """In a formula between dollars: an escaped character, its end, or a blank line, which it can't contain."""
-# Letters outside of ASCII that may begin a sentence: capitals of scripts with two cases, and letters of scripts
-# with one.
+# Letters outside of ASCII that may begin a sentence: capitals of scripts with two cases, and letters of
+# scripts with one.
 _CAPITAL = "".join(letter for letter in map(chr, range(0x80, 0x2000)) if letter.isupper())
 _ONE_CASE = (
     r"\u05d0-\u05ea\u0620-\u064a\u0671-\u06d3\u0904-\u0963\u0985-\u0e3a\u0e40-\u10ff\u1200-\u135a"
@@ -112,9 +112,9 @@ class TextSpan(NamedTuple):
 def formulas(text: str) -> list[TextSpan]:
     r"""Returns the outermost formulas of a text from left to right, with figures and listings.
 
-    These are ``$…$``, ``\(…\)``, ``$$…$$``, ``\[…\]``, environments, ``[asy]`` figures, and listings. An opening
-    that is never closed is ordinary text, and so is a dollar whose partner would come after a blank line or
-    the end of a sentence ("costs $5. She pays $6"). The time is linear in the text.
+    These are ``$…$``, ``\(…\)``, ``$$…$$``, ``\[…\]``, environments, ``[asy]`` figures, and listings. An
+    opening that is never closed is ordinary text, and so is a dollar whose partner would come after a blank
+    line or the end of a sentence ("costs $5. She pays $6"). The time is linear in the text.
     """
     spans: list[TextSpan] = []
     never_closed: set[str] = set()
@@ -162,16 +162,17 @@ def _end_of_inline(text: str, start: int) -> int | None:
 class Sentences(StepSplitter):
     r"""A step is a sentence, a line, or a row of a displayed formula, with the white space before it.
 
-    A formula is never cut, except a displayed one at the end of a row (``\\`` and a newline). An answer without
-    a place to cut is one step, however short it is. Apart from sorting, the time is linear in the text.
+    A formula is never cut, except a displayed one at the end of a row (``\\`` and a newline). An answer
+    without a place to cut is one step, however short it is. Apart from sorting, the time is linear in the
+    text.
     """
 
     shortest: Annotated[int, Ge(1)] = 20
     """A part with fewer characters that doesn't end a sentence or a formula is merged with the next part, and
     the last one with the part before it."""
     longest: Annotated[int, Ge(40)] | None = 200
-    """A part with more characters is cut near its middle at a comma, a conjunction or a displayed equals sign,
-    as long as it has one. null: parts are never cut for their length."""
+    """A part with more characters is cut near its middle at a comma, a conjunction or a displayed equals
+    sign, as long as it has one. null: parts are never cut for their length."""
 
     @override
     def boundaries(self, response: str) -> list[int]:
@@ -291,8 +292,8 @@ def _clause_ends(text: str, spans: list[TextSpan]) -> Iterator[int]:
 
 
 def _inside(spans: Iterable[tuple[int, int]]) -> Callable[[int], bool]:
-    """Returns a function that says whether an offset is within one of the spans, after its start and before its
-    end. The spans are in order and don't overlap."""
+    """Returns a function that says whether an offset is within one of the spans, after its start and before
+    its end. The spans are in order and don't overlap."""
     ordered = list(spans)
     starts = [start for start, _ in ordered]
 
@@ -312,10 +313,10 @@ class Math(JsonLines):
     """MATH (Hendrycks et al., 2021, arXiv:2103.03874) in the split of Lightman et al. (2023,
     arXiv:2305.20050): 12,000 problems to train on and the 500 of MATH-500 to test on.
 
-    500 of the 12,000 are held out for validation, as many as in the VinePPO paper (11,500 / 500 / 500). They are
-    chosen with `split_seed`, and are not the paper's own 500. A row has a `problem`, a worked `solution` and its
-    `answer`. If the answer is missing, the gold is the solution, and graders read the box in it. `level` and
-    `type` (or `subject`) go into `Problem.data`.
+    500 of the 12,000 are held out for validation, as many as in the VinePPO paper (11,500 / 500 / 500). They
+    are chosen with `split_seed`, and are not the paper's own 500. A row has a `problem`, a worked `solution`
+    and its `answer`. If the answer is missing, the gold is the solution, and graders read the box in it.
+    `level` and `type` (or `subject`) go into `Problem.data`.
     """
 
     train: tuple[str, ...] = ("data/math/train.jsonl",)
@@ -349,8 +350,8 @@ class CollegeMath(OnlyTest):
 @Task.register("olympiadbench")
 @dataclass(frozen=True, kw_only=True)
 class OlympiadBench(OnlyTest):
-    """The 674 open-ended English competition problems of OlympiadBench that have no pictures (He et al., 2024,
-    arXiv:2402.14008)."""
+    """The 674 open-ended English competition problems of OlympiadBench that have no pictures (He et al.,
+    2024, arXiv:2402.14008)."""
 
     test: tuple[str, ...] = ("data/olympiadbench/test.jsonl",)
     keep: tuple[str, ...] = ("type", "subject")

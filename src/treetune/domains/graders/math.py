@@ -16,9 +16,9 @@ from typing_extensions import override
 from treetune.domains.graders.formulas import (
     Absurd,
     NotAFormula,
+    are_proportional_equations,
     equal_formulas,
     exact_value,
-    are_proportional_equations,
     read_expression,
     spaceless,
 )

@@ -199,8 +199,8 @@ class ConfinedProgram:
 
 
 def _read_process_number(info_fd: int) -> int:
-    """Reads the number of the first process, ``{"child-pid": 4711}``, which bubblewrap writes; 0 if bubblewrap
-    ends before."""
+    """Reads the number of the first process, ``{"child-pid": 4711}``, which bubblewrap writes; 0 if
+    bubblewrap ends before."""
     text = b""
     while b"}" not in text:
         data = os.read(info_fd, 4096) if wait_until_readable(info_fd, START_SECONDS) else b""
@@ -324,9 +324,7 @@ def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
     return by_name
 
 
-_NOT_INSTALLED = (
-    "bubblewrap (bwrap) is not installed: `apt install bubblewrap`, or your system's equivalent"
-)
+_NOT_INSTALLED = "bubblewrap (bwrap) is not installed: `apt install bubblewrap`, or your system's equivalent"
 _NO_NAMESPACES = (
     "bubblewrap is not allowed to create namespaces here. On a machine of your own: "
     "`sysctl kernel.unprivileged_userns_clone=1`, `sysctl user.max_user_namespaces=10000`, "
@@ -352,8 +350,8 @@ def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
         return (f"a trial program did not run in the sandbox: {outcome.stderr.strip()[-500:]}",)
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return (
-            "this kernel has no /proc/PID/task/PID/children (CONFIG_PROC_CHILDREN), which is needed to measure"
-            " memory",
+            "this kernel has no /proc/PID/task/PID/children (CONFIG_PROC_CHILDREN), which is needed to"
+            " measure memory",
         )
     return ()
 
@@ -451,7 +449,9 @@ def system_call_filter() -> bytes:
     """
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
-        raise ValueError(f"the sandbox filters the system calls of x86_64 and aarch64, not those of {machine}")
+        raise ValueError(
+            f"the sandbox filters the system calls of x86_64 and aarch64, not those of {machine}"
+        )
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine))
 
 

@@ -44,7 +44,8 @@ the start's time."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
-    # Sets of strings are printed in the same order every time, so that an answer's verdict is always the same.
+    # Sets of strings are printed in the same order every time, so that an answer's verdict is always the
+    # same.
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",

@@ -127,7 +127,10 @@ _LIFETIME_CPU_SECONDS = 1e7
 class LibraryScore:
     """The result of scoring an answer.
 
-    Example: ``LibraryScore(score=0.5)``, or ``LibraryScore(score=None, message="the scorer raised KeyError")``.
+    Example: a score, and the end of a scorer that failed::
+
+        LibraryScore(score=0.5)
+        LibraryScore(score=None, message="the scorer raised KeyError")
     """
 
     score: float | None
@@ -141,12 +144,12 @@ class LibraryScore:
 class LibraryScorer:
     """Scores answers by a library that is imported once, in a sandbox.
 
-    Answers are read as values and never executed (`inside/reading.py`). No process that scores an answer holds
-    anything of another answer: it is new, or proven to have only compared the answers before
+    Answers are read as values and never executed (`inside/reading.py`). No process that scores an answer
+    holds anything of another answer: it is new, or proven to have only compared the answers before
     (`inside/scoring.py`).
 
-    The sandbox begins with the first answer, or with `prepare`, and ends with this process. The object is safe
-    to use from several threads, and scores one answer at a time.
+    The sandbox begins with the first answer, or with `prepare`, and ends with this process. The object is
+    safe to use from several threads, and scores one answer at a time.
     """
 
     def __init__(self, sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -> None:

@@ -1,7 +1,7 @@
 """Runs one program on many inputs, each in a process of its own, inside of one sandbox.
 
-The program is compiled once, and reads its input from standard input or from the file .stdin. The report has a
-line for each input, and after it what the program printed and the end of its error output. The line has the
+The program is compiled once, and reads its input from standard input or from the file .stdin. The report has
+a line for each input, and after it what the program printed and the end of its error output. The line has the
 exit status, whether the program ran out of time (1 or 0), and the numbers of characters of the two texts::
 
     0 0 3 0
@@ -89,7 +89,8 @@ def fork_for_inputs(inputs: list[str], seconds: float, most_bytes: int, stop_ear
     With `stop_early` it stops after an input on which the program failed.
 
     Returns:
-        True in each forked process, which then has to run the program; False in the first process, at the end.
+        True in each forked process, which then has to run the program; False in the first process, at the
+        end.
     """
     report_fd = os.dup(1)
     for text in inputs:
@@ -152,8 +153,8 @@ def _run_program(program: "CodeType", names: "dict[str, Any]") -> int:
 
 
 def _end(status: int) -> None:
-    """Ends the process after what Python does for a program at its end: threads, exit functions, streams, open
-    files. A normal exit would also destroy every object of the interpreter, which takes longer than most
+    """Ends the process after what Python does for a program at its end: threads, exit functions, streams,
+    open files. A normal exit would also destroy every object of the interpreter, which takes longer than most
     programs do."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()

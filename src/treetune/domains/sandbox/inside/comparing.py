@@ -56,8 +56,8 @@ _READING = frozenset({
     "splitlines", "start", "startswith", "strip", "swapcase", "symmetric_difference", "title",
     "translate", "union", "upper", "values", "zfill",
 })  # fmt: skip
-"""Methods of texts, numbers, containers, patterns and matches that change nothing. `format` is missing because
-its template may read attributes."""
+"""Methods of texts, numbers, containers, patterns and matches that change nothing. `format` is missing
+because its template may read attributes."""
 
 _CHANGING = frozenset({
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft",

@@ -1,7 +1,8 @@
-"""A Python console inside of the sandbox: runs pieces of code one after the other, and returns what each prints.
+"""A Python console inside of the sandbox: runs pieces of code one after the other, and returns what each
+prints.
 
-A piece comes on standard input, after a line with the number of its bytes. Its reply goes to standard output in
-the same form, and has at most `MOST` bytes of what was printed. Names stay defined from piece to piece.
+A piece comes on standard input, after a line with the number of its bytes. Its reply goes to standard output
+in the same form, and has at most `MOST` bytes of what was printed. Names stay defined from piece to piece.
 """
 
 import ast

@@ -1,8 +1,8 @@
 """Reads answers as values without Python's `eval`, for libraries that would use it.
 
-`read_literal` replaces `eval` in a library, and `read_formula` the only function of sympy that turns text into
-an expression. Both walk the syntax tree of the text and compute the value of each part themselves.
-Only sympy's own functions and classes of formulas can be called; there are no attributes, no subscripts, no
+`read_literal` replaces `eval` in a library, and `read_formula` the only function of sympy that turns text
+into an expression. Both walk the syntax tree of the text and compute the value of each part themselves. Only
+sympy's own functions and classes of formulas can be called; there are no attributes, no subscripts, no
 comprehensions and no lambdas. So nothing that a model wrote is executed as Python::
 
     read_literal("[1, 2 + 3]")             [1, 5]
