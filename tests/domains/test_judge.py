@@ -118,7 +118,7 @@ def test_a_judge_that_is_down_is_noted_at_the_start_and_told_with_a_grade(
     judge.close()
     assert main(["--configs", str(config), "check_config"]) == 0
     note = " ".join(capsys.readouterr().err.split())
-    assert f"the judge at {part.endpoint.base_url} is not there now (Connection refused)" in note
+    assert f"the judge at {part.endpoint.base_url} can't be reached now (Connection refused)" in note
     (grade,), _ = grades(part, "It is 7")
     assert grade.outcome == "unavailable" and "ClientConnectorError" in (grade.message or "")
 
@@ -281,11 +281,11 @@ def test_check_says_that_a_judge_is_down(judge: StandIn, capsys: pytest.CaptureF
     override = f"{{ task+: {{ grader: {{ type: 'judge', endpoint: {endpoint} }} }} }}"
     arguments = ["--configs", "configs/quickstart/ppo.jsonnet", "--override", override, "check"]
     assert main(arguments) == 0
-    assert "is not there now" not in capsys.readouterr().err
+    assert "can't be reached now" not in capsys.readouterr().err
     judge.close()
     assert main(arguments) == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert f"the judge at {judge.base_url} is not there now (Connection refused)" in told
+    assert f"the judge at {judge.base_url} can't be reached now (Connection refused)" in told
 
 
 def test_a_reply_that_was_cut_off_is_no_verdict_and_asked_about_again(judge: StandIn, tmp_path: Path) -> None:

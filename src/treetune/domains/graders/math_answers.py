@@ -172,34 +172,34 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     if membership:
         text = text[membership.end() :].strip()
     # The order matters: each reader may leave what it doesn't know to those behind it.
-    answer = _reals(text)
+    answer = _read_reals(text)
     if answer is None and depth == 0:
-        answer = _qualified(text)
+        answer = _read_qualified(text)
     if answer is None:
-        answer = _table(text, depth)
+        answer = _read_table(text, depth)
     if answer is not None:
         return answer
-    text = _number_out_of_text(text)
+    text = _take_number_out_of_text(text)
     return (
-        _special_number(text)
+        _read_special_number(text)
         or sum_of_quantities(text)
-        or _words(text)
-        or _equation_or_region(text, depth)
-        or _both_signs(text, depth)
-        or _number_with_thousands(text)
-        or _group(text, depth)
-        or _ratio(text)
-        or _scalar(text)
+        or _read_words(text)
+        or _read_equation_or_region(text, depth)
+        or _read_both_signs(text, depth)
+        or _read_number_with_thousands(text)
+        or _read_group(text, depth)
+        or _read_ratio(text)
+        or _read_scalar(text)
     )
 
 
-def _table(text: str, depth: int) -> Answer | None:
+def _read_table(text: str, depth: int) -> Answer | None:
     """Reads cases, a matrix, or a matrix or vector that is transposed."""
     if "\\begin" in text and ("cases" in text or text.startswith("\\{")):
         cases = _CASES.fullmatch(text)
         if cases is not None:
-            return _cases(cases["rows"], depth)
-    if "^" in text and (transposed := _transposed(text, depth)) is not None:
+            return _read_cases(cases["rows"], depth)
+    if "^" in text and (transposed := _read_transposed(text, depth)) is not None:
         return transposed
     matrix = _MATRIX.fullmatch(text.strip("()[] ")) if "matrix" in text else None
     if matrix is None:
@@ -211,7 +211,7 @@ def _table(text: str, depth: int) -> Answer | None:
     return Matrix(tuple(tuple(read_answer(cell, depth + 1) for cell in row) for row in cells))
 
 
-def _number_out_of_text(text: str) -> str:
+def _take_number_out_of_text(text: str) -> str:
     r"""Takes a number out of ``\text{3 dollars}``, and makes ``3 \text{ to } 4`` a ratio."""
     if "\\text" not in text:
         return text
@@ -222,31 +222,31 @@ def _number_out_of_text(text: str) -> str:
     return _RATIO_IN_WORDS.sub(":", text)
 
 
-def _special_number(text: str) -> TimeOfDay | Date | Score | None:
+def _read_special_number(text: str) -> TimeOfDay | Date | Score | None:
     """Reads what looks like arithmetic and is none."""
-    plain = _without_latex(text)
+    plain = _remove_text_commands(text)
     if plain is None:
         return None
     return TimeOfDay.read(plain) or Date.read(plain) or Score.read(plain)
 
 
-def _equation_or_region(text: str, depth: int) -> Answer | None:
+def _read_equation_or_region(text: str, depth: int) -> Answer | None:
     r"""Reads ``x = 5``, ``(1,2) \cup (3,4)`` or ``x > 3``."""
-    if "=" in text and (equation := _equation(text, depth)) is not None:
+    if "=" in text and (equation := _read_equation(text, depth)) is not None:
         return equation
     if "\\cup" in text:
         parts = split_at_top(text, ("\\cup",))
         if 1 < len(parts) <= MOST_PARTS:
             return Union(tuple(read_answer(part, depth + 1) for part in parts))
-    is_set = _brackets(text)[0] == "{"
-    return _region(text, depth) if not is_set and _SIGN.search(text) else None
+    is_set = _split_brackets(text)[0] == "{"
+    return _read_region(text, depth) if not is_set and _SIGN.search(text) else None
 
 
-def _both_signs(text: str, depth: int) -> Answer | None:
+def _read_both_signs(text: str, depth: int) -> Answer | None:
     r"""Reads ``1 \pm \sqrt{2}`` as two answers. A set or a list is parted before its signs are read."""
     if "\\pm" not in text and "\\mp" not in text:
         return None
-    opening = _brackets(text)[0]
+    opening = _split_brackets(text)[0]
     has_parts = opening == "{" or (not opening and len(split_at_top(text, (",", ";"))) > 1)
     if has_parts:
         return None
@@ -255,15 +255,15 @@ def _both_signs(text: str, depth: int) -> Answer | None:
     return BracketGroup("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
 
 
-def _number_with_thousands(text: str) -> Answer | None:
+def _read_number_with_thousands(text: str) -> Answer | None:
     r"""Reads ``12,000 \text{ km}``, whose comma parts no list."""
     thousands = _THOUSANDS.match(text)
     if thousands is None or re.search(r"[\d,;]", text[thousands.end() :]) or _AND.search(text):
         return None
-    return _scalar(text.replace(",", ""))
+    return _read_scalar(text.replace(",", ""))
 
 
-def _without_latex(text: str) -> str | None:
+def _remove_text_commands(text: str) -> str | None:
     r"""Returns a text without ``\text``; None where other LaTeX is left."""
     plain = " ".join(_TEXT.sub(r" \1 ", text).split()).strip(" .,")
     return None if re.search(r"[\\{}^_$]", plain) else plain
@@ -286,7 +286,7 @@ _SETS_IN_WORDS = {
 }  # fmt: skip
 
 
-def _reals(text: str) -> Answer | None:
+def _read_reals(text: str) -> Answer | None:
     r"""Reads all real numbers, perhaps but for some: ``\mathbb{R} \setminus \{0\}``."""
     if text.startswith("\\mathbb{R}"):
         rest = text[len("\\mathbb{R}") :].strip()
@@ -304,14 +304,14 @@ def _reals(text: str) -> Answer | None:
     if match is None:
         return None
     holes = re.sub(r"\A[a-zA-Z] ?= ?", "", match["holes"].strip())
-    return _all_but(_values(holes))
+    return _intervals_between(_split_values(holes))
 
 
-def _values(text: str) -> list[str]:
+def _split_values(text: str) -> list[str]:
     r"""Returns the numbers of a list such as ``1, 2``, ``1 \text{ and } 2`` or ``\pm 2``."""
     values: list[str] = []
     for part in split_at_top(text, (",",)):
-        for piece in _and_parts(part):
+        for piece in _split_at_and(part):
             piece = piece.strip()
             if "\\pm" in piece:
                 values += [piece.replace("\\pm", "").strip(), piece.replace("\\pm", "-").strip()]
@@ -320,13 +320,13 @@ def _values(text: str) -> list[str]:
     return values
 
 
-def _all_but(holes: list[str]) -> Answer | None:
+def _intervals_between(holes: list[str]) -> Answer | None:
     """Returns the intervals between these numbers; None where they can't be put in order."""
     numbers: list[tuple[Fraction, str]] = []
     for hole in holes:
         number = exact_value(hole)
         if number is None:
-            return None if len(holes) > 1 else _rays_beside(Scalar(hole))
+            return None if len(holes) > 1 else _rays_around(Scalar(hole))
         numbers.append((number, hole))
     if not numbers:
         return None
@@ -335,23 +335,23 @@ def _all_but(holes: list[str]) -> Answer | None:
     return Union(tuple(BracketGroup("tuple", pair) for pair in itertools.pairwise(ends)))
 
 
-def _rays_beside(hole: Scalar) -> Union:
+def _rays_around(hole: Scalar) -> Union:
     """Returns the open rays below and above a hole."""
     return Union((BracketGroup("tuple", (_BELOW_ALL, hole)), BracketGroup("tuple", (hole, _ABOVE_ALL))))
 
 
-def _cases(rows: str, depth: int) -> Answer:
+def _read_cases(rows: str, depth: int) -> Answer:
     r"""Reads ``\begin{cases}``: a system of equations, or the pieces of a function with their conditions."""
     cells = [split_at_top(row, ("&",)) for row in _ROW_END.split(rows) if row.strip()]
     if len(cells) > MOST_PARTS:
         return Scalar(rows)
     if all(len(row) == 2 and "=" not in row[0] for row in cells):
-        return BracketGroup("set", tuple(_piece(row, depth) for row in cells))
+        return BracketGroup("set", tuple(_read_piece(row, depth) for row in cells))
     equations = ["".join(row).strip(" ,;") for row in cells]
-    return _system_of(tuple(read_answer(equation, depth + 1) for equation in equations))
+    return _make_system(tuple(read_answer(equation, depth + 1) for equation in equations))
 
 
-def _piece(row: list[str], depth: int) -> Answer:
+def _read_piece(row: list[str], depth: int) -> Answer:
     condition = re.sub(r"\\text ?\{ ?,? ?(?:if|for|when|where) ?\}|\b(?:if|for|when)\b", "", row[1]).strip(
         " ,.;"
     )
@@ -360,16 +360,16 @@ def _piece(row: list[str], depth: int) -> Answer:
     )
 
 
-def _system_of(parts: tuple[Answer, ...]) -> Answer:
+def _make_system(parts: tuple[Answer, ...]) -> Answer:
     """Makes a system of a list in which each part gives a value to a name of its own; otherwise the list."""
     named = [part for part in parts if isinstance(part, Named)]
     names = {part.name for part in named}
     if len(parts) > 1 and len(named) == len(parts) == len(names):
         return System(tuple((part.name, part.value) for part in named))
-    return BracketGroup("list", _flat(parts))
+    return BracketGroup("list", _flatten_lists(parts))
 
 
-def _transposed(text: str, depth: int) -> Answer | None:
+def _read_transposed(text: str, depth: int) -> Answer | None:
     match = _TRANSPOSED.fullmatch(text)
     if match is None:
         return None
@@ -403,9 +403,9 @@ _LETTER_ALONE = re.compile(r"(?<![A-Za-z\\])[a-zA-Z](?![A-Za-z])")
 _LETTER_OF_A_FORMULA = re.compile(r"(?<![A-Za-z\\])[a-zA-Z]|(?<=\d)[a-z]|[a-z](?=[a-z])")
 
 
-def _qualified(text: str) -> Qualified | None:
+def _read_qualified(text: str) -> Qualified | None:
     r"""Parts ``n = 3k, k \in \mathbb{Z}`` into the answer and its condition; None without one."""
-    parts = _value_and_condition(text)
+    parts = _split_condition(text)
     if parts is None:
         return None
     value, condition = parts
@@ -423,7 +423,7 @@ def _qualified(text: str) -> Qualified | None:
 _PAIRS_OF_BRACKETS = (("(", ")"), ("\\{", "\\}"), ("{", "}"))
 
 
-def _value_and_condition(text: str) -> tuple[str, str] | None:
+def _split_condition(text: str) -> tuple[str, str] | None:
     """Returns the text before a condition and the condition; None where there is none, or more than one."""
     in_words = _CONDITION_IN_WORDS.search(text, 1)
     if in_words is not None:
@@ -440,35 +440,35 @@ def _value_and_condition(text: str) -> tuple[str, str] | None:
     return in_signs["value"].strip(" ,;("), in_signs["condition"]
 
 
-def _ratio(text: str) -> Answer | None:
+def _read_ratio(text: str) -> Answer | None:
     parts = split_at_top(text, (":",))
     if len(parts) < 2 or _TEXT.search(text) or re.search(r"[=<>]", text):
         return None
     return Ratio.read(parts)
 
 
-def _group(text: str, depth: int) -> Answer | None:
-    opening, closing, inner = _brackets(text)
+def _read_group(text: str, depth: int) -> Answer | None:
+    opening, closing, inner = _split_brackets(text)
     if opening == "{":
         if re.search(r"\\mid|\\colon|:|\|", inner):
             condition = re.split(r"\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|:|\|", inner, maxsplit=1)[1]
             return read_answer(condition, depth + 1)
-        return BracketGroup("set", _flat(_parts(inner, depth)))
+        return BracketGroup("set", _flatten_lists(_read_parts(inner, depth)))
     if opening:
-        parts = _parts(inner, depth)
+        parts = _read_parts(inner, depth)
         if len(parts) > 1:
             return BracketGroup("tuple", parts, opening, closing)
         return None
     # A list without brackets: "1, 2 and 3".
     pieces: list[str] = []
     for part in split_at_top(text, (",", ";")):
-        pieces += [piece.strip() for piece in _and_parts(part) if piece.strip()]
+        pieces += [piece.strip() for piece in _split_at_and(part) if piece.strip()]
     if 1 < len(pieces) <= MOST_PARTS:
-        return _system_of(tuple(read_answer(piece, depth + 1) for piece in pieces))
+        return _make_system(tuple(read_answer(piece, depth + 1) for piece in pieces))
     return None
 
 
-def _flat(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
+def _flatten_lists(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
     r"""Dissolves lists among the parts of a list or a set: ``0, \pm 1`` has the parts 0, 1 and -1."""
     flat: list[Answer] = []
     for part in parts:
@@ -479,16 +479,16 @@ def _flat(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
     return tuple(flat)
 
 
-def _parts(inner: str, depth: int) -> tuple[Answer, ...]:
+def _read_parts(inner: str, depth: int) -> tuple[Answer, ...]:
     parts = split_at_top(inner, (",", ";"))
     return tuple(read_answer(part, depth + 1) for part in parts[:MOST_PARTS] if part.strip())
 
 
-def _and_parts(text: str) -> list[str]:
+def _split_at_and(text: str) -> list[str]:
     return _AND.split(text) if _AND.search(text) else [text]
 
 
-def _brackets(text: str) -> tuple[str, str, str]:
+def _split_brackets(text: str) -> tuple[str, str, str]:
     """Returns the brackets around a whole text, normalised, and their content; empty where there are none.
 
     An interval's may differ, and ``]0,1[`` is ``(0,1)``.
@@ -501,7 +501,7 @@ def _brackets(text: str) -> tuple[str, str, str]:
         return "", "", ""
     inner, depth = text[1:-1], 0
     for bracket in _BRACKET.finditer(inner):
-        depth += _step(bracket[0])
+        depth += _depth_change(bracket[0])
         if depth < 0:  # the first bracket is closed before the last character
             return "", "", ""
     if depth != 0 or (text[0] == "]" and text[-1] == ")"):
@@ -514,7 +514,7 @@ _OPENINGS = ("(", "[", "{", "\\{", "\\langle")
 _CLOSINGS = (")", "]", "}", "\\}", "\\rangle")
 
 
-def _step(sign: str) -> int:
+def _depth_change(sign: str) -> int:
     if sign in _OPENINGS or sign.startswith("\\begin"):
         return 1
     return -1 if sign in _CLOSINGS or sign.startswith("\\end") else 0
@@ -532,7 +532,7 @@ def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
                 parts.append(text[start : match.start()])
                 start = match.end()
         else:
-            depth += _step(match[0])
+            depth += _depth_change(match[0])
     return [*parts, text[start:]]
 
 
@@ -542,7 +542,7 @@ def _signs_and_brackets(signs: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"(?P<sign>{alternatives})|{_BRACKET.pattern}")
 
 
-def _equation(text: str, depth: int) -> Answer | None:
+def _read_equation(text: str, depth: int) -> Answer | None:
     text = _THOUSANDS_OF_A_SIDE.sub(lambda side: side[1] + side[2].replace(",", ""), text)
     sides = split_at_top(text, ("=",))
     if len(sides) == 1 or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides) or _SIGN.search(text):
@@ -568,7 +568,7 @@ _DISTANCE = re.compile(
 )
 
 
-def _distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | None:
+def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | None:
     """Reads ``|x - 1| > 2`` as the points that are so far from 1."""
     match = _DISTANCE.fullmatch(sides[0])
     radius = exact_value(sides[1])
@@ -589,28 +589,28 @@ def _distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | 
     return match["name"], [below, above]
 
 
-def _region(text: str, depth: int) -> Answer | None:
+def _read_region(text: str, depth: int) -> Answer | None:
     r"""Reads ``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
     # x \ne 1, 2: one exclusion of several values
     exclusion = _EXCLUDED.fullmatch(text)
     if exclusion is not None and not _SIGN.search(exclusion["values"]):
-        return _named_region({exclusion["name"]}, _all_but(_values(exclusion["values"])))
+        return _name_region({exclusion["name"]}, _intervals_between(_split_values(exclusion["values"])))
     pieces: list[str] = []
     for part in split_at_top(text, (",",)):
-        pieces += _and_parts(part)
+        pieces += _split_at_and(part)
     # x \ne 1, x \ne 2: every piece is an exclusion
     exclusions = [_EXCLUDED.fullmatch(piece.strip()) for piece in pieces]
     if len(pieces) > 1 and all(exclusions):
         matches = [match for match in exclusions if match is not None]
         values = [match["values"].strip() for match in matches]
-        return _named_region({match["name"] for match in matches}, _all_but(values))
+        return _name_region({match["name"] for match in matches}, _intervals_between(values))
     is_intersection = _MEETING_AND.search(text) is not None
     rays: list[Answer] = []
     names: set[str] = set()
     for piece in pieces:
         signs = [_SIGN_NAMES[sign] for sign in _SIGN.findall(piece)]
         sides = [side.strip() for side in _SIGN.split(piece)]
-        region = _rays(signs, sides, depth)
+        region = _read_inequality(signs, sides, depth)
         if region is None:
             return None
         name, parts = region
@@ -623,7 +623,7 @@ def _region(text: str, depth: int) -> Answer | None:
     return Union(tuple(rays), named=names.pop())
 
 
-def _named_region(names: set[str], allowed: Answer | None) -> Union | None:
+def _name_region(names: set[str], allowed: Answer | None) -> Union | None:
     """Returns the region as that of its unknown; None where it has several names or is no union."""
     if len(names) != 1 or not isinstance(allowed, Union):
         return None
@@ -647,15 +647,15 @@ def _intersect(rays: list[Answer]) -> Answer | None:
     return BracketGroup("tuple", (start, end), up.left, down.right)
 
 
-def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
+def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
     """Reads one inequality as the name of its unknown and the intervals where it holds.
 
     ``x > 3`` has the sides x and 3 and gives ("x", [(3, ∞)]); ``3 < x`` gives the same, ``x != 3`` two rays,
     and ``1 < x <= 2``, which has two signs, ("x", [(1, 2]]). None where no unknown stands alone.
     """
     if len(signs) == 1:
-        distance = _distance(signs, sides)
-        return distance if distance is not None else _rays_of_one_sign(signs[0], sides, depth)
+        distance = _read_distance(signs, sides)
+        return distance if distance is not None else _read_inequality_of_one_sign(signs[0], sides, depth)
     if len(signs) == 2 and _NAME.fullmatch(sides[1]) and {sign[0] for sign in signs} in ({"<"}, {">"}):
         if signs[0][0] == ">":  # 2 >= x > 1 is 1 < x <= 2
             signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
@@ -670,8 +670,8 @@ _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 """Each sign as it is read from the right: ``3 < x`` is ``x > 3``."""
 
 
-def _rays_of_one_sign(sign: str, sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
-    """Reads an inequality with one sign and an unknown alone on one of its sides (see `_rays`)."""
+def _read_inequality_of_one_sign(sign: str, sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
+    """Reads an inequality with one sign and an unknown alone on one of its sides (see `_read_inequality`)."""
     name, bound = sides
     if not _NAME.fullmatch(name):
         sign, name, bound = _MIRRORED.get(sign, sign), bound, name
@@ -681,7 +681,7 @@ def _rays_of_one_sign(sign: str, sides: list[str], depth: int) -> tuple[str, lis
     if not isinstance(value, Scalar):
         return None
     if sign == "!=":
-        return name, list(_rays_beside(value).parts)
+        return name, list(_rays_around(value).parts)
     if sign in ("<", "<="):
         return name, [BracketGroup("tuple", (_BELOW_ALL, value), "(", ")" if sign == "<" else "]")]
     return name, [BracketGroup("tuple", (value, _ABOVE_ALL), "(" if sign == ">" else "[", ")")]
@@ -711,7 +711,7 @@ _NO_SOLUTION = re.compile(
 )
 
 
-def _figure(text: str) -> Words | None:
+def _read_figure(text: str) -> Words | None:
     r"""Reads a triangle, an angle or a line by its points: ``\angle ABC`` is ``\angle CBA``."""
     match = _FIGURE.fullmatch(text)
     if match is None:
@@ -724,9 +724,9 @@ def _figure(text: str) -> Words | None:
     return Words(f"{match['kind']} {letters}")
 
 
-def _words(text: str) -> Words | Scalar | None:
+def _read_words(text: str) -> Words | Scalar | None:
     """Returns the text, if it is words and no formula."""
-    figure = _figure(text)
+    figure = _read_figure(text)
     if figure is not None:
         return figure
     whole = _TEXT.fullmatch(text)
@@ -766,10 +766,10 @@ _SHORT_WORDS = {
 }  # fmt: skip
 
 
-def _scalar(text: str) -> Answer:
+def _read_scalar(text: str) -> Answer:
     r"""Reads a number or formula with what stands at it: ``(1{,}200 \text{ cm})`` without its brackets."""
     text = text.strip()
-    opening, _, inner = _brackets(text)
+    opening, _, inner = _split_brackets(text)
     if opening == "(" and text.endswith(")"):
         text = inner.strip()
     measured = split_unit(text)

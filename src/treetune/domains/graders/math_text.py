@@ -98,8 +98,7 @@ _SIZES_SPACES_AND_RELATIONS = [
     _rewriting(
         "\\",
         r"\\(?:checkmark|blacksquare|hfill|newline|large|Large|LARGE|huge|Huge|normalsize|centering)(?![A-Za-z])"
-        r"|\\color ?\{[^{}]{0,40}\}|\\tag\*?\{[^{}]{0,20}\}",
-        " ",
+        r"|\\color ?\{[^{}]{0,40}\}|\\tag\*?\{[^{}]{0,20}\}", " ",
     ),
     # 5 \square, the end of a proof
     _rewriting("\\", r"\\(?:square|Box|qed)\s*\Z", ""),

@@ -145,14 +145,14 @@ _SLASH = re.compile(r"(-?\d+|-?\d*\\sqrt\{\d+\})/(-?\d+|-?\d*\\sqrt\{\d+\})")
 
 
 def extract(text: str, question: str) -> list[str]:
-    """Returns the answers that a text gives, normalised; none where it gives none.
+    """Returns the answers that a text gives, normalise; none where it gives none.
 
     `question` decides whether commas part several answers.
     """
     answers = []
-    for part in _parts(text):
+    for part in _find_answers(text):
         line = part.strip().split("\n", 1)[0].lstrip(":").strip()[:LONGEST_ANSWER]
-        answer = normalised(line.rstrip("/").rstrip(".").rstrip("/"))
+        answer = normalise(line.rstrip("/").rstrip(".").rstrip("/"))
         if "separated by commas" in question and not re.search(r"[()\[\]]", answer):
             answers += [part.strip() for part in answer.split(",")]
         else:
@@ -160,7 +160,7 @@ def extract(text: str, question: str) -> list[str]:
     return answers
 
 
-def _parts(text: str) -> list[str]:
+def _find_answers(text: str) -> list[str]:
     """Returns the texts of the answers, by the first of five signs of an answer that the text has: the phrase
     of the paper's prompt, boxes, "the answer is", the output of a program, a number."""
     _, start, rest = text.partition("final answer is $")
@@ -183,7 +183,7 @@ def _parts(text: str) -> list[str]:
     return numbers[-1:]
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Returns one answer in the form that is compared: the rules, one after the other."""
     text = _apply_rules(_FIRST, text.strip())
     without_unit = _UNIT.sub("", text).strip()
@@ -234,16 +234,16 @@ def lists_agree(answers: list[str], golds: list[str]) -> bool:
 
 
 def agree(answer: str, gold: str) -> bool:
-    r"""Returns whether two normalised answers count as the same. Unions of intervals agree as lists."""
+    r"""Returns whether two normalise answers count as the same. Unions of intervals agree as lists."""
     if "\\cup" in answer and "\\cup" in gold:
         return lists_agree(answer.split("\\cup"), gold.split("\\cup"))
-    number, gold_number = _float(answer.replace(",", "")), _float(gold.replace(",", ""))
+    number, gold_number = _read_float(answer.replace(",", "")), _read_float(gold.replace(",", ""))
     if number is not None and gold_number is not None and abs(number - gold_number) < CLOSE:
         return True
-    return answer == gold or _math_equal(answer, gold)
+    return answer == gold or _is_math_equal(answer, gold)
 
 
-def _float(text: str) -> float | None:
+def _read_float(text: str) -> float | None:
     """Returns the finite number that a text is; else None."""
     try:
         value = float(text)
@@ -252,21 +252,21 @@ def _float(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _number(text: str) -> float | None:
+def _read_number(text: str) -> float | None:
     """Returns the number that a text is, ``1,200`` or ``50%`` (0.5); else None."""
     text = text.replace(",", "")
-    value = _float(text)
+    value = _read_float(text)
     if value is None and text.endswith("%"):
-        value = _float(text.rstrip("\\%"))
+        value = _read_float(text.rstrip("\\%"))
         value = None if value is None else value / 100
     return value
 
 
-def _math_equal(answer: str, gold: str, depth: int = 0) -> bool:
-    """Compares two normalised answers: as numbers, pairs, matrices, equations or formulas, in this order."""
+def _is_math_equal(answer: str, gold: str, depth: int = 0) -> bool:
+    """Compares two normalise answers: as numbers, pairs, matrices, equations or formulas, in this order."""
     if depth > 5:
         return False
-    number, gold_number = _number(answer), _number(gold)
+    number, gold_number = _read_number(answer), _read_number(gold)
     if number is not None and gold_number is not None:
         # A percentage equals the number without its sign, either way.
         accepted = (gold_number / 100, gold_number, gold_number * 100)
@@ -275,7 +275,7 @@ def _math_equal(answer: str, gold: str, depth: int = 0) -> bool:
         parts, gold_parts = answer[1:-1].split(","), gold[1:-1].split(",")
         if _are_math_equal(parts, gold_parts, depth + 1):
             return True
-    rows, gold_rows = _matrix(answer), _matrix(gold)
+    rows, gold_rows = _read_matrix(answer), _read_matrix(gold)
     if rows is not None and gold_rows is not None:
         if len(rows) != len(gold_rows):
             return False
@@ -286,19 +286,23 @@ def _math_equal(answer: str, gold: str, depth: int = 0) -> bool:
         )
     if answer.count("=") == 1 and gold.count("=") == 1:
         difference, gold_difference = _left_minus_right(answer), _left_minus_right(gold)
-        return _symbolic(difference, gold_difference) or _symbolic(f"-({difference})", gold_difference)
+        return _are_equal_formulas(difference, gold_difference) or _are_equal_formulas(
+            f"-({difference})", gold_difference
+        )
     if _is_named_value(answer) and "=" not in gold:
-        return _math_equal(answer.split("=")[1], gold, depth + 1)
+        return _is_math_equal(answer.split("=")[1], gold, depth + 1)
     if _is_named_value(gold) and "=" not in answer:
-        return _math_equal(answer, gold.split("=")[1], depth + 1)
-    return answer == gold or _symbolic(answer, gold)
+        return _is_math_equal(answer, gold.split("=")[1], depth + 1)
+    return answer == gold or _are_equal_formulas(answer, gold)
 
 
 def _are_math_equal(parts: list[str], gold_parts: list[str], depth: int) -> bool:
     """Compares part by part; lists of different lengths are different."""
     if len(parts) != len(gold_parts):
         return False
-    return all(_math_equal(part, gold_part, depth) for part, gold_part in zip(parts, gold_parts, strict=True))
+    return all(
+        _is_math_equal(part, gold_part, depth) for part, gold_part in zip(parts, gold_parts, strict=True)
+    )
 
 
 def _left_minus_right(equation: str) -> str:
@@ -316,7 +320,7 @@ def _is_bracketed(text: str) -> bool:
     return len(text) > 2 and text[0] in "([" and text[-1] in ")]"
 
 
-def _matrix(text: str) -> list[list[str]] | None:
+def _read_matrix(text: str) -> list[list[str]] | None:
     """Returns the rows of cells of a ``pmatrix`` or ``bmatrix``; None for any other text."""
     match = re.fullmatch(r"\\begin\{([pb]matrix)\}(.*)\\end\{\1\}", text, re.DOTALL)
     if match is None:
@@ -324,11 +328,11 @@ def _matrix(text: str) -> list[list[str]] | None:
     return [row.split("&") for row in match[2].split("\\\\") if row.strip()]
 
 
-def _symbolic(answer: str, gold: str) -> bool:
+def _are_equal_formulas(answer: str, gold: str) -> bool:
     """Compares two formulas by their values; False for what that code can't read."""
     if any(_TOO_HARD.search(text) or _NO_FORMULA.search(text) for text in (answer, gold)):
         return False
-    expression, gold_expression = _expression(answer), _expression(gold)
+    expression, gold_expression = _read_expression(answer), _read_expression(gold)
     if expression is None or gold_expression is None:
         return False
     if len(expression.free_symbols | gold_expression.free_symbols) > 2:
@@ -336,7 +340,7 @@ def _symbolic(answer: str, gold: str) -> bool:
     return same_value(expression, gold_expression, tolerance=CLOSE)
 
 
-def _expression(text: str) -> Any:
+def _read_expression(text: str) -> Any:
     """Returns the text as sympy's expression; None where it is no formula, or one that costs too much."""
     try:
         return read_expression(mixed_numbers_added(_DRESS.sub("", text)), reads_choices=False)

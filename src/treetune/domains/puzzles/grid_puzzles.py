@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from annotated_types import Ge, Le, MinLen
 from typing_extensions import override
 
-from treetune.domains.graders.puzzles import LARGEST, Grid, GridGrader, written
+from treetune.domains.graders.puzzles import LARGEST, Grid, GridGrader, write_grid
 from treetune.domains.puzzles.base import Puzzle, Puzzles
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
@@ -200,8 +200,8 @@ class GridPuzzles(Puzzles):
             applied(explanation, question) != answer for explanation in explanations(every, len(chain), pairs)
         ):
             return None
-        key = "".join(f"{written(before)}={written(after)};" for before, after in pairs)
-        key = f"{key or ''.join(rule.symbol for rule in chain) + ':'}{written(question)}>\n"
+        key = "".join(f"{write_grid(before)}={write_grid(after)};" for before, after in pairs)
+        key = f"{key or ''.join(rule.symbol for rule in chain) + ':'}{write_grid(question)}>\n"
         prompt = key if self.wording == "symbols" else self._in_words(chain, pairs, question)
         return Puzzle(prompt, json.dumps(answer), key, {"grid": question, "rules": list(map(tuple, chain))})
 
@@ -235,10 +235,10 @@ class GridPuzzles(Puzzles):
                 cells[row][column] = generator.choice(other_colours)
                 grid = tuple(map(tuple, cells))
             if self.wording == "symbols":
-                yield f"{rule.symbol}:{written(grid)}" if self.shown else written(grid)
+                yield f"{rule.symbol}:{write_grid(grid)}" if self.shown else write_grid(grid)
             else:
                 yield f"{str(rule).capitalize()}: {json.dumps(grid)}"
-        yield written(grid) if self.wording == "symbols" else json.dumps(grid)
+        yield write_grid(grid) if self.wording == "symbols" else json.dumps(grid)
 
     @override
     def symbols(self) -> str:
