@@ -218,7 +218,7 @@ def test_a_verdict_is_the_last_one_in_the_form_that_was_asked_for(
     [
         ({"prompt": "{problem} {answer}"}, "prompt has {answer}"),
         ({"prompt": "{problem}"}, "prompt has no {response}"),
-        ({"verdict_pattern": "("}, "no regular expression"),
+        ({"verdict_pattern": "("}, "not a regular expression"),
         ({"verdict_pattern": "yes|no"}, "0 groups"),
         ({"scores": {"yes": 0.5}}, "earns 1 or more"),
         ({"when": "rule_rejects"}, "needs a rule"),
