@@ -228,7 +228,7 @@ class GridPuzzles(Puzzles):
         for name, colours in problem.data["rules"]:
             rule = GridTransformation(name, tuple(colours))
             grid = rule(grid)
-            if self.slips(generator):
+            if self.draws_error(generator):
                 row, column = generator.randrange(len(grid)), generator.randrange(len(grid[0]))
                 other_colours = [colour for colour in range(self.colours) if colour != grid[row][column]]
                 cells = [list(row_cells) for row_cells in grid]

@@ -95,7 +95,7 @@ class ShortPrograms(Puzzles):
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         for name in problem.data["steps"]:
             step = _KNOWN[name]
-            if self.slips(generator):
+            if self.draws_error(generator):
                 kind = step.symbols.split()[0]
                 alike = [
                     step_choice

@@ -359,7 +359,7 @@ class ZebraPuzzles(Puzzles):
             broken = next((clue for clue in clues if not shape.true_of(clue) >> tried & 1), None)
             symbols = self.wording == "symbols"
             table = "/".join(map("".join, rows)) if symbols else "; ".join(map(", ".join, rows))
-            if broken is None or self.slips(generator):
+            if broken is None or self.draws_error(generator):
                 yield table if symbols else _as_json(problem.data["header"], rows)
                 return
             clue = self._clue(broken, problem.data["header"], values)
