@@ -39,8 +39,8 @@ from treetune.domains.graders.math_kinds import Date, Ratio, Score, TimeOfDay
 from treetune.domains.graders.math_text import undressed
 from treetune.domains.graders.math_units import (
     Scalar,
-    bare_degrees,
     conversion,
+    is_degree,
     is_radian,
     with_short_unit,
 )
@@ -416,12 +416,12 @@ def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
     if answer.unit is None or gold.unit is None:
         bare, measured = (answer, gold) if answer.unit is None else (gold, answer)
         assert measured.unit is not None
-        if bare_degrees(measured.unit) and "\\pi" in bare.formula and "\\pi" not in measured.formula:
+        if is_degree(measured.unit) and "\\pi" in bare.formula and "\\pi" not in measured.formula:
             return equal_formulas(f"({measured.formula}) \\cdot \\frac{{\\pi}}{{180}}", bare.formula)
         return equal_formulas(answer.formula, gold.formula)
     for radians, degrees in ((answer, gold), (gold, answer)):
         assert radians.unit is not None and degrees.unit is not None
-        if is_radian(radians.unit) and bare_degrees(degrees.unit):
+        if is_radian(radians.unit) and is_degree(degrees.unit):
             return equal_formulas(radians.formula, f"({degrees.formula}) \\cdot \\frac{{\\pi}}{{180}}")
     converted = conversion(answer.unit, gold.unit)
     if converted is None:

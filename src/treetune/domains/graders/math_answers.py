@@ -1,8 +1,8 @@
-r"""The kinds of answers: a number with its unit, a time, a date, a ratio, a score, words, a pair, a set, an
-interval, a matrix, an equation, a system. Times, dates and words are read before (`math_kinds`).
+r"""Reads the answers of MATH by their kinds: a number with its unit, a time, a date, a ratio, a score, words,
+a pair, a set, an interval, a matrix, an equation, a system.
 
-`read_answer` tells these apart by their brackets and signs at the top level, so that an open
-interval is never a closed one, and a pair never a set; all else is a formula (`Scalar`).
+`read_answer` distinguishes the kinds by the brackets and signs at the top level. So an open interval is never
+read as a closed one, and a pair never as a set. Everything else is a formula (`Scalar`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ MOST_PARTS = 60
 
 @dataclass(frozen=True)
 class Words:
-    """Text, in lower case and without punctuation; of a choice such as ``(B) 12`` the letter."""
+    """Text in lower case without punctuation. Of a choice such as ``(B) 12`` it is the letter."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class BracketGroup:
-    """Parts in brackets. ``list``: none, or just commas; ``set``; ``tuple``: an ordered pair or an interval,
-    which only its brackets tell from another."""
+    """Several parts.
+
+    Example: ``(1, 2]`` is ``BracketGroup("tuple", (Scalar("1"), Scalar("2")), "(", "]")``.
+    """
 
     kind: Literal["list", "set", "tuple"]
+    """``list``: without brackets; ``set``: in braces; ``tuple``: an ordered pair or an interval."""
     parts: tuple[Answer, ...]
     left: str = "("
     right: str = ")"
@@ -42,11 +45,11 @@ class BracketGroup:
 
 @dataclass(frozen=True)
 class Union:
-    """Intervals, sets or rays put together."""
+    """A union of intervals, sets or rays."""
 
     parts: tuple[Answer, ...]
     named: str = ""
-    """The name that is given to it, as in ``A = …``; empty where there is none."""
+    """The unknown of an inequality: ``x`` for ``x < 1 or x > 3``; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Named:
-    """``x = 5``, ``f(x) = 2x``, ``AB = 7``."""
+    """A value with a name: ``x = 5``, ``f(x) = 2x``, ``AB = 7``."""
 
     name: str
     value: Answer
@@ -64,23 +67,24 @@ class Named:
 
 @dataclass(frozen=True)
 class Equation:
-    """``x + y = 5``; of a ``chain`` such as ``a = b = c`` the first side and the last."""
+    """An equation that doesn't name a value: ``x + y = 5``."""
 
     left: str
     right: str
     chain: bool = False
+    """Whether it has more sides, as ``a = b = c``, of which `left` and `right` are the first and the last."""
 
 
 @dataclass(frozen=True)
 class System:
-    """``x = 1, y = 2``: a value for each of several names, in the order in which they were written."""
+    """Values of several names, in the order of the text: ``x = 1, y = 2``."""
 
     values: tuple[tuple[str, Answer], ...]
 
 
 @dataclass(frozen=True)
 class Qualified:
-    r"""``2^{n-1} \text{ for } n \ge 1``: a value and the condition behind it."""
+    r"""A value with a condition: ``2^{n-1} \text{ for } n \ge 1``."""
 
     value: Answer
     condition: str
@@ -171,7 +175,7 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     membership = _IN.match(text)
     if membership:
         text = text[membership.end() :].strip()
-    # The order matters: each reader may leave what it doesn't know to those behind it.
+    # The order matters: each reader returns None for other kinds, and the next one is tried.
     answer = _read_reals(text)
     if answer is None and depth == 0:
         answer = _read_qualified(text)
@@ -212,7 +216,7 @@ def _read_table(text: str, depth: int) -> Answer | None:
 
 
 def _take_number_out_of_text(text: str) -> str:
-    r"""Takes a number out of ``\text{3 dollars}``, and makes ``3 \text{ to } 4`` a ratio."""
+    r"""Turns ``\text{3 dollars}`` into ``3\text{dollars}``, and ``3 \text{ to } 4`` into ``3:4``."""
     if "\\text" not in text:
         return text
     number = _NUMBER_IN_TEXT.fullmatch(text)
@@ -223,7 +227,7 @@ def _take_number_out_of_text(text: str) -> str:
 
 
 def _read_special_number(text: str) -> TimeOfDay | Date | Score | None:
-    """Reads what looks like arithmetic and is none."""
+    """Reads a time, a date or a score, which look like arithmetic: ``4:30``, ``2024-01-02``, ``5-3``."""
     plain = _remove_text_commands(text)
     if plain is None:
         return None
@@ -243,7 +247,7 @@ def _read_equation_or_region(text: str, depth: int) -> Answer | None:
 
 
 def _read_both_signs(text: str, depth: int) -> Answer | None:
-    r"""Reads ``1 \pm \sqrt{2}`` as two answers. A set or a list is parted before its signs are read."""
+    r"""Reads ``1 \pm \sqrt{2}`` as two answers. In a set or a list, this is done for each part later."""
     if "\\pm" not in text and "\\mp" not in text:
         return None
     opening = _split_brackets(text)[0]
@@ -256,7 +260,7 @@ def _read_both_signs(text: str, depth: int) -> Answer | None:
 
 
 def _read_number_with_thousands(text: str) -> Answer | None:
-    r"""Reads ``12,000 \text{ km}``, whose comma parts no list."""
+    r"""Reads ``12,000 \text{ km}``, whose comma doesn't separate the parts of a list."""
     thousands = _THOUSANDS.match(text)
     if thousands is None or re.search(r"[\d,;]", text[thousands.end() :]) or _AND.search(text):
         return None
@@ -264,7 +268,7 @@ def _read_number_with_thousands(text: str) -> Answer | None:
 
 
 def _remove_text_commands(text: str) -> str | None:
-    r"""Returns a text without ``\text``; None where other LaTeX is left."""
+    r"""Returns a text without ``\text``; None if it has other commands or signs of LaTeX."""
     plain = " ".join(_TEXT.sub(r" \1 ", text).split()).strip(" .,")
     return None if re.search(r"[\\{}^_$]", plain) else plain
 
@@ -287,7 +291,7 @@ _SETS_IN_WORDS = {
 
 
 def _read_reals(text: str) -> Answer | None:
-    r"""Reads all real numbers, perhaps but for some: ``\mathbb{R} \setminus \{0\}``."""
+    r"""Reads the set of all real numbers, which may exclude some: ``\mathbb{R} \setminus \{0\}``."""
     if text.startswith("\\mathbb{R}"):
         rest = text[len("\\mathbb{R}") :].strip()
         match = _HOLES.fullmatch(rest)
@@ -321,7 +325,7 @@ def _split_values(text: str) -> list[str]:
 
 
 def _intervals_between(holes: list[str]) -> Answer | None:
-    """Returns the intervals between these numbers; None where they can't be put in order."""
+    """Returns the union of the intervals between these numbers; None if their order isn't known."""
     numbers: list[tuple[Fraction, str]] = []
     for hole in holes:
         number = exact_value(hole)
@@ -336,7 +340,7 @@ def _intervals_between(holes: list[str]) -> Answer | None:
 
 
 def _rays_around(hole: Scalar) -> Union:
-    """Returns the open rays below and above a hole."""
+    """Returns the numbers below and above a hole."""
     return Union((BracketGroup("tuple", (_BELOW_ALL, hole)), BracketGroup("tuple", (hole, _ABOVE_ALL))))
 
 
@@ -361,7 +365,7 @@ def _read_piece(row: list[str], depth: int) -> Answer:
 
 
 def _make_system(parts: tuple[Answer, ...]) -> Answer:
-    """Makes a system of a list in which each part gives a value to a name of its own; otherwise the list."""
+    """Returns a system if each part is a value with another name, and otherwise a list."""
     named = [part for part in parts if isinstance(part, Named)]
     names = {part.name for part in named}
     if len(parts) > 1 and len(named) == len(parts) == len(names):
@@ -404,7 +408,7 @@ _LETTER_OF_A_FORMULA = re.compile(r"(?<![A-Za-z\\])[a-zA-Z]|(?<=\d)[a-z]|[a-z](?
 
 
 def _read_qualified(text: str) -> Qualified | None:
-    r"""Parts ``n = 3k, k \in \mathbb{Z}`` into the answer and its condition; None without one."""
+    r"""Reads an answer with a condition, such as ``n = 3k, k \in \mathbb{Z}``; None without a condition."""
     parts = _split_condition(text)
     if parts is None:
         return None
@@ -424,7 +428,7 @@ _PAIRS_OF_BRACKETS = (("(", ")"), ("\\{", "\\}"), ("{", "}"))
 
 
 def _split_condition(text: str) -> tuple[str, str] | None:
-    """Returns the text before a condition and the condition; None where there is none, or more than one."""
+    """Returns the text before a condition, and the condition; None if there is none, or if it says more."""
     in_words = _CONDITION_IN_WORDS.search(text, 1)
     if in_words is not None:
         value, condition = text[: in_words.start()], text[in_words.start() :]
@@ -469,7 +473,8 @@ def _read_group(text: str, depth: int) -> Answer | None:
 
 
 def _flatten_lists(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    r"""Dissolves lists among the parts of a list or a set: ``0, \pm 1`` has the parts 0, 1 and -1."""
+    r"""Replaces lists among the parts of a list or a set by their parts: ``0, \pm 1`` has the parts 0, 1 and
+    -1."""
     flat: list[Answer] = []
     for part in parts:
         if isinstance(part, BracketGroup) and part.kind == "list":
@@ -489,9 +494,10 @@ def _split_at_and(text: str) -> list[str]:
 
 
 def _split_brackets(text: str) -> tuple[str, str, str]:
-    """Returns the brackets around a whole text, normalised, and their content; empty where there are none.
+    """Returns the opening and the closing bracket around a text, and their content; empty texts if there are
+    none.
 
-    An interval's may differ, and ``]0,1[`` is ``(0,1)``.
+    The brackets of an interval may differ, and ``]0,1[`` is read as ``(0,1)``.
     """
     if text.startswith("\\{") and text.endswith("\\}") and len(split_at_top(text[2:-2], ())) == 1:
         return "{", "}", text[2:-2]
@@ -515,13 +521,14 @@ _CLOSINGS = (")", "]", "}", "\\}", "\\rangle")
 
 
 def _depth_change(sign: str) -> int:
+    """Returns 1 for an opening bracket, -1 for a closing one, and 0 for other signs."""
     if sign in _OPENINGS or sign.startswith("\\begin"):
         return 1
     return -1 if sign in _CLOSINGS or sign.startswith("\\end") else 0
 
 
 def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
-    """Returns the parts between signs that stand in no bracket."""
+    """Splits a text at signs that aren't within brackets."""
     if signs and not any(sign in text for sign in signs):
         return [text]
     parts: list[str] = []
@@ -569,7 +576,7 @@ _DISTANCE = re.compile(
 
 
 def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | None:
-    """Reads ``|x - 1| > 2`` as the points that are so far from 1."""
+    """Reads ``|x - 1| > 2`` as the points with this distance from 1."""
     match = _DISTANCE.fullmatch(sides[0])
     radius = exact_value(sides[1])
     if match is None or radius is None or radius <= 0 or signs[0] == "!=":
@@ -624,14 +631,14 @@ def _read_region(text: str, depth: int) -> Answer | None:
 
 
 def _name_region(names: set[str], allowed: Answer | None) -> Union | None:
-    """Returns the region as that of its unknown; None where it has several names or is no union."""
+    """Returns a union with the name of its unknown; None if there are several names, or it isn't a union."""
     if len(names) != 1 or not isinstance(allowed, Union):
         return None
     return Union(allowed.parts, named=next(iter(names)))
 
 
 def _intersect(rays: list[Answer]) -> Answer | None:
-    """Makes ``x > 1 and x < 2`` an interval; None unless one ray up and one down meet."""
+    """Returns the interval of ``x > 1 and x < 2``; None unless a ray upwards and one downwards overlap."""
     if len(rays) != 2 or not all(isinstance(ray, BracketGroup) for ray in rays):
         return None
     up, down = sorted(rays, key=lambda ray: ray.parts[0] == _BELOW_ALL)  # type: ignore[union-attr]
@@ -651,7 +658,7 @@ def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[st
     """Reads one inequality as the name of its unknown and the intervals where it holds.
 
     ``x > 3`` has the sides x and 3 and gives ("x", [(3, ∞)]); ``3 < x`` gives the same, ``x != 3`` two rays,
-    and ``1 < x <= 2``, which has two signs, ("x", [(1, 2]]). None where no unknown stands alone.
+    and ``1 < x <= 2``, which has two signs, ("x", [(1, 2]]). None if no side is only an unknown.
     """
     if len(signs) == 1:
         distance = _read_distance(signs, sides)
@@ -667,11 +674,12 @@ def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[st
 
 
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
-"""Each sign as it is read from the right: ``3 < x`` is ``x > 3``."""
+"""The sign after both sides are exchanged: ``3 < x`` is ``x > 3``."""
 
 
 def _read_inequality_of_one_sign(sign: str, sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
-    """Reads an inequality with one sign and an unknown alone on one of its sides (see `_read_inequality`)."""
+    """Reads an inequality with one sign. One of its sides has to be only an unknown (see
+    `_read_inequality`)."""
     name, bound = sides
     if not _NAME.fullmatch(name):
         sign, name, bound = _MIRRORED.get(sign, sign), bound, name
@@ -725,7 +733,7 @@ def _read_figure(text: str) -> Words | None:
 
 
 def _read_words(text: str) -> Words | Scalar | None:
-    """Returns the text, if it is words and no formula."""
+    """Reads a text of words; None if it is a formula."""
     figure = _read_figure(text)
     if figure is not None:
         return figure
@@ -751,7 +759,7 @@ def _read_words(text: str) -> Words | Scalar | None:
     plain_words = [word for word in _WORD.findall(plain) if word.lower() not in _CALLED]
     if whole and not plain_words and plain:
         return None
-    # abc may be a product of three letters, but "even" is a word, and so is all within \text.
+    # abc may be a product of three letters, but "even" is a word, and so is any text within \text.
     are_words = any(len(word) > 3 for word in plain_words) or (whole and plain_words)
     if not are_words and plain.lower() not in _SHORT_WORDS:
         return None
@@ -767,7 +775,7 @@ _SHORT_WORDS = {
 
 
 def _read_scalar(text: str) -> Answer:
-    r"""Reads a number or formula with what stands at it: ``(1{,}200 \text{ cm})`` without its brackets."""
+    r"""Reads a number or formula with its unit, also in brackets: ``(1{,}200 \text{ cm})``."""
     text = text.strip()
     opening, _, inner = _split_brackets(text)
     if opening == "(" and text.endswith(")"):
