@@ -103,8 +103,8 @@ class Code(SandboxedGrader):
     limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=30.0, memory_mib=1024))
     """Limits of all tests of an answer together."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:

@@ -64,8 +64,8 @@ class InstructionFollowing(Grader):
     score: Literal["all", "share"] = "all"
     """The reward where some instructions are followed: nothing, or their share."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:

@@ -55,8 +55,8 @@ class LiveBench(Grader):
     task_field: Annotated[str, MinLen(1)] = "task"
     """The field of the row that names its task."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:

@@ -70,8 +70,8 @@ class MathGrader(Grader):
     votes_by_value: ClassVar[bool] = True
 
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     @override
     def prepare(self) -> None:

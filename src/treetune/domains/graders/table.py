@@ -48,8 +48,8 @@ class TableGrader(Grader):
     """A hundred times the gold, or a hundredth, is wrong; with ``asked``, where the question speaks of
     percent and one of the two has no sign, it is right: a table often leaves it out."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     isolation: ClassVar[Isolation] = "inline"
 
