@@ -7,7 +7,7 @@ Many parts need the same things of many others, such as advantages, or two answe
 declared: a part `gives` features and `needs` features. Each feature is a small class below that says how
 messages name it and what to do where it is missing. It is a class, and not a name in a table, since a user
 writes ``Need(Answers(2), "…")``, where an editor and mypy find what it means and refuse a misspelling; three
-of them also compare amounts. docs/architecture.md, section Contracts, shows who gives and who needs each.
+of them also compare amounts. docs/dev/architecture.md, section Contracts, shows who gives and who needs each.
 """
 
 from __future__ import annotations

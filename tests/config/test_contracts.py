@@ -204,7 +204,7 @@ def test_a_part_with_a_method_that_nobody_asks_any_more_is_refused_by_name(
 
 
 def test_the_documents_say_who_gives_and_who_needs_each_feature() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "dev" / "architecture.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"\w+", row)}
     features = {

@@ -381,7 +381,7 @@ def main() -> int:
 HEAD = """# Wrong configurations
 
 Single changes of shipped configurations, each of which can't be meant, through `check_config`:
-`python tests/endurance/wrong_configurations.py --output docs/results/mutations.md`. *Refused* is with the key
+`python tests/endurance/wrong_configurations.py --output FILE.md`. *Refused* is with the key
 (or file), the place that set it, and a remedy, for every mistake that is told; *vague* has less.
 """
 

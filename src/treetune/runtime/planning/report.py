@@ -40,7 +40,7 @@ AROUND_SAMPLE = 0.6e-3
 lose that share cores (0.75 and 2.5 s by two servers)."""
 HTTP_TOKEN, HTTP_SAMPLE = 2.5e-6, 0.1e-3
 """Seconds of a server's one HTTP process for each token with a log-prob and each sample
-(docs/results/http_side.md: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
+(benchmarks/http_side.py: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
 in 5,200)."""
 FILE_BYTES = 0.9e9
 """Bytes that one thread writes into /dev/shm in a second, as they were seen on a CPU (0.7 to 1.1 GB/s);
