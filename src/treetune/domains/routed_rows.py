@@ -175,10 +175,8 @@ class RoutedRows(RowsTask):
         Raises ValueError for large files, and for rows without demonstrations.
         """
         files = [Path(name) for name in (*self.train, *self.validation, *self.test)]
-        if absent := self.missing_files():
-            raise ValueError(
-                f"{absent[0]} isn't there yet, whose characters the model would need: make it first"
-            )
+        if absent := [finding.what for finding in self.missing_rows()]:
+            raise ValueError(f"{absent[0]}; a model of characters needs those of this file")
         are_small = all(file.stat().st_size <= QUICKLY_READ for file in files)
         if not files or self.source is not None or self.demonstration_field is None or not are_small:
             raise ValueError(

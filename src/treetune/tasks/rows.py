@@ -16,14 +16,25 @@ from annotated_types import Gt, MinLen
 from typing_extensions import override
 
 from treetune.config.errors import did_you_mean
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding
 from treetune.exceptions import BadRow, NoPlainValue, NoSplit
 from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task, check_split
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.row_values import check_plain, is_empty, messages_in_text, text_of_value
-from treetune.tasks.sources import InFiles, OnDisk, Row, Source, count_rows, is_array, json_lines, read_rows
+from treetune.tasks.sources import (
+    InFiles,
+    OnDisk,
+    Row,
+    Source,
+    count_rows,
+    files_matching,
+    is_array,
+    json_lines,
+    no_such_file,
+    read_rows,
+)
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
 
@@ -95,7 +106,7 @@ class RowsTask(Task):
                 yield Finding.of(error, "validation_size")
         for path in self._files_to_look_at():
             yield from self.first_findings(path)
-        yield from lacking(f"the task reads {name}, which isn't there yet" for name in self.missing_files())
+        yield from self.missing_rows()
         if self.source is not None and not isinstance(self.source, InFiles | OnDisk):
             yield Finding(
                 "the rows of the data set are not checked, because check doesn't fetch them: a wrong field is"
@@ -147,10 +158,24 @@ class RowsTask(Task):
             return None
         return sum(map(count_rows, files))
 
-    def missing_files(self) -> Sequence[str]:
-        """Returns the files of the task that don't exist."""
-        names = () if self.source else (*self.train, *self.validation, *self.test)
-        return [name for name in names if not Path(name).is_file()]
+    def missing_rows(self) -> Iterator[Finding]:
+        """Yields the files and folders that the task reads and that don't exist."""
+        if self.source is None:
+            for split in get_args(Split):
+                for path in map(Path, getattr(self, split)):
+                    if not path.is_file():
+                        yield Finding(no_such_file(path), split, level="missing")
+        elif isinstance(self.source, OnDisk) and not Path(self.source.path).is_dir():
+            message = f"there is no data set in {self.source.path} (looked for in {Path.cwd()})"
+            yield Finding(message, "source.path", level="missing")
+        elif isinstance(self.source, InFiles):
+            for split in get_args(Split):
+                with contextlib.suppress(NoSplit):
+                    pattern = self.source.name_of(split)
+                    try:
+                        files_matching(pattern)
+                    except ValueError as error:
+                        yield Finding(str(error), ("source", split), level="missing")
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
@@ -406,6 +431,18 @@ def question_of(value: Any, key: str) -> str:
             " one text: use the task of type rows, which reads chats"
         )
     return str(messages[0]["content"])
+
+
+@Task.register("questions")
+@dataclass(frozen=True, kw_only=True)
+class Questions(JsonLines):
+    """Questions with reference answers in your own files: JSON lines or Parquet, one question a row, for
+    example ``{"question": "6 times 7?", "answer": "42"}``."""
+
+    name: str | None = None
+    """The data's name in the viewer, reports and model cards; null: ``questions``."""
+    prompt: str = PROBLEM
+    stop: tuple[str, ...] = ()
 
 
 @Task.register("gsm8k")

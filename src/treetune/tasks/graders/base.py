@@ -35,6 +35,9 @@ _FINAL = re.compile(
     re.IGNORECASE,
 )
 
+RETURNED_NONE = "the reward function returned None"
+"""The message of a grade whose function returned None: it found no answer in the response."""
+
 GradeBy = Callable[["Grader", str, Problem], Grade]
 """Grades an answer with another grader, which is called according to its own isolation."""
 
