@@ -241,7 +241,7 @@ def scorer(sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -
 
 
 def _read_score(reply: Mapping[str, Any]) -> LibraryScore:
-    """Reads the reply to an answer: ``{"told": {"score": 0.5}}``, ``{"told": {"raised": "KeyError"}}``,
+    """Reads the reply to an answer: ``{"result": {"score": 0.5}}``, ``{"result": {"raised": "KeyError"}}``,
     ``{"late": true}``, ``{"crashed": -9}`` or ``{"failed": "…"}``.
 
     Raises SandboxUnavailable for the last of these, which is not the answer's fault.
@@ -253,7 +253,7 @@ def _read_score(reply: Mapping[str, Any]) -> LibraryScore:
     if "crashed" in reply:
         status = reply["crashed"]
         return LibraryScore(score=None, message=f"its process ended with {status}", has_crashed=True)
-    result = reply["told"]
+    result = reply["result"]
     # A malicious answer may have written this itself. So only the keys below are used, and only as data.
     if not isinstance(result, dict):
         return LibraryScore(score=None, message="its process told no score", has_crashed=True)
