@@ -56,14 +56,15 @@ class Multiplication(WrittenArithmetic):
     max_value: Annotated[int, Ge(0)] | None = None
     """The largest factor, instead of `digits`."""
     form: Literal["sequential", "tree", "digits", "tree_digits"] = "sequential"
-    """Arrangement of the lines. ``sequential`` is a left fold. The others open a block of threads wherever
-    two or more parts don't need each other. ``digits``: the fold with a thread for each partial product, and
-    the sums behind the block; the lines are those of the sequential form, slips included, and outlines name
-    the place, ``1:40``. ``tree``: factors in pairs, level by level, a thread for each pair, ``1:23*47``.
-    ``tree_digits``: the same with a thread for each partial product of all pairs of a level, ``1:23*40``."""
+    """The arrangement of the lines. ``sequential`` is a left fold. The other forms have a block of threads
+    wherever two or more parts don't depend on each other. ``digits`` is a left fold with a thread for each
+    partial product, and the sums after the block. Its lines and their errors are those of ``sequential``.
+    Outlines name the place, ``1:40``. ``tree`` multiplies factors in pairs, level by level, with a thread for
+    each pair, ``1:23*47``. ``tree_digits`` is a tree with a thread for each partial product of a level's
+    pairs, ``1:23*40``."""
     detail: Detail = "partials"
-    """With ``digits`` a partial product isn't one line but multiplied and added up digit by digit, so that
-    23*40 is ``20*40=800``, ``3*40=120``, ``800+120=920``."""
+    """With ``digits`` a partial product has several lines, and is calculated digit by digit, so that 23*40
+    is ``20*40=800``, ``3*40=120``, ``800+120=920``."""
     parallelise: Annotated[float, Ge(0), Le(1)] = 1.0
     """The share of possible blocks of threads that are opened."""
     wording: Literal["symbols", "words"] = "symbols"

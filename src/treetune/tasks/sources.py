@@ -27,11 +27,11 @@ Row = tuple[str, dict[str, Any]]
 "4"})``."""
 
 ROW_GROUP = 1000
-"""Rows of a Parquet file that are in memory at a time."""
+"""The number of rows of a Parquet file that are in memory at a time."""
 
 JSON_FIELDS = b"treetune.json"
 """The key of a Parquet file's metadata that lists the fields with JSON text: ``{"extra_info": ["tests"]}``.
-The column "" stands for columns themselves."""
+The column "" refers to columns themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)

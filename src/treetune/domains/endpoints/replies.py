@@ -30,7 +30,7 @@ STATUSES: Mapping[int, tuple[Kind, str]] = {
     402: ("refused_all", "the account has nothing left"),
     403: ("refused", "the request is forbidden"),  # moderation answers so, too, for one prompt
     404: ("refused_all", "there is no such address or model"),
-    405: ("refused_all", "this is no address of an OpenAI-compatible endpoint"),
+    405: ("refused_all", "this is not the address of an OpenAI-compatible endpoint"),
     408: ("again", "the endpoint waited too long"),
     409: ("again", "the endpoint is busy"),
     413: ("refused", "the request is too large"),

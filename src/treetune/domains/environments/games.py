@@ -56,7 +56,7 @@ class Maze(Game):
 
     def __post_init__(self) -> None:
         if self.gems >= self.size**2:
-            raise ValueError(f"{self.gems} gems don't fit beside the start into a maze of size {self.size}")
+            raise ValueError(f"{self.gems} gems and the start don't fit into a maze of size {self.size}")
 
     @override
     def problem(self, id: str, level: int) -> Problem:

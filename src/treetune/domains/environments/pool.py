@@ -213,7 +213,7 @@ class Play:
     """The time that the answer has left for its turns."""
     _world: World | ForkedWorld | None = None
     _lost: Turn | None = None
-    """The turn that stands for all others after the environment has failed to begin."""
+    """The turn that replaces all turns if the environment could not begin."""
 
     def begin(self) -> Future[Played]:
         """Plays the turns so far again, and returns those that were not in the snapshot."""

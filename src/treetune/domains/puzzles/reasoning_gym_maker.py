@@ -100,7 +100,7 @@ def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
         raise
     except Exception as error:
         fault = f"reasoning_gym doesn't take these settings of {name!r}: {error or type(error).__name__}"
-        raise Refused("config", fault, "mend what it names") from error
+        raise Refused("config", fault, "change the settings that it names") from error
     return kind, settings
 
 

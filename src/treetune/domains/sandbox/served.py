@@ -256,7 +256,7 @@ def _read_score(reply: Mapping[str, Any]) -> LibraryScore:
     result = reply["result"]
     # A malicious answer may have written this itself. So only the keys below are used, and only as data.
     if not isinstance(result, dict):
-        return LibraryScore(score=None, message="its process told no score", has_crashed=True)
+        return LibraryScore(score=None, message="its process returned no score", has_crashed=True)
     refusal = f"it wanted more than to be read ({result['refused']})" if "refused" in result else None
     score = result.get("score")
     if isinstance(score, float):

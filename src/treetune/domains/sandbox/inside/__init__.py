@@ -1,4 +1,4 @@
-"""This package's own programs that run inside of the sandbox. They can't import the rest of the package."""
+"""The package's own programs in the sandbox, where they can't import the rest of the package."""
 
 from functools import cache
 from pathlib import Path
@@ -12,8 +12,8 @@ def source(name: str) -> str:
 
 @cache
 def bundle(name: str, *others: str) -> str:
-    """Returns the text of one program that holds several: it makes modules of `others` and of `name`, in this
-    order, and takes over all names of the last."""
+    """Returns the text of a program that makes modules of `others` and of `name`, in this order, and has all
+    names of the last."""
     texts = {f"{__name__}.{module}": source(module) for module in (*others, name)}
     return f"""import sys
 for name, text in {texts!r}.items():

@@ -1,4 +1,4 @@
-"""Runs one program on many inputs, each in a process of its own, inside of one sandbox.
+"""Runs one program on many inputs in one sandbox, with a process for each input.
 
 The program is compiled once, and reads its input from standard input or from the file .stdin. The report has
 a line for each input, and after it what the program printed and the end of its error output. The line has the
@@ -37,7 +37,7 @@ def _write_report(
 
 
 def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[int, bool, bytes]:
-    """Reads what a program prints until it ends, its time is over, or it has printed too much; then kills it.
+    """Reads a program's output until it ends, its time is over, or it has printed too much. Then kills it.
 
     Returns its exit status, whether it ran out of time, and the first `most_bytes` + 1 bytes that it printed.
     """
@@ -84,12 +84,12 @@ def _become_program(stdin: int, stdout: int, stderr: int) -> None:
 
 
 def fork_for_inputs(inputs: list[str], seconds: float, most_bytes: int, stop_early: bool) -> bool:
-    """Forks a process for each input, one after the other, and reports how the program ended in it.
+    """Forks a process for each input, one after the other, and reports how the program ends in it.
 
-    With `stop_early` it stops after an input on which the program failed.
+    With `stop_early` it stops after an input for which the program failed.
 
     Returns:
-        True in each forked process, which then has to run the program; False in the first process, at the
+        True in each forked process, which then has to run the program, and False in the first process at the
         end.
     """
     report_fd = os.dup(1)
@@ -153,9 +153,8 @@ def _run_program(program: "CodeType", names: "dict[str, Any]") -> int:
 
 
 def _end(status: int) -> None:
-    """Ends the process after what Python does for a program at its end: threads, exit functions, streams,
-    open files. A normal exit would also destroy every object of the interpreter, which takes longer than most
-    programs do."""
+    """Ends the process as Python does: joins threads, calls exit functions, and flushes and closes files. A
+    normal exit would also destroy all objects of the interpreter, which takes longer than most programs."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()

@@ -1,8 +1,8 @@
-"""A Python console inside of the sandbox: runs pieces of code one after the other, and returns what each
-prints.
+"""A Python console in the sandbox. It executes pieces of code one after the other, and returns their output.
 
-A piece comes on standard input, after a line with the number of its bytes. Its reply goes to standard output
-in the same form, and has at most `MOST` bytes of what was printed. Names stay defined from piece to piece.
+A piece is read from standard input, after a line with the number of its bytes. The reply is written to
+standard output in the same form. It has at most `MOST` bytes of output. Names remain defined for later
+pieces.
 """
 
 import ast
@@ -62,7 +62,7 @@ def main() -> None:
     names = module.__dict__
     while header := requests.readline():
         code = requests.read(int(header)).decode(errors="replace")
-        # A file without a name takes what the code prints, and what processes print that it starts.
+        # The code and the processes that it starts write their output to a file without a name.
         log = os.open(".printed", os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_TRUNC, 0o600)
         os.unlink(".printed")
         os.dup2(log, 1)

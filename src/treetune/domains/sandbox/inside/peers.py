@@ -115,7 +115,9 @@ class Remote:
 def _forward(operation: str) -> Callable[..., Any]:
     def method(self: Remote, *args: Any) -> Any:
         if self._mixed and operation in _GIVING_NUMBERS:
-            raise TypeError("what another process computed from data of this one is no number")
+            raise TypeError(
+                "the result of another process's arithmetic with data of this process is not a number"
+            )
         return self._peer.ask(operation, self, *args)
 
     return method
