@@ -107,9 +107,9 @@ def test_only_the_thought_is_divided() -> None:
     [
         ([{"source": "b", "destination": ""}], "occurs 2 times"),
         ([{"source": "z", "destination": ""}], "occurs 0 times"),
-        ([{"source": "", "destination": "x"}], "no source and destination"),
-        ([{"source": "a"}], "no source and destination"),
-        (["a"], "no source and destination"),
+        ([{"source": "", "destination": "x"}], "isn't a source and a destination"),
+        ([{"source": "a"}], "isn't a source and a destination"),
+        (["a"], "isn't a source and a destination"),
         ([{"source": "a", "destination": "</Thread>"}], "holds a tag"),
         ([{"source": "a b b", "destination": " "}], "nothing is left"),
         (json.loads(r'[{"source": "a", "destination": "\frac"}]'), "are backslashes doubled"),
