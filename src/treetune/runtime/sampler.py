@@ -143,7 +143,7 @@ class Sampler:
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, observe)
             other_journals = [*journals, *([earlier] if earlier is not None else [])]
-            services += (TurnJournal.beside(journal, other_journals),)
+            services += (TurnJournal.for_requests(journal, other_journals),)
         return RolloutContext(
             task=task or session.config.task,
             engine=engine,
