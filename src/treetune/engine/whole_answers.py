@@ -2,7 +2,7 @@
 
 vLLM sends each token of each sequence from the engine core to the HTTP side as it is sampled, for whoever
 reads along, and makes text of it. Nobody reads along here, and the HTTP side's Python for each token would
-bound a GPU (docs/results/http_side.md).
+bound a GPU (benchmarks/http_side.py).
 """
 
 from __future__ import annotations
