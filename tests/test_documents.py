@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.documents import PAGES, ROOT, Document, commands_in
-from treetune.cli.arguments import BY_NAME, COMMANDS
+from treetune.cli.arguments import BY_NAME, COMMANDS, parse
+from treetune.cli.command import files_of
 from treetune.cli.pages import pages as reference_pages
-from treetune.config.jsonnet import configurations
+from treetune.config.layers import configurations
 from treetune.tables.check import METRICS
 
 DOCUMENTS = {str(path.relative_to(ROOT)): Document(path) for path in PAGES}
@@ -69,26 +70,33 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
             continue
         first = next(word for word in typed if word in BY_NAME)
         command = BY_NAME[first].name
-        shared = shared_options(typed)
-        # A task alone is no experiment that could be checked.
-        alone = command in ("score_responses", "export_rows")
-        instead = "print_config" if alone else "check_config"
-        # Overrides without files are of a run's own configuration, which no document holds.
-        tried = [*shared, instead] if "--configs" in shared else []
-        yield typed, typed if command in RUN_AS_IT_IS else tried
+        if command == "check_config":
+            # This machine needn't have the data, models and GPUs that a page is about.
+            yield typed, [*typed, "--config-only"]
+        elif command in RUN_AS_IT_IS:
+            yield typed, typed
+        else:
+            yield typed, checked_instead(command, typed)
 
 
-def shared_options(typed: list[str]) -> list[str]:
-    """Returns ``--configs`` and ``--override`` with their values, before or after the command.
-
-    >>> shared_options(["run", "--configs", "a.jsonnet", "--num_gpus", "2"])
-    ["--configs", "a.jsonnet"]
-    """
-    options = []
-    for option, value in itertools.pairwise(typed):
-        if option in ("--configs", "--override"):
-            options += [option, value]
-    return options
+def checked_instead(command: str, typed: list[str]) -> list[str]:
+    """Returns the command that evaluates the configuration of another one; nothing where there is none."""
+    try:
+        options = parse(typed)
+    except SystemExit:
+        return []  # reported where it is parsed again
+    files = files_of(options)
+    # Overrides without files are of a run's own configuration, and a name without a folder is of a file that
+    # the reader has: neither is among the documents.
+    is_readers_own = any("/" not in name and name not in WRITTEN for name in files)
+    # The files of a replay extend the configuration that the run has stored.
+    if not files or is_readers_own or command == "replay":
+        return []
+    overrides = [word for text in options.override or () for word in ("--override", text)]
+    # A task alone is not an experiment that could be checked.
+    is_task = command in ("score_responses", "export_rows")
+    instead = ["print_config"] if is_task else ["check_config", "--config-only"]
+    return [*instead, "--configs", ",".join(files), *overrides]
 
 
 ASKED = {name: list(treetune_commands(document)) for name, document in DOCUMENTS.items()}
@@ -183,7 +191,7 @@ def spelled_out(name: str) -> list[str]:
     """``a/{b,c}_{d,e}`` without its braces."""
     parts = [part.split("}") for part in name.split("{")]
     choices = [parts[0]] + [[one + rest for one in inside.split(",")] for inside, rest in parts[1:]]
-    return ["".join(chosen) for chosen in itertools.product(*choices)]
+    return ["".join(chosen) for chosen in product(*choices)]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -75,7 +75,7 @@ class EngineSettings(Registrable):
         """Returns the transfer of new weights into the engine, and the reason. The ranks are on `machines`,
         in their order, train on `device`, and send `adapters` or whole weights. Raises ValueError if the
         transfer that is set isn't possible."""
-        return "file", "this engine takes them no other way"
+        return "file", "this engine supports no other transfer"
 
 
 @EngineSettings.register("vllm")

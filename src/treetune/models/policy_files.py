@@ -82,7 +82,7 @@ def resolve_policy(name_or_path: str) -> str:
     if _HUB_NAME.fullmatch(name_or_path):
         return name_or_path
     raise ValueError(
-        f"there is no model at {path.absolute()}: no such directory, and {name_or_path!r} is no name on "
+        f"there is no model at {path.absolute()}: no such directory, and {name_or_path!r} isn't a name on "
         f"the Hugging Face hub (owner/name). {_how_to_make(path)}"
     )
 

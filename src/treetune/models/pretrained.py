@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -118,6 +118,7 @@ class PretrainedModel(ModelSource):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
+        yield from self._missing_here()
         rule = length_rule(self._local("config.json"))
         if rule is not None and experiment.context_length > rule.limit:
             yield Finding(
@@ -166,24 +167,48 @@ class PretrainedModel(ModelSource):
     @override
     def require(self) -> None:
         resolve_policy(self.name_or_path)
+        for finding in self._missing_kernels():
+            raise ValueError(f"{finding.what}: {finding.remedy}")
+
+    def _missing_here(self) -> Iterator[Finding]:
+        """Yields what the model needs and this machine doesn't have: its folder, a GPU, a package."""
+        try:
+            resolve_policy(self.name_or_path)
+        except ValueError as error:
+            # The last sentence says how to make the model.
+            what, _, remedy = str(error).rpartition(". ")
+            yield Finding(what, "name_or_path", remedy, level="missing")
+        yield from self._missing_kernels()
+
+    def _missing_kernels(self) -> Iterator[Finding]:
+        """Yields the kernels that the settings name and that can't run here."""
         to_sdpa = "set model.attention to 'sdpa'"
-        for used, module, setting, remedy in (
+        for is_used, module, setting, key, remedy in (
             (
                 self.attention == "flash_attention_2",
                 "flash_attn",
                 "model.attention 'flash_attention_2'",
+                "attention",
                 to_sdpa,
             ),
             # It has no gradient on CPUs.
-            (self.attention == "flex_attention", "torch", "model.attention 'flex_attention'", to_sdpa),
-            (self.liger, "liger_kernel", "model.liger", "set model.liger to false"),
+            (
+                self.attention == "flex_attention",
+                "torch",
+                "model.attention 'flex_attention'",
+                "attention",
+                to_sdpa,
+            ),
+            (self.liger, "liger_kernel", "model.liger", "liger", "set model.liger to false"),
         ):
-            if used and not has_gpu():
-                raise ValueError(f"{setting} needs an NVIDIA GPU, and this machine has none: {remedy}")
-            if used and importlib.util.find_spec(module) is None:
-                raise ValueError(
-                    f"{setting} needs the package {_PACKAGES[module]}, which is not installed: {remedy}"
-                )
+            if not is_used:
+                continue
+            if not has_gpu():
+                what = f"{setting} needs an NVIDIA GPU, and this machine has none"
+                yield Finding(what, key, remedy, level="missing")
+            elif importlib.util.find_spec(module) is None:
+                what = f"{setting} needs the package {_PACKAGES[module]}, which is not installed"
+                yield Finding(what, key, remedy, level="missing")
 
     @override
     def identity(self) -> Mapping[str, str]:

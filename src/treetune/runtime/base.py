@@ -22,6 +22,7 @@ from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.first_prompt import prompt_remarks
+from treetune.runtime.machine import gpus
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.drawing import Replacement
@@ -37,7 +38,7 @@ class EvaluationSet(Part):
     """A measurement: n samples for each of some problems of a split.
 
     No problem is left out: one whose prompt fills the context counts as not answered (`too_long` in the
-    summary), and what another leaves of it bounds its answers. `run_evaluation` measures all sets.
+    summary), and what another leaves of it bounds its answers. `treetune evaluate` measures all sets.
     """
 
     split: Split
@@ -363,12 +364,33 @@ class PolicyIteration(Runtime):
         rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
         return missing_requirements([*graders, *rollouts], self)
 
+    def missing_devices(self) -> Iterator[Finding]:
+        """Yields the GPUs that engines name and that this machine doesn't have."""
+        engines = {"engines.policy": self.engines.policy}
+        if self.engines.judge is not None:
+            engines["engines.judge.server"] = self.engines.judge.server
+        for key, engine in engines.items():
+            named = getattr(engine, "devices", None)
+            if not named:
+                continue
+            available = gpus()
+            absent = [device for device in named if device >= len(available)]
+            if absent:
+                count = len(available) or "no"
+                yield Finding(
+                    f"devices names GPU {', '.join(map(str, absent))}, and this machine has {count} GPUs",
+                    f"{key}.devices",
+                    "leave devices out: the engine then shares the trainer's GPUs, or runs on the CPU",
+                    level="missing",
+                )
+
     @override
     def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
-        """Yields what this machine lacks, what runs without a sandbox, and the first prompt."""
-        yield from missing_requirements([self.task], self, Task)
-        yield from (f"what answers need isn't here: {what}" for what in self.missing_for_grades())
+        """Yields what runs without a sandbox, what to know about batches, and the first prompt."""
         yield from unsafe_remarks(plain)
+        uneven = self.trainer.uneven_steps(self)
+        if uneven is not None:
+            yield uneven
         yield from prompt_remarks(self)
 
     @classmethod
@@ -416,6 +438,7 @@ class PolicyIteration(Runtime):
         yield from twice("shaping", [one.label for one in self.shaping], "each kind can be there once")
         if self.overlap == "one_step":
             yield from unfit_overlap(self)
+        yield from self.missing_devices()
 
 
 def without_sandbox(plain: Any, key: str = "") -> list[str]:

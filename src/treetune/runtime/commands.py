@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from treetune.exceptions import SameOnAllRanks
 from treetune.models.policy_files import resolve_policy
 from treetune.processes import lifetime
 from treetune.runtime.base import PolicyIteration, Runtime
@@ -40,17 +41,21 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
 
 
 def preflight(config: PolicyIteration) -> None:
-    """Raises ValueError where the model, the judge, graders or problems lack something: before anything heavy
-    is imported, and before days of training rather than after them."""
-    import treetune.parts  # noqa: F401  (a program that has built it by itself knows its own parts alone)
+    """Raises ValueError if something is missing here that the model, engines, graders or problems need.
+
+    It is called before anything heavy is imported, and before days of training rather than after them.
+    """
+    import treetune.parts  # noqa: F401  (a program that builds an experiment itself registers only its own)
 
     config.model.require()
     if config.credit.reference is not None:
         config.credit.reference.require()
     if config.engines.judge is not None:
         resolve_policy(config.engines.judge.model)
+    for finding in config.missing_devices():
+        raise SameOnAllRanks(f"{finding.key}: {finding.what}: {finding.remedy}")
     if missing := config.missing_for_grades():
-        raise ValueError("what answers need isn't here: " + "; ".join(missing))
+        raise ValueError("grading answers needs what is missing here: " + "; ".join(missing))
     for chosen in config.evaluation.sets:
         set_problems(config, chosen)
 
@@ -97,10 +102,12 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     preflight(config)
     directory = ExperimentDirectory.of(config)
     if not directory.checkpoints() and not directory.is_running():
-        raise ValueError(f"{directory.path} has no checkpoint to evaluate: run_iteration_loop makes them")
+        raise ValueError(
+            f"{directory.path} has no checkpoint to evaluate: train the experiment with `treetune run` first"
+        )
     _require_sets(config)
     if not directory.is_running() and not unmeasured(directory, config.evaluation.sets):
-        _say_once(f"{directory.path}: all sets are measured on all its checkpoints")
+        _say_once(f"{directory.path}: all sets are evaluated on all of its checkpoints")
         return
     with evaluating(config, plain) as sampler:
         follow(sampler, Claims())
@@ -114,9 +121,7 @@ def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]
         claims = Claims()
         for one in config.evaluation.sets:
             if measure_claimed(sampler, 0, one, claims) == "another's":
-                sampler.session.console.say(
-                    f"{one.label} is left to another process, which measures it just now"
-                )
+                sampler.session.console.say(f"{one.label} is skipped: another process is evaluating it")
 
 
 @contextmanager
@@ -175,7 +180,7 @@ def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     if not done or not is_last(config, directory, done):
         raise ValueError(
             f"{directory.path} is not finished: {done} of {iterations_of(config, directory, done)} iterations"
-            f" are done, and {directory.logs / 'run.log'} says how it ended; run_iteration_loop goes on"
+            f" are done, and {directory.logs / 'run.log'} says how it ended; `treetune run` continues it"
         )
 
 

@@ -56,7 +56,11 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
         if rank == "0":
             print(f"note: whether the run fits this machine wasn't checked: {error}", file=sys.stderr)
         return
-    if plan is None or plan.fits:
+    if plan is None:
+        return
+    if plan.fits and plan.checkpoints.problem is None:
+        if plan.checkpoints.warning and rank == "0":
+            print(f"note: {plan.checkpoints.warning}", file=sys.stderr)
         return
     # Machines may be smaller than the first rank's: on each of them one rank speaks.
     speaks_for_machine = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"

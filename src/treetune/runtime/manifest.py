@@ -159,7 +159,7 @@ def read_manifest(directory: ExperimentDirectory) -> dict[str, Any]:
 def read_config(path: Path) -> dict[str, Any]:
     """Returns the configuration that is stored in an experiment's folder. Raises Damaged if it isn't one of
     those that the manifest has the hash of."""
-    remedy = f"put it back from `treetune … print_config` into {path / CONFIG}"
+    remedy = f"put it back from `treetune print_config …` into {path / CONFIG}"
     config = read_record(path / CONFIG, remedy)
     manifest = read_manifest(ExperimentDirectory(path))
     hashes = [entry["config"] for entry in _entries_of(manifest) if "config" in entry]
@@ -199,7 +199,8 @@ def refuse_another(
             changed.append(replace(difference, changeable=True))
         else:
             changed.append(difference)
-    elsewhere = " It was left as it is: give this one another name (APP_EXPERIMENT_NAME), or move that away"
+    another_name = f"--override \"{{experiment_name: '{config.experiment_name}_2'}}\""
+    elsewhere = f" It was not changed: give this one another name ({another_name}), or move that one away"
     unchangeable = [difference for difference in changed if not difference.changeable]
     if unchangeable:
         raise ValueError(
@@ -209,8 +210,8 @@ def refuse_another(
     longer = next((difference for difference in changed if difference.key == ("iterations",)), None)
     if longer is not None and config.length_matters is not None:
         raise ValueError(
-            f"{path} can't go on with another number of iterations: {longer}, and {config.length_matters}, so"
-            " that those which are there would have been trained otherwise." + elsewhere
+            f"{path} can't continue with another number of iterations: {longer}, and {config.length_matters},"
+            " so that the finished ones would have been trained differently." + elsewhere
         )
     return changed
 

@@ -230,6 +230,16 @@ def as_text(plan: Plan) -> str:
             f" {engine.cached_tokens / engine.context_length:.1f} sequences of {engine.context_length:,}"
             f" ({plan.sequences_at_once:,} are worked on at once)",
         ]
+    space = plan.checkpoints
+    free = "(free space not known)" if space.room is None else f"of {in_units(space.room)}"
+    verdict = "  DOES NOT FIT" if space.problem else ""
+    lines += [
+        "",
+        f"checkpoints, disk of {space.folder}: {in_units(space.at_once)} {free} at once,"
+        f" {in_units(space.by_the_end)} by the end{verdict}",
+        f"    {in_units(space.weights):>11}  weights of a checkpoint",
+        f"    {in_units(space.state):>11}  state of the trainer, of those that a run can resume from",
+    ]
     lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_work(plan), ""]
     by_phase = list(estimates(plan))
     scope = "an iteration" if work.is_known else "one problem"
@@ -252,6 +262,9 @@ def _work(plan: Plan) -> list[str]:
         f"work of an iteration, for {whose}: {work.answers:,} answers of {work.answer_tokens:,.0f} tokens on"
         f" average (as assumed), {work.rows:,} rows, {work.steps:,} steps"
     ]
+    uneven = plan.experiment.trainer.uneven_steps(plan.experiment)
+    if uneven is not None:
+        lines.append(uneven)
     if work.is_sampled:
         lines.append(f"sampled: {work.sampled_tokens:,.0f} tokens of answers")
     if work.continuations:
@@ -263,11 +276,16 @@ def _work(plan: Plan) -> list[str]:
 
 
 def verdict_of(plan: Plan, found: Remedy | None = None) -> str:
-    """Returns what is in the way, and the smallest change that helps; or that it fits."""
+    """Returns what doesn't fit, and the smallest change that helps; or that it fits."""
+    space = plan.checkpoints
     if plan.fits:
-        return "it fits"
+        if space.problem:
+            return f"it doesn't fit:\n  {space.problem}"
+        return f"it fits, but {space.warning}" if space.warning else "it fits"
     found = found or remedy(plan)
-    lines = ["it doesn't fit:", *(f"  {words}" for words in plan.problems)]
+    lines = ["it doesn't fit:", *(f"  {problem}" for problem in plan.problems)]
+    if space.problem:
+        lines.append(f"  {space.problem}")
     if found is None:
         lines.append("  no change of how work is cut makes it fit: take a smaller model, or other hardware")
     else:
@@ -303,7 +321,14 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "sampled_tokens": work.sampled_tokens,
         "continued_tokens": work.continued_tokens,
         "seconds": [asdict(one) for one in estimates(plan)],
-        "fits": plan.fits,
-        "problems": plan.problems,
+        "checkpoints": {
+            "weights": plan.checkpoints.weights,
+            "state": plan.checkpoints.state,
+            "at_once": plan.checkpoints.at_once,
+            "by_the_end": plan.checkpoints.by_the_end,
+            "room": plan.checkpoints.room,
+        },
+        "fits": plan.fits and plan.checkpoints.problem is None,
+        "problems": [*plan.problems, *filter(None, [plan.checkpoints.problem])],
         "remedy": None if found is None else {"words": found.text, "override": found.override},
     }
