@@ -154,14 +154,6 @@ def test_weights_that_are_dealt_out_are_never_whole_on_the_device(
             assert trainer.scorer.answer_logprobs(reference, pairs, 1.0) == before
 
 
-@pytest.mark.parametrize(
-    ("settings", "deals"),
-    [({"zero_stage": 3}, True), ({"tensor_parallel_size": 2}, True), ({"zero_stage": 2}, False)],
-)
-def test_ranks_that_share_matrices_are_given_them_from_the_cpu(settings: Any, deals: bool) -> None:
-    assert replace(BF16, **settings).deals_weights_out is deals
-
-
 # Chunks: what lies in the folder at the end is what the trainer has
 
 

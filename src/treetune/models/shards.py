@@ -108,12 +108,9 @@ def is_in_file(parameter: nn.Parameter) -> bool:
     return hasattr(parameter, _READ)
 
 
-def read_whole(module: nn.Module, *, recurse: bool = True) -> nn.Module:
-    """Reads all weights that are still in files into memory of this rank's own, and returns the module.
-
-    Without `recurse`, only the weights of the module itself are read, and not those of its parts.
-    """
-    for parameter in module.parameters(recurse):
+def read_whole(module: nn.Module) -> nn.Module:
+    """Reads all weights that are still in files into memory of this rank's own, and returns the module."""
+    for parameter in module.parameters():
         if is_in_file(parameter):
             parameter.data = _read(parameter).clone()  # what was read may lie in the mapped file
     return module

@@ -40,7 +40,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
 
     config, model = session.config, session.model
     reference = config.credit.reference
-    whole = model.on_cpu if config.trainer.deals_weights_out else model.load
+    whole = model.on_cpu if config.trainer.shards_weights else model.load
     return PolicyTrainer(
         config.trainer,
         model.in_parts if config.trainer.reads_in_parts else whole,

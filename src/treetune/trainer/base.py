@@ -127,9 +127,9 @@ class EntropyTarget:
 class Trainer(Part):
     """The trainer of every method: AdamW on a DeepSpeed engine.
 
-    Two settings let several neighbouring ranks run one model together, each on micro-batches of its own
-    otherwise: `sequence_parallel_size` and `tensor_parallel_size`. Neither changes the update, and nor do the
-    `layout` and the limits of micro-batches, which are per rank.
+    Each rank computes micro-batches of its own, unless `sequence_parallel_size` lets neighbouring ranks
+    compute theirs together. That setting changes only the speed, as do `layout` and the limits of
+    micro-batches, which are per rank.
     """
 
     objective: Objective
@@ -208,9 +208,6 @@ class Trainer(Part):
     them, which costs no memory, and a critic is a whole model as ever."""
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     """Number of neighbouring ranks that share every sequence (DeepSpeed-Ulysses; for long ones)."""
-    tensor_parallel_size: Annotated[int, Gt(0)] = 1
-    """Number of neighbouring ranks that share every weight matrix (DeepSpeed's AutoTP; for large ones; the
-    reference stays whole on each)."""
 
     @classmethod
     @override
@@ -260,25 +257,14 @@ class Trainer(Part):
         return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
     @property
-    def deals_weights_out(self) -> bool:
-        """Returns whether each rank is given a part of the weights (ZeRO-3, AutoTP): no device need hold them
-        all."""
-        return self.zero_stage == 3 or self.tensor_parallel_size > 1
+    def shards_weights(self) -> bool:
+        """Returns whether each rank keeps only its part of the weights (ZeRO-3)."""
+        return self.zero_stage == 3
 
     @property
     def reads_in_parts(self) -> bool:
-        """Returns whether weights are dealt out while they are read: no rank need ever hold them all."""
-        return self.deals_weights_out and not self.offload_parameters
-
-    @property
-    def model_parallel_size(self) -> int:
-        """Number of neighbouring ranks that are given the same micro-batches and run the model together."""
-        return self.sequence_parallel_size * self.tensor_parallel_size
-
-    @property
-    def model_parallel_setting(self) -> str:
-        """The name of the setting that says so, for messages."""
-        return "sequence_parallel_size" if self.sequence_parallel_size > 1 else "tensor_parallel_size"
+        """Returns whether weights are sharded while they are read, so that no rank ever holds all of them."""
+        return self.shards_weights and not self.offload_parameters
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -316,7 +302,7 @@ class Trainer(Part):
                 Turns() in experiment.rollout.gives,
                 "an answer's turns are asked for one by one and trained together: none would be scored ahead",
             ),
-            (self.deals_weights_out, "the reference is dealt out over the ranks, which run it together"),
+            (self.shards_weights, "the reference is sharded over the ranks, which run it together"),
             (self.sequence_parallel_size > 1, "ranks run each sequence together"),
             (self.lora is not None, "the reference is the policy without its adapters"),
             (self.offload_reference, "the reference is on the CPU while the engine samples"),
@@ -353,16 +339,6 @@ class Trainer(Part):
                 "zero_stage 0 adds the gradients of micro-batches up in bfloat16, so that the update would"
                 " depend on how it was cut: set zero_stage to 1 or more, which adds them up in float32"
             )
-        for name, chosen in (
-            ("sequence_parallel_size", self.sequence_parallel_size > 1),
-            ("lora", self.lora is not None),
-            ("offload_optimizer", self.offload_optimizer),
-            ("zero_stage 3", self.zero_stage == 3),
-        ):
-            if chosen and self.tensor_parallel_size > 1:
-                raise ValueError(
-                    f"tensor_parallel_size is not made to work with {name}: leave one of them out"
-                )
         if self.layout == "tree" and self.sequence_parallel_size > 1:
             raise ValueError(
                 f"sequence_parallel_size is {self.sequence_parallel_size} and layout is 'tree', whose tokens"

@@ -170,7 +170,7 @@ def micro_batches(
         with_gradient: Whether a backward pass follows, which leaves less memory for rows.
     """
     planned, rows_by_group = _plan(sequences, units, settings, ranks, keep_units, with_gradient)
-    group = ranks.rank // settings.model_parallel_size
+    group = ranks.rank // settings.sequence_parallel_size
     for number, batch in enumerate(planned[group]):
         # Every rank computes the head in as many chunks as the rank with the most positions: see
         # `PolicyModule`.
@@ -182,7 +182,7 @@ def micro_batches(
             ranks.device,
             max_positions=max(positions),
             is_dummy=batch.is_dummy,
-            model_parallel_size=settings.model_parallel_size,
+            ranks_together=settings.sequence_parallel_size,
         )
 
 
@@ -200,7 +200,7 @@ def rows_of_rank(
     Only the layout ``tree`` needs the rows' tokens for that; the others need their lengths alone.
     """
     _, rows_by_group = _plan(sequences, units, settings, ranks, keep_units, with_gradient)
-    return {row for rows in rows_by_group[ranks.rank // settings.model_parallel_size] for row in rows}
+    return {row for rows in rows_by_group[ranks.rank // settings.sequence_parallel_size] for row in rows}
 
 
 def sequences_of_rank(
@@ -270,7 +270,7 @@ def _plan(
     planned = plan_micro_batches(
         lengths,
         units,
-        ranks=ranks.world_size // settings.model_parallel_size,
+        ranks=ranks.world_size // settings.sequence_parallel_size,
         max_tokens=max_tokens,
         max_rows=settings.sequences_per_micro_batch,
         layout=layout,
@@ -292,9 +292,9 @@ def micro_batch(
     *,
     max_positions: int = 0,
     is_dummy: bool = False,
-    model_parallel_size: int = 1,
+    ranks_together: int = 1,
 ) -> MicroBatch:
-    """Makes the tensors of a micro-batch of rows, which `model_parallel_size` ranks compute together.
+    """Makes the tensors of a micro-batch of rows, which `ranks_together` ranks compute together.
 
     Args:
         max_positions: The most trained positions that a rank has in its micro-batch of the same number.
@@ -311,7 +311,7 @@ def micro_batch(
         trained_tokens=tuple(sum(row.trained for row in group) for _, group in rows_by_sequence),
         computed_tokens=computed_tokens,
         is_dummy=is_dummy,
-        loss_scale=0.0 if is_dummy else 1 / model_parallel_size,
+        loss_scale=0.0 if is_dummy else 1 / ranks_together,
     )
 
 

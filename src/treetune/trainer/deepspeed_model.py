@@ -42,7 +42,7 @@ class DeepSpeedModel:
         import deepspeed
 
         self.ranks = ranks
-        self.zero_stage, self.tensor_parallel = settings.zero_stage, settings.tensor_parallel_size > 1
+        self.zero_stage = settings.zero_stage
         self._norm: Tensor | None = None
         self._storages: list[torch.UntypedStorage] = []
         """The storages that are offloaded at present; empty if none are."""
@@ -56,10 +56,9 @@ class DeepSpeedModel:
         if settings.weight_decay and vectors:
             # Biases and the weights of norms have no weight decay.
             groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        if settings.reads_in_parts and not self.tensor_parallel:
-            deal_out(module, config, settings, ranks)
-        with cut_in_turn() if self.tensor_parallel else nullcontext():
-            self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
+        if settings.reads_in_parts:
+            shard_weights(module, config, settings, ranks)
+        self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
         if settings.zero_stage == 0 and settings.precision == "float32":
             # DeepSpeed's own clipping doesn't keep the norm, which is a metric.
             self.engine.clip_fp32_gradients = self._clip
@@ -108,18 +107,12 @@ class DeepSpeedModel:
         return 0.0 if without_gradient else norm
 
     def _clip(self) -> None:
-        if not self.tensor_parallel:
-            self._norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._max_norm)
-            return
-        from deepspeed.runtime.utils import clip_grad_norm_
-
-        # This one adds up over the ranks the parts that each has, and counts once what they all have.
-        self._norm = clip_grad_norm_(self.module.parameters(), self._max_norm, mpu=self.engine.mpu)
+        self._norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._max_norm)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the whole weights by name, on the first rank; shards are gathered. Collective."""
         weights = {}
-        are_sharded = self.tensor_parallel or self.zero_stage == 3
+        are_sharded = self.zero_stage == 3
         for part in self.parts():
             for name, weight in part.items():
                 if not are_sharded:
@@ -135,34 +128,31 @@ class DeepSpeedModel:
         rank must take all layers.
         """
         import deepspeed
-        from deepspeed.module_inject.layers import GatherReplacedLayerParams
 
         # A parameter that several modules share is listed here by its first name alone.
         first_names = {name for name, _ in self.module.named_parameters()}
-        layers: dict[str, tuple[nn.Module, dict[str, nn.Parameter]]] = {}
+        parameters_by_layer: dict[str, dict[str, nn.Parameter]] = {}
         buffers_by_layer: dict[str, dict[str, Tensor]] = {}  # never sharded
         for path, module in self.module.named_modules():
             # A layer's adapters count as part of it, since merging them needs both at the same time.
             layer, _, _ = path.partition(".base_layer" if ".base_layer" in path else ".lora_")
-            _, parameters_of_layer = layers.setdefault(layer, (module, {}))
+            parameters_of_layer = parameters_by_layer.setdefault(layer, {})
             for name, parameter in module.named_parameters(recurse=False):
                 full_name = f"{path}.{name}" if path else name
                 if full_name in first_names:
                     parameters_of_layer[full_name] = parameter
             for name, buffer in own_persistent_buffers(module).items():
                 buffers_by_layer.setdefault(layer, {})[f"{path}.{name}" if path else name] = buffer
-        for layer, (module, parameters) in layers.items():
+        for layer, parameters in parameters_by_layer.items():
             buffers = {name: buffer.detach() for name, buffer in buffers_by_layer.get(layer, {}).items()}
             if not parameters:
                 if buffers:
                     yield buffers
                 continue
-            whole: AbstractContextManager[Any] = nullcontext()
-            if self.tensor_parallel:
-                whole = GatherReplacedLayerParams(list(parameters.values()), module, enabled=True)
-            elif self.zero_stage == 3:
-                whole = deepspeed.zero.GatheredParameters(list(parameters.values()))
-            with whole:
+            gathered: AbstractContextManager[Any] = nullcontext()
+            if self.zero_stage == 3:
+                gathered = deepspeed.zero.GatheredParameters(list(parameters.values()))
+            with gathered:
                 yield {name: parameter.detach() for name, parameter in parameters.items()} | buffers
 
     def save(self, directory: Path) -> None:
@@ -281,7 +271,7 @@ def weights_of(module: nn.Module) -> list[Tensor]:
     return [*parameters, *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor"))]
 
 
-def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ranks: Ranks) -> None:
+def shard_weights(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ranks: Ranks) -> None:
     """Shards the weights over the ranks (ZeRO-3), one after the other. Collective.
 
     The whole weights may be on the CPU or still in files; they are never on the device all at a time. Every
@@ -296,32 +286,6 @@ def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ra
     deepspeed.zero.Init(module=in_turn, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False)
 
 
-@contextmanager
-def cut_in_turn() -> Iterator[None]:
-    """Has the weights of a module read just before AutoTP cuts them, while inside: a rank has its parts, the
-    weights that aren't cut, and one whole weight. It has no entrance for parts, but one method that it calls
-    for each module first, to gather what ZeRO-3 had dealt out (``AutoTP._gather_zero3_params``)."""
-    from deepspeed.module_inject.auto_tp import AutoTP
-    from deepspeed.runtime.engine import DeepSpeedEngine
-
-    gather, cut = AutoTP._gather_zero3_params, DeepSpeedEngine._apply_autotp_partitioning
-
-    def read_and_gather(self: Any, module: nn.Module) -> Any:
-        read_whole(module, recurse=False)
-        return gather(self, module)
-
-    def cut_and_read(self: Any, model: nn.Module, *arguments: Any) -> Any:
-        sources = cut(self, model, *arguments)
-        read_whole(model)  # norms, and whatever else every rank has
-        return sources
-
-    with (
-        patch.object(AutoTP, gather.__name__, read_and_gather),
-        patch.object(DeepSpeedEngine, cut.__name__, cut_and_read),
-    ):
-        yield
-
-
 def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
     """Shards a module that isn't trained over the ranks (ZeRO-3), and returns an engine that is called like
     the module. Collective."""
@@ -329,7 +293,7 @@ def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
 
     config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
     del config["optimizer"]
-    deal_out(module, config, settings, ranks)
+    shard_weights(module, config, settings, ranks)
     engine, *_ = deepspeed.initialize(model=module, config=config)
     engine.eval()
     return engine
@@ -376,8 +340,6 @@ def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
         "steps_per_print": None,
         "wall_clock_breakdown": False,
     }
-    if settings.tensor_parallel_size > 1:
-        config["tensor_parallel"] = {"autotp_size": settings.tensor_parallel_size}
     return config
 
 
@@ -406,14 +368,13 @@ class ModelFactory:
     ) -> None:
         self.settings, self.load_model, self.ranks, self.seed = settings, load_model, ranks, seed
         self.load_reference = load_reference or load_model
-        if ranks.world_size % settings.model_parallel_size:
+        size = settings.sequence_parallel_size
+        if ranks.world_size % size:
             raise ValueError(
-                f"trainer.{settings.model_parallel_setting} is {settings.model_parallel_size}, which doesn't"
-                f" divide the run's {ranks.world_size} ranks: start it with a multiple (--num_gpus), or set"
-                " it to 1"
+                f"trainer.sequence_parallel_size is {size}, which doesn't divide the run's"
+                f" {ranks.world_size} ranks: start it with a multiple (--num_gpus), or set it to 1"
             )
         self.parallel: SequenceParallel | None = None
-        size = settings.sequence_parallel_size
         if size > 1:
             self.parallel = SequenceParallel(ranks.group(size), ranks.rank % size, size)
 

@@ -39,7 +39,7 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
     name = type(model).__name__
     dtype = next(parameter.dtype for parameter in policy.module.parameters())
     limit = probe_limit(dtype, ranks.device)
-    data_parallel_size = ranks.world_size // settings.model_parallel_size
+    data_parallel_size = ranks.world_size // settings.sequence_parallel_size
     rows = [torch.tensor(row) for row in probe_rows(model.config, LENGTHS)]
     scorer = Scorer(settings, ranks, temperature=1.0)
 

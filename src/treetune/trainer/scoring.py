@@ -96,7 +96,7 @@ class Scorer:
     def reports(self, batch: MicroBatch) -> bool:
         """Returns whether the results of this rank count: one of the ranks that compute a micro-batch
         together reports it, and nobody reports a dummy."""
-        return not batch.is_dummy and self.ranks.rank % self.settings.model_parallel_size == 0
+        return not batch.is_dummy and self.ranks.rank % self.settings.sequence_parallel_size == 0
 
     def answer_logprobs(
         self, policy: Forward, answers: Sequence[tuple[TokenIds, TokenIds]], temperature: float
@@ -105,7 +105,7 @@ class Scorer:
 
         Collective if a rank alone can't run the model (ZeRO-3, sequence parallelism); else local.
         """
-        is_collective = self.settings.zero_stage == 3 or self.settings.model_parallel_size > 1
+        is_collective = self.settings.zero_stage == 3 or self.settings.sequence_parallel_size > 1
         # Every rank must then run the model on the answers of all ranks.
         answers_by_rank = self.ranks.exchange("score", list(answers)) if is_collective else [answers]
         results = []

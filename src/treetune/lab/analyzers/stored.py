@@ -199,7 +199,7 @@ class StoredModels:
         settings = session.config.trainer
         self.session, self.point = session, point
         self.objective = settings.objective
-        alone = replace(settings, layout="padded", sequence_parallel_size=1, tensor_parallel_size=1)
+        alone = replace(settings, layout="padded", sequence_parallel_size=1)
         self.scorer = Scorer(alone, session.ranks, temperature)
 
     @cached_property

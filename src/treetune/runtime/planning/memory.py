@@ -312,10 +312,9 @@ class States:
 def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine) -> States:
     """Returns the states of a model of so many weights, of which so many are trained, as this trainer shards
     it."""
-    size, stage, parallel = itemsize(trainer), trainer.zero_stage, trainer.tensor_parallel_size
+    size, stage = itemsize(trainer), trainer.zero_stage
     on_gpu = machine.device == "cuda"
-    all_weights, trained = -(-all_weights // parallel), -(-trained // parallel)
-    ranks = max(1, machine.world_size // parallel)
+    ranks = machine.world_size
     part = -(-trained // ranks)
     # PyTorch's Adam on a CPU makes a root and a quotient as large as what it steps at once.
     adam = 0 if on_gpu else 2 * 4 * part
@@ -423,7 +422,7 @@ class TrainerMemory:
         together = 2 if trainer.objective.needs_pairs else 1
         parallel = trainer.sequence_parallel_size
         longest = together * work.longest
-        groups = max(1, self.machine.world_size // trainer.model_parallel_size)
+        groups = max(1, self.machine.world_size // trainer.sequence_parallel_size)
         rows = -(-min(trainer.minibatch_size or work.rows, max(work.rows, 1)) // groups) * together
         if trainer.sequences_per_micro_batch is not None:
             rows = min(rows, max(together, trainer.sequences_per_micro_batch))

@@ -171,10 +171,10 @@ class Plan:
     def _grouping(self) -> Iterator[str]:
         """Numbers of ranks, GPUs and servers, and shares of a GPU, that don't go together."""
         trainer, ranks = self.experiment.trainer, self.machine.world_size
-        if ranks % trainer.model_parallel_size:
+        if ranks % trainer.sequence_parallel_size:
             yield (
-                f"trainer.{trainer.model_parallel_setting} is {trainer.model_parallel_size}, which doesn't"
-                f" divide {ranks} ranks"
+                f"trainer.sequence_parallel_size is {trainer.sequence_parallel_size}, which doesn't divide"
+                f" {ranks} ranks"
             )
         if self.engine is None or self.machine.device == "cpu":
             return
@@ -327,8 +327,7 @@ class Plan:
             yield Item("the whole model, read by each rank", ranks * whole)
             return
         yield Item("the whole model, read by the first rank", whole)
-        parts = trainer.tensor_parallel_size if trainer.zero_stage != 3 else self.machine.world_size
-        yield Item("each rank's part of the model", ranks * -(-whole // parts))
+        yield Item("each rank's part of the model", ranks * -(-whole // self.machine.world_size))
 
     @property
     def _offloaded(self) -> int:

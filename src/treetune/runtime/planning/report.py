@@ -93,7 +93,7 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
     source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
     critic = plan.trainer.critic is not None
-    groups = max(1, machine.world_size // trainer.model_parallel_size)
+    groups = max(1, machine.world_size // trainer.sequence_parallel_size)
     configured_rows = trainer.sequences_per_micro_batch
     rows_of_step = work.rows * work.epochs / work.steps / groups  # of one rank
     tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
