@@ -129,7 +129,7 @@ def test_stretches_that_leave_out_tokens_are_refused():
 
 def test_a_critic_that_goes_from_token_to_token_is_refused():
     rows = [episode for episode, _ in threaded_episodes(4)]
-    with pytest.raises(ValueError, match="has threads, and what a critic learns"):
+    with pytest.raises(ValueError, match="has threads, and a critic needs"):
         trained(rows=rows, credit=Gae())
 
 

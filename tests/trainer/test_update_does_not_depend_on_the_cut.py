@@ -13,7 +13,7 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.trainer import update_program
 from tests.trainer.helpers import launch
 from treetune.objectives.base import Objective
-from treetune.trainer.scoring import SECONDS, SHARE
+from treetune.trainer.scoring import AHEAD, SECONDS
 
 SETTINGS = {
     "learning_rate": 1e-3,
@@ -203,8 +203,8 @@ def test_ranks_that_keep_what_they_run_come_to_the_bits_of_ranks_that_keep_every
     )
     assert weights.keys() == all_weights.keys()
     assert all((tensor == all_weights[name]).all() for name, tensor in weights.items())
-    own = {SHARE, SECONDS}
-    shares = [one.get(SHARE, 0.0) for one in (metrics, all_metrics)]
+    own = {AHEAD, SECONDS}
+    shares = [one.get(AHEAD, 0.0) for one in (metrics, all_metrics)]
     assert (0 < shares[0] < 1, shares[1]) == (name == "ahead", 0)
     assert all((one.get(SECONDS, 0.0) > 0) == (name == "ahead") for one in (metrics, all_metrics))
     assert {k: v for k, v in metrics.items() if k not in own} == {

@@ -26,8 +26,9 @@ from treetune.trainer.base import Trainer
 from treetune.trainer.ranks import Ranks
 
 CHECKPOINT_TAG = "state"
-BELOW_ALL = 1e-300
-"""A norm to clip by that makes any gradient 0 in float32. (To DeepSpeed, 0 itself means no clipping.)"""
+VANISHING_NORM = 1e-300
+"""A norm that makes any gradient 0 in float32 if it is clipped to it. DeepSpeed takes 0 itself for no
+clipping."""
 
 
 class DeepSpeedModel:
@@ -47,7 +48,8 @@ class DeepSpeedModel:
         self._storages: list[torch.UntypedStorage] = []
         """The storages that are offloaded at present; empty if none are."""
         self._copies: list[Tensor] = []
-        """The memory on the CPU that they are copied to. It is kept, since pinning memory takes long."""
+        """The memory on the CPU that they are copied to. It stays after `reload`, since pinning memory takes
+        long."""
         config = _config(settings, ranks)
         trained = [p for p in module.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim > 1]
@@ -91,7 +93,7 @@ class DeepSpeedModel:
             # Clipping to 0 drops the gradient in the same way for every kind of sharding and offloading.
             self._max_norm = 0.0
             if clip_norm is not None:
-                optimizer.clip_grad = BELOW_ALL
+                optimizer.clip_grad = VANISHING_NORM
         self.engine.step()
         self._max_norm = max_norm
         if clip_norm is not None:
@@ -113,15 +115,16 @@ class DeepSpeedModel:
         """Returns the whole weights by name, on the first rank; shards are gathered. Collective."""
         weights = {}
         are_sharded = self.zero_stage == 3
-        for part in self.parts():
-            for name, weight in part.items():
+        for weights_of_layer in self.layers():
+            for name, weight in weights_of_layer.items():
                 if not are_sharded:
                     weights[name] = weight
                 elif self.ranks.is_first:
-                    weights[name] = weight.to("cpu", copy=True)  # gathered weights are gone after their turn
+                    # A gathered weight is released when the next layer is requested.
+                    weights[name] = weight.to("cpu", copy=True)
         return weights
 
-    def parts(self) -> Iterator[dict[str, Tensor]]:
+    def layers(self) -> Iterator[dict[str, Tensor]]:
         """Yields the weights and persistent buffers of one layer after the other, by name, on every rank.
 
         Sharded weights are gathered, and are whole only until the next layer is requested. Collective: every
@@ -182,7 +185,7 @@ class DeepSpeedModel:
     @property
     def offloaded_bytes(self) -> int:
         """The bytes that are offloaded at present."""
-        return sum(copy.nbytes for copy, _ in zip(self._copies, self._storages, strict=False))
+        return sum(copy.nbytes for copy in self._copies) if self._storages else 0
 
     def offload(self, *, weights: bool = False) -> None:
         """Moves optimiser state, master weights and gradients to the CPU, between two steps, and with
@@ -216,7 +219,9 @@ class DeepSpeedModel:
 
     def reload(self) -> None:
         """Undoes `offload`."""
-        for copy, storage in zip(self._copies, self._storages, strict=False):
+        if not self._storages:
+            return
+        for copy, storage in zip(self._copies, self._storages, strict=True):
             storage.resize_(copy.nbytes)
             _bytes_of(storage).copy_(copy, non_blocking=True)
         self._wait_for_copies()
@@ -238,8 +243,8 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
 
 
 def training_state(engine: Any) -> list[Tensor]:
-    """Returns the tensors of a DeepSpeed engine that neither a forward pass nor an export reads: the
-    optimiser's state, master weights, gradients and buffers for them."""
+    """Returns the tensors of a DeepSpeed engine that are needed for updates only, and neither for a forward
+    pass nor for an export: the optimiser's state, master weights, gradients and buffers for them."""
 
     def tensors_in(holder: Any) -> Iterator[Tensor]:
         """Yields the tensors in nested containers and dataclasses."""
@@ -281,12 +286,16 @@ def shard_weights(module: nn.Module, config: Mapping[str, Any], settings: Traine
 
     dtype = getattr(torch, settings.precision)
     cast_parameters(module, dtype)  # adapters may be in float32
-    in_turn = InTurn(module, reads=ranks.is_first)
+    # `zero.Init` shards the parameters in the order in which the module yields them, and the first rank sends
+    # each one to the others.
+    reading_module = InTurn(module, reads=ranks.is_first)
     # `mem_efficient_linear` would replace PyTorch's linear layers for every model of the process.
-    deepspeed.zero.Init(module=in_turn, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False)
+    deepspeed.zero.Init(
+        module=reading_module, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False
+    )
 
 
-def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
+def shard_reference(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
     """Shards a module that isn't trained over the ranks (ZeRO-3), and returns an engine that is called like
     the module. Collective."""
     import deepspeed
@@ -412,11 +421,11 @@ class ModelFactory:
         language_model = self.attach_attention(self.load_reference())
         model = PolicyModule(language_model, self.parallel).requires_grad_(False).eval()
         if self.settings.zero_stage == 3 and not self.settings.offload_reference:
-            sharded = frozen(model, self.settings, self.ranks)
+            sharded = shard_reference(model, self.settings, self.ranks)
             return lambda: nullcontext(sharded)
         read_whole(model)
         if self.settings.offload_reference:
-            return visiting(model, self.ranks.device)
+            return keep_on_cpu(model, self.ranks.device)
         model.to(self.ranks.device)
         return lambda: nullcontext(model)
 
@@ -441,39 +450,40 @@ class ModelFactory:
         return model
 
 
-def visiting(module: nn.Module, device: torch.device) -> Reference:
-    """Keeps a module's weights on the CPU, and copies them to the device while it is used. They are never
-    copied back, since they never change."""
+def keep_on_cpu(module: nn.Module, device: torch.device) -> Reference:
+    """Moves a module's weights to the CPU, and returns a context manager that copies them to the device for a
+    block. They are never copied back, since they never change."""
     module.to("cpu")
     on_cpu: dict[nn.Parameter, nn.Parameter] = {}
     for parameter in module.parameters():
         # Pinned memory is copied to a GPU faster.
         weight = parameter.data.pin_memory() if device.type == "cuda" else parameter.data
         on_cpu[parameter] = nn.Parameter(weight, requires_grad=False)
-    # By parameter, so that a weight which two modules share stays a single one.
+    # Every module with its parameters' names. Two modules that share a parameter share its copy, too.
     owners: list[tuple[nn.Module, str, nn.Parameter]] = []
-    for part in module.modules():
-        for name, parameter in part._parameters.items():
+    for submodule in module.modules():
+        for name, parameter in submodule._parameters.items():
             if parameter is not None:
-                owners.append((part, name, on_cpu[parameter]))
-    for part in module.modules():
-        for name, buffer in part._buffers.items():
-            part._buffers[name] = None if buffer is None else buffer.to(device)
-    for part, name, weight in owners:
-        part._parameters[name] = weight
+                owners.append((submodule, name, on_cpu[parameter]))
+    # Buffers are small, and stay on the device.
+    for submodule in module.modules():
+        for name, buffer in submodule._buffers.items():
+            submodule._buffers[name] = None if buffer is None else buffer.to(device)
+    for submodule, name, weight in owners:
+        submodule._parameters[name] = weight
 
     @contextmanager
     def on_device() -> Iterator[Callable[..., Any]]:
-        on_gpu: dict[nn.Parameter, nn.Parameter] = {}
+        on_gpu: dict[nn.Parameter, nn.Parameter] = {}  # the copy of each weight on the CPU
         for weight in on_cpu.values():
             copy = weight.data.to(device, non_blocking=True)
             on_gpu[weight] = nn.Parameter(copy, requires_grad=False)
-        for part, name, weight in owners:
-            part._parameters[name] = on_gpu[weight]
+        for submodule, name, weight in owners:
+            submodule._parameters[name] = on_gpu[weight]
         try:
             yield module
         finally:
-            for part, name, weight in owners:
-                part._parameters[name] = weight
+            for submodule, name, weight in owners:
+                submodule._parameters[name] = weight
 
     return on_device

@@ -1,7 +1,7 @@
 """Computes the values of each trained token that an iteration's first step needs: log-probs of policy and
 reference, the critic's values, advantages.
 
-The trainer uses it, and so do analyses that repeat what the trainer did.
+The trainer uses it, and so do analyses that repeat the trainer's computation.
 """
 
 from __future__ import annotations
@@ -221,10 +221,10 @@ def prepare(
             # on the penalties of tokens before it.
             advantages_N = advantages_N - rewards_to_come(starts, penalties_N)
         tensors.advantages_N = advantages_N
-    how = settings.advantage_normalisation
-    all_alike = [""] * len(sequences.domains)
-    domains = sequences.domains if settings.normalise_by_domain else all_alike
-    tensors.advantages_N = normalised_by_domain(tensors.advantages_N, how, starts, domains)
+    kind = settings.advantage_normalisation
+    single_domain = [""] * len(sequences.domains)
+    domains = sequences.domains if settings.normalise_by_domain else single_domain
+    tensors.advantages_N = normalise_by_domain(tensors.advantages_N, kind, starts, domains)
     if penalty_is_in_advantage:
         # After the normalisation, which would otherwise change the size of the penalty.
         tensors.advantages_N = tensors.advantages_N - penalties_N
@@ -237,9 +237,8 @@ def _refuse_threads(episodes: Iterable[Episode]) -> None:
     for episode in episodes:
         if episode.stretches:
             raise ValueError(
-                f"episode {episode.trajectory} has threads, and what a critic learns goes back along an"
-                " answer token by token, which threads don't follow in one order: choose a credit such as"
-                " 'group'"
+                f"episode {episode.trajectory} has threads, and a critic needs the tokens of an answer in one"
+                " order, which threads don't have: choose a credit such as 'group'"
             )
 
 
@@ -273,29 +272,29 @@ def rewards_to_come(starts: Sequence[int], rewards_N: Tensor) -> Tensor:
     return torch.cat([rewards_N[a:b].flip(0).cumsum(0).flip(0) for a, b in pairwise(starts)])
 
 
-def normalised(advantages_N: Tensor, how: str) -> Tensor:
+def normalise(advantages_N: Tensor, kind: str) -> Tensor:
     """Normalises advantages over all N tokens.
 
     ``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: ``A / sqrt(var + 1e-8)``; ``none``: unchanged.
     """
-    if how == "none" or len(advantages_N) < 2:
+    if kind == "none" or len(advantages_N) < 2:
         return advantages_N
     # In float64, so that the result in float32 doesn't depend on the order in which a million tokens are
     # summed.
     advantages = advantages_N.double()
     deviation = (advantages.var() + 1e-8).sqrt()
-    centred = advantages - advantages.mean() if how == "whiten" else advantages
+    centred = advantages - advantages.mean() if kind == "whiten" else advantages
     return (centred / deviation).float()
 
 
-def normalised_by_domain(
-    advantages_N: Tensor, how: str, starts: Sequence[int], domains: Sequence[str]
+def normalise_by_domain(
+    advantages_N: Tensor, kind: str, starts: Sequence[int], domains: Sequence[str]
 ) -> Tensor:
-    """Normalises the advantages of each domain's sequences separately; see `normalised`."""
+    """Normalises the advantages of each domain's sequences separately; see `normalise`."""
     result_N = advantages_N.clone()
     spans = list(pairwise(starts))
     for domain in dict.fromkeys(domains):
         spans_of_domain = [span for span, name in zip(spans, domains, strict=True) if name == domain]
         index = torch.cat([torch.arange(start, end) for start, end in spans_of_domain])
-        result_N[index] = normalised(advantages_N[index], how)
+        result_N[index] = normalise(advantages_N[index], kind)
     return result_N

@@ -212,7 +212,7 @@ class StoredModels:
 
     def old_logprobs(self, sequences: Sequences) -> PolicyScores:
         """Returns log-probs alone: no analysis compares them with the engine's."""
-        return self.scorer.scored(self.policy, sequences, nucleus=None)
+        return self.scorer.all_scores(self.policy, sequences, nucleus=None)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(PolicyModule(policy_at(self.session, 0)), sequences)
