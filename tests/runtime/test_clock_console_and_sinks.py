@@ -248,7 +248,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
-from treetune.runtime.sinks import Mirrors, TensorboardSink, WandbSink
+from treetune.runtime.mirrors import Mirrors
+from treetune.runtime.sinks import TensorboardSink, WandbSink
 
 folder, first, last, ends = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 known = {"wandb": WandbSink(), "tensorboard": TensorboardSink()}

@@ -50,7 +50,7 @@ def preflight(config: PolicyIteration) -> None:
     if config.engines.judge is not None:
         resolve_policy(config.engines.judge.model)
     if missing := config.missing_for_grades():
-        raise ValueError("what answers need isn't here: " + "; ".join(missing))
+        raise ValueError("requirements of grading are missing: " + "; ".join(missing))
     for chosen in config.evaluation.sets:
         set_problems(config, chosen)
 

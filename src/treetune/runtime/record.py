@@ -53,9 +53,9 @@ from treetune.runtime.directory import (
     metrics_row,
     refuse_misplaced,
 )
+from treetune.runtime.mirrors import Mirrors
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
-from treetune.runtime.sinks import Mirrors
 from treetune.store.checksums import (
     SUMS,
     config_hash,
