@@ -169,7 +169,7 @@ def test_one_that_takes_no_weights_or_lies_about_them_is_asked_once_more(elsewhe
     stub.order("reload-lies")
     assert engine.load(stub.weights(2), 2, stub.canary(2)).canary_gap == 0.0
     assert engine.generate([request(1), request(2)]) == [answers(1, version=2), answers(2, version=2)]
-    with pytest.raises(EngineError, match="could not be brought into the engine"):
+    with pytest.raises(EngineError, match="could not be loaded into the engine"):
         engine.load(stub.weights(1), 1, stub.canary(2))
 
 

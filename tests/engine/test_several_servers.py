@@ -225,7 +225,7 @@ def test_a_sync_that_fails_for_good_fails_on_every_rank(ranks: TwoRanks) -> None
             engine.load(missing, 1, canary)
         return str(caught.value)
 
-    assert all("could not be brought into the engine" in message for message in ranks.both(load))
+    assert all("could not be loaded into the engine" in message for message in ranks.both(load))
 
 
 def test_a_rank_whose_request_fails_has_the_server_replaced_though_the_first_is_idle(ranks: TwoRanks) -> None:
@@ -264,7 +264,7 @@ def test_a_server_that_was_missed_before_has_its_whole_time_again(
         remote.succeeded()
     assert remote.now() is None
     clock.time += 10_000.0
-    with pytest.raises(EngineError, match="was not there in time"):
+    with pytest.raises(EngineError, match="did not start in time"):
         remote.now()
 
 
@@ -273,7 +273,7 @@ def test_who_begins_to_sample_waits_for_a_server_that_was_missed_before(stub: St
     try:
         (replica,) = found.engines[1]._replicas
         assert isinstance(replica.server, RemoteServer)
-        replica.server._missed_since = time.monotonic() - 10_000.0
+        replica.server._waits_since = time.monotonic() - 10_000.0
         assert found.engines[1].generate([request(4)]) == [answers(4)]  # the server is just starting
     finally:
         found.close()

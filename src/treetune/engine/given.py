@@ -142,12 +142,12 @@ class GivenServer(Server):
         with self._changed:
             if self._address is None or address.epoch != self._epoch:
                 return
-            self._in_a_row += 1
+            self._failures_in_a_row += 1
             self._loading = False
-            if self._in_a_row > self._settings.max_restarts:
+            if self._failures_in_a_row > self._settings.max_restarts:
                 self._error = (
-                    f"the server at {self._url} failed {self._in_a_row} times in a row (max_restarts is"
-                    f" {self._settings.max_restarts}), the last time: {reason}"
+                    f"the server at {self._url} failed {self._failures_in_a_row} times in a row (max_restarts"
+                    f" is {self._settings.max_restarts}), the last time: {reason}"
                 )
             self._lose(reason)
 
