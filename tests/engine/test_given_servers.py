@@ -208,7 +208,7 @@ def test_one_that_is_away_or_has_another_key_or_refuses_its_weights_is_told(else
     elsewhere.stub.order("reload-fails")
     gone = elsewhere.engine(url, start_timeout=0.5)
     (gone._replicas[0].server)._weights = elsewhere.stub.folder / "nowhere"  # type: ignore[attr-defined]
-    with pytest.raises(EngineError, match=r"did not take the weights in .*must see under this path"):
+    with pytest.raises(EngineError, match=r"could not load the weights in .*must see"):
         gone.wait_ready()
 
 

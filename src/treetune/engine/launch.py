@@ -3,10 +3,9 @@
 ::
 
     this process ──starts──► guard ──starts──► server ──starts──► engine core, workers
-                               │
-                               └── ends everything below it when this process is gone, asks for it, or the
-                               server
-                                   has ended (`treetune.engine.guard`)
+
+The guard (`treetune.engine.guard`) ends everything below it when this process is gone or asks for it, or when
+the server has ended.
 """
 
 from __future__ import annotations
