@@ -150,7 +150,7 @@ def test_weights_depend_on_the_runs_seed_and_on_nothing_else() -> None:
     ("sizes", "told"),
     [
         ({"hidden_size": 128, "heads": 8}, "is 16; .* at least 32: with 8 heads, a hidden_size of 256"),
-        ({"hidden_size": 100, "heads": 3}, "no multiple"),
+        ({"hidden_size": 100, "heads": 3}, "not a multiple"),
         ({"hidden_size": 99, "heads": 3}, "even head dimension"),
     ],
 )

@@ -175,7 +175,7 @@ def test_a_stop_string_that_is_a_special_token_is_looked_for_by_its_id() -> None
 def test_a_folder_with_mistrals_own_tokenizer_alone_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
     (tmp_path / "tekken.json").write_text(json.dumps({"config": {}, "vocab": []}))
-    with pytest.raises(ValueError, match=r"has tekken.json alone.*put tokenizer.json"):
+    with pytest.raises(ValueError, match=r"is tekken.json.*add tokenizer.json"):
         PretrainedModel(name_or_path=str(tmp_path)).load_tokenizer(str)
 
 
