@@ -378,7 +378,7 @@ def test_a_selection_that_keeps_nothing_stops_the_run_unless_it_is_to_be_skipped
     rollout = SingleTurn(samples=2, max_tokens=12)
     config = small(tmp_path, rollout=rollout, selection=MixedGroups())
     with pytest.raises(
-        RuntimeError, match=r"iteration 1: .*MixedGroups.* kept no episode.*on_empty_selection"
+        RuntimeError, match=r"iteration 1: .*MixedGroups.* has left no episode.*on_empty_selection"
     ):
         train(config)
     assert directory_of(config).checkpoints() == []

@@ -355,7 +355,7 @@ def test_of_two_servers_of_a_judge_the_one_that_failed_is_told_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     servers = [Served(0), Served(1)]
-    judge = judge_server.served(JudgeModel(model="a judge", server=VllmSettings(replicas=2)), servers)  # type: ignore[arg-type]
+    judge = judge_server.make_judge(JudgeModel(model="a judge", server=VllmSettings(replicas=2)), servers)  # type: ignore[arg-type]
     monkeypatch.setattr(judge_server, "time", SimpleNamespace(sleep=lambda seconds: servers[1].come()))
     first = judge.place()
     assert first.url == "http://server-1/v1", "who comes first is asked"
