@@ -234,7 +234,7 @@ def test_answers_sampled_otherwise_than_the_rollout_says_are_refused(
     tmp_path: Path, key: str, value: float
 ) -> None:
     config = small(tmp_path, rollout=Warmer(samples=2, max_tokens=12, warmer=(key, value)))
-    with pytest.raises(ValueError, match=rf"asked for answers with {key} = {value}, .* says (1\.0|-1)"):
+    with pytest.raises(ValueError, match=rf"requested answers with {key} = {value}, .* has (1\.0|-1)"):
         train(config)
     assert directory_of(config).resumable() is None
 
@@ -274,5 +274,7 @@ def test_two_processes_on_a_gpu_that_takes_one_are_refused_before_the_start(
     config = replace(small(tmp_path), engines=engines)
     if refused is None:
         return refuse_an_engine_without_a_gpu(config)
-    with pytest.raises(SameOnAllRanks, match=rf"compute mode is {mode}, and {refused}"):
+    with pytest.raises(
+        SameOnAllRanks, match=rf"compute mode is {mode}, which allows one process, but {refused}"
+    ):
         refuse_an_engine_without_a_gpu(config)

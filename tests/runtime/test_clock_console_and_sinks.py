@@ -18,11 +18,11 @@ from treetune.config.jsonnet import load
 from treetune.runtime import console as console_module
 from treetune.runtime.console import PHASES, Clock, Console, duration
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
+from treetune.runtime.mirrors import Mirrors
 from treetune.runtime.record import summary_line
 from treetune.runtime.sinks import (
     WANDB_BLOCK,
     WANDB_CHUNK,
-    Mirrors,
     Sink,
     TensorboardSink,
     TrackioSink,

@@ -71,7 +71,7 @@ def with_layer(layer: type[nn.Module]) -> Any:
     [
         (Noisy, "LlamaForCausalLM computes other log-probs of the same tokens when it is asked twice"),
         (OtherInTraining, "not those of LlamaForCausalLM's own forward pass"),
-        (Leaky, "depend on the rows beside it"),
+        (Leaky, "depend on the other rows of its batch"),
     ],
 )
 def test_a_policy_that_is_not_its_model_is_refused(layer: type[nn.Module], words: str) -> None:

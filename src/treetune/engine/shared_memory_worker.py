@@ -65,7 +65,7 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type != "cpu":  # where there is no accelerator, this can't be asked
+        if self.device.type != "cpu":  # this call fails on a machine without an accelerator
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: ChunkInfo) -> None:

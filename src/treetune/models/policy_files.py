@@ -1,4 +1,5 @@
-"""Policies on disk: checkpoints that anyone can load, and the directory that the engine loads."""
+"""Writes and reads policies on disk: checkpoints in Hugging Face format, and the folders that the engine
+loads."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _NUMBER = re.compile(r"\d{4,}")
 CHECKPOINTS = "checkpoints"
 LAST = "last"
 STATE = "state.json"
-"""Written last into a checkpoint: with it, the checkpoint is complete."""
+"""The file that is written last into a checkpoint. A checkpoint is complete if it has this file."""
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
@@ -82,8 +83,8 @@ def resolve_policy(name_or_path: str) -> str:
     if _HUB_NAME.fullmatch(name_or_path):
         return name_or_path
     raise ValueError(
-        f"there is no model at {path.absolute()}: no such directory, and {name_or_path!r} is no name on "
-        f"the Hugging Face hub (owner/name). {_how_to_make(path)}"
+        f"there is no model at {path.absolute()}: the directory doesn't exist, and {name_or_path!r} is not a"
+        f" name on the Hugging Face hub (owner/name). {_how_to_make(path)}"
     )
 
 
@@ -102,7 +103,7 @@ def _how_to_make(path: Path) -> str:
 WEIGHTS = "model.safetensors"
 HEAD = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
-"""How the names of input embeddings end, in the families of models that tie them to the head."""
+"""The ends of the names of input embeddings, in the families of models that tie them to the head."""
 
 
 def write_policy(
@@ -114,12 +115,17 @@ def write_policy(
 ) -> None:
     """Writes a policy in Hugging Face format, whole or not at all.
 
-    `weights` are all parameters and persistent buffers (`saved_weights`), on any device, under their names in
-    the model (``model.layers.0…``); a head that `config` ties to the embeddings may be among them. Files have
-    the names that `save_pretrained` gives them, and the code that came with the model. `generation_config`
-    tells whoever samples from it which tokens end an answer. A directory that is there already is replaced.
+    Files have the names of `save_pretrained`; code that came with the model is copied. An existing directory
+    is replaced.
 
-    Raises ValueError where weights are missing, or are there that the model doesn't have.
+    Args:
+        weights: All parameters and persistent buffers (`saved_weights`), on any device, by their names in the
+        model
+            (``model.layers.0…``). A head that is tied to the embeddings may be among them.
+        generation_config: Has the tokens that end an answer, for programs that sample from the policy.
+
+    Raises:
+        ValueError: The weights are not exactly those of the model.
     """
     from huggingface_hub import save_torch_state_dict
 
@@ -140,7 +146,7 @@ def write_policy(
 
 
 _OF_A_CRITIC = ("backbone.", "head.")
-"""How the names of a critic's weights begin (`CriticModule`)."""
+"""The beginnings of the names of a critic's weights (`CriticModule`)."""
 
 
 def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, directory: Path) -> None:
@@ -165,7 +171,7 @@ def _save_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, d
     classes: list[type] = [type(tokenizer)]
     if is_remote(config):
         classes += [type(config), model_class(config)]
-        # "owner/name--module.Class" means code on the hub. From here on it lies beside the weights.
+        # "owner/name--module.Class" refers to code on the hub. The written model has the code in its folder.
         config.auto_map = {name: reference.split("--")[-1] for name, reference in config.auto_map.items()}
     config.save_pretrained(directory)
     for remote in classes:

@@ -295,8 +295,8 @@ class PretrainedModel(ModelSource):
         return model.train()
 
     def _refuse_partial(self, name: str, loading: Mapping[str, Any], path: str) -> None:
-        """Raises ValueError if the files lack weights of the model, which would then be random, or contain
-        weights that the model doesn't have."""
+        """Raises ValueError if the files don't have all weights of the model, which would then be random, or
+        have weights that the model doesn't have."""
         if missing := sorted(loading["missing_keys"]):
             raise ValueError(
                 f"the files in {path} don't have all weights of a {name}: {some_names(missing)} are missing,"

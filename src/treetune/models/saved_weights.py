@@ -81,14 +81,14 @@ class Architecture:
         unexpected = given_names - self.names - self.tied
         faults = []
         if missing:
-            faults.append(f"it lacks {some_names(sorted(missing))}")
+            faults.append(f"{some_names(sorted(missing))} are missing")
         if unexpected:
-            faults.append(f"it has besides {some_names(sorted(unexpected))}")
+            faults.append(f"{some_names(sorted(unexpected))} are unexpected")
         if faults:
             raise ValueError(
                 f"the weights for {where} are not those of a {type(self.skeleton).__name__}:"
-                f" {'; '.join(faults)}. Whoever loaded them would have another model. Give all parameters and"
-                " persistent buffers of the model, by their names in it"
+                f" {'; '.join(faults)}. Pass exactly the parameters and persistent buffers of the model, by"
+                " their names in it"
             )
 
     @cached_property

@@ -31,7 +31,7 @@ from treetune.runtime.training import open_trainer
 
 
 def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: Any = None) -> int:
-    """Carries out one command on a checked experiment; returns the exit code."""
+    """Runs a command on a checked experiment. Returns the exit code."""
     assert isinstance(root, PolicyIteration)
     lifetime.exit_on_signals()
     lifetime.end_with_launcher()
@@ -40,9 +40,9 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
 
 
 def preflight(config: PolicyIteration) -> None:
-    """Raises ValueError where the model, the judge, graders or problems lack something: before anything heavy
-    is imported, and before days of training rather than after them."""
-    import treetune.parts  # noqa: F401  (a program that has built it by itself knows its own parts alone)
+    """Raises ValueError if the model, the judge, or a requirement of graders or problems is missing. It runs
+    before anything slow is imported."""
+    import treetune.parts  # noqa: F401  (a program may have built the configuration without importing them)
 
     config.model.require()
     if config.credit.reference is not None:
@@ -56,7 +56,7 @@ def preflight(config: PolicyIteration) -> None:
 
 
 def prepare_shaping(config: PolicyIteration) -> None:
-    """Raises ValueError where shaping lacks something for the training problems."""
+    """Raises ValueError if shaping can't be used for the training problems."""
     if config.shaping:
         problems = config.task.problems("train")
         for part in config.shaping:
@@ -64,7 +64,7 @@ def prepare_shaping(config: PolicyIteration) -> None:
 
 
 def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
-    """Trains the experiment to its end, from where it is."""
+    """Trains the experiment to its end; resumes it if it was interrupted."""
     preflight(config)
     directory = ExperimentDirectory.of(config)
     done = directory.resumable() or 0
@@ -90,14 +90,17 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
 
 
 def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
-    """Measures all sets on every checkpoint; follows a run that is still going on.
+    """Measures all sets on every checkpoint, also on those that a running experiment still writes.
 
-    Started several times, also on several machines, the evaluators share the work.
+    If it is started several times, also on several machines, the processes share the work.
     """
     preflight(config)
     directory = ExperimentDirectory.of(config)
     if not directory.checkpoints() and not directory.is_running():
-        raise ValueError(f"{directory.path} has no checkpoint to evaluate: run_iteration_loop makes them")
+        raise ValueError(
+            f"{directory.path} has no checkpoint to evaluate: start the run first, with `treetune run"
+            " --configs …`"
+        )
     _require_sets(config)
     if not directory.is_running() and not unmeasured(directory, config.evaluation.sets):
         _say_once(f"{directory.path}: all sets are measured on all its checkpoints")
@@ -112,16 +115,15 @@ def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]
     _require_sets(config)
     with evaluating(config, plain) as sampler:
         claims = Claims()
-        for one in config.evaluation.sets:
-            if measure_claimed(sampler, 0, one, claims) == "another's":
-                sampler.session.console.say(
-                    f"{one.label} is left to another process, which measures it just now"
-                )
+        for evaluation_set in config.evaluation.sets:
+            if measure_claimed(sampler, 0, evaluation_set, claims) == "another's":
+                sampler.session.console.say(f"another process is measuring {evaluation_set.label} already")
 
 
 @contextmanager
 def evaluating(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[Sampler]:
-    """Opens the experiment with an engine and without a trainer, beside other processes that work on it."""
+    """Opens the experiment with an engine and without a trainer. Other processes may use the experiment at
+    the same time."""
     with (
         Session.open(config, plain, "evaluation") as session,
         PolicyServer.start(session) as server,
@@ -168,14 +170,14 @@ def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> N
 
 
 def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
-    """Raises ValueError where iterations are still to come: DeepSpeed's command ends with 0 when its node
-    launcher was killed."""
+    """Raises ValueError if the run is not finished. Scripts need it, since DeepSpeed's command returns 0 even
+    if its node launcher was killed."""
     directory = ExperimentDirectory.of(config)
     done = max(directory.checkpoints(), default=0)
     if not done or not is_last(config, directory, done):
         raise ValueError(
             f"{directory.path} is not finished: {done} of {iterations_of(config, directory, done)} iterations"
-            f" are done, and {directory.logs / 'run.log'} says how it ended; run_iteration_loop goes on"
+            f" are done. See {directory.logs / 'run.log'} for how it ended; run_iteration_loop resumes it"
         )
 
 
@@ -193,7 +195,7 @@ COMMANDS = {
 
 
 def _say_once(message: str) -> None:
-    """Prints a line on the first rank, before the ranks have met."""
+    """Prints a line on the first rank only, before the ranks are connected."""
     if os.environ.get("RANK", "0") == "0":
         print(message)
 

@@ -27,7 +27,7 @@ from treetune.vocabulary import Metrics
 LOGGER = "treetune"
 SHOWN_EVERY_S = 0.2
 SAID_EVERY_S = 60.0
-"""The seconds between two lines on the progress of a phase, without a terminal."""
+"""The seconds between two lines on the progress of a phase, if there is no terminal."""
 
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
@@ -95,7 +95,7 @@ class Console:
 
     @contextmanager
     def _print_regularly(self, status: PhaseStatus) -> Iterator[Progress]:
-        """Says the status every `SAID_EVERY_S` until the block ends, from a thread."""
+        """Prints the status every `SAID_EVERY_S` until the block ends, from a thread."""
         is_over = threading.Event()
 
         def print_status() -> None:
@@ -211,7 +211,7 @@ def name_iterations(first: int, last: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds in the unit that says it best: ``40 s``, ``12 min``, ``3.5 h``."""
+    """Returns seconds in a suitable unit: ``40 s``, ``12 min``, ``3.5 h``."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     if seconds < 99.5 * 60:
@@ -250,19 +250,20 @@ class Clock:
         finally:
             self.seconds[name] += time.perf_counter() - start
 
-    def move(self, name: str, to: str, stretches: Sequence[tuple[float, float]], tokens: int) -> None:
+    def move(self, name: str, to: str, spans: Sequence[tuple[float, float]], tokens: int) -> None:
         """Moves spans of time (in seconds since 1970) and tokens from one phase to another, whose work was
         done within it."""
         assert name in PHASES and to in PHASES, (name, to)
-        for start, end in stretches:
+        for start, end in spans:
             self._timeline.past(self._lane, to, start, end, iteration=self._iteration)
             self.seconds[name] -= end - start
             self.seconds[to] += end - start
         self.tokens[name] -= tokens
         self.tokens[to] += tokens
 
-    def beside(self, name: str, other: str, start: float, end: float) -> None:
-        """Records a span of one phase in the timeline, beside the phase whose seconds it took."""
+    def record_overlap(self, name: str, other: str, start: float, end: float) -> None:
+        """Records a span of one phase in the timeline that ran within another phase, to which its seconds
+        count."""
         self._timeline.past(f"phases beside {other}", name, start, end, iteration=self._iteration)
 
     @contextmanager

@@ -38,7 +38,7 @@ answers share counts once."""
 PREDICTION = "plan.json"
 """In the experiment's folder: the metrics of an iteration as `plan` estimated them at the start."""
 
-METRICS_REMEDY = "delete it; its line of metrics.jsonl is lost, and the run goes on"
+METRICS_REMEDY = "delete it; its line of metrics.jsonl is lost, and the run continues"
 """For a damaged ``metrics.json`` of an iteration."""
 
 LINE_REMEDY = "the run's own command writes the file again from iterations/*/metrics.json"
@@ -118,7 +118,10 @@ class ExperimentDirectory:
     def _is_regular(self, i: int) -> bool:
         try:
             return bool(read_record(self.checkpoint(i) / "state.json", "").get("regular", True))
-        except (Damaged, FileNotFoundError):  # damaged, or deleted meanwhile: whoever reads it says so
+        except (
+            Damaged,
+            FileNotFoundError,
+        ):  # damaged, or deleted meanwhile; reading the checkpoint reports it
             return True
 
     def refuse_misplaced_checkpoint(self, i: int) -> None:
@@ -200,8 +203,8 @@ class ExperimentDirectory:
         with (self.path / _LOCKS[lock]).open("w") as file:
             if not _locks(file, LOCK_TRIES + round(patience_s / LOCK_TRY_S)):
                 raise ValueError(
-                    f"another process is at work on the {lock} in {self.path}: wait for it, or give"
-                    " this one another name (APP_EXPERIMENT_NAME)"
+                    f"another process holds the lock of the {lock} in {self.path}: wait for it, or give this"
+                    " experiment another name (APP_EXPERIMENT_NAME)"
                 )
             yield
 
@@ -254,7 +257,7 @@ def refuse_misplaced(record: Mapping[str, Any], path: Path, i: int) -> None:
     written_as = record.get("iteration", i)
     if written_as != i:
         raise Damaged(
-            f"{path} was written as number {written_as} and lies in the folder of number {i}: put the folders"
+            f"{path} was written for number {written_as}, but is in the folder of number {i}: put the folders"
             f" of {path.parent.parent} back as they were, or delete {path.parent}"
         )
 

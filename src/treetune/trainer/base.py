@@ -155,8 +155,8 @@ class Trainer(Part):
     tokens_per_micro_batch: Annotated[int, Gt(0)] = 16384
     """Most tokens of a micro-batch, padding included; a longer row runs alone."""
     sequences_per_micro_batch: Annotated[int, Gt(0)] | None = None
-    """Most rows of a micro-batch. An answer with threads is one sequence, and as many rows as parts of it
-    were sampled in one go. None: there is no bound."""
+    """Most rows of a micro-batch; None: no limit. An answer with threads is one sequence, with a row for each
+    part that was sampled by one request."""
     layout: Layout = "padded"
     """Rows of a micro-batch are ``padded`` to one length, ``packed`` into one row, or merged into a prefix
     ``tree``, in which a common beginning is computed once. All of a problem's rows in a minibatch become one
@@ -208,7 +208,7 @@ class Trainer(Part):
     """Computes activations again in the backward pass: less memory, more time."""
     lora: Lora | None = None
     """Trains adapters on the start model instead of its weights; the reference is then the model without
-    them, which costs no memory. A critic is trained whole all the same."""
+    them, which costs no memory. A critic is still trained as a whole model."""
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     """Number of neighbouring ranks that share every sequence (DeepSpeed-Ulysses; for long ones)."""
 

@@ -349,8 +349,7 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
         inputs = ModelInputs(ids_1T, positions_N, labels_N, depths_1T, subtree_last_1T)
         return inputs, len(tree.token_ids_T)
     if layout == "packed":
-        # All rows become one. Position ids start again with each row, by which transformers tells the rows
-        # apart.
+        # All rows become one. Position ids start again at each row, by which transformers finds the rows.
         ends = list(itertools.accumulate(len(ids_T) for ids_T in ids_by_row))
         starts = [0, *ends[:-1]]
         positions_N = torch.cat([at + start for at, start in zip(predicting_by_row, starts, strict=True)])

@@ -3,7 +3,7 @@
 ::
 
     Meeting.join      each rank finds the first one's store: a key-value store in a file (one machine) or
-                      behind a port (several machines)
+                      at a port (several machines)
     agree(meeting)    checks that need only the store, such as equal versions on all machines
     process groups    nccl or gloo for tensors, gloo for Python objects and barriers
     Ranks             collective methods: every rank calls the same ones in the same order

@@ -505,9 +505,8 @@ def _smallest_set(plan: Plan, share: Change | None, candidates: list[Change]) ->
         share: The change of the engine's share of a GPU; None for the configured one.
         candidates: The other possible changes, in the order of their cost.
     """
-    strongest = {
-        change.key: change for change in candidates
-    }  # the last change of a key is the most expensive
+    # The last change of a key is the most expensive one.
+    strongest = {change.key: change for change in candidates}
     chosen = list(strongest.values())
     if share is not None:
         chosen.append(share)
