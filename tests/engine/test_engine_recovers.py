@@ -323,7 +323,7 @@ def test_weights_that_no_server_takes_are_an_error_and_the_next_ones_are_loaded(
 @pytest.mark.parametrize("transfer", ["file", "shared_memory"])
 def test_log_probs_that_stay_wrong_end_in_an_error_that_names_the_gap(stub: Stub, transfer: str) -> None:
     engine = stub.start(transfer)  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match=r"could not be brought(.|\n)*differ from the trainer's by up to"):
+    with pytest.raises(EngineError, match=r"could not be loaded(.|\n)*differ from the trainer's by up to"):
         load(stub, engine, 1, stub.canary(2))
 
 

@@ -391,10 +391,10 @@ ADDRESSES: dict[str, Any] = {"addresses": ("http://a:1",), "key_file": "k"}
         ({**ADDRESSES, "addresses": ("http://a:1", "http://a:1")}, "names a server twice"),
         ({**ADDRESSES, "addresses": ()}, "addresses is empty"),
         ({"addresses": ("http://a:1",)}, "addresses need key_file"),
-        ({"key_file": "k"}, "there are none"),
-        ({**ADDRESSES, "replicas": 2}, "replicas is about servers"),
-        ({**ADDRESSES, "sleep": True}, "sleep is about servers"),
-        ({**ADDRESSES, "servers": "per_rank"}, "per_rank' is about servers"),
+        ({"key_file": "k"}, "addresses is not set"),
+        ({**ADDRESSES, "replicas": 2}, "replicas is for servers"),
+        ({**ADDRESSES, "sleep": True}, "sleep is for servers"),
+        ({**ADDRESSES, "servers": "per_rank"}, "per_rank' is for servers"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], words: str) -> None:

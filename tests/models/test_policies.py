@@ -365,7 +365,7 @@ def test_the_seed_alone_decides_on_the_first_adapters() -> None:
     [
         (
             ("q_proj", "query"),
-            "names 'query', and LlamaForCausalLM has no such layer; its linear ones are down",
+            "names 'query', and LlamaForCausalLM has no such layer; its linear layers are down",
         ),
         (("lm_head",), "other than the output head"),
         (("embed_tokens",), "linear layers"),

@@ -159,7 +159,7 @@ def test_what_would_have_trained_otherwise_is_refused_by_name_with_both_values(
 ) -> None:
     path = directory_of(stored).path
     before = {file: file.read_bytes() for file in path.rglob("*.json")}
-    with pytest.raises(ValueError, match=r"another configuration: (.|\n)*left as it is") as told:
+    with pytest.raises(ValueError, match=r"another configuration: (.|\n)*Nothing was changed") as told:
         train(stored, **changed(**keys))
     assert words in str(told.value)
     assert {file: file.read_bytes() for file in path.rglob("*.json")} == before
@@ -412,7 +412,7 @@ def test_a_second_run_is_refused_before_it_touches_anything(tmp_path: Path) -> N
     config = small(tmp_path)
     with (
         directory_of(config).locked(),
-        pytest.raises(ValueError, match="another process is at work on the run"),
+        pytest.raises(ValueError, match="another process holds the lock of the run"),
     ):
         train(config)
     assert not (directory_of(config).path / "config.json").exists()

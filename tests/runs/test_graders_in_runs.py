@@ -301,7 +301,7 @@ def test_a_served_judge_that_cannot_be_asked_ends_the_run_before_anything_is_sam
 ) -> None:
     judge.mood = status  # no chat template; a tokenizer without tokens for the prompt
     config = serving_a_judge(tmp_path, judge)
-    with pytest.raises(ValueError, match=rf"the judge, .* can't be asked.*HTTP {status}.*chat template"):
+    with pytest.raises(ValueError, match=rf"the judge, .* can't answer.*HTTP {status}.*chat template"):
         train(config)
     assert len(judge.asked) == 1
     assert not any(one.asked for one in engines_of(config))
@@ -375,7 +375,7 @@ UNSAFE = {"type": "unsafe_local"}
 def test_who_lets_a_models_programs_run_without_a_sandbox_is_told_so_at_every_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "task.grader.sandbox is unsafe_local: programs that the model writes run as you do"
+    words = "task.grader.sandbox is unsafe_local: programs that the model writes run with your rights"
     plain = {"task": {"grader": {"sandbox": UNSAFE}}}
     for iterations in (1, 2):
         directory = train(small(tmp_path, iterations=iterations), **plain)

@@ -111,7 +111,10 @@ def test_weights_that_would_not_fit_twice_are_refused_before_the_server_starts(
 
     with Session.open(config, {}) as session:
         free(2 * size - 1)
-        with pytest.raises(ValueError, match="2 versions at once") as error, PolicyServer.start(session):
+        with (
+            pytest.raises(ValueError, match="2 versions at the same time") as error,
+            PolicyServer.start(session),
+        ):
             pass
         assert "--ipc=host" in str(error.value)
         assert not engines_of(config)

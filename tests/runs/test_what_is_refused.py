@@ -91,9 +91,9 @@ def test_parts_that_go_together_are_let_through(changes: dict[str, Any], tmp_pat
         # The choice among epochs
         (
             {"choose_checkpoint": ChooseCheckpoint(set="held-out"), "evaluation": VALIDATION},
-            "'held-out', and the evaluation has only validation remedy name one of them",
+            "'held-out', and the evaluation has only validation remedy choose one of",
         ),
-        ({"choose_checkpoint": ChooseCheckpoint(set="validation")}, "has no sets remedy name one"),
+        ({"choose_checkpoint": ChooseCheckpoint(set="validation")}, "has no sets remedy choose one"),
         # Critics
         ({"restart": "every_iteration", "credit": Gae()}, "set restart to 'never'"),
         *(
@@ -120,7 +120,7 @@ def test_parts_that_go_together_are_let_through(changes: dict[str, Any], tmp_pat
             {"shaping": SHAPING, "credit": NoCredit(), "trainer": MLE},
             "needs? an objective that learns from advantages",
         ),
-        ({"shaping": (*SHAPING, LengthPenalty())}, "two different ones are called length_penalty"),
+        ({"shaping": (*SHAPING, LengthPenalty())}, "several entries of shaping have the same name: length_penalty"),
         ({"shaping": SHAPING, "rollout": replace(ANSWERS, max_tokens=5)}, "cache has 6 tokens"),
         # Losses that look at advantages or at wrong answers
         ({"trainer": GUARDED, "credit": Gae()}, "skip_without_advantage looks at"),
@@ -225,7 +225,7 @@ def test_a_count_of_answers_that_no_set_asked_for_is_refused(tmp_path: Path) -> 
 
 def test_an_evaluations_own_rollout_that_would_be_replaced_is_told(tmp_path: Path) -> None:
     config = small(tmp_path, evaluation=replace(MEASURED, rollout=Twice(samples=2, max_tokens=12)))
-    with pytest.raises(ConfigError, match=r"evaluation.rollout: Twice says nothing of how it answers"):
+    with pytest.raises(ConfigError, match=r"evaluation.rollout: Twice can't answer a fixed list"):
         checked(config)
 
 

@@ -69,7 +69,7 @@ def with_layer(layer: type[nn.Module]) -> Any:
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
-        (Noisy, "LlamaForCausalLM computes other log-probs of the same tokens when it is asked twice"),
+        (Noisy, "LlamaForCausalLM computes different log-probs of the same tokens each time"),
         (OtherInTraining, "not those of LlamaForCausalLM's own forward pass"),
         (Leaky, "depend on the other rows of its batch"),
     ],

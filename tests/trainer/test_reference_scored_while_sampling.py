@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing here needs a reference": ({"objective": MaximumLikelihood(), "measure_kl": False}, {}),
     "this rollout samples nothing": ({}, {"rollout": rollout()}),
     "none could be scored ahead": ({}, {"rollout": rollout(SampledAnswers(), Turns())}),
-    "dealt out over the ranks": ({"zero_stage": 3}, {}),
+    "sharded over the ranks": ({"zero_stage": 3}, {}),
     "ranks run each sequence together": ({"sequence_parallel_size": 2}, {}),
     "the policy without its adapters": ({"lora": Lora(rank=4)}, {}),
     "on the CPU while the engine samples": ({"offload_reference": True}, {}),

@@ -536,7 +536,7 @@ def check_unique(
     """Yields a finding if several parts of a list have the same name."""
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
-        yield Finding(f"several {key} have the same name: {', '.join(repeated)}", key, remedy)
+        yield Finding(f"several entries of {key} have the same name: {', '.join(repeated)}", key, remedy)
 
 
 def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
