@@ -131,7 +131,7 @@ def test_adapters_are_served_as_the_policy_on_the_model_that_they_belong_to(tmp_
     command = own.command(tmp_path, 1)
     assert f"policy={tmp_path}" in command
     assert "policy" not in command, "the model itself has another name"
-    with pytest.raises(ValueError, match="rank 512 at most"):
+    with pytest.raises(ValueError, match="up to rank 512"):
         with_run(launch(), adapter_rank=513).command(tmp_path, 1)
 
 

@@ -96,7 +96,7 @@ def test_names_of_files_come_one_after_the_other_as_all_at_once() -> None:
     weights = saved_weights(model)
     in_turn = {}
     scratch = torch.empty(0)
-    for name, weight in architecture_of(model.config).in_turn_as_saved(
+    for name, weight in architecture_of(model.config).convert_to_saved(
         (n, scratch.new_tensor(w.detach().numpy())) for n, w in weights.items()
     ):
         in_turn[name] = weight.clone()

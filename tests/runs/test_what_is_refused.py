@@ -120,7 +120,10 @@ def test_parts_that_go_together_are_let_through(changes: dict[str, Any], tmp_pat
             {"shaping": SHAPING, "credit": NoCredit(), "trainer": MLE},
             "needs? an objective that learns from advantages",
         ),
-        ({"shaping": (*SHAPING, LengthPenalty())}, "several entries of shaping have the same name: length_penalty"),
+        (
+            {"shaping": (*SHAPING, LengthPenalty())},
+            "several entries of shaping have the same name: length_penalty",
+        ),
         ({"shaping": SHAPING, "rollout": replace(ANSWERS, max_tokens=5)}, "cache has 6 tokens"),
         # Losses that look at advantages or at wrong answers
         ({"trainer": GUARDED, "credit": Gae()}, "skip_without_advantage looks at"),

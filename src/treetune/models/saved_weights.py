@@ -93,8 +93,8 @@ class Architecture:
 
     @cached_property
     def _groups(self) -> dict[str, tuple[str, ...]]:
-        """For each weight that is converted, the names in memory of all weights that are converted together
-        with it. Weights that files have unchanged are left out.
+        """For each weight that files have in another form, the names in memory of all weights that are
+        converted together with it. Weights that files have unchanged are left out.
 
         Example: of an attention whose query and key are one tensor in files, ``{"q": ("k", "q"), "k": ("k",
         "q")}``.
@@ -130,7 +130,7 @@ class Architecture:
         """Whether files have other names, or other tensors, than a model in memory."""
         return bool(self._conversions) and bool(self._groups)
 
-    def in_turn_as_saved(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def convert_to_saved(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Converts weights to those of files, as `save_pretrained` writes them, and yields them by name.
 
         Weights that are converted together are kept until all of them have come.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.exceptions import NotInParts
-from treetune.models.policy_files import HEAD, embeddings_among, making_room_explained
+from treetune.models.policy_files import HEAD, embeddings_among, explain_failed_write
 from treetune.models.saved_weights import persistent_buffers
 from treetune.store.files import sync, write_json
 
@@ -227,7 +227,7 @@ def write_shard(weights: Mapping[str, Tensor], path: Path) -> None:
     """Writes a file of weights. Raises OSError with the remedy if there is no space."""
     from safetensors.torch import save_file
 
-    with making_room_explained(path.parent):
+    with explain_failed_write(path.parent):
         save_file(weights, path, metadata={"format": "pt"})
         sync(path)
 

@@ -137,7 +137,7 @@ class WeightsFolder:
         session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
         weights = with_head(trainer.weights_in_turn(), trainer.weight_names, config.tie_word_embeddings)
-        weights = architecture_of(config).in_turn_as_saved(weights)
+        weights = architecture_of(config).convert_to_saved(weights)
         files: dict[str, str] = {}
 
         def keep(weight: Tensor) -> Tensor:

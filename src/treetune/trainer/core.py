@@ -229,11 +229,11 @@ class PolicyTrainer:
         if self.critic is not None:
             metrics_of_step["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if recorder is not None:
-            scored_in_step = recorder.scored(self.ranks)
+            scored_in_step = recorder.all_scores(self.ranks)
             # Sequences of weight 0 were not computed, so the scores of their tokens are unknown.
             was_computed_N = minibatch.weights_N != 0
             if is_only:
-                tensors.take(scored_in_step)
+                tensors.set_old_scores(scored_in_step)
                 tensors.old_logprobs_mask_N = was_computed_N
             else:
                 earlier = torch.nan if tensors.last_logprobs_N is None else tensors.last_logprobs_N
@@ -275,7 +275,7 @@ class PolicyTrainer:
         if episodes and (settings.measure_kl or settings.token_signals == "all"):
             sequences = sequences_of_rank(episodes, settings, self.ranks, [], scores_all=True)
             tensors = IterationTensors.of(episodes)
-            tensors.take(self.old_logprobs(sequences))
+            tensors.set_old_scores(self.old_logprobs(sequences))
             if on_signals is not None and settings.token_signals != "none":
                 on_signals(tensors.signals(episodes, sequences))
         # The old policy is freed before the new one is loaded: two optimisers might not fit into memory.
@@ -445,7 +445,7 @@ class IterationTraining:
             # The scores are put into a copy. Training must not use them: its own forward pass gives it the
             # old log-probs, and the bits of the update must not depend on `token_signals`.
             self._tensors_of_signals = dataclasses.replace(tensors)
-            self._tensors_of_signals.take(trainer.old_logprobs(sequences))
+            self._tensors_of_signals.set_old_scores(trainer.old_logprobs(sequences))
         self._constant_metrics = tensors.metrics()
         if trainer.prefetch is not None:
             self._constant_metrics |= trainer.prefetch.metrics
