@@ -70,7 +70,8 @@ def test_an_alphabet_with_the_signs_of_a_special_token_spells_none(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("alphabet", "told"), [("", "empty"), ("abca", "'a' more than once"), ("<pad>⟨⟩", "can spell '<pad>'")]
+    ("alphabet", "told"),
+    [("", "empty"), ("abca", "'a' more than once"), ("<pad>⟨⟩", "has all characters of '<pad>'")],
 )
 def test_an_alphabet_that_cannot_be_told_apart_is_refused(alphabet: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):

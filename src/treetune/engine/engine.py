@@ -183,8 +183,7 @@ class VllmEngine(Engine):
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
-        arrived: dict[int, dict[int, list[Completion]]] = {}
-        """The completions of unfinished requests, by the request's index and the part's first sample."""
+        unfinished = _UnfinishedRequests()
 
         def split_requests(new: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
             """Gives requests their indices, and cuts them into parts that are sent to one server each."""
@@ -232,16 +231,13 @@ class VllmEngine(Engine):
                 else:
                     servers_with_answers.add(event.server)
                     self._count(event.completions)
-                    part = event.part
-                    completions_by_first = arrived.setdefault(part.index, {})
-                    completions_by_first[part.first] = event.completions
-                    if sum(map(len, completions_by_first.values())) < part.request.n:
+                    whole = unfinished.add(event.part, event.completions)
+                    if whole is None:
                         continue  # other parts of the request are missing
-                    del arrived[part.index]
-                    for first in sorted(completions_by_first):
-                        results[part.index] += completions_by_first[first]
+                    index = event.part.index
+                    results[index] = whole
                     if on_result is not None:
-                        sampling.add(*split_requests(on_result(part.index, results[part.index]) or ()))
+                        sampling.add(*split_requests(on_result(index, whole) or ()))
         for number in servers_with_answers:
             self._replicas[number].server.succeeded()
         return results
@@ -307,17 +303,8 @@ class VllmEngine(Engine):
         has_transfer = chunks is not None and self._transfer != "file"
         attempts = ("transfer", "file", "new server") if has_transfer else ("file", "new server")
         for attempt in attempts:
-            sent: dict[Replica, Delivery] = {}
-            if attempt == "new server":
-                for replica, problem in outdated.items():
-                    if replica.server.loads:
-                        replica.server.start_anew(directory, problem)
-            else:
-                before = time.monotonic()
-                sent = self._send(list(outdated), directory, chunks, attempt == "transfer")
-                parts["reload"] += time.monotonic() - before
-                chunks = None  # all chunks have been made, so the folder is complete now
-            updates = {replica: Update(directory, sent.get(replica)) for replica in outdated}
+            updates = self._attempt(attempt, outdated, directory, chunks, parts)
+            chunks = None  # all chunks have been made, so the folder is complete now
 
             def take(replica: Replica, updates: dict[Replica, Update] = updates) -> None:
                 replica.take(updates[replica], version, canary, self._context_length)
@@ -349,10 +336,7 @@ class VllmEngine(Engine):
                 f"the weights in {directory} could not be loaded into the engine. The last attempt was with a"
                 f" new server (or a second one with a server that the run did not start): {problems}"
             )
-        if attempt == "new server":
-            self._new_servers_in_a_row += 1
-        else:
-            self._new_servers_in_a_row = 0
+        self._new_servers_in_a_row = self._new_servers_in_a_row + 1 if attempt == "new server" else 0
         if self._new_servers_in_a_row == NEW_SERVERS_IN_A_ROW:
             raise EngineError(
                 f"the last {NEW_SERVERS_IN_A_ROW} syncs of weights each needed a new server, the last one"
@@ -371,6 +355,26 @@ class VllmEngine(Engine):
             parts,
             gave_up,
         )
+
+    def _attempt(
+        self,
+        attempt: str,
+        outdated: dict[Replica, str],
+        directory: Path,
+        chunks: Iterable[Chunk] | None,
+        parts: dict[str, float],
+    ) -> dict[Replica, Update]:
+        """Makes one of the attempts of `load` (``transfer``, ``file`` or ``new server``) with the outdated
+        servers, and adds its seconds to `parts`."""
+        if attempt == "new server":
+            for replica, problem in outdated.items():
+                if replica.server.loads:
+                    replica.server.start_anew(directory, problem)
+            return {replica: Update(directory, None) for replica in outdated}
+        before = time.monotonic()
+        sent = self._send(list(outdated), directory, chunks, attempt == "transfer")
+        parts["reload"] += time.monotonic() - before
+        return {replica: Update(directory, sent.get(replica)) for replica in outdated}
 
     def _send(
         self, replicas: Sequence[Replica], directory: Path, chunks: Iterable[Chunk] | None, by_transfer: bool
@@ -451,6 +455,23 @@ class VllmEngine(Engine):
         self._threads.shutdown(wait=False)
         with contextlib.suppress(RuntimeError):  # raised if the interpreter is ending
             self._client.close()
+
+
+class _UnfinishedRequests:
+    """Collects the parts of requests, which several servers may sample, until a request is whole."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, dict[int, list[Completion]]] = {}
+        """The completions that have come, by the request's index and the part's first sample."""
+
+    def add(self, part: RequestPart, completions: list[Completion]) -> list[Completion] | None:
+        """Returns the completions of the whole request, in order, or None if parts are missing."""
+        parts_of_request = self._parts.setdefault(part.index, {})
+        parts_of_request[part.first] = completions
+        if sum(map(len, parts_of_request.values())) < part.request.n:
+            return None
+        del self._parts[part.index]
+        return [completion for first in sorted(parts_of_request) for completion in parts_of_request[first]]
 
 
 @dataclass

@@ -91,8 +91,7 @@ class InProcessEngine(Engine):
     ) -> list[list[Completion]]:
         started, tokens_before = time.monotonic(), self.tokens
         results: list[list[Completion | None]] = []
-        waiting: dict[int, deque[_Sample]] = {}
-        """The samples that have no row yet, by priority."""
+        waiting = _WaitingSamples()
         laters: list[Later] = []
 
         def add_requests(new: Sequence[Request | Later]) -> None:
@@ -110,27 +109,19 @@ class InProcessEngine(Engine):
                     new_samples.setdefault(request.priority, []).append(sample)
                 results.append([None] * request.n)
             for priority, samples in new_samples.items():
-                # Before waiting samples of the same priority, so that answers which have begun are finished
-                # first.
-                waiting.setdefault(priority, deque()).extendleft(reversed(samples))
+                waiting.add_in_front(priority, samples)
 
         batch = _RowBatch(self._model, self._device)
         add_requests(requests)
-        while batch.samples or laters or any(waiting.values()):
+        while batch.samples or laters or waiting:
             if self._closed:
                 raise EngineError("the engine was closed while it sampled")
-            has_samples = bool(batch.samples) or any(waiting.values())
-            if laters and not has_samples:
+            if laters and not batch.samples and not waiting:
                 wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
             for later in [later for later in laters if later.ready.done()]:
                 laters.remove(later)
                 add_requests(later.requests())
-            free_rows = self.at_once - len(batch.samples)
-            admitted: list[_Sample] = []
-            for _, queue in sorted(waiting.items()):  # by priority
-                while queue and len(admitted) < free_rows:
-                    admitted.append(queue.popleft())
-            batch.admit(admitted)
+            batch.admit(waiting.take(self.at_once - len(batch.samples)))
             if not batch.samples:
                 continue
             for sample in self._step(batch):
@@ -385,6 +376,29 @@ class _Cache:
             cached[rows, :, self.positions] = new[:, :, 0]
         cached_keys, cached_values = self.layers[layer]
         return cached_keys[:, :, : self.used], cached_values[:, :, : self.used]
+
+
+class _WaitingSamples:
+    """The samples that have no row yet, by priority: the lowest number comes first."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[_Sample]] = {}
+
+    def __bool__(self) -> bool:
+        return any(self._queues.values())
+
+    def add_in_front(self, priority: int, samples: Sequence[_Sample]) -> None:
+        """Adds samples before the waiting ones of the same priority, so that answers which have begun are
+        finished first."""
+        self._queues.setdefault(priority, deque()).extendleft(reversed(samples))
+
+    def take(self, count: int) -> list[_Sample]:
+        """Removes the first samples, `count` at most, and returns them."""
+        taken: list[_Sample] = []
+        for _, queue in sorted(self._queues.items()):
+            while queue and len(taken) < count:
+                taken.append(queue.popleft())
+        return taken
 
 
 class _RowBatch:

@@ -101,25 +101,13 @@ class ServerLaunch:
 
     def command(self, weights: Path, port: int) -> list[str]:
         """Returns the server's command line."""
-        settings, device, adapter_rank = self.settings, self.run.device, self.run.adapter_rank
+        settings, device = self.settings, self.run.device
         cuda = device == "cuda"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--host", self.host, "--port", str(port)]
         if self.run.trust_remote_code:
             command += ["--trust-remote-code"]
-        if adapter_rank is None:
-            command += ["--model", str(weights), "--served-model-name", MODEL_NAME]
-        else:
-            max_rank = next((rank for rank in _ADAPTER_RANKS if rank >= adapter_rank), None)
-            if max_rank is None:
-                raise ValueError(
-                    f"trainer.lora.rank is {adapter_rank}, and vLLM supports adapters up to rank"
-                    f" {_ADAPTER_RANKS[-1]}: lower it, or set trainer.lora.send to 'merged'"
-                )
-            model = json.loads((weights / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
-            command += ["--model", model, "--served-model-name", START_MODEL_NAME]
-            command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(max_rank)]
-            command += ["--lora-modules", f"{MODEL_NAME}={weights}"]
+        command += self._model_arguments(weights)
         command += ["--dtype", settings.resolved_dtype(device), "--seed", str(self.run.seed % 2**32)]
         command += ["--max-model-len", str(self.context_length)]
         command += ["--max-num-seqs", str(settings.max_num_seqs)]
@@ -169,6 +157,25 @@ class ServerLaunch:
         elif self.is_trained and not cuda:
             command += ["--worker-extension-cls", PACKED_EXPERTS]
         return [*command, *settings.extra_arguments]
+
+    def _model_arguments(self, weights: Path) -> list[str]:
+        """Returns the arguments for the model that is served: that of the folder `weights` or, if the folder
+        has an adapter, the model that the adapter belongs to, with the adapter."""
+        adapter_rank = self.run.adapter_rank
+        if adapter_rank is None:
+            return ["--model", str(weights), "--served-model-name", MODEL_NAME]
+        max_rank = next((rank for rank in _ADAPTER_RANKS if rank >= adapter_rank), None)
+        if max_rank is None:
+            raise ValueError(
+                f"trainer.lora.rank is {adapter_rank}, and vLLM supports adapters up to rank"
+                f" {_ADAPTER_RANKS[-1]}: lower it, or set trainer.lora.send to 'merged'"
+            )
+        model = json.loads((weights / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+        return [
+            *("--model", model, "--served-model-name", START_MODEL_NAME),
+            *("--enable-lora", "--max-loras", "1", "--max-lora-rank", str(max_rank)),
+            *("--lora-modules", f"{MODEL_NAME}={weights}"),
+        ]
 
     def environment(self, scratch: Path, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
         """Returns the environment of the server: the inherited one without secrets and without the launcher's

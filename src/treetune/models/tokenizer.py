@@ -220,7 +220,6 @@ def codec_of(
     """
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {tokenizer.name_or_path!r} has no end token")
-    backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
     if chat is not None and chat.template is not None:
         tokenizer.chat_template = chat.template  # checkpoints keep it with the tokenizer
     turn_id = None
@@ -233,6 +232,34 @@ def codec_of(
         # The markers that aren't special tokens, which `decode` has to leave out itself.
         hidden = frozenset(control.ids.values()) - frozenset(special_tokens(tokenizer).values())
 
+    decode = _decoder(tokenizer, hidden)
+    bos_id = tokenizer.bos_token_id
+    if begin_of_text and bos_id is None:
+        raise ValueError(
+            f"model.begin_of_text is true, but the tokenizer of {tokenizer.name_or_path!r} has no token for"
+            " the beginning of text: leave it out"
+        )
+    has_begin_token = begin_of_text
+    if begin_of_text is None and chat is None:
+        has_begin_token = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
+    eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
+    codec = TextCodec(
+        encode=_encoder(tokenizer, control),
+        decode=decode,
+        eos_id=int(eos_id),
+        end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
+        frame=str,
+        begin=(int(bos_id),) if has_begin_token else (),
+        decode_all=lambda token_ids: decode(token_ids, skip=False),
+    )
+    if chat is None:
+        return codec
+    return _with_chat(codec, tokenizer, chat, control, begin_of_text, end_ids)
+
+
+def _encoder(tokenizer: PreTrainedTokenizerBase, control: ControlTokens) -> Callable[[str], tuple[int, ...]]:
+    """Returns `TextCodec.encode`. Marked text of a problem is encoded by its characters."""
+
     def encode(text: str) -> tuple[int, ...]:
         try:
             if control.is_marked(text):
@@ -244,6 +271,14 @@ def codec_of(
             # The tokenizers library raises bare Exception, e.g. for a character outside a small alphabet.
             raise ValueError(f"the tokenizer cannot encode {control.unmark(text)!r}: {error}") from error
 
+    return encode
+
+
+def _decoder(tokenizer: PreTrainedTokenizerBase, hidden: frozenset[int]) -> Callable[..., str]:
+    """Returns `TextCodec.decode`, which leaves out special tokens and those of `hidden`, unless it is called
+    with ``skip=False``."""
+    backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+
     def decode(token_ids: Sequence[int] | TokenIds, skip: bool = True) -> str:
         ids = to_list(token_ids)
         if skip and hidden:
@@ -253,33 +288,23 @@ def codec_of(
             return str(backend.decode(ids, skip_special_tokens=skip))
         return str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
 
-    bos_id = tokenizer.bos_token_id
-    if begin_of_text and bos_id is None:
-        raise ValueError(
-            f"model.begin_of_text is true, but the tokenizer of {tokenizer.name_or_path!r} has no token for"
-            " the beginning of text: leave it out"
-        )
-    has_begin_token = begin_of_text
-    if begin_of_text is None and chat is None:
-        has_begin_token = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
+    return decode
+
+
+def _with_chat(
+    codec: TextCodec,
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Chat,
+    control: ControlTokens,
+    begin_of_text: bool | None,
+    end_ids: Sequence[int],
+) -> TextCodec:
+    """Returns the codec with the chat template around prompts, replies and tools; see `codec_of`."""
     # A template may write this token as text. The text is removed, so that the token isn't there twice.
     begin_text = "" if begin_of_text is None or tokenizer.bos_token is None else str(tokenizer.bos_token)
 
     def without_begin(text_of: Callable[[T], str]) -> Callable[[T], str]:
         return lambda prompt: text_of(prompt).removeprefix(begin_text)
-
-    eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
-    codec = TextCodec(
-        encode=encode,
-        decode=decode,
-        eos_id=int(eos_id),
-        end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
-        frame=str,
-        begin=(int(bos_id),) if has_begin_token else (),
-        decode_all=lambda token_ids: decode(token_ids, skip=False),
-    )
-    if chat is None:
-        return codec
 
     # Some templates can't render several turns. They are refused only when such a frame is needed.
     @cache

@@ -156,13 +156,9 @@ def measure(
             services = by_group(sampler.service_metrics(grader))
         unavailable.report(context, f"evaluating {name}", answers_of_rank)
         trajectories = trajectories_on_first(session.ranks, "evaluation", answers_of_rank)
-        wrong_count: tuple[str, int] | None = None  # the first problem with another number than the set asks
+        wrong_count: tuple[str, int] | None = None
         if session.ranks.is_first:
-            counts = Counter(answer.problem.id for answer in trajectories)
-            for problem in answerable:
-                if counts[problem.id] != chosen.samples:
-                    wrong_count = problem.id, counts[problem.id]
-                    break
+            wrong_count = _find_wrong_count(trajectories, answerable, chosen.samples)
         wrong_count = session.ranks.from_first("answers to each", wrong_count)
         if wrong_count is not None:
             raise ValueError(
@@ -201,6 +197,17 @@ def measure(
 
 SameAnswer = Callable[[str, str, Problem], bool | None]
 """Returns whether two answers to a problem are equal; None if the grader can't tell."""
+
+
+def _find_wrong_count(
+    trajectories: Iterable[Trajectory], problems: Iterable[Problem], samples: int
+) -> tuple[str, int] | None:
+    """Returns the first problem that has another number of answers than `samples`, and this number."""
+    counts = Counter(answer.problem.id for answer in trajectories)
+    for problem in problems:
+        if counts[problem.id] != samples:
+            return problem.id, counts[problem.id]
+    return None
 
 
 def by_domain(

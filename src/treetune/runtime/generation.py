@@ -181,12 +181,7 @@ def _roll_out(
         answers = trajectories_on_first(ranks, "trajectories", answers_of(trees))
     if ranks.is_first:
         if config.task.remembers_pass_rates:
-            correct_by_problem: dict[str, list[bool]] = {}
-            for answer in answers:
-                if answer.grade.is_known:
-                    correct_by_problem.setdefault(answer.problem.id, []).append(answer.grade.correct)
-            rates = {id: sum(correct) / len(correct) for id, correct in correct_by_problem.items()}
-            write_record(folder / PASS_RATES, rates)
+            write_record(folder / PASS_RATES, _pass_rates(answers))
         # With the seconds of continuations that credit has begun: if this process is killed during credit,
         # the next one counts them.
         _write_phase(folder / "rollout.json", metrics, clock, "generation", "credit")
@@ -194,6 +189,15 @@ def _roll_out(
             write_trajectories(folder / "trajectories.arrow", answers, iteration)
     ranks.barrier("trajectories written")
     return trees, metrics, early
+
+
+def _pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
+    """Returns the share of right answers of each problem, among those that could be graded."""
+    correct_by_problem: dict[str, list[bool]] = {}
+    for answer in answers:
+        if answer.grade.is_known:
+            correct_by_problem.setdefault(answer.problem.id, []).append(answer.grade.correct)
+    return {problem: sum(correct) / len(correct) for problem, correct in correct_by_problem.items()}
 
 
 def _give_credit(

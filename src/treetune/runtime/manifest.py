@@ -64,24 +64,7 @@ def begin(
     bits_now = bits_rest_on(ranks, config.engines.policy)
     inputs = inputs_of(config)
     if not (directory.path / CONFIG).is_file() or not directory.has_work():
-        write_record(
-            directory.path / MANIFEST,
-            {
-                "config": config_hash(plain),
-                "config_is_sealed": True,
-                "seed": config.seed,
-                "command": command_line(),
-                "system": platform.platform(),
-                "commit": code_commit(),
-                "own_modules": own_modules(),
-                "own_folders": searched()[0],
-                "without_sandbox": without_sandbox(plain),
-                "data": {split: data_hash(config.task, split) for split in SPLITS},
-                "inputs": inputs,
-                "bits_rest_on": bits_now,
-                "continued": [],
-            },
-        )
+        write_record(directory.path / MANIFEST, _first_manifest(config, plain, inputs, bits_now))
         write_json(directory.path / CONFIG, plain)
         return unsafe_remarks(plain)
     refuse_other_ranks(directory, ranks)
@@ -135,6 +118,30 @@ def begin(
         write_record(directory.path / MANIFEST, manifest)
         write_json(directory.path / CONFIG, plain)
     return remarks
+
+
+def _first_manifest(
+    config: PolicyIteration,
+    plain: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    bits: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns the content of a new run's `manifest.json`."""
+    return {
+        "config": config_hash(plain),
+        "config_is_sealed": True,
+        "seed": config.seed,
+        "command": command_line(),
+        "system": platform.platform(),
+        "commit": code_commit(),
+        "own_modules": own_modules(),
+        "own_folders": searched()[0],
+        "without_sandbox": without_sandbox(plain),
+        "data": {split: data_hash(config.task, split) for split in SPLITS},
+        "inputs": inputs,
+        "bits_rest_on": bits,
+        "continued": [],
+    }
 
 
 def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:

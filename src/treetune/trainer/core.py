@@ -184,15 +184,7 @@ class PolicyTrainer:
                 then the old ones, and are recorded in `tensors`.
         """
         settings, objective = self.settings, self.settings.objective
-        recorder, nucleus = None, None
-        if is_only and tensors.old_logprobs_N is None and tensors.behaviour_logprobs_N is not None:
-            # They will be compared with the engine's log-probs. If top-p or top-k cut the engine's
-            # distribution, the mass that they left is recorded, too.
-            nucleus = self.nucleus
-            recorder = StepRecorder(sequences.n_tokens, with_mass=nucleus is not None)
-        elif not is_only and tensors.old_logprobs_N is not None and settings.token_signals != "none":
-            # For the ratio of each token's last training to its old log-prob.
-            recorder = StepRecorder(sequences.n_tokens, with_mass=False)
+        recorder, nucleus = self._recorder_for(sequences, tensors, is_only=is_only)
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
         for batch in micro_batches(
@@ -229,19 +221,27 @@ class PolicyTrainer:
         if self.critic is not None:
             metrics_of_step["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if recorder is not None:
-            scored_in_step = recorder.all_scores(self.ranks)
             # Sequences of weight 0 were not computed, so the scores of their tokens are unknown.
-            was_computed_N = minibatch.weights_N != 0
-            if is_only:
-                tensors.set_old_scores(scored_in_step)
-                tensors.old_logprobs_mask_N = was_computed_N
-            else:
-                earlier = torch.nan if tensors.last_logprobs_N is None else tensors.last_logprobs_N
-                tensors.last_logprobs_N = scored_in_step.logprobs_N.where(was_computed_N, earlier)
+            is_known_N = minibatch.weights_N != 0
+            _keep_scores(tensors, recorder.all_scores(self.ranks), is_known_N, are_old=is_only)
         if settings.entropy_target is not None:
             metrics_of_step["train/entropy_coef"] = entropy_coef
         self.entropy.observe(metrics_of_step["train/entropy"])
         return metrics_of_step
+
+    def _recorder_for(
+        self, sequences: Sequences, tensors: IterationTensors, *, is_only: bool
+    ) -> tuple[StepRecorder | None, Nucleus | None]:
+        """Returns the recorder of a step's scores if they are needed later, and the cut of the distribution
+        whose mass is recorded with them; see `take_step`."""
+        if is_only and tensors.old_logprobs_N is None and tensors.behaviour_logprobs_N is not None:
+            # The scores will be compared with the engine's log-probs. If top-p or top-k cut the engine's
+            # distribution, the mass that they left is recorded too.
+            return StepRecorder(sequences.n_tokens, with_mass=self.nucleus is not None), self.nucleus
+        if not is_only and tensors.old_logprobs_N is not None and self.settings.token_signals != "none":
+            # For the ratio of each token's last training to its old log-prob.
+            return StepRecorder(sequences.n_tokens, with_mass=False), None
+        return None, None
 
     # The models that `prepare` needs (`preparation.Models`)
 
@@ -376,6 +376,18 @@ class PolicyTrainer:
         """Ends the thread that scores the reference."""
         if self.prefetch is not None:
             self.prefetch.close()
+
+
+def _keep_scores(
+    tensors: IterationTensors, scores: PolicyScores, is_known_N: Tensor, *, are_old: bool
+) -> None:
+    """Keeps a step's scores as the old ones, or as those of each token's last training."""
+    if are_old:
+        tensors.set_old_scores(scores)
+        tensors.old_logprobs_mask_N = is_known_N
+        return
+    earlier = torch.nan if tensors.last_logprobs_N is None else tensors.last_logprobs_N
+    tensors.last_logprobs_N = scores.logprobs_N.where(is_known_N, earlier)
 
 
 class StepDone(NamedTuple):

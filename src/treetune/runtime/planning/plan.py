@@ -282,26 +282,18 @@ class Plan:
         if self.sends_through_memory:
             yield MemoryUse("sync", str(MEMORY), (shared,), machine.shared_memory)
         servers = servers_on_a_machine(engine.settings, machine) if engine is not None else 0
+        ranks = machine.ranks
         if machine.device == "cpu":
             items = [
-                Item("libraries of the ranks", machine.ranks * RANK),
-                *[Item(item.what, machine.ranks * item.size) for item in self._training()],
+                Item("libraries of the ranks", ranks * RANK),
+                *[Item(item.what, ranks * item.size) for item in self._training()],
             ]
             if engine is not None:
                 items += [Item("engine", servers * engine.on_cpu), shared]
             yield MemoryUse("training", "the machine", tuple(items), machine.host_memory)
             return
-        ranks = machine.ranks
-        yield MemoryUse(
-            "start",
-            "the machine",
-            (
-                Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
-                *self._read(),
-                shared,
-            ),
-            machine.host_memory,
-        )
+        libraries = Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS)
+        yield MemoryUse("start", "the machine", (libraries, *self._read(), shared), machine.host_memory)
         copied_reference = 0 if trainer.reference_stays else trainer.reference
         asleep = engine.weights * engine.settings.tensor_parallel_size if engine is not None else 0
         sleeps = engine is not None and engine.settings.sleep
@@ -309,7 +301,7 @@ class Plan:
             "generation",
             "the machine",
             (
-                Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
+                libraries,
                 Item("offloaded by ZeRO", ranks * self._offloaded),
                 Item("the reference", ranks * copied_reference),
                 Item("put aside by the trainer", ranks * trainer.put_aside if sleeps else 0),
@@ -318,19 +310,12 @@ class Plan:
             ),
             machine.host_memory,
         )
-
         if engine is not None:
-            scored = min(4 * self.shape.parameters, SCORED_WITH_BYTES)
-            yield MemoryUse(
-                "evaluation",
-                "the machine",
-                (
-                    Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
-                    Item("a checkpoint's weights, scored once for all ranks", scored),
-                    shared,
-                ),
-                machine.host_memory,
+            scored = Item(
+                "a checkpoint's weights, scored once for all ranks",
+                min(4 * self.shape.parameters, SCORED_WITH_BYTES),
             )
+            yield MemoryUse("evaluation", "the machine", (libraries, scored, shared), machine.host_memory)
 
     @property
     def _shared(self) -> Item:
