@@ -91,7 +91,7 @@ def test_without_a_terminal_a_long_phase_says_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A batch job's output is all that there is to see, and a phase can take an hour."""
-    monkeypatch.setattr(console_module, "SAID_EVERY_S", 0.01)
+    monkeypatch.setattr(console_module, "PRINT_EVERY_S", 0.01)
     heard = threading.Event()
     console = Console(None, visible=True)
     console.log.addFilter(lambda record: not (" of 512" in record.getMessage() and heard.set()))

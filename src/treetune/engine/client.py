@@ -1,6 +1,12 @@
 """Sends requests to vLLM servers: token ids, answered by sampled token ids with their log-probs.
 
-HTTP runs in a thread of its own with an event loop, so that answers arrive while other threads work."""
+HTTP runs in a thread of its own with an event loop, so that answers arrive while other threads work::
+
+    any thread                                 thread "engine-client"            server
+      post(…), or run(coroutine, timeout)  ──►   sends the HTTP request    ──►
+        waits for the result               ◄──   sets the result           ◄──   answers
+        after `timeout`: ServerFailure     ──►   cancels the request
+"""
 
 from __future__ import annotations
 

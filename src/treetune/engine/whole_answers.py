@@ -3,6 +3,15 @@
 By default, vLLM sends each token from the engine core to the HTTP process as soon as it is sampled, and
 decodes it, for clients that stream answers. This project doesn't stream, and the HTTP process's Python code
 for each token would be slower than a GPU (docs/results/http_side.md).
+
+With this file, one request passes once between the processes in each direction::
+
+    the run's client         HTTP process              engine core (a process)
+      POST SAMPLES  ──────►    SamplesRoute  ───────►    WholeAnswersScheduler
+                                 waits                     step 1: keeps token 1
+                                 waits                     step 2: keeps token 2
+      JSON          ◄──────      token ids   ◄───────      last step: all tokens
+      disconnects   ──────►      aborts      ───────►      drops what it kept (`finish_requests`)
 """
 
 from __future__ import annotations
@@ -30,15 +39,17 @@ from vllm.v1.request import Request, RequestStatus
 from treetune.engine.client import MODEL_NAME, SAMPLES
 from treetune.engine.key import App, Send, respond
 
-JOINED = 256
-"""The number of parts of an answer's log-probs that are joined into one, since an array for each token takes
-300 bytes."""
+JOIN_EVERY = 256
+"""After so many tokens, the arrays of their log-probs are joined into one, since an array for each token
+takes 300 bytes."""
 
 
 class WholeAnswersScheduler(Scheduler):
-    """vLLM's scheduler, which keeps outputs until their request is finished. Requests that stream, and
-    requests with stop strings, which the HTTP process finds in the text of each token, get their outputs at
-    once."""
+    """vLLM's scheduler, which keeps outputs until their request is finished.
+
+    Two kinds of requests get each output at once: those that stream, and those with stop strings, since the
+    HTTP process looks for these in the decoded text after each token.
+    """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -57,8 +68,8 @@ class WholeAnswersScheduler(Scheduler):
         return by_client
 
     def _complete(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        """Returns the complete answer if this output ends it; the output itself if its request gets outputs
-        at once; else None."""
+        """Returns the complete answer if this output ends it; the output unchanged if its request gets each
+        output at once; else None."""
         kept = self._unfinished.get(output.request_id)
         if kept is None:
             if output.finished:
@@ -74,7 +85,7 @@ class WholeAnswersScheduler(Scheduler):
         answer.new_token_ids += output.new_token_ids
         if output.new_logprobs is not None:
             logprobs.append(output.new_logprobs)
-        if logprobs and (output.finished or len(logprobs) == JOINED):
+        if logprobs and (output.finished or len(logprobs) == JOIN_EVERY):
             columns = zip(*(part[:3] for part in logprobs), strict=True)
             logprobs[:] = [LogprobsLists(*(np.concatenate(column) for column in columns))]
         if not output.finished:
@@ -94,7 +105,7 @@ class WholeAnswersScheduler(Scheduler):
 
 
 class AsyncWholeAnswers(WholeAnswersScheduler, AsyncScheduler):
-    """The same for a GPU, where a step is planned while the step before it runs."""
+    """The same for a GPU, where vLLM plans a step while the GPU still computes the step before it."""
 
 
 class SamplesRoute:
@@ -104,7 +115,8 @@ class SamplesRoute:
     def __init__(self, app: App) -> None:
         self._app = app
         if current_platform.is_cpu():
-            # So that a request which wakes this process doesn't take the core from the engine.
+            # A lower priority, so that this process doesn't interrupt the engine on its core for each
+            # request.
             os.nice(10)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
