@@ -5,7 +5,7 @@
 # data come once, by the same command that ends: treetune ./scripts/download_and_prepare_datasets.sh
 # --ipc=host: two versions of the weights lie in /dev/shm at once, of which Docker has 64 MiB otherwise.
 # The -devel base brings nvcc, which DeepSpeed's own operations need.
-# This file has been built and run on a CPU (docs/results/containers.md), never with this base image or on a GPU.
+# This file has been built and run on a CPU (scripts/container/try_container.sh), never with this base image or on a GPU.
 ARG BASE=nvidia/cuda:13.0.2-devel-ubuntu24.04
 FROM ${BASE}
 

@@ -27,7 +27,7 @@ look() {
 if [ -n "${CONFIGSTR:-}" ]; then
     treetune run --configs "$CONFIGSTR" run_iteration_loop
     treetune run --configs "$CONFIGSTR" run_evaluation
-    folder=$(treetune --configs "$CONFIGSTR" print_config |
+    folder=$(treetune print_config --configs "$CONFIGSTR" |
         python -c 'import json, sys; print(json.load(sys.stdin).get("directory", "experiments"))')
     look "$folder"
     exit 0
@@ -40,7 +40,7 @@ fi
 experiments=${APP_DIRECTORY:-experiments}/quickstart
 treetune run --configs configs/quickstart/sft.jsonnet
 treetune run --configs configs/quickstart/vineppo.jsonnet
-treetune --configs configs/tables/quickstart.jsonnet make_table
+treetune make_table --configs configs/tables/quickstart.jsonnet
 report=$(treetune report "$experiments/sft" "$experiments/vineppo" | tail -n 1)
 echo "report:        $(realpath -m -- "$report")"
 look "$experiments"

@@ -260,7 +260,7 @@ def folder(run: Run) -> str:
 
 def texts() -> dict[str, dict[str, str]]:
     """Digests of what commands print: every configuration that is whole, its plan, and the parts."""
-    from treetune.config.jsonnet import configurations
+    from treetune.config.layers import configurations
     from treetune.main import main as treetune
 
     def printed(*arguments: str) -> str | None:

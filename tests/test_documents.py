@@ -15,9 +15,11 @@ import pytest
 import yaml
 
 from tests.documents import PAGES, ROOT, Document, commands_in
-from treetune.cli.arguments import BY_NAME, COMMANDS
+from treetune.cli.arguments import BY_NAME, COMMANDS, parse
+from treetune.cli.command import files_of
 from treetune.cli.pages import pages as reference_pages
-from treetune.config.jsonnet import configurations
+from treetune.config.layers import configurations
+from treetune.tables.check import METRICS
 
 DOCUMENTS = {str(path.relative_to(ROOT)): Document(path) for path in PAGES}
 WRITTEN = {name: text for document in DOCUMENTS.values() for name, text in document.files.items()}
@@ -68,13 +70,33 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
             continue
         first = next(word for word in typed if word in BY_NAME)
         command = BY_NAME[first].name
-        shared = typed[: typed.index(first)]
-        # A task alone is no experiment that could be checked.
-        alone = command in ("score_responses", "export_rows")
-        instead = "print_config" if alone else "check_config"
-        # Overrides without files are of a run's own configuration, which no document holds.
-        tried = [*shared, instead] if "--configs" in shared else []
-        yield typed, typed if command in RUN_AS_IT_IS else tried
+        if command == "check_config":
+            # This machine needn't have the data, models and GPUs that a page is about.
+            yield typed, [*typed, "--config-only"]
+        elif command in RUN_AS_IT_IS:
+            yield typed, typed
+        else:
+            yield typed, checked_instead(command, typed)
+
+
+def checked_instead(command: str, typed: list[str]) -> list[str]:
+    """Returns the command that evaluates the configuration of another one; nothing where there is none."""
+    try:
+        options = parse(typed)
+    except SystemExit:
+        return []  # reported where it is parsed again
+    files = files_of(options)
+    # Overrides without files are of a run's own configuration, and a name without a folder is of a file that
+    # the reader has: neither is among the documents.
+    is_readers_own = any("/" not in name and name not in WRITTEN for name in files)
+    # The files of a replay extend the configuration that the run has stored.
+    if not files or is_readers_own or command == "replay":
+        return []
+    overrides = [word for text in options.override or () for word in ("--override", text)]
+    # A task alone is not an experiment that could be checked.
+    is_task = command in ("score_responses", "export_rows")
+    instead = ["print_config"] if is_task else ["check_config", "--config-only"]
+    return [*instead, "--configs", ",".join(files), *overrides]
 
 
 ASKED = {name: list(treetune_commands(document)) for name, document in DOCUMENTS.items()}
@@ -145,9 +167,15 @@ def test_every_file_that_is_named_is_there(name: str) -> None:
     for one in DOCUMENTS[name].names:
         if " " not in one and one.startswith(PLACES):
             missing += [path for path in spelled_out(one) if not files(path.rstrip("/"))]
-        elif not {" ", "<"} & set(one) and one.startswith(folders):
+        elif not {" ", "<"} & set(one) and one.startswith(folders) and not is_metric(one):
             missing += [path for path in spelled_out(one) if not fragments_or_code(path)]
     assert not missing
+
+
+def is_metric(name: str) -> bool:
+    """Returns whether ``credit/value_mean`` is a metric: some groups are called as folders of fragments."""
+    group, _, metric = name.partition("/")
+    return metric in METRICS.get(group, ())
 
 
 def fragments_or_code(name: str) -> list[Path]:
@@ -190,7 +218,7 @@ def test_the_readme_names_every_preset() -> None:
 
 def test_the_method_that_is_added_gives_the_credit_that_it_describes(tmp_path: Path) -> None:
     (tmp_path / "median_credit.py").write_text(
-        DOCUMENTS["docs/add_a_method.md"].files["my_package/median.py"]
+        DOCUMENTS["docs/your_own_parts.md"].files["my_package/median.py"]
     )
     program = f"""
 import sys; sys.path.insert(0, {str(tmp_path)!r})

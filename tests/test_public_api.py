@@ -259,7 +259,7 @@ def test_parts_of_each_kind_that_no_example_shows_are_written_with_the_public_na
     )
     main = str(ROOT / "src" / "treetune" / "main.py")
     done = subprocess.run(
-        [sys.executable, main, "--configs", "experiment.jsonnet", "check_config"],
+        [sys.executable, main, "--configs", "experiment.jsonnet", "check_config", "--config-only"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

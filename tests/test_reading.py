@@ -1,4 +1,4 @@
-"""docs/reading.md names what exists, and every file that an iteration of VinePPO meets."""
+"""docs/dev/reading.md names what exists, and every file that an iteration of VinePPO meets."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/reading.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/dev/reading.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
     return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-SPINE = re.findall(r"^\d+\. `(src/[\w/.]+\.py)`", section("The spine"), re.MULTILINE)
-BESIDE = re.findall(r"`(src/[\w/.]+)`", section("What is met beside it"))
-NAMES = re.findall(r"^\d+\. `([\w.]+)`, `([\w/.]+\.py)`", section("The names on the way"), re.MULTILINE)
+CORE_PATH = re.findall(r"^\d+\. `(src/[\w/.]+\.py)`", section("The core path"), re.MULTILINE)
+OTHER_FILES = re.findall(r"`(src/[\w/.]+)`", section("Other files that an iteration runs"))
+NAMES = re.findall(r"^\d+\. `([\w.]+)`, `([\w/.]+\.py)`", section("Call order"), re.MULTILINE)
 
 TRACER = """
 import inspect, json, sys, threading
@@ -42,12 +42,12 @@ sys.exit(code)
 
 
 def test_the_files_of_the_reading_order_exist() -> None:
-    assert SPINE
-    missing = [path for path in SPINE if not (ROOT / path).is_file()]
+    assert CORE_PATH
+    missing = [path for path in CORE_PATH if not (ROOT / path).is_file()]
     assert not missing
 
 
-def test_the_names_on_the_way_stand_where_the_page_says() -> None:
+def test_the_names_of_the_call_order_are_defined_in_the_files_that_the_page_says() -> None:
     assert NAMES
     for name, file in NAMES:
         nodes: list[ast.AST] = list(ast.parse((ROOT / "src/treetune" / file).read_text()).body)
@@ -72,7 +72,7 @@ def test_an_iteration_meets_nothing_that_the_page_leaves_out(tmp_path: Path) -> 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     files = {str(Path(file).relative_to(ROOT)) for file, _ in json.loads(met.read_text())}
-    unknown = {file for file in files if not file.startswith((*SPINE, *BESIDE))}
+    unknown = {file for file in files if not file.startswith((*CORE_PATH, *OTHER_FILES))}
     assert not unknown
     # What the page says to read is what is met, and no more.
-    assert not set(SPINE) - files
+    assert not set(CORE_PATH) - files

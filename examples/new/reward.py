@@ -1,4 +1,5 @@
-"""What an answer is worth. `treetune new` puts this file beside rows of your own: change it as you like."""
+"""The reward of an answer. `treetune new` copies this file into an experiment on your rows: change it as you"
+" like."""
 
 from __future__ import annotations
 
@@ -6,17 +7,18 @@ import re
 
 
 def answer_in(text: str) -> str:
-    r"""The last line without what announces it: ``Answer: 7``, ``#### 7`` and ``\boxed{7}`` are all ``7``."""
+    r"""Returns the last line without what announces it: ``Answer: 7`` and ``\boxed{7}`` give ``7``."""
     lines = text.strip().splitlines() or [""]
     return re.split(r"####|answer is|answer:|\\boxed", lines[-1].casefold())[-1].strip(" .:$*{}")
 
 
 def score(response: str, gold: str) -> float | None:
-    """1 for the gold's answer, 0 for another one (numbers by value), None where there is no answer."""
-    said, wanted = answer_in(response), answer_in(gold)
-    if not said:
+    """Returns 1 for the reference answer `gold` and 0 for another one. None: the response holds no answer."""
+    answer, expected = answer_in(response), answer_in(gold)
+    if not answer:
         return None
     try:
-        return float(float(said.replace(",", "")) == float(wanted.replace(",", "")))
+        # Numbers are compared by value: "1,000" is "1000.0".
+        return float(float(answer.replace(",", "")) == float(expected.replace(",", "")))
     except ValueError:
-        return float(said == wanted)
+        return float(answer == expected)

@@ -70,15 +70,15 @@ inside bash -c 'id -un; ./scripts/setup.sh && .venv/bin/python --version; .venv/
 
 step "a paper's configuration, and its data in their volume"
 paper=configs/polIter_rho1bSft2_vineppo_MATH.jsonnet
-inside .venv/bin/python src/treetune/main.py --configs "$paper" check_config
+inside .venv/bin/python src/treetune/main.py check --config-only --configs "$paper"
 inside bash -c 'command -v curl && for split in train test; do mkdir -p data/math; for i in $(seq 1100); do
     echo "{\"problem\": \"1 + $i?\", \"solution\": \"\\\\boxed{$((i + 1))}\", \"answer\": \"$((i + 1))\"}"; done >data/math/$split.jsonl; done'
-if inside .venv/bin/python src/treetune/main.py --configs "$paper" check_config 2>&1 | grep "isn't there yet"; then exit 1; fi
+if inside .venv/bin/python src/treetune/main.py check --config-only --configs "$paper" 2>&1 | grep "there is no file"; then exit 1; fi
 
 if [ "$DEVICE" != cpu ]; then step "done"; exit 0; fi
 step "the quickstart's first steps"
 quick=configs/quickstart
-inside bash -c ".venv/bin/python src/treetune/main.py --configs $quick/vineppo.jsonnet check_config"
+inside bash -c ".venv/bin/python src/treetune/main.py check --config-only --configs $quick/vineppo.jsonnet"
 echo '{ iterations: 2, problems_per_iteration: 64, checkpoints+: { every: 1 }, evaluation+: { sets: [{ split: "validation", samples: 1, problems: 20 }] },
         trainer+: { schedule+: { may_outlast_training: true } } }' >"$folder/short.jsonnet"
 images copy --chown researcher "$container" "$folder/short.jsonnet" /treetune/short.jsonnet

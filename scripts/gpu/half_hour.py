@@ -423,7 +423,7 @@ def go_through(day: HalfHour) -> None:
         if not day.only or any(words in step[0] for words in day.only):
             day.step(*step)
     if not day.steps:
-        raise SystemExit(f"no step has {' or '.join(day.only)} in its name: see the table in {PAGE}")
+        raise SystemExit(f"no step has {' or '.join(day.only)} in its name: {PAGE} lists them")
 
 
 if __name__ == "__main__":

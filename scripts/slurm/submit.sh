@@ -2,7 +2,7 @@
 # Queues an experiment on a SLURM cluster, on one node or several that share this checkout's file system.
 #
 #   ./scripts/slurm/submit.sh a.jsonnet,b.jsonnet                   trains and then evaluates that experiment
-#   ./scripts/slurm/submit.sh a.jsonnet,b.jsonnet run_evaluation    these commands in its place
+#   ./scripts/slurm/submit.sh a.jsonnet,b.jsonnet run_evaluation    these commands instead
 #
 # The same line again goes on with a run that was interrupted; it waits for a job of the experiment that is still
 # queued or running. The number of the (last) job is what is printed on standard output.
@@ -31,7 +31,7 @@ python=${PYTHON:-.venv/bin/python}
 command -v "$python" >/dev/null || refuse "there is no $python: run TREETUNE_DEVICE=nvidia ./scripts/setup.sh first"
 
 # A mistake is told here and now, not after hours in the queue.
-"$python" src/treetune/main.py --configs "$configs" check_config >&2
+"$python" src/treetune/main.py check --config-only --configs "$configs" >&2
 read -r experiment seed directory < <("$python" src/treetune/main.py --configs "$configs" print_config | "$python" -c '
 import json, sys
 config = json.load(sys.stdin)

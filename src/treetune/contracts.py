@@ -7,7 +7,7 @@ Many parts need the same things of many others, such as advantages, or two answe
 declared: a part `gives` features and `needs` features. Each feature is a small class below that says how
 messages name it and what to do where it is missing. It is a class, and not a name in a table, since a user
 writes ``Need(Answers(2), "…")``, where an editor and mypy find what it means and refuse a misspelling; three
-of them also compare amounts. docs/architecture.md, section Contracts, shows who gives and who needs each.
+of them also compare amounts. docs/dev/architecture.md, section Contracts, shows who gives and who needs each.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ Level = Literal["error", "missing", "warning"]
 """How bad a finding is.
 
 * ``error``: the configuration is wrong, here and everywhere. No command works on it.
-* ``missing``: the part needs something that this machine lacks, such as a package, a sandbox or a key.
-  `check` tells it as a note, since another machine may have it; whoever uses the part refuses to start.
+* ``missing``: the part needs something that this machine doesn't have, such as a file, a GPU, a package or a
+  key. `treetune check` ends with exit code 2, and every command that uses the part refuses to start. With
+  ``--config-only``, for a run on another machine, `check` prints it as a note.
 * ``warning``: worth knowing, and nothing is refused. Every command tells it as a note.
 """
 
@@ -143,11 +144,12 @@ class Part:
 
 
 class Root:
-    """The root of a configuration, at which `check_config` looks for longer than parts may in `check`."""
+    """The root of a configuration. `treetune check` may take longer to examine it than parts may take in
+    `check`."""
 
     def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
-        """Yields notes for a person before the start; `plain` is the configuration as it was written. Raises
-        ConfigError for mistakes that take long to find."""
+        """Yields notes for the user; `plain` is the configuration as it was written. Raises ConfigError for
+        mistakes that take long to find."""
         return ()
 
 
@@ -167,7 +169,7 @@ class Answers(Feature):
 
     count: int
 
-    remedy = "set the rollout's samples to 2 or more"
+    remedy = "set the rollout's samples to 2 or more, e.g. --override '{rollout+: {samples: 8}}'"
 
     @property
     @override

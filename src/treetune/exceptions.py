@@ -69,12 +69,16 @@ class SameOnAllRanks(ValueError):
 
 
 class ConfigError(SameOnAllRanks):
-    """Everything that is wrong with a configuration, collected; `str()` is the message for users."""
+    """Everything that is wrong with a configuration, collected; `str()` is the message for users.
 
-    def __init__(self, issues: Iterable[ConfigIssue]) -> None:
+    Args:
+        title: The first line; by default it says that the configuration is wrong.
+    """
+
+    def __init__(self, issues: Iterable[ConfigIssue], title: str = "") -> None:
         self.issues = tuple(issues)
         count = len(self.issues)
-        title = "wrong configuration" if count == 1 else f"wrong configuration, {count} mistakes"
+        title = title or ("wrong configuration" if count == 1 else f"wrong configuration, {count} mistakes")
         super().__init__("\n\n".join([f"{title}:", *(issue.render() for issue in self.issues)]))
 
 

@@ -1,7 +1,7 @@
-"""The command line: ``treetune --configs a.jsonnet,b.jsonnet COMMAND``.
+"""The command line: ``treetune COMMAND a.jsonnet b.jsonnet``.
 
-The same file is what DeepSpeed's launcher starts on every rank. Nothing heavy is imported before
-the configuration has been found to be right.
+DeepSpeed's launcher starts the same file on every rank. Nothing heavy is imported before the configuration
+has been checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 if __name__ == "__main__" and sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
-    # Started as a script: this folder would hide other people's packages called `models` or `config`.
+    # Started as a script. `models` and `config` in this folder would hide other packages of these names.
     sys.path[0] = os.path.dirname(sys.path[0])
 
 from treetune.cli.arguments import COMMANDS, grammar, parse
@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
-    """Prints one message on standard error; the traceback goes to the log, or to whoever asks with
-    --debug."""
+    """Prints one message on standard error. The traceback goes to the log or, with --debug, to standard
+    error."""
     from treetune.exceptions import SameOnAllRanks
 
     rank = int(os.environ.get("RANK", "0"))
@@ -77,14 +77,14 @@ def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
     where = f"[rank {rank}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     log_file: Path | None = getattr(options, "log_file", None)
     text = "".join(traceback.format_exception(error))
-    words = str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.errno:  # the system's own words
+    message = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.errno:  # raised by the system
         if error.filename is not None:
-            words = why_not_written(error, Path.cwd())
+            message = why_not_written(error, Path.cwd())
         elif error.errno in (errno.ENOSPC, errno.EDQUOT) and log_file is not None:
-            # A write to an open file doesn't say to which. A run writes below its own folder.
-            words = why_not_written(error, log_file.parent)
-    print(f"{where}{options.command} failed: {words}", file=sys.stderr)
+            # An error of writing to an open file doesn't name the file. A run writes below its own folder.
+            message = why_not_written(error, log_file.parent)
+    print(f"{where}{options.command} failed: {message}", file=sys.stderr)
     if options.debug:
         print(text, file=sys.stderr)
     elif log_file is not None and log_file.is_file():

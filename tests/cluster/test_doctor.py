@@ -34,4 +34,4 @@ def test_what_a_machine_lacks_is_told_with_its_remedy_and_the_rest_as_found(
     ):
         (place,) = [number for number, line in enumerate(lines) if line.startswith(told)]
         assert remedy in lines[place + 1]
-    assert lines[-1].endswith(" of these need a remedy") and lines[-1][0] >= "2"
+    assert lines[-1].endswith(" checks failed") and lines[-1][0] >= "2"

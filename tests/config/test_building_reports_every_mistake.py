@@ -74,7 +74,7 @@ def test_a_whole_number_may_stand_for_a_number() -> None:
         ({"shadow": "true"}, "shadow", "true or false"),
         ({"scale": "big"}, "scale", "a number"),
         ({"scale": True}, "scale", "a number"),
-        ({"directory": 3}, "directory", "a text"),
+        ({"directory": 3}, "directory", "a string"),
         ({"limit": 0}, "limit", "greater than 0 or null"),
         ({"pair": [1]}, "pair", "exactly 2"),
         ({"pair": [1, "2"]}, "pair.1", "a number"),
@@ -88,7 +88,7 @@ def test_a_whole_number_may_stand_for_a_number() -> None:
         ({"frame": 3}, "frame", "an object"),
         ({"frame": {"width": 11}}, "frame.width", "at most 10"),
         ({"frame": {"width": 1, "tags": []}}, "frame.tags", "length at least 1"),
-        ({"frame": {"width": 1, "tags": ["a", 3]}}, "frame.tags.1", "a text"),
+        ({"frame": {"width": 1, "tags": ["a", 3]}}, "frame.tags.1", "a string"),
         ({"tile": 3}, "configuration", "no multiple of tile 3"),
     ],
 )

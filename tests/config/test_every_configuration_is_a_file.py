@@ -16,7 +16,7 @@ import pytest
 from tests.support.shipped import CONFIGS, whole_configurations
 from treetune.config import lexer
 from treetune.config.catalogue import FRAGMENTS, entries, first_sentence, kind_of
-from treetune.config.jsonnet import configurations
+from treetune.config.layers import configurations
 from treetune.main import main
 
 NAMES = [str(path.relative_to(CONFIGS)) for path in configurations(CONFIGS)]

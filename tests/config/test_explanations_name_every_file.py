@@ -1,5 +1,5 @@
 """`explain_config` tells which files set a key, in the order in which they are merged; and a file whose every
-key is set again on its right is told."""
+key is overridden by later files is reported."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def notes(*texts: str) -> list[str]:
 def test_a_file_that_others_override_is_told_with_them() -> None:
     (note,) = notes("{ credit: { type: 'b' }, trainer+: { rate: 2 } }", EXPERIMENT)
     assert note.startswith("0.jsonnet changes nothing")
-    for words in ("credit.type", "by 1.jsonnet", "further to the right"):
+    for words in ("credit.type", "by 1.jsonnet", "put it after that"):
         assert words in note
     (note,) = notes(EXPERIMENT, "{ credit: { type: 'b' } }", "{ seed: 2 }", "{ credit: { type: 'c' } }")
     assert note.startswith("1.jsonnet changes nothing")
@@ -192,6 +192,6 @@ def test_a_file_that_does_something_is_not_told(texts: tuple[str, ...]) -> None:
 
 def test_check_config_says_so_and_is_content(capsys: pytest.CaptureFixture[str]) -> None:
     configs = "credit/group.jsonnet,quickstart/vineppo.jsonnet"
-    assert command_line.main(["--configs", configs, "check_config"]) == 0
+    assert command_line.main(["--configs", configs, "check_config", "--config-only"]) == 0
     err = capsys.readouterr().err
     assert err.startswith("note: ") and "quickstart/vineppo.jsonnet" in err

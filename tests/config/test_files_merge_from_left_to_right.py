@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.shipped import CONFIGS
-from treetune.config import jsonnet
+from treetune.config import jsonnet, layers
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.exceptions import ConfigError
@@ -100,7 +100,7 @@ def test_imports_are_relative_to_the_importing_file_and_files_to_here_before_the
     (configs / "parts" / "near.jsonnet").write_text("{ near: 1 }")
     (configs / "far.jsonnet").write_text("{ far: 1 }")
     (configs / "parts" / "all.jsonnet").write_text("(import 'near.jsonnet') + (import 'far.jsonnet')")
-    monkeypatch.setattr(jsonnet, "CONFIGS", configs)
+    monkeypatch.setattr(layers, "CONFIGS", configs)
     assert load(["parts/all.jsonnet"], ["import 'far.jsonnet'"], {}).data == {"near": 1, "far": 1}
     assert "seed" in load(["base.jsonnet"], [], {}).data
 
@@ -108,7 +108,7 @@ def test_imports_are_relative_to_the_importing_file_and_files_to_here_before_the
 def test_a_missing_file_is_told_with_the_nearest_ones_and_where_it_was_looked_for() -> None:
     text = message("bsae.jsonnet")
     assert "did you mean base.jsonnet" in text
-    assert str(jsonnet.CONFIGS / "bsae.jsonnet") in text
+    assert str(layers.CONFIGS / "bsae.jsonnet") in text
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_of_a_long_line_the_place_of_the_error_is_shown() -> None:
 VARIABLES = {"APP_SEED": "1", "APP_DIRECTORY": "somewhere"}
 SHIPPED = sorted(
     path.relative_to(CONFIGS)
-    for path in jsonnet.configurations(CONFIGS)
+    for path in layers.configurations(CONFIGS)
     if path.parent.name in ("configs", "quickstart", "countdown")
 )[::12]
 
@@ -176,7 +176,7 @@ def both_ways(monkeypatch: pytest.MonkeyPatch, *configs: str) -> dict[str, Any]:
     """The result, found alike with imports and without."""
     fast = load(configs, environ=VARIABLES).data
     with monkeypatch.context() as patch:
-        patch.setattr(jsonnet, "_evaluate_flattened", jsonnet._evaluate_with_imports)
+        patch.setattr(jsonnet, "evaluate_flattened", jsonnet._evaluate_with_imports)
         assert load(configs, environ=VARIABLES).data == fast
     return fast
 

@@ -11,7 +11,8 @@ import pytest
 from tests.support.shipped import CONFIGS, experiment_of, loaded, whole_configurations
 from treetune.config import lexer
 from treetune.config.explain import overridden
-from treetune.config.jsonnet import configurations, load, text_of
+from treetune.config.jsonnet import load
+from treetune.config.layers import configurations, text_of
 from treetune.models.pretrained import PretrainedModel
 from treetune.rollouts.selection import MixedGroups
 from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty

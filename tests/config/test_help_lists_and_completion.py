@@ -13,7 +13,7 @@ import pytest
 
 from treetune.cli import arguments as completion
 from treetune.cli.arguments import BY_NAME, COMMANDS, SHORT, overview, parse
-from treetune.config.jsonnet import find_file
+from treetune.config.layers import find_file
 from treetune.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -55,9 +55,9 @@ def test_the_first_help_fits_a_screen_and_leads_to_every_command(capsys: pytest.
     ]  # fmt: skip
     assert main(["help", "all"]) == 0
     everything = capsys.readouterr().out.replace(",", "").split()
-    assert {*BY_NAME} <= {*everything}
+    assert {SHORT.get(name, name) for name in COMMANDS} <= {*everything}
     assert main(["help", "data"]) == 0
-    assert "treetune --configs configs/tasks/math.jsonnet score_responses" in capsys.readouterr().out
+    assert "treetune score_responses --configs configs/tasks/math.jsonnet" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["help", "check"])
     assert capsys.readouterr().out.startswith("usage: treetune check ")
@@ -79,8 +79,11 @@ def test_a_short_name_is_the_command_whose_old_name_goes_on_working(short: str) 
     [
         (["--config", "a.jsonnet", "check_config"], "no option --config: did you mean --configs?"),
         (["--configs=a", "check_config", "--overide={}"], "no option --overide: did you mean --override?"),
-        (["--configs", "a", "chek_config"], "no command 'chek_config': did you mean check_config?"),
+        (["--configs", "a", "chek_config"], "no command 'chek_config': did you mean check?"),
         (["chek"], "no command 'chek': did you mean check?"),
+        (["train"], "no command 'train': did you mean run?"),
+        (["xyzzy"], "no command 'xyzzy': `treetune help` lists the commands"),
+        (["grpo.jsonnet"], "grpo.jsonnet is a file, and a command comes first: treetune run grpo.jsonnet"),
         (["report", "x", "--plan"], "no option --plan"),
         ([], "COMMAND"),
     ],
@@ -94,6 +97,39 @@ def test_a_slip_of_the_pen_is_told_what_was_meant(
     assert end.value.code == 2
     assert told in err
     assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        (["run", "a.jsonnet"], ["a.jsonnet"]),
+        (["run", "a.jsonnet", "b.yaml", "evaluate"], ["a.jsonnet", "b.yaml"]),
+        (["run", "evaluate", "a.jsonnet", "--ranks", "2", "b.jsonnet"], ["a.jsonnet", "b.jsonnet"]),
+        (["--configs", "a.jsonnet", "check", "b.jsonnet"], ["a.jsonnet", "b.jsonnet"]),
+        (
+            ["check", "b.jsonnet", "--configs=c.jsonnet", "--override", "d.jsonnet"],
+            ["b.jsonnet", "c.jsonnet"],
+        ),
+        (["explain", "a.jsonnet", "trainer.learning_rate"], ["a.jsonnet"]),
+        (["score_responses", "a.jsonnet", "--input", "b.json", "--output", "c.json"], ["a.jsonnet"]),
+        (["check", "grpo"], ["grpo"]),
+        (["--configs", "a.jsonnet,b.jsonnet", "run_iteration_loop"], ["a.jsonnet,b.jsonnet"]),
+    ],
+)
+def test_files_follow_a_command_as_well_as_the_option_and_keep_their_order(
+    words: list[str], files: list[str]
+) -> None:
+    options = parse(words)
+    assert options.configs == files
+    if "evaluate" in words:
+        assert options.what == "evaluate"
+    if options.command == "explain_config":
+        assert options.key == "trainer.learning_rate"
+
+
+def test_a_command_without_a_configuration_keeps_its_words() -> None:
+    assert parse(["view", "a.json"]).paths == ["a.json"]
+    assert parse(["parts", "credit"]).family == "credit"
 
 
 def test_version_says_what_runs(capsys: pytest.CaptureFixture[str]) -> None:

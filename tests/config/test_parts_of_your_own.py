@@ -150,10 +150,13 @@ def test_an_exception_in_a_module_is_told_with_file_and_line(
                 "own_shapes.triangle.Triangle",
             ],
         ),
-        (("@dataclass(frozen=True, kw_only=True)\n", ""), ["no frozen dataclass"]),
-        (("Triangle(Shape)", "Triangle"), ["no sub-class of Shape"]),
+        (
+            ("@dataclass(frozen=True, kw_only=True)\n", ""),
+            ["must be decorated with @dataclass(frozen=True, kw_only=True)"],
+        ),
+        (("Triangle(Shape)", "Triangle"), ["isn't a sub-class of Shape"]),
         (("corners: int", "corners: 'Corner'"), ["a field whose type can't be read"]),
-        (("corners: int", "corners: memoryview"), ["no type of a configuration's values"]),
+        (("corners: int", "corners: memoryview"), ["can't be the type of a configuration's values"]),
     ],
 )
 def test_a_module_whose_part_is_none_is_told_what_is_wrong_with_it(
@@ -188,7 +191,7 @@ class Triangle(Polygon):
 def test_a_part_without_a_method_that_its_base_class_leaves_to_it_is_told_which(here: Path) -> None:
     write(here, f"{STUBS}\n    def korner(self, number): ...\n")
     text = told()
-    assert "shape 'triangle' (own_shapes/triangle.py) lacks what every shape has" in text
+    assert "shape 'triangle' (own_shapes/triangle.py) is missing methods that every shape has" in text
     assert "write corner(self, number) in class Triangle" in text
 
 

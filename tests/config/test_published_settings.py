@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.shipped import CONFIGS, experiment_of
 from treetune.config.build import build
-from treetune.config.jsonnet import configurations, load
+from treetune.config.jsonnet import load
+from treetune.config.layers import configurations
 from treetune.config.registrable import Registrable
 from treetune.domains.graders.judge import JudgeGrader
 from treetune.domains.graders.math import MathGrader
@@ -50,6 +51,8 @@ OTHER_REWARDS = ["threadweaver/parallel_readme", "threadweaver/parallel_sequenti
 COUNTDOWN = [f"countdown/qwen2.5-3b{name}" for name in ("_grpo", "-instruct_grpo", "-instruct_rl2")]
 ROWS = {"math": 54400, "codegen": 18040, "logic": 6301, "simulation": 3700, "table": 5800, "stem": 3600}
 """Training rows of each domain in Guru, as the names of its files round them."""
+OWN = {"guru/3b_ppo_math"}
+"""Experiments of published systems whose settings are not published."""
 GURU = ["guru/7b_grpo", "guru/32b_grpo", "guru/32b_ppo", *(f"guru/dapo_7b_{domain}" for domain in ROWS)]
 
 
@@ -99,7 +102,7 @@ def test_no_section_and_no_experiment_is_left_out() -> None:
     assert {path.stem for path in CONFIGS.glob("*.jsonnet")} == {*PAPER, *SFT}
     for folder in ("spo", "guru"):
         there = {f"{folder}/{path.stem}" for path in configurations(CONFIGS / folder)}
-        assert there == {name for name in names if name.startswith(folder)}
+        assert there - OWN == {name for name in names if name.startswith(folder)}
 
 
 # The paper's

@@ -11,7 +11,7 @@ from tests.support.shipped import CONFIGS, ROOT, loaded, whole_configurations
 from treetune import main as command_line
 from treetune.config import lexer
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import configurations, relative
+from treetune.config.layers import configurations, relative
 
 VINEPPO = "configs/quickstart/vineppo.jsonnet"
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120
@@ -45,7 +45,9 @@ def test_a_shipped_configuration_is_right(
 ) -> None:
     for variable in external_variables():
         monkeypatch.setenv(variable, "1")
-    assert command_line.main(["--configs", name, "check_config"]) == 0, capsys.readouterr().err
+    assert command_line.main(["--configs", name, "check_config", "--config-only"]) == 0, (
+        capsys.readouterr().err
+    )
 
 
 def test_the_quickstart_is_among_them() -> None:

@@ -29,7 +29,9 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("command", [["--help"], [*VINEPPO, "print_config"], [*VINEPPO, "check_config"]])
+@pytest.mark.parametrize(
+    "command", [["--help"], [*VINEPPO, "print_config"], [*VINEPPO, "check_config", "--config-only"]]
+)
 def test_nothing_heavy_is_imported_before_a_run_begins(command: list[str], tmp_path: Path) -> None:
     script = (
         f"import runpy, sys, json; sys.argv = {[str(MAIN), *command]!r}\n"

@@ -161,7 +161,7 @@ def test_requests_that_come_to_nothing_are_told_and_the_others_are_kept(
         SampleQuestion(row, 0, 7, Problem(str(row), prompt, "")) for row, prompt in enumerate(prompts)
     ]
     policy, shard = AtAddresses(addresses=(address,)), AskingShard(0, tmp_path, 0)
-    told = pytest.raises(RuntimeError, match=r"^1 requests came to nothing; the others are kept")
+    told = pytest.raises(RuntimeError, match=r"^1 requests failed; the other answers are kept")
     with policy.opened(SamplingParams(64), shard) as ask, told:
         ask(questions, lambda question, _: kept.add(question.row))
     assert kept == {0, 2}
@@ -182,7 +182,7 @@ def test_killed_jobs_and_a_killed_command_change_nothing(work: Work, undisturbed
     assert work.written() == undisturbed.written()
     # Only what was under way when a process died was asked for again: two requests of two jobs, twice.
     assert work.asked <= total + 8
-    assert "another job goes on" in work.log and "signal 9" in work.log
+    assert "another job continues" in work.log and "signal 9" in work.log
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_a_job_that_falls_silent_is_ended_and_another_goes_on(work: Work) -> Non
         work.wait_for_answers(2)
         work.oracle.seconds = 0.0
         assert command.wait(180) == 0
-    assert "has shown nothing for" in work.log
+    assert "has made no progress for" in work.log
     assert work.asked == 40 * SAMPLES + 2, "two were under way when it fell silent"
 
 
@@ -331,7 +331,7 @@ def test_on_slurm_a_lost_task_is_submitted_again_and_a_lost_command_watches_on(
     assert submitted() == [first, again], "running tasks were found again"
     assert work.asked <= 40 * SAMPLES + 2
     assert "job 1_0 ended as NODE_FAIL, exit code 0:9" in work.log
-    assert "jobs of an earlier command go on" in work.log
+    assert "jobs of an earlier command are still running" in work.log
     assert "Unable to contact slurm controller" in work.log
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.documents import Document
 from tests.support.many_runs import run_each
+from treetune.config.jsonnet import load
 from treetune.main import main
 
 ONE_ITERATION = """{
@@ -31,6 +33,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new(name: str, data: str, model: str, method: str, hardware: str, *more: str) -> int:
+    """Runs the command, and returns its exit code."""
     options = {"name": name, "data": data, "model": model, "method": method, "hardware": hardware}
     return main(["new", *(word for key, value in options.items() for word in (f"--{key}", value)), *more])
 
@@ -58,20 +61,53 @@ def test_own_rows_are_looked_at_and_three_answers_graded_before_anything_is_trai
 ) -> None:
     assert new("mine", "rows.jsonl", "tiny", "sft", "in_process") == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "rows.jsonl: 60 rows; the problem is 'question', the gold 'answer'"
-    assert [line.split()[:2] for line in said[2:5]] == [
+    assert said[0] == "rows.jsonl: 60 rows; the problem is 'question', the reference answer 'answer'"
+    assert said[1].startswith("note: 6 test problems are few")
+    assert [line.split()[:2] for line in said[3:6]] == [
         ["1.0", "(ok)"],
         ["0.0", "(ok)"],
         ["0.0", "(no_answer)"],
     ]
-    assert said[-3:] == [f"  treetune {one} --configs sft.jsonnet" for one in ("check", "plan", "run")]
+    assert said[-3:] == [f"  treetune {command} sft.jsonnet" for command in ("check", "plan", "run")]
     files = {path.name for path in Path("mine").iterdir()}
     assert files >= {"README.md", "sft.jsonnet", "reward.py", "train.jsonl", "test.jsonl", "examples.jsonl"}
     rows = [len(Path("mine", f"{name}.jsonl").read_text().splitlines()) for name in ("train", "test")]
     assert rows == [54, 6]
-    config = Path("mine/sft.jsonnet").read_text()
-    assert '"rows": 48' in config and '"longest_gold": 21' in config
-    assert '"alphabet": "\\n #+.0123456789?Ieimorst"' in config
+    config = load(["mine/sft.jsonnet"]).data
+    assert config["task"]["train"] == ["train.jsonl"] and config["task"]["validation_size"] == 6
+    assert config["model"]["alphabet"] == "\n #+.0123456789?Ieimorst"
+    assert config["evaluation"]["rollout"]["max_tokens"] == len("It is 4 more.\n#### 63") + 16
+
+
+def test_the_file_shows_what_one_edits_with_values_that_suit_the_rows() -> None:
+    assert new("mine", "rows.jsonl", "Qwen/Qwen2.5-1.5B-Instruct", "grpo", "gpu") == 0
+    text = Path("mine/grpo.jsonnet").read_text()
+    for key in (
+        "train:", "test:", "prompt:", "grader:", "model:", "max_tokens:", "context_length:", "samples:",
+        "iterations:", "problems_per_iteration:", "learning_rate:", "minibatch_size:", "prompt_tokens:",
+    ):  # fmt: skip
+        assert key in text, key
+    config = load(["mine/grpo.jsonnet"]).data
+    assert config["task"]["name"] == "mine"
+    # 48 rows are left to train on.
+    assert config["iterations"] * config["problems_per_iteration"] <= 10 * 48
+    answers = config["problems_per_iteration"] * config["rollout"]["samples"]
+    assert answers % config["trainer"]["minibatch_size"] == 0
+
+
+def test_what_has_a_default_is_not_asked_for_and_a_name_with_a_space_is_quoted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(["new", "--name", "my exp", "--data", "rows.jsonl"]) == 0
+    assert "  cd 'my exp'\n" in capsys.readouterr().out
+    assert main(["new", "--data", "rows.jsonl"]) == 2
+    assert "stdin is not a terminal: pass --name" in capsys.readouterr().err
+
+
+def test_a_large_model_on_a_cpu_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert new("mine", "rows.jsonl", "someone/model-7b", "grpo", "cpu") == 0
+    assert "7.0 billion weights: on a CPU, an iteration takes hours" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -87,7 +123,7 @@ def test_models_methods_and_hardware_go_together_and_own_fields_are_taken(
     model: str, method: str, hardware: str
 ) -> None:
     assert new("mine", "rows.csv", model, method, hardware, "--fields", "text,number") == 0
-    assert len(Path(f"mine/{method}.jsonnet").read_text().splitlines()) <= 24
+    assert load([f"mine/{method}.jsonnet"]).data["task"]["gold_field"] == "number"
 
 
 @pytest.mark.parametrize(
@@ -95,31 +131,22 @@ def test_models_methods_and_hardware_go_together_and_own_fields_are_taken(
     [
         (
             {"data": "rows.csv", "method": "sft"},
-            "problem and gold? Give --fields PROBLEM,GOLD of 'id'",
+            "which fields hold problem and answer: give --fields PROBLEM,ANSWER of 'id'",
         ),
         ({"data": "addition_chan"}, "addition_chain.jsonnet"),
-        ({"method": "vinepo"}, "vineppo.jsonnet"),
-        ({"hardware": "tpu"}, "in_process, cpu or gpu"),
+        ({"method": "vinepo"}, "did you mean vineppo?"),
+        ({"hardware": "tpu"}, "give in_process, cpu, gpu"),
         ({"data": "none.jsonl"}, "there is no file none.jsonl"),
-        ({"name": "rows.csv"}, "is there already"),
+        ({"name": "rows.csv"}, "exists already"),
+        ({"name": "../x"}, "--name: '../x' is no name for a folder"),
+        ({"model": "tinny"}, "nor owner/name: did you mean tiny?"),
     ],
 )
 def test_a_wrong_answer_is_told_what_would_be_right_and_no_folder_is_left(
-    answers: dict[str, str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    answers: dict[str, str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(Path().iterdir())
-    monkeypatch.setattr("builtins.input", lambda question: answers.get(question.partition(":")[0], ""))
-    assert main(["new"]) == 2
+    options = [word for key, value in ({"name": "first"} | answers).items() for word in (f"--{key}", value)]
+    assert main(["new", *options]) == 2
     assert told in capsys.readouterr().err
     assert sorted(Path().iterdir()) == before
-
-
-def test_where_nobody_answers_the_option_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def closed(question: str) -> str:
-        raise EOFError
-
-    monkeypatch.setattr("builtins.input", closed)
-    assert main(["new", "--name", "x"]) == 2
-    assert "give --data" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_another_inputs_output_is_refused(source: Path, output: Path, tmp_path: 
     score_responses(Gsm8k(), source, output, workers=1)
     with pytest.raises(ValueError, match=r"out.jsonl:1 is another answer than .*other.jsonl:1"):
         score_responses(Gsm8k(), write(tmp_path / "other.jsonl", ROWS[::-1]), output, workers=1)
-    with pytest.raises(ValueError, match=r"rows.jsonl:1 is no graded row: name another output"):
+    with pytest.raises(ValueError, match=r"rows.jsonl:1 isn't a graded row: name another output"):
         score_responses(Gsm8k(), source, write(tmp_path / "rows.jsonl", ROWS), workers=1)
 
 
@@ -96,7 +96,7 @@ def test_what_nobody_could_grade_earns_nothing_and_no_zero(output: Path, tmp_pat
     scored = score_responses(task, source, output, workers=1)
     assert {(row["outcome"], row["reward"]) for row in read(output)} == {("unavailable", None)}
     assert (scored.unavailable, scored.correct, scored.failed) == (4, 0, 0)
-    assert "nobody could grade" in str(scored)
+    assert "could not be graded" in str(scored)
 
 
 def test_what_nobody_could_grade_is_graded_again_and_the_others_are_not(

@@ -10,7 +10,8 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
-from treetune.config.jsonnet import configurations, load
+from treetune.config.jsonnet import load
+from treetune.config.layers import configurations
 from treetune.data.expansions import code_tests
 from treetune.data.pipelines import DataPipeline, PrepareData
 from treetune.main import main
@@ -21,7 +22,7 @@ DATA = configurations(ROOT / "configs" / "data")
 
 @pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)
 def test_a_data_set_is_right_and_called_by_its_file(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--configs", str(path), "check_config"]) == 0, capsys.readouterr().err
+    assert main(["--configs", str(path), "check_config", "--config-only"]) == 0, capsys.readouterr().err
     source = load([str(path)], ()).data["data_source"]
     assert path.stem == source
 

@@ -113,10 +113,10 @@ def test_a_judge_that_is_down_is_noted_at_the_start_and_told_with_a_grade(
         "(import 'quickstart/grpo.jsonnet') +"
         f" {{task+: {{grader: {json.dumps({'type': 'judge', 'endpoint': endpoint})}}}}}"
     )
-    assert main(["--configs", str(config), "check_config"]) == 0
+    assert main(["--configs", str(config), "check_config", "--config-only"]) == 0
     assert "judge" not in capsys.readouterr().err
     judge.close()
-    assert main(["--configs", str(config), "check_config"]) == 0
+    assert main(["--configs", str(config), "check_config", "--config-only"]) == 0
     note = " ".join(capsys.readouterr().err.split())
     assert f"the judge at {part.endpoint.base_url} is not there now (Connection refused)" in note
     (grade,), _ = grades(part, "It is 7")
@@ -279,7 +279,14 @@ def test_a_journal_with_lines_that_are_none_is_read_as_far_as_it_goes(judge: Sta
 def test_check_says_that_a_judge_is_down(judge: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     endpoint = f"{{ base_url: '{judge.base_url}', model: 'm' }}"
     override = f"{{ task+: {{ grader: {{ type: 'judge', endpoint: {endpoint} }} }} }}"
-    arguments = ["--configs", "configs/quickstart/ppo.jsonnet", "--override", override, "check"]
+    arguments = [
+        "--configs",
+        "configs/quickstart/ppo.jsonnet",
+        "--override",
+        override,
+        "check",
+        "--config-only",
+    ]
     assert main(arguments) == 0
     assert "is not there now" not in capsys.readouterr().err
     judge.close()

@@ -177,7 +177,7 @@ def test_as_many_rewards_as_there_are_not_turns_are_an_error() -> None:
 
 FAILURES = {
     "nan": ("error", "finite number"),
-    "two": ("error", "a list of one (or"),
+    "two": ("error", "a list with one number (or"),
     "raises": ("error", "KeyError: 'level'"),
     "hangs": ("timeout", "no result within 2 s"),
     "dies": ("error", "ended with exit code 3"),

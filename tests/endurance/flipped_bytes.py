@@ -1,6 +1,6 @@
 """Flips single bytes in the files of a finished run, and looks what those who read them make of it.
 
-    python tests/endurance/flipped_bytes.py [--flips 500] [--seed 1] [--output docs/results/flipped_bytes.md]
+    python tests/endurance/flipped_bytes.py [--flips 500] [--seed 1] [--output FILE.md]
 
 A small run with an evaluation is trained, sampled in its own process. Each flip changes a random bit of one
 file in a copy of it, each kind of file as often. Then its report is written, the viewer's pages are made, it

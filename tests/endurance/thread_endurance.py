@@ -1,6 +1,6 @@
 """Ten thousand answers with threads, one after the other through one server, which is killed on the way.
 
-    python tests/endurance/thread_endurance.py [--answers 10000] [--output docs/results/thread_endurance.md]
+    python tests/endurance/thread_endurance.py [--answers 10000] [--output FILE.md]
 
 A model whose probabilities are known (tests/support/bigram_model.py) answers on the real server, first
 undisturbed and then with its engine process killed by SIGKILL once half of the calls are in. Both have to

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Watches a run in the viewer while it is killed and goes on: does the page ever show a number that isn't so?
 
-    python tests/endurance/viewer_watched.py [--kills 3] [--seed 1] [--output docs/results/viewer_watched.md]
+    python tests/endurance/viewer_watched.py [--kills 3] [--seed 1] [--output FILE.md]
 
 The small experiment (VinePPO, an evaluation after each iteration) is carried out by a real run, which samples
 by itself in place of a server (`treetune.engine.in_process`), and is killed with `kill -9` at random

@@ -34,7 +34,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import treetune.parts  # noqa: E402, F401  (registers them)
 from treetune.config import schema  # noqa: E402
-from treetune.config.jsonnet import CONFIGS, configurations, load  # noqa: E402
+from treetune.config.jsonnet import load  # noqa: E402
+from treetune.config.layers import CONFIGS, configurations  # noqa: E402
 from treetune.main import main as carry_out  # noqa: E402
 from treetune.runtime.base import Runtime  # noqa: E402
 
@@ -158,7 +159,7 @@ def types() -> Iterator[Mutation]:
         if isinstance(one.value, bool):
             wrong = "'yes'"
         elif isinstance(one.value, int | float):
-            wrong = "'many'" if "a text" not in words else "[1]"
+            wrong = "'many'" if "a string" not in words else "[1]"
         elif isinstance(one.value, str) and one.path[-1] != "type":
             wrong = "{}" if "number" in words else "7"
         elif isinstance(one.value, dict | list):
@@ -381,7 +382,7 @@ def main() -> int:
 HEAD = """# Wrong configurations
 
 Single changes of shipped configurations, each of which can't be meant, through `check_config`:
-`python tests/endurance/wrong_configurations.py --output docs/results/mutations.md`. *Refused* is with the key
+`python tests/endurance/wrong_configurations.py --output FILE.md`. *Refused* is with the key
 (or file), the place that set it, and a remedy, for every mistake that is told; *vague* has less.
 """
 

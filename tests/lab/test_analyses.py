@@ -237,7 +237,7 @@ def test_an_experiment_without_checkpoints_or_with_another_configuration_says_so
 ) -> None:
     shutil.rmtree(base / "group" / "checkpoints")
     assert analyse(base, "group", VALUES)[0] == 1
-    assert "has no checkpoint: run_iteration_loop makes them" in capsys.readouterr().out
+    assert "has no checkpoint: train the experiment with `treetune run` first" in capsys.readouterr().out
     with pytest.raises(ValueError, match="holds no experiment"):
         analyse(base, "another", VALUES)
     config = experiment(base, "group", VALUES)

@@ -147,12 +147,19 @@ def test_an_own_credit_that_leaves_out_an_answer_is_told_with_the_problem() -> N
         def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
             return rewards[1:]
 
-    with pytest.raises(ValueError, match=r"Short, problem '.*': 1 advantages for 2 answers"):
+    words = r"Short, problem '.*': advantages\(\) returned 1 value; return one number per answer \(2\)"
+    with pytest.raises(ValueError, match=words):
         mdp.credited(Short(), group([RIGHT, WRONG]))
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [(None, "no len"), (["a", "b"], "'a'"), ([None, 1.0], "NoneType")]
+    ("given", "said"),
+    [
+        (None, r"advantages\(\) returned None; return one number per answer \(2\)"),
+        (0.5, r"advantages\(\) returned 0.5; return one number per answer \(2\)"),
+        (["a", "b"], "'a'"),
+        ([None, 1.0], "NoneType"),
+    ],
 )
 def test_an_own_credit_that_gives_no_numbers_is_told_with_the_problem(given: Any, said: str) -> None:
     class Wrong(GroupCredit):
@@ -244,7 +251,7 @@ def test_a_problem_with_too_few_graded_answers_for_its_credit_is_left_out_whole_
         kept, metrics = unavailable.graded(context, trees, credit)
         assert (len(answers_of(kept)), metrics) == (left, told)
     assert said == [
-        "iteration 4: 1 problems are left out, since fewer than 2 of their answers could be graded"
+        "iteration 4: 1 problems are left out, because fewer than 2 of their answers could be graded"
     ]
 
 

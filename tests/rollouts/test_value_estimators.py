@@ -341,7 +341,7 @@ def test_values_that_do_not_fit_the_states_are_refused(found: Any) -> None:
 
 
 def test_an_estimator_says_whether_it_is_unbiased_or_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"'silent', .*Silent .*doesn't say `unbiased`"):
+    with pytest.raises(TypeError, match=r"'silent', .*Silent .*doesn't set `unbiased`"):
 
         @ValueEstimator.register("silent")
         class Silent(ValueEstimator):

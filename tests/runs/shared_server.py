@@ -14,7 +14,7 @@ from safetensors.torch import load
 from tests.runs.in_process import directory_of, weights_of
 from treetune.config.build import build
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import Config
+from treetune.config.layers import Config
 from treetune.engine.base import Engine, EngineLaunch, Tolerance
 from treetune.engine.engine import start_engine
 from treetune.engine.settings import Engines, EngineSettings

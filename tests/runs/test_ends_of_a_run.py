@@ -25,10 +25,9 @@ def test_a_run_that_is_stopped_while_it_samples_says_so_in_one_line(tmp_path: Pa
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=300)
     lines = errors.splitlines()
-    assert len(lines) == 4, errors
-    way, begun, first, last = lines
-    assert way.startswith("new weights go to the engine by file")
-    assert begun == "60 training problems, 2 iterations"
+    assert len(lines) == 3, errors
+    begun, first, last = lines
+    assert begun == f"starting {tmp_path / 'small'}: 60 training problems, 2 iterations"
     assert first.startswith("iteration 1/2")
     assert (last, process.returncode) == (said, 130)
     log = (tmp_path / "small" / "logs" / "run.log").read_text()
@@ -63,7 +62,7 @@ def test_the_exit_code_is_the_runs_whatever_is_killed(tmp_path: Path) -> None:
 
 def test_a_wrong_configuration_is_told_once_before_any_rank_is_started() -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "src/treetune/main.py", "run", "--num_gpus", "2", "--configs"]
+        [sys.executable, ROOT / "src/treetune/main.py", "run", "--ranks", "2", "--configs"]
         + ["configs/quickstart/sft.jsonnet", "--override", "{ trainer+: { learning_rat: 1 } }"],
         cwd=ROOT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
@@ -76,7 +75,7 @@ def test_ranks_are_the_gpus_that_were_handed_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("NUM_GPUS", raising=False)
     assert (ranks_here(), ranks_here(1)) == (2, 1)
     monkeypatch.setenv("NUM_GPUS", "3")
-    with pytest.raises(ValueError, match=r"is 3, and CUDA_VISIBLE_DEVICES=4,6 are 2 GPUs"):
+    with pytest.raises(ValueError, match=r"3 ranks .* and CUDA_VISIBLE_DEVICES=4,6 are 2 GPUs"):
         ranks_here()
     monkeypatch.setenv("NUM_GPUS", "two")
     with pytest.raises(ValueError, match="NUM_GPUS is 'two'"):
@@ -84,6 +83,17 @@ def test_ranks_are_the_gpus_that_were_handed_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("NUM_GPUS")
     assert ranks_here() == 1, "none: the CPU"
+    assert ranks_here(ranks=2) == 2, "two processes on the CPU, where they are asked for as such"
+
+
+@pytest.mark.parametrize("wanted", [1, 4])
+def test_gpus_that_are_asked_for_and_not_there_are_refused(
+    wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("NUM_GPUS", raising=False)
+    with pytest.raises(ValueError, match=rf"--num_gpus is {wanted}, and .*--ranks {wanted} for"):
+        ranks_here(wanted)
 
 
 @pytest.mark.parametrize("names", ["GPU-8f3c-1,GPU-8f3c-2", "MIG-7a11"])

@@ -154,7 +154,7 @@ TOO_MANY = Evaluation(sets=(EvaluationSet(split="test", problems=11),))
     [
         ("run_iteration_loop", TOO_MANY, "asks for 11 problems of the test split, which has 10"),
         ("run_evaluation", TOO_MANY, "asks for 11 problems of the test split, which has 10"),
-        ("run_evaluation", SETS, "no checkpoint to evaluate: start the run first"),
+        ("run_evaluation", SETS, "no checkpoint to evaluate: train the experiment with `treetune run` first"),
         ("run_evaluation_on_baseline", Evaluation(), r"no evaluation sets: add e\.g\. evaluation\+"),
     ],
 )

@@ -39,9 +39,9 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 def test_a_run_on_a_full_disk_says_so_once(tmp_path: Path, size: str) -> None:
     with small_disk(tmp_path, size) as disk:
         done = subprocess.run(
-            [sys.executable, ROOT / "src/treetune/main.py", "run", "--num_gpus", "1"]
+            [sys.executable, ROOT / "src/treetune/main.py", "run", "--ranks", "1"]
             + ["--configs", ROOT / "tests/support/small_supervised.jsonnet"]
-            + ["--override", "{problems_per_iteration: 200, checkpoints: {every: 6}}"],
+            + ["--override", "{problems_per_iteration: 200, checkpoints: {every: 6}, plan: {check: false}}"],
             env=os.environ | {"APP_DIRECTORY": str(disk), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,

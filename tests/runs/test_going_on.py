@@ -159,7 +159,7 @@ def test_what_would_have_trained_otherwise_is_refused_by_name_with_both_values(
 ) -> None:
     path = directory_of(stored).path
     before = {file: file.read_bytes() for file in path.rglob("*.json")}
-    with pytest.raises(ValueError, match=r"another configuration: (.|\n)*Nothing was changed") as told:
+    with pytest.raises(ValueError, match=r"another configuration: (.|\n)*was not changed") as told:
         train(stored, **changed(**keys))
     assert words in str(told.value)
     assert {file: file.read_bytes() for file in path.rglob("*.json")} == before

@@ -69,6 +69,9 @@ def dictionary(response, gold):
 def dies(response, gold):
     os._exit(3)
 
+def forgets(response, gold):
+    response == gold
+
 def sometimes(response, problem):
     if problem.id.endswith(("0", "1", "2", "3", "4")):
         raise KeyError(problem.id)
@@ -101,8 +104,8 @@ def graded_by(base: Path, name: str, **changes: Any) -> PolicyIteration:
     [
         ("raises", "ZeroDivisionError: division by zero"),
         ("awaits", "ConnectionError: nobody listens"),
-        ("text", "should return a finite number, a list of one .* not 'good'"),
-        ("dictionary", r"not {'accuracy': 1.0}"),
+        ("text", "returned 'good': return a finite number, .* a dict with a 'score' key"),
+        ("dictionary", r"returned {'accuracy': 1.0}: return a finite number"),
         ("dies", "process"),
     ],
 )
@@ -112,6 +115,17 @@ def test_a_function_that_fails_on_all_answers_ends_the_run(
     config = graded_by(tmp_path, name)
     words = rf"1: grading failed on 8 of 8 answers, .* the first, to the problem 'train/\d+': .*{why}"
     with pytest.raises(NothingGraded, match=words):
+        train(config)
+    assert not (directory_of(config).iteration(0) / "trajectories.arrow").exists()
+
+
+def test_a_function_that_returns_none_for_all_answers_ends_the_first_iteration(
+    rewards: None, tmp_path: Path
+) -> None:
+    config = graded_by(tmp_path, "forgets")
+    with pytest.raises(
+        NothingGraded, match=r"reward function returned None for all [4-8] answers.* Return a number"
+    ):
         train(config)
     assert not (directory_of(config).iteration(0) / "trajectories.arrow").exists()
 
@@ -385,7 +399,7 @@ def test_who_lets_a_models_programs_run_without_a_sandbox_is_told_so_at_every_st
     grader = "{ type: 'cruxeval', sandbox: { type: 'unsafe_local' } }"
     task = f"{{ directory: '{tmp_path}', task: {{ type: 'short_programs', grader: {grader} }} }}"
     given = ["--configs", "configs/quickstart/grpo.jsonnet", "--override", task]
-    assert main([*given, "check_config"]) == 0
+    assert main([*given, "check_config", "--config-only"]) == 0
     assert "unsafe_local" in capsys.readouterr().err
     assert without_sandbox({"domains": [{"x": 1}, {"grader": {"sandbox": UNSAFE}}]}) == [
         "domains.1.grader.sandbox"

@@ -13,7 +13,8 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
 from tests.runs.shared_server import built, largest_move, train_with
-from treetune.config.jsonnet import CONFIGS, configurations, load
+from treetune.config.jsonnet import load
+from treetune.config.layers import CONFIGS, configurations
 from treetune.engine.settings import InProcessSettings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory

@@ -34,7 +34,7 @@ case "$*" in
 esac
 """
 TREETUNE = """#!/bin/bash
-case "$*" in *print_config) echo "{\\"directory\\": \\"${DIRECTORY:-experiments}\\"}"; exit ;; esac
+case "$*" in print_config*) echo "{\\"directory\\": \\"${DIRECTORY:-experiments}\\"}"; exit ;; esac
 echo "treetune $* APP_SEED=$APP_SEED" >>"$CALLS"
 case "$*" in report*) echo "a note"; echo "report.html" ;; esac
 case "$*" in *"$FAIL_AT"*) [ -z "$FAIL_AT" ] || exit 7 ;; esac
@@ -255,7 +255,7 @@ def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Che
     sft, vineppo, table, report = commands(checkout.asked())
     assert sft == "treetune run --configs configs/quickstart/sft.jsonnet APP_SEED=3"
     assert vineppo == "treetune run --configs configs/quickstart/vineppo.jsonnet APP_SEED=3"
-    assert table.startswith("treetune --configs configs/tables/quickstart.jsonnet make_table ")
+    assert table.startswith("treetune make_table --configs configs/tables/quickstart.jsonnet ")
     assert report.startswith("treetune report elsewhere/quickstart/sft elsewhere/quickstart/vineppo ")
     page, terminal, browser = done.stdout.splitlines()[-3:]
     assert page == f"report:        {checkout.path / 'report.html'}"

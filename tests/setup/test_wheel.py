@@ -22,11 +22,11 @@ BASE = [canonicalize_name(Requirement(line).name) for line in PROJECT["dependenc
 COMMANDS = (
     "--version",
     "list_parts",
-    "--configs configs/quickstart/vineppo.jsonnet check_config",
+    "check --config-only --configs configs/quickstart/vineppo.jsonnet",
     "--configs configs/quickstart/grpo.jsonnet print_config",
     "--configs configs/tables/quickstart_methods.jsonnet check_config",
     "--configs configs/polIter_rho1bSft2_vineppo_MATH.jsonnet plan --gpus 4 --memory 80",
-    "--configs examples/own_parts/rank.jsonnet check",
+    "--configs examples/own_parts/rank.jsonnet check --config-only",
     "schema",
     "new --name first --data addition_chain --model tiny --method vineppo --hardware in_process",
     "new --name mine --data rows.csv --model tiny --method grpo --hardware in_process",

@@ -73,7 +73,7 @@ class Experiment:
             line = [str(tools / "deepspeed"), "--no_local_rank", f"--num_gpus={self.ranks}"]
             line += [f"--master_port={_free_port()}", main, command]
         else:
-            line = [sys.executable, main, "run", command, f"--num_gpus={self.ranks}"]
+            line = [sys.executable, main, "run", command, f"--ranks={self.ranks}"]
         line += ["--configs", str(self.config)]
         for text in overrides:
             line += ["--override", text]

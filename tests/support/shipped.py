@@ -12,7 +12,8 @@ from treetune.config.build import build
 from treetune.config.catalogue import entries
 from treetune.config.errors import ConfigIssue
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import Config, load
+from treetune.config.jsonnet import load
+from treetune.config.layers import Config
 from treetune.exceptions import ConfigError
 from treetune.runtime.base import PolicyIteration, Runtime
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import treetune.parts  # noqa: F401  (registers them)
 from tests.view.report import fabricated
-from treetune.config.jsonnet import Config, Layer, load
+from treetune.config.jsonnet import load
+from treetune.config.layers import Config, Layer
 from treetune.tables.columns import MeasuredColumn
 from treetune.tables.launch import Launcher
 from treetune.tables.runs import TableRuns

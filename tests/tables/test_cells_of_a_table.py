@@ -216,7 +216,7 @@ def test_launch_lines_say_what_goes_first_and_what_is_set(tmp_path: Path) -> Non
     assert lines[0].startswith("# now") and lines[3].startswith("# when those above")
     assert len(lines) == 2 + 6
     assert f"APP_SEED=1 APP_DIRECTORY={tmp_path}/seed-1 OMP_NUM_THREADS=3 python -u" in lines[1]
-    assert " run --num_gpus=2 " in lines[1] and lines[1].endswith("--configs sft run_iteration_loop")
+    assert " run --ranks=2 " in lines[1] and lines[1].endswith("--configs sft run_iteration_loop")
     assert """--configs vine --override '{ it: '"'"'is'"'"' }' run_iteration_loop""" in lines[5]
     alone = launch_lines(plan, Launcher(ranks=1, threads=3))
     assert "OMP_NUM_THREADS=3 python -u" in alone[1] and " run " not in "".join(alone)
@@ -247,7 +247,7 @@ def test_a_slurm_script_submits_one_wave_after_the_other(tmp_path: Path) -> None
     assert first == f"--parsable --array=0-1 --partition=gpu {script}"
     assert second == f"--parsable --dependency=afterany:100 --array=2-5 --partition=gpu {script}"
     (task,) = run(SLURM_ARRAY_TASK_ID="3")
-    assert task.startswith("1 -u ") and " run --num_gpus=2 " in task
+    assert task.startswith("1 -u ") and " run --ranks=2 " in task
     assert task.endswith("--configs vine --override { it: 'is' } run_iteration_loop")
     assert "#SBATCH --cpus-per-task=6" in text
 

@@ -215,7 +215,7 @@ def test_bad_rows_can_be_left_out_and_missing_files_and_splits_are_told(tmp_path
         Gsm8k(validation_size=None).problems("validation")
     there, missing = file(tmp_path / "a.jsonl", 1), str(tmp_path / "b.jsonl")
     task = Gsm8k(train=(there, missing), test=(there,))
-    assert missing_requirements([task]) == [f"the task reads {missing}, which isn't there yet"]
+    assert missing_requirements([task]) == [f"there is no file {missing} (looked for in {Path.cwd()})"]
 
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "math500" / "test.jsonl"

@@ -19,7 +19,7 @@ class Rank(GroupCredit):
 
     only_winners: bool = False
 
-    # What it expects of other parts: `check_config` holds an experiment to it.
+    # What it expects of other parts: `treetune check` compares an experiment with it.
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""The command line's grammar: options of all commands, commands, their help, misspellings, completion."""
+"""The grammar of the command line: commands, their options and help, misspellings, completion."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import importlib.metadata
 import platform
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -40,19 +41,26 @@ GROUP = "treetune.commands"
 
 
 def _commands() -> dict[str, Command]:
+    """Returns all commands by their names, those of installed packages included."""
     modules: list[Any] = [experiments, configuration, *OWN_MODULES]
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.dist is not None and entry.dist.name == "treetune":
             continue  # an installation of version 0.1, which named its own modules here
         try:
             modules.append(entry.load())
-        except Exception as error:  # somebody's package is told, and ends no other command
+        except Exception as error:  # a broken package mustn't end other commands
             print(f"note: the commands of {entry.value} can't be loaded: {error}", file=sys.stderr)
-    return {command.name: command for module in modules for command in [*module.COMMANDS, *HELP]}
+    commands: dict[str, Command] = {}
+    for module in modules:
+        for command in module.COMMANDS:
+            commands[command.name] = command
+    for command in HELP:
+        commands[command.name] = command
+    return commands
 
 
 def show_help(options: argparse.Namespace) -> int:
-    """Prints a command's help, a group's commands with their examples, everything, or one screen."""
+    """Prints the help of a command, of a group of commands with their examples, of all, or the overview."""
     topic, groups = options.topic, _groups()
     if topic in BY_NAME:
         grammar(topic).parse_args([topic, "--help"])  # ends the program
@@ -73,20 +81,24 @@ HELP = (
     Command(
         "help",
         show_help,
-        "what a command or a group of commands is for; `all`: everything",
-        "Shows the help of a command, the commands of a group with an example of each, or all commands.",
+        "show the help of a command, of a group of commands, or of all",
+        "Shows the help of a command, the commands of a group with their examples, or all commands.",
         ("treetune help data", "treetune help check", "treetune help all"),
         (Argument("topic", {"nargs": "?", "metavar": "COMMAND|GROUP|all"}),),
     ),
 )
 GROUPS = {
-    "first": "run run_evaluation check_config explain_config list_parts configs plan doctor new",
-    "look": "view watch report bisect_runs replay fork arena credit_worth",
+    "basics": "run run_evaluation check_config explain_config list_parts configs plan doctor new",
+    "inspect": "view watch report bisect_runs replay fork arena credit_worth",
     "tables": "make_table reproduce_table run_analyzers compare_analyses",
     "data": "prepare_data estimate_difficulty filter_data score_responses export_rows make_threads",
     "share": "certify verify model_card push_to_hub export_evaluation export_notes chat_template",
 }
-"""Under which headings help lists commands; under "more" all others, those of other packages too."""
+"""The headings under which help lists commands. All others, such as those of installed packages, are under
+OTHER."""
+
+OTHER = "other"
+
 SHORT = {
     "run_evaluation": "evaluate",
     "check_config": "check",
@@ -94,7 +106,20 @@ SHORT = {
     "list_parts": "parts",
     "bisect_runs": "bisect",
 }
-"""Short names of commands, which help shows in their place. The full ones go on working."""
+"""Short names of commands, which help and messages use. The full names still work."""
+
+OTHERS_CALL_IT = {
+    "train": "run",
+    "start": "run",
+    "resume": "run",
+    "validate": "check",
+    "lint": "check",
+    "init": "new",
+    "create": "new",
+    "serve": "view",
+    "dashboard": "view",
+}
+"""Commands of other programs, each with its name here."""
 
 COMMANDS = _commands()
 BY_NAME = COMMANDS | {short: COMMANDS[name] for name, short in SHORT.items() if name in COMMANDS}
@@ -102,35 +127,42 @@ BY_NAME = COMMANDS | {short: COMMANDS[name] for name, short in SHORT.items() if 
 WIDTH = 80
 EPILOG = """\
 APP_* environment variables are std.extVar('APP_…') in a configuration;
-APP_SEED, APP_DIRECTORY and APP_EXPERIMENT_NAME set the keys of these names.
-Old and short names are the same commands: run_evaluation is evaluate."""
+APP_SEED, APP_DIRECTORY and APP_EXPERIMENT_NAME set the keys of these names."""
 
 _SHARED: dict[str, dict[str, Any]] = {
     "--configs": {
         "action": "append",
         "metavar": "A,B,…",
-        "help": "Jsonnet, JSON or YAML files, added from left to right; treetune's own are found anywhere",
+        "help": "Jsonnet, JSON or YAML files; each overrides those before it; treetune's own are found"
+        " from any folder",
     },
     "--override": {
         "action": "append",
         "metavar": "'{…}'",
-        "help": "one more Jsonnet object on the right; repeatable",
+        "help": "a Jsonnet object that overrides the files; repeatable",
     },
     "--debug": {"action": "store_true", "help": "show tracebacks"},
 }
 
 
+CONFIGURATION_SUFFIXES = (".jsonnet", ".json", ".yaml", ".yml")
+"""Endings of the words that are taken for configuration files."""
+
+FILES = "configuration_files"
+"""The argument of commands that take configuration files."""
+
+
 class _CommandParser(argparse.ArgumentParser):
-    """Says what is wrong, and what was probably meant, in two lines."""
+    """Reports a wrong command line in two lines: the mistake, and where to find help."""
 
     @override
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}\n{self.prog} --help shows what can be given", file=sys.stderr)
+        print(f"{self.prog}: {message}\n{self.prog} --help lists the options", file=sys.stderr)
         sys.exit(2)
 
 
 def version() -> str:
-    """Returns version, Python and commit: the first line of a report of a fault."""
+    """Returns the versions of treetune and Python, and the commit: for the first line of a bug report."""
     import treetune
     from treetune.runtime.manifest import code_commit
 
@@ -149,41 +181,87 @@ class _Version(argparse.Action):
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of one command. Options of all commands may stand before or after the command."""
-    argument_list = list(sys.argv[1:] if arguments is None else arguments)
+    """Returns the options of one command.
+
+    The options of all commands (--configs, --override, --debug) may come before or after the command.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
     shared = _CommandParser(prog="treetune", add_help=False, allow_abbrev=False)
     _add_shared(shared)
-    options, rest = shared.parse_known_args(argument_list)
-    _refuse_unknown(shared, rest)
-    if rest[:1] in (["-h"], ["--help"]):
-        rest = ["help"]
-    options = grammar(rest[0] if rest else "").parse_args(rest, namespace=options)
+    options, command_words = shared.parse_known_args(_name_files_by_option(words))
+    _refuse_unknown(shared, command_words)
+    if command_words[:1] in (["-h"], ["--help"]):
+        command_words = ["help"]
+    name = command_words[0] if command_words else ""
+    options = grammar(name).parse_args(command_words, namespace=options)
     options.command = BY_NAME[options.command].name
+    # Words such as `grpo`, which may be a file's name without its ending: a message says which was meant.
+    names_without_ending = vars(options).pop(FILES, [])
+    if names_without_ending:
+        options.configs = [*(options.configs or ()), *names_without_ending]
     return options
 
 
+def _name_files_by_option(words: Sequence[str]) -> list[str]:
+    """Returns a command line with ``--configs FILE`` in place of each configuration file that follows a
+    command.
+
+    ``run a.jsonnet --num_gpus 2 b.jsonnet`` becomes ``run --configs a.jsonnet --num_gpus 2 --configs
+    b.jsonnet``, so that files keep their order, whichever way each was named.
+    """
+    command: Command | None = None
+    changed_words: list[str] = []
+    is_value = False  # of the option before it
+    for word in words:
+        is_file = False
+        if is_value:
+            is_value = False
+        elif word.startswith("-"):
+            is_value = "=" not in word and _takes_value(word, command)
+        elif command is None:
+            command = BY_NAME.get(word)
+            if command is None or not command.takes_files:
+                return list(words)
+        else:
+            is_file = word.endswith(CONFIGURATION_SUFFIXES)
+        changed_words += ["--configs", word] if is_file else [word]
+    return changed_words
+
+
+def _takes_value(option: str, command: Command | None) -> bool:
+    """Returns whether the word after an option is the option's value."""
+    settings = _SHARED.get(option)
+    if settings is None and command is not None:
+        settings = next(
+            (argument.settings for argument in command.arguments if argument.name == option), None
+        )
+    if settings is None:
+        return option in ("--local_rank", "--local-rank")
+    return settings.get("action") in (None, "append")
+
+
 def _groups() -> dict[str, list[Command]]:
-    """Returns the commands by their groups, those that everybody needs first."""
+    """Returns the commands by group, the basic ones first."""
     groups: dict[str, list[Command]] = {}
     grouped_names: set[str] = set()
     for group, names in GROUPS.items():
         grouped_names.update(names.split())
         groups[group] = [COMMANDS[name] for name in names.split() if name in COMMANDS]
-    groups["more"] = [command for name, command in COMMANDS.items() if name not in grouped_names]
+    groups[OTHER] = [command for name, command in COMMANDS.items() if name not in grouped_names]
     return {group: commands for group, commands in groups.items() if commands}
 
 
 def overview() -> str:
-    """Returns the help that fits a screen of 24 lines: the first commands, and the names of most others."""
+    """Returns a help that fits a screen of 24 lines: the basic commands, and the names of most others."""
     lines = [
         "Reinforcement learning for language models: one configuration, one experiment.",
-        "usage: treetune COMMAND [--configs A,B,…] [--override '{…}'] …",
+        "usage: treetune COMMAND FILE… [--override '{…}'] …",
     ]
     groups = _groups()
-    groups.pop("more")
+    groups.pop(OTHER)
     for group, commands in groups.items():
         names = [SHORT.get(command.name, command.name) for command in commands]
-        if group == "first":
+        if group == "basics":
             lines += [f"  {name:<9} {command.words}" for name, command in zip(names, commands)]
         else:
             lines += textwrap.wrap(f"{group:<8}{' '.join(names)}", WIDTH - 1, subsequent_indent=" " * 8)
@@ -193,10 +271,10 @@ def overview() -> str:
 
 
 def _listed(group: str) -> str:
-    """Returns the commands of a group, one or two lines each."""
+    """Returns the help of a group: its commands, one or two lines each."""
     lines = [f"{group}:"]
     for command in _groups()[group]:
-        name = ", ".join(filter(None, [SHORT.get(command.name), command.name]))
+        name = SHORT.get(command.name, command.name)
         lines += textwrap.wrap(
             f"{name:<27} {command.words}", WIDTH - 1, initial_indent="  ", subsequent_indent=" " * 30
         )
@@ -204,11 +282,11 @@ def _listed(group: str) -> str:
 
 
 def _examples(*commands: Command) -> str:
-    """Returns the commands' examples as a shell takes them, in lines that a screen holds."""
+    """Returns examples of commands as one types them into a shell, wrapped to the width of a screen."""
     lines = ["examples:"]
     for command in commands:
         for example in command.examples:
-            # A text in quotes stays in one line: its spaces are others until the lines are wrapped.
+            # A quoted text stays on one line: its spaces are unbreakable until the lines are wrapped.
             unbroken = re.sub(r"'[^']*'|\"[^\"]*\"", lambda quoted: quoted[0].replace(" ", "\xa0"), example)
             pieces = textwrap.wrap(unbroken, WIDTH - 6, break_long_words=False, break_on_hyphens=False)
             lines.append("  " + " \\\n      ".join(pieces).replace("\xa0", " "))
@@ -216,8 +294,8 @@ def _examples(*commands: Command) -> str:
 
 
 def grammar(name: str = "") -> argparse.ArgumentParser:
-    """Returns the options of the command called `name`, or where there is none those of all commands, for
-    help and for shells that complete them."""
+    """Returns the parser of the command called `name`. Without such a command, it parses all commands, for
+    help and completion."""
     parser = _CommandParser(prog="treetune", allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="version, commit, Python")
     _add_shared(parser, default=argparse.SUPPRESS)
@@ -237,6 +315,12 @@ def grammar(name: str = "") -> argparse.ArgumentParser:
             added = sub.add_argument(argument.name, **argument.settings)
             if argument.completes:
                 added.completer = COMPLETERS[argument.completes]  # type: ignore[attr-defined]
+        if command.takes_files:
+            # Last, since argparse gives words to arguments from left to right, and this one takes all.
+            files = sub.add_argument(
+                FILES, nargs="*", metavar="FILE", help="configuration files, as --configs names them"
+            )
+            files.completer = configs  # type: ignore[attr-defined]
     return parser
 
 
@@ -250,43 +334,48 @@ def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:
         action = parser.add_argument(name, **own_settings, **settings)
         if name == "--configs":
             action.completer = configs  # type: ignore[attr-defined]
-    # What DeepSpeed's launcher adds unless told --no_local_rank; the rank is read from the environment.
+    # DeepSpeed's launcher adds it without --no_local_rank. The rank is read from the environment.
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS, **settings)
 
 
-def _refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
-    """Ends the program for a command or an option that isn't there, with the nearest that is."""
-    if rest and not rest[0].startswith("-") and rest[0] not in BY_NAME:
-        parser.error(f"there is no command {rest[0]!r}{_suggest(rest[0], BY_NAME)}")
-    command = BY_NAME.get(rest[0]) if rest else None
+def _refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Ends the program for an unknown command or option, with the nearest one that exists."""
+    if words and not words[0].startswith("-") and words[0] not in BY_NAME:
+        word = words[0]
+        if word.endswith(CONFIGURATION_SUFFIXES):
+            parser.error(f"{word} is a file, and a command comes first: treetune run {shlex.quote(word)}")
+        near = OTHERS_CALL_IT.get(word) or next(iter(get_close_matches(word, BY_NAME, n=1, cutoff=0.6)), None)
+        hint = f"did you mean {SHORT.get(near, near)}?" if near else "`treetune help` lists the commands"
+        parser.error(f"there is no command {word!r}: {hint}")
+    command = BY_NAME.get(words[0]) if words else None
     command_arguments = [argument.name for argument in command.arguments] if command else ["--version"]
     command_options = [name for name in command_arguments if name.startswith("-")]
     options = [*_SHARED, *command_options, "--help"]
-    for argument in rest:
+    for argument in words:
         name = argument.partition("=")[0]
         if name.startswith("--") and name not in options:
             parser.error(f"there is no option {name}{_suggest(name, options)}")
 
 
 def _suggest(name: str, choices: Sequence[str] | dict[str, Command]) -> str:
-    """Returns the end of a message about a wrong name: the nearest right one, or else all."""
+    """Returns the end of a message about a wrong name: the nearest right name, or else all names."""
     near = get_close_matches(name, choices, n=1, cutoff=0.6)
     return f": did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(choices))}"
 
 
-# What a shell completes, where argcomplete has told it to ask
+# Completion in a shell, if the user has set up argcomplete
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answers a shell that asks for completions, and ends; returns at once where none asks."""
+    """Prints completions and ends the program, if a shell asks for them."""
     import argcomplete
 
     argcomplete.autocomplete(parser, always_complete_options="long")
 
 
 def configs(prefix: str, **_: object) -> list[str]:
-    """Returns files for the last name of ``a.jsonnet,b.jsonn``: here, then treetune's own."""
-    from treetune.config.jsonnet import CONFIGS
+    """Returns the files that complete the last name of ``a.jsonnet,b.jsonn``: those here, then treetune's."""
+    from treetune.config.layers import CONFIGS
 
     earlier_names, comma, last = prefix.rpartition(",")
     folder, name = (Path(last), "") if last.endswith("/") else (Path(last).parent, Path(last).name)
@@ -304,7 +393,7 @@ def configs(prefix: str, **_: object) -> list[str]:
 
 
 def keys(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """Returns key paths of the configuration that stands on the line already."""
+    """Returns the key paths of the configuration that the command line names so far."""
     from treetune.cli.command import evaluated
     from treetune.config.errors import dotted
     from treetune.config.explain import key_paths

@@ -17,7 +17,7 @@ WIDTH = 110
 if TYPE_CHECKING:
     from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation, Setting
-    from treetune.config.jsonnet import Config
+    from treetune.config.layers import Config
     from treetune.config.reference import PartEntry
     from treetune.config.schema import Key
 
@@ -32,14 +32,21 @@ def check_config(options: argparse.Namespace) -> int:
     root = built(config, options.command, None)
     from treetune.config.errors import wrapped
     from treetune.config.explain import Explanation
+    from treetune.config.remedies import missing_here
     from treetune.contracts import Root
     from treetune.exceptions import ConfigError
 
+    explanation = Explanation(config)
     try:
-        for note in root.examine(config.data) if isinstance(root, Root) else ():
-            print(wrapped("note: ", note), file=sys.stderr)
+        notes = list(root.examine(config.data)) if isinstance(root, Root) else []
     except ConfigError as error:
-        raise ConfigError([_located(issue, Explanation(config)) for issue in error.issues]) from error
+        raise ConfigError([_located(issue, explanation) for issue in error.issues]) from error
+    missing = missing_here(root, explanation)
+    if missing and not options.config_only:
+        raise ConfigError(missing, "missing on this machine (`check --config-only` leaves this out)")
+    notes += [f"missing here: {issue.key}: {issue.what}" for issue in missing]
+    for note in notes:
+        print(wrapped("note: ", note), file=sys.stderr)
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
 
@@ -92,7 +99,7 @@ def _declared(config: Config, path: tuple[str, ...]) -> tuple[type | None, Key |
 
 
 def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
-    """Yields type, bounds, default and meaning of a key; for `type`, the types that it can be."""
+    """Yields type, bounds, default and meaning of a key; for the key `type`, the types to choose from."""
     if owner is None:
         return
     from treetune.config.errors import wrapped
@@ -112,7 +119,7 @@ def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
 
 
 def _as_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
-    """Yields how a key is set, where one object on the right can do it."""
+    """Yields the override that sets a key, if one object can set it."""
     from treetune.config.remedies import nested
     from treetune.config.schema import REQUIRED
 
@@ -121,7 +128,7 @@ def _as_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
 
 
 def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:
-    """Yields the keys of the part that stands there, with their values."""
+    """Yields the keys of the part at a path, with their values."""
     from treetune.config.build import part_at
     from treetune.config.reference import entry
 
@@ -150,10 +157,10 @@ def _no_such_key(config: Config, name: str) -> ValueError:
 
     path = tuple(name.split("."))
     siblings = keys_at(root_family(config), config.data, path[:-1])
-    # Keys that are set, and keys beside the one that was asked for, which may have their defaults
+    # The keys that are set, and other keys of the same object, which may have their defaults
     candidates = {*key_paths(config.data), *((*path[:-1], sibling) for sibling in siblings)}
     near = nearest(name, sorted(map(dotted, candidates)), count=3)
-    remedy = f"did you mean {' or '.join(near)}?" if near else "print_config shows all of them"
+    remedy = f"did you mean {' or '.join(near)}?" if near else "`treetune print_config` shows all of them"
     return ConfigError([ConfigIssue("there is no such key", name, remedy=remedy)])
 
 
@@ -184,10 +191,16 @@ def list_parts(options: argparse.Namespace) -> int:
         width = max(len(entry.name or "") for entry in entries)
         for entry in entries:
             outside = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
-            about = textwrap.shorten(
-                outside + reference.summary(entry.part), WIDTH - width - 4, placeholder=" …"
+            about = textwrap.wrap(
+                outside + reference.summary(entry.part),
+                WIDTH - width - 4,
+                max_lines=2,
+                placeholder=" …",
+                break_on_hyphens=False,
             )
-            say(f"  {entry.name:<{width}}  {about}")
+            say(f"  {entry.name:<{width}}  {about[0] if about else ''}")
+            for line in about[1:]:
+                say(f"  {'':<{width}}  {line}")
         say("")
     return 0
 
@@ -237,13 +250,14 @@ def _register_parts(options: argparse.Namespace) -> None:
     import_parts(config.data if config else {}, Explanation(config) if config else None)
 
 
-def _unknown(what: str, name: str, known: list[str]) -> ValueError:
+def _unknown(what: str, name: str, names: list[str]) -> ValueError:
+    """Returns the error about an unknown part or family, with the nearest of the existing names."""
     from treetune.config.errors import nearest
 
-    near = nearest(name, known, count=3)
+    near = nearest(name, names, count=3)
     return ValueError(
         f"there is no {what} {name!r}: "
-        + (f"did you mean {' or '.join(near)}?" if near else "list_parts shows all of them")
+        + (f"did you mean {' or '.join(near)}?" if near else "`treetune parts` lists them")
     )
 
 
@@ -272,25 +286,37 @@ COMMANDS = (
     Command(
         "print_config",
         print_config,
-        "the evaluated configuration as JSON",
-        "Evaluates the files, the environment's APP_* variables and the overrides, and prints the object"
-        " that they make. It checks nothing.",
-        (f"treetune {VINEPPO} --override '{{seed: 3}}' print_config",),
+        "print the evaluated configuration as JSON",
+        "Evaluates the files, the environment's APP_* variables and the overrides, and prints the resulting"
+        " object. It checks nothing.",
+        (f"treetune print_config {VINEPPO} --override '{{seed: 3}}'",),
+        takes_files=True,
     ),
     Command(
         "check_config",
         check_config,
-        "every mistake of the configuration at once",
-        "Tells everything that is wrong with an experiment, a table or a data pipeline, each mistake with"
-        " its key, the file that made it and a remedy; exit code 2. Nothing is started.",
-        (f"treetune check {VINEPPO}",),
+        "list all mistakes of a configuration, and what is missing here",
+        "Lists everything that is wrong with an experiment, a table or a data pipeline: each mistake with its"
+        " key, the file that made it and a remedy. It also lists the files, models, GPUs and packages that"
+        " the experiment needs and this machine doesn't have. The exit code is then 2. Nothing is started.",
+        ("treetune check quickstart/sft.jsonnet", f"treetune check {VINEPPO} --config-only"),
+        (
+            Argument(
+                "--config-only",
+                {
+                    "action": "store_true",
+                    "help": "what this machine doesn't have is a note, for a run on another one",
+                },
+            ),
+        ),
+        takes_files=True,
     ),
     Command(
         "explain_config",
         explain_config,
-        "a key's value, type and meaning, and every file that sets it",
-        "Shows the value of a key, its type with bounds and default, what it means, and every file,"
-        " variable and override that sets it; the last one wins. For an object it lists the keys.",
+        "show a key's value, type and meaning, and every file that sets it",
+        "Shows the value of a key, its type with bounds and default, its meaning, and every file, variable"
+        " and override that sets it; the last one wins. For an object it lists the keys.",
         (
             f"treetune explain {VINEPPO} trainer.learning_rate",
             f"treetune explain {VINEPPO} credit",
@@ -300,22 +326,23 @@ COMMANDS = (
                 "key", {"metavar": "KEY.PATH", "help": "such as trainer.learning_rate"}, completes="keys"
             ),
         ),
+        takes_files=True,
     ),
     Command(
         "configs",
         list_configurations,
-        "the shipped configurations, a line each",
-        "Lists the experiments, tables, data sets, presets and fragments below configs/, each with what its"
-        " file says it is. With a word it lists those that have it in their name or in that line.",
+        "list the shipped configurations, a line each",
+        "Lists the experiments, tables, data sets, presets and fragments below configs/, each with the first"
+        " sentence of its file. With WORD it lists those whose name or sentence contains it.",
         ("treetune configs", "treetune configs grpo"),
         (Argument("word", {"nargs": "?", "metavar": "WORD", "help": "such as grpo or MATH; default: all"}),),
     ),
     Command(
         "list_parts",
         list_parts,
-        "what a configuration can choose by `type`, family by family",
-        "Lists all registered parts with what they are, or those of one family. With --configs it also"
-        " knows the parts that the configuration imports.",
+        "list what a configuration can choose by `type`, family by family",
+        "Lists all registered parts with a line about each, or those of one family. With a configuration it"
+        " includes the parts that this imports.",
         ("treetune parts", "treetune parts credit"),
         (
             Argument(
@@ -324,13 +351,14 @@ COMMANDS = (
                 completes="families",
             ),
         ),
+        takes_files=True,
     ),
     Command(
         "describe",
         describe,
-        "a part's keys with types, bounds, defaults and meaning",
-        "Describes a part by its `type` (group), with its family where others share the name (grader.math),"
-        " or an object without type (evaluation_set).",
+        "show a part's keys with types, bounds, defaults and meaning",
+        "Describes a part by its `type` (group), with its family if several parts share the name"
+        " (grader.math), or an object without type (evaluation_set).",
         ("treetune describe group", "treetune describe grader.math", "treetune describe evaluation_set"),
         (
             Argument(
@@ -339,14 +367,16 @@ COMMANDS = (
                 completes="parts",
             ),
         ),
+        takes_files=True,
     ),
     Command(
         "schema",
         print_schema,
-        "a JSON schema of experiments, tables and pipelines, for editors",
+        "print a JSON schema of experiments, tables and pipelines, for editors",
         "Prints a JSON schema: parts, keys, types, bounds, meanings, defaults. With it, an editor completes"
-        " and checks experiments in YAML or JSON while they are written. With --configs it also knows the"
-        " parts that the configuration imports.",
+        " and checks experiments in YAML or JSON as you write them. With a configuration it includes the"
+        " parts that this imports.",
         ("treetune schema", "treetune schema --configs examples/own_parts/rank.jsonnet"),
+        takes_files=True,
     ),
 )

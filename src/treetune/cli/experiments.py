@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from treetune.cli.command import Argument, Command, built, evaluated
 
 if TYPE_CHECKING:
-    from treetune.config.jsonnet import Config
+    from treetune.config.layers import Config
     from treetune.runtime.base import Runtime
 
 VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
@@ -24,20 +24,26 @@ def run_experiment(options: argparse.Namespace) -> int:
 
 
 def run_ranks(options: argparse.Namespace) -> int:
-    """Starts `options.what` on this machine's ranks; a wrong configuration ends it before there are any."""
+    """Starts the command `options.what` in this machine's ranks. A wrong configuration is reported before any
+    rank starts."""
     from treetune.runtime import front_door
 
     in_ranks = [command.name for command in options.commands.values() if command.in_ranks]
     options.what = {"evaluate": "run_evaluation"}.get(options.what, options.what)
     if options.what not in in_ranks:
-        raise ValueError(f"{options.what!r} is no command that runs in ranks: {', '.join(in_ranks)} are")
+        raise ValueError(
+            f"`treetune run` can't start {options.what!r}: it starts {', '.join(in_ranks)}; configuration"
+            " files end in .jsonnet, .json or .yaml"
+        )
     load_experiment(options)
     nodes = options.nodes.split(",") if options.nodes else ["localhost"]
     if not 0 <= options.node_rank < len(nodes):
-        raise ValueError(f"--node_rank is {options.node_rank}, and --nodes names {len(nodes)}: count from 0")
+        raise ValueError(
+            f"--node_rank is {options.node_rank}, and --nodes names {len(nodes)} machines, counted from 0"
+        )
     if len(nodes) > 1 and not options.master_port:
-        raise ValueError("several nodes need the same --master_port, a free one of the first node's")
-    ranks = front_door.ranks_here(options.num_gpus)
+        raise ValueError("--master_port is missing: give all machines the same free port of the first one")
+    ranks = front_door.ranks_here(options.num_gpus, options.ranks)
     if ranks * len(nodes) == 1:  # a launcher would be two more processes that import torch
         os.environ.setdefault("OMP_NUM_THREADS", front_door.threads_each(1))
         options.command = options.what
@@ -72,79 +78,114 @@ COMMANDS = (
         "run",
         run_ranks,
         "train an experiment on this machine's GPUs, or on its CPU; resumes",
-        "Starts the ranks of a command (run_iteration_loop, unless another is named) through DeepSpeed's node"
-        " launcher: one for each GPU, or one on a CPU. Signals are passed on. The exit code is 0 only if all"
-        " ranks came to their end. On several machines, start it on each with the same --nodes.",
+        "Starts one process (a rank) for each GPU, or one on a CPU, through DeepSpeed's node launcher. The"
+        " ranks train the experiment, or carry out COMMAND. The same command continues an interrupted run."
+        " Signals are passed on to the ranks, and the exit code is 0 only if all of them finish. On several"
+        " machines, run it on each with the same --nodes.",
         (
             f"treetune run {VINEPPO}",
-            f"treetune run {VINEPPO} evaluate --num_gpus 2",
+            "treetune run quickstart/vineppo.jsonnet evaluate --num_gpus 2",
             f"treetune run {VINEPPO} --nodes n1,n2 --node_rank 1 --master_port 29500",
         ),
         (
             Argument(
                 "what",
-                {"nargs": "?", "default": "run_iteration_loop", "metavar": "COMMAND"},
+                {
+                    "nargs": "?",
+                    "default": "run_iteration_loop",
+                    "metavar": "COMMAND",
+                    "help": "such as evaluate or run_analyzers; default: train",
+                },
                 completes="rank_commands",
             ),
             Argument(
-                "--num_gpus", {"type": int, "metavar": "N", "help": "ranks here (default: NUM_GPUS, all)"}
+                "--num_gpus",
+                {"type": int, "metavar": "N", "help": "GPUs of this machine to use; default: all"},
             ),
-            Argument("--nodes", {"metavar": "A,B,…", "help": "all machines; ranks meet on the first"}),
-            Argument("--node_rank", {"type": int, "default": 0, "metavar": "I", "help": "which one this is"}),
-            Argument("--master_port", {"type": int, "metavar": "PORT", "help": "where ranks meet"}),
+            Argument(
+                "--ranks",
+                {
+                    "type": int,
+                    "metavar": "N",
+                    "help": "processes on this machine, also on a CPU; default: NUM_GPUS, else one for each"
+                    " GPU",
+                },
+            ),
+            Argument("--nodes", {"metavar": "A,B,…", "help": "names of all machines, this one included"}),
+            Argument(
+                "--node_rank",
+                {
+                    "type": int,
+                    "default": 0,
+                    "metavar": "I",
+                    "help": "this machine's place among --nodes, from 0",
+                },
+            ),
+            Argument(
+                "--master_port",
+                {"type": int, "metavar": "PORT", "help": "port of the first machine, where ranks connect"},
+            ),
         ),
+        takes_files=True,
     ),
     Command(
         "run_iteration_loop",
         run_experiment,
-        "train: sample, credit, train, sync, as often as the experiment says; resumes",
-        "Trains the experiment and measures it. The same command continues an interrupted run where it was."
-        " `treetune run` starts it on several GPUs.",
+        "train in this process alone; `treetune run` uses all GPUs; resumes",
+        "Trains the experiment and evaluates it, in this process. DeepSpeed's launcher may start it on"
+        " several GPUs, as `treetune run` does. The same command continues an interrupted run.",
         (
-            f"treetune {VINEPPO} run_iteration_loop",
-            f"treetune {VINEPPO} --override '{{trainer+: {{learning_rate: 3e-6}}}}' run_iteration_loop",
+            f"treetune run_iteration_loop {VINEPPO}",
+            f"treetune run_iteration_loop {VINEPPO} --override '{{trainer+: {{learning_rate: 3e-6}}}}'",
         ),
         in_ranks=True,
+        takes_files=True,
     ),
     Command(
         "run_evaluation",
         run_experiment,
-        "measure every checkpoint of an experiment, finished or running",
-        "Measures all evaluation sets on every checkpoint, and follows a run that is still going on."
-        " Several of these commands, also on several machines, share the work.",
+        "evaluate every checkpoint of an experiment, finished or running",
+        "Runs all evaluation sets on every checkpoint, and follows a run that is still training. Several of"
+        " these commands, also on several machines, share the work.",
         (f"treetune evaluate {VINEPPO}",),
         in_ranks=True,
+        takes_files=True,
     ),
     Command(
         "run_evaluation_on_baseline",
         run_experiment,
         "evaluate the model that the experiment starts from",
-        "Measures all evaluation sets on the start weights, as checkpoint 0.",
-        (f"treetune {VINEPPO} run_evaluation_on_baseline",),
+        "Runs all evaluation sets on the start weights, as checkpoint 0.",
+        (f"treetune run_evaluation_on_baseline {VINEPPO}",),
         in_ranks=True,
+        takes_files=True,
     ),
     Command(
         "only_generate_episodes",
         run_experiment,
-        "one iteration's episodes, without training",
-        "Samples and credits the next iteration's episodes and leaves them in the experiment's folder. The"
-        " next run_iteration_loop trains on them.",
-        (f"treetune {VINEPPO} only_generate_episodes",),
+        "sample the next iteration's answers without training on them",
+        "Samples the answers of the next iteration, computes their credit and stores the episodes in the"
+        " experiment's folder. The next `treetune run` trains on them.",
+        (f"treetune only_generate_episodes {VINEPPO}",),
         in_ranks=True,
+        takes_files=True,
     ),
     Command(
         "clean_up_checkpoints",
         run_experiment,
-        "delete what only resuming needs; the policies stay",
-        "Deletes the checkpoints that `checkpoints` in the configuration doesn't keep, and says which.",
-        (f"treetune {VINEPPO} --override '{{checkpoints: {{keep_every: 5}}}}' clean_up_checkpoints",),
+        "delete the checkpoints that the configuration doesn't keep",
+        "Deletes the checkpoints that `checkpoints` in the configuration doesn't keep, and prints how many it"
+        " deleted and which it kept.",
+        (f"treetune clean_up_checkpoints {VINEPPO} --override '{{checkpoints: {{keep_every: 5}}}}'",),
+        takes_files=True,
     ),
     Command(
         "check_finished",
         run_experiment,
-        "whether a run has all of its iterations; for scripts",
-        "Ends with another code than 0 where iterations are still to come. DeepSpeed's own command ends with"
-        " 0 when a part of it was killed; `treetune run` doesn't.",
-        (f"treetune {VINEPPO} check_finished",),
+        "test whether a run has finished all of its iterations; for scripts",
+        "The exit code is 0 if all iterations are done, and 2 otherwise. DeepSpeed's own launcher, unlike"
+        " `treetune run`, exits with 0 even if one of its processes was killed.",
+        (f"treetune check_finished {VINEPPO}",),
+        takes_files=True,
     ),
 )

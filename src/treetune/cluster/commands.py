@@ -74,7 +74,7 @@ def _make_key(path: Path) -> None:
         return
     with os.fdopen(file, "w") as opened:
         opened.write(secrets.token_urlsafe(32) + "\n")
-    say(f"a new key is in {path}, which nobody else can read: the run needs the same file")
+    say(f"a new key is in {path}, which only you can read: the run needs the same file")
 
 
 def _write_start(root: PolicyIteration, folder: Path) -> None:
@@ -108,7 +108,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     variables = {DESCRIPTION: json.dumps(shared_settings(launch, weights))}
     process = ServerProcess(launch, weights, log, port=port, server_key=key, variables=variables)
     client = Client()
-    say(f"a server starts at {process.url}; its log is {log}; Ctrl-C ends it")
+    say(f"starting a server at {process.url}; its log is {log}; Ctrl-C stops it")
     try:
         is_ready = False
         while (code := process.exit_code()) is None:
@@ -120,7 +120,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
                     continue
                 is_ready = True
                 policy = f"addresses: ['{process.url}'], key_file: '{key_file.resolve()}'"
-                say(f'it samples. For the run: --override "{{engines+: {{policy+: {{{policy}}}}}}}"')
+                say(f'it is ready. For the run: --override "{{engines+: {{policy+: {{{policy}}}}}}}"')
             time.sleep(POLL_S)
         say(f"the server ended with code {code}.{diagnosis(process.log_text())}\n{last_lines(log)}")
         return code or 1
@@ -131,20 +131,20 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 2**16:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port between 1 and 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} should be a port from 1 to 65535")
     return int(text)
 
 
-def plan(options: argparse.Namespace) -> int:
-    """0 where it fits, 1 where it doesn't."""
+def print_plan(options: argparse.Namespace) -> int:
+    """Returns 0 if the run fits the machine, 1 if it doesn't."""
     config = evaluated(options)
     root = cast("PolicyIteration", built(config, options.command, "an experiment"))
     from treetune.runtime.planning.plan import Plan
     from treetune.runtime.planning.report import as_data, as_text
 
-    found = Plan.of(root, _machine(options), options.answer_tokens, start_shape(root))
-    say(json.dumps(as_data(found), indent=2, ensure_ascii=False) if options.json else as_text(found))
-    return 0 if found.fits else 1
+    plan = Plan.of(root, _machine(options), options.answer_tokens, start_shape(root))
+    say(json.dumps(as_data(plan), indent=2, ensure_ascii=False) if options.json else as_text(plan))
+    return 0 if plan.fits and plan.checkpoints.problem is None else 1
 
 
 def _machine(options: argparse.Namespace) -> Machine:
@@ -176,7 +176,7 @@ def start_shape(root: PolicyIteration) -> Shape | None:
 
 
 def _maker(name: Path) -> Path | None:
-    from treetune.config.jsonnet import CONFIGS
+    from treetune.config.layers import CONFIGS
     from treetune.models.policy_files import CHECKPOINTS
 
     if CHECKPOINTS not in name.parts:
@@ -196,7 +196,7 @@ def _maker(name: Path) -> Path | None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number above 0")
     return int(text)
 
 
@@ -206,21 +206,30 @@ def _amount(text: str) -> float:
     except ValueError:
         number = 0.0
     if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} should be a number above 0")
     return number
 
 
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "--gpus": {"type": _count, "metavar": "N", "help": "GPUs of a machine; default: this machine's"},
     "--memory": {"type": _amount, "metavar": "GIB", "help": "memory of each GPU"},
-    "--machines": {"type": _count, "default": 1, "metavar": "N", "help": "alike; default: 1"},
-    "--host-memory": {"type": _amount, "metavar": "GIB", "help": "a machine's own; default: not judged"},
+    "--machines": {
+        "type": _count,
+        "default": 1,
+        "metavar": "N",
+        "help": "number of such machines; default: 1",
+    },
+    "--host-memory": {
+        "type": _amount,
+        "metavar": "GIB",
+        "help": "main memory of a machine; default: unlimited",
+    },
     "--answer-tokens": {
         "type": _amount,
         "metavar": "N",
         "help": "mean length of an answer; default: half of the longest",
     },
-    "--json": {"action": "store_true", "help": "for programs, in bytes"},
+    "--json": {"action": "store_true", "help": "print JSON, with sizes in bytes"},
 }
 
 
@@ -233,27 +242,29 @@ def doctor(options: argparse.Namespace) -> int:
 COMMANDS = (
     Command(
         "plan",
-        plan,
-        "what a run needs of a machine, phase by phase, and whether it fits",
-        "Memory of GPUs and host in each phase, tokens that are sampled, seconds by estimate; what doesn't"
-        " fit, and the smallest change that does. Needs no GPU, loads no model. Exit code 1: it doesn't fit.",
+        print_plan,
+        "estimate memory, disk and time of a run, and whether it fits",
+        "Estimates the memory of GPUs and host in each phase, the disk space of checkpoints, the sampled"
+        " tokens and the seconds of an iteration. Shows what doesn't fit, and the smallest change that makes"
+        " it fit; the exit code is then 1. It needs no GPU and loads no model.",
         (
-            "treetune --configs configs/polIter_rho1bSft2_vineppo_MATH.jsonnet plan --gpus 4 --memory 80",
-            "treetune --configs configs/quickstart/vineppo.jsonnet plan",
+            "treetune plan --configs configs/polIter_rho1bSft2_vineppo_MATH.jsonnet --gpus 4 --memory 80",
+            "treetune plan --configs configs/quickstart/vineppo.jsonnet",
         ),
         tuple(Argument(name, settings) for name, settings in _ARGUMENTS.items()),
+        takes_files=True,
     ),
     Command(
         "serve_engine",
         serve_engine,
         "serve the policy from this machine to a run on another one",
         "Starts one server with the experiment's engines.policy, on the GPUs that this process sees, and"
-        " holds it until Ctrl-C. The run reaches it by engines.policy.addresses and key_file, and brings its"
-        " weights in from the experiment's folder, which this machine must see under the same path. Whoever"
-        " knows the key can have the server do anything, and it goes over the network as it is: a network of"
-        " your own.",
+        " keeps it until Ctrl-C. The run reaches it by engines.policy.addresses and key_file, and sends new"
+        " weights through the experiment's folder, which this machine must see under the same path. Anybody"
+        " who knows the key controls the server, and the key is sent unencrypted: use it in a private network"
+        " only.",
         (
-            "treetune --configs configs/quickstart/vineppo.jsonnet serve_engine --host 10.0.0.2 --port 8000"
+            "treetune serve_engine --configs configs/quickstart/vineppo.jsonnet --host 10.0.0.2 --port 8000"
             " --key-file engine.key",
         ),
         (
@@ -267,13 +278,14 @@ COMMANDS = (
             ),
             Argument("--log", {"type": Path, "metavar": "FILE", "help": "default: serve_engine-PORT.log"}),
         ),
+        takes_files=True,
     ),
     Command(
         "doctor",
         doctor,
-        "is this machine fit: versions, memory, ports, one sampled token",
-        "Looks at versions, memory, ports and the compiler, and samples one token with the engine. It takes"
-        " half a minute, and on a GPU two, while vLLM compiles.",
+        "check this machine (versions, memory, ports, a test generation)",
+        "Checks versions, memory, ports and the compiler, and samples one token with the engine. It takes"
+        " half a minute, or two minutes on a GPU, where vLLM compiles.",
         ("treetune doctor",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Checks whether this machine is fit to run experiments: one line per question, with the remedy."""
+"""Checks whether experiments can run on this machine: one line per question, with a remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPEN_FILES = 4096
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The answer to one question; `remedy` is given where it is not fine."""
+    """The result of one check. `remedy` is for a result that isn't fine."""
 
     what: str
     fine: bool
@@ -34,19 +34,20 @@ class Diagnosis:
 
 
 def run() -> int:
-    """Prints every finding; 0 if all is well, 1 otherwise."""
+    """Prints the result of every check. Returns the exit code: 0 if all are fine, else 1."""
     bad = 0
-    for finding in _findings():
-        mark = "ok  " if finding.fine else "BAD "
-        print(f"{mark} {finding.what}: {finding.found}", flush=True)
-        if not finding.fine:
+    for diagnosis in _diagnoses():
+        mark = "ok  " if diagnosis.fine else "BAD "
+        print(f"{mark} {diagnosis.what}: {diagnosis.found}", flush=True)
+        if not diagnosis.fine:
             bad += 1
-            print(f"     {finding.remedy}")
-    print("all is well" if not bad else f"{bad} of these need a remedy")
+            print(f"     {diagnosis.remedy}")
+    print("all checks passed" if not bad else f"{bad} checks failed")
     return 1 if bad else 0
 
 
-def _findings() -> Iterator[Diagnosis]:
+def _diagnoses() -> Iterator[Diagnosis]:
+    """Yields the result of each check; the last ones take longest."""
     from treetune.domains.sandbox.bubblewrap import Bubblewrap
 
     for package, tested in sorted(tested_versions().items()):
@@ -57,7 +58,9 @@ def _findings() -> Iterator[Diagnosis]:
         remedy = f"tested with {tested}: run scripts/setup.sh to install it"
         yield Diagnosis(package, installed == tested, installed, remedy)
     cores, memory = len(os.sched_getaffinity(0)), host_memory() / GIB
-    yield Diagnosis("cores", cores >= 2, str(cores), "two or more keep sampling and training apart")
+    yield Diagnosis(
+        "cores", cores >= 2, str(cores), "with two or more, sampling and training don't share a core"
+    )
     yield Diagnosis(
         "memory", memory >= MEMORY_GIB, f"{memory:.0f} GiB", f"{MEMORY_GIB} GiB or more for the quickstart"
     )
@@ -88,7 +91,7 @@ def _findings() -> Iterator[Diagnosis]:
 
 
 def tested_versions() -> dict[str, str]:
-    """Versions of the packages that results depend on, from the lock file in use on this machine."""
+    """Returns the versions of the packages that results depend on, from the lock file for this machine."""
     root = Path(__file__).parents[2]
     name = "requirements.txt" if shutil.which("nvidia-smi") else "requirements-cpu.txt"
     lock = root / name

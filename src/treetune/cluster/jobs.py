@@ -1,4 +1,4 @@
-"""Jobs: processes of this machine side by side, or tasks of a SLURM array."""
+"""Jobs: parallel processes on this machine, or tasks of a SLURM array."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from treetune.processes.lifetime import end, started
 from treetune.store.files import write_text
 
 SUBMIT_PATIENCE_S = 3600.0
-"""Seconds for which jobs are given again to a controller that is busy."""
+"""Seconds for which jobs are submitted again to a busy controller."""
 
 TAKEN_AWAY = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "REVOKED")
-"""Ends of a job that are the cluster's doing: another job is started, whatever number of restarts is left."""
-AT_WORK = ("RUNNING", "COMPLETING")
+"""States of a job that the cluster ended: another job is started, which doesn't count as a restart."""
+ACTIVE = ("RUNNING", "COMPLETING")
 
 _TASK = re.compile(r"(\d+)_(\d+)\|(\w+)(?:\|(.*))?")
 _TASKS_TO_COME = re.compile(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]\|(\w+)(?:\|(.*))?")
-"""Lines of squeue: of one task of an array, and of those that are still to be made."""
+"""Lines of squeue: of one task of an array, and of tasks that don't run yet."""
 
 K = TypeVar("K", bound=Hashable)
 
 
 @contextlib.contextmanager
 def one_at_work(lock: Path, message: str) -> Iterator[None]:
-    """Holds a file's lock for the block. Raises ValueError with `message` where another process does."""
+    """Holds a file's lock for the block. Raises ValueError with `message` if another process holds it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         try:
@@ -51,7 +51,8 @@ def one_at_work(lock: Path, message: str) -> Iterator[None]:
 
 
 class Processes(contextlib.ExitStack, Generic[K]):
-    """Processes by a key, each in a group of its own; those that still run end with the block."""
+    """Processes by their keys, each in a process group of its own. At the end of the block, those that still
+    run are ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +68,11 @@ class Processes(contextlib.ExitStack, Generic[K]):
 
     def take_ended(self) -> dict[K, int]:
         """Returns the exit codes of processes that ended since the last call."""
-        codes = {key: code for key, one in self.running.items() if (code := one.poll()) is not None}
+        codes: dict[K, int] = {}
+        for key, process in self.running.items():
+            code = process.poll()
+            if code is not None:
+                codes[key] = code
         for key in codes:
             del self.running[key]
             self._stacks.pop(key).close()
@@ -95,37 +100,36 @@ def slurm_header(name: str, log: str, options: Sequence[str], comment: str, fold
 
 
 class RunningJobs(Protocol):
-    """Jobs under way, one for each shard at most."""
+    """The jobs of a folder, at most one for each shard."""
 
     def start(self, shards: Sequence[int]) -> None:
-        """Begins these shards' jobs, or has them wait for their turn."""
+        """Starts these shards' jobs, or queues them."""
 
     def alive(self) -> set[int]:
-        """Returns the shards whose job runs or waits for its turn. Raises OSError where nobody can tell."""
+        """Returns the shards whose job runs or is queued. Raises OSError if that isn't known."""
 
     def running(self) -> set[int]:
         """Returns the shards whose job runs."""
 
     def why(self, shard: int) -> str:
-        """Returns how a shard's last job ended, as far as is known."""
+        """Returns a message on how a shard's last job ended, as far as is known."""
 
     def was_taken_away(self, shard: int) -> bool:
-        """Returns whether a shard's last job ended by the doing of the cluster: it was preempted, or its
-        machine failed."""
+        """Returns whether the cluster ended a shard's last job: it was preempted, or its machine failed."""
 
     def waits(self) -> Mapping[str, str]:
-        """Returns by the reason what keeps jobs from running, in words: each is told once."""
+        """Returns messages on why jobs don't run yet, by the reason. Each reason is shown once."""
 
     def stop(self, shard: int) -> None:
-        """Ends a job that shows no sign of life."""
+        """Ends a job that makes no progress."""
 
     def leave(self) -> str:
-        """Ends the jobs before their time, or leaves them to go on, and says which."""
+        """Ends the jobs, or leaves them running, and returns a message that says which."""
 
 
 class Jobs(Registrable):
-    """The place where jobs are carried out. A job that died is started again `restarts` times; one that has
-    shown no progress for `silence` seconds counts as dead."""
+    """The way in which jobs are run. A job that died is restarted at most `restarts` times; a job without
+    progress for `silence` seconds counts as dead."""
 
     restarts: int
     silence: float
@@ -134,25 +138,26 @@ class Jobs(Registrable):
     """Seconds for which a job may be gone before what it wrote last has to be seen."""
 
     def begin(self, command: Sequence[str], output: Path) -> RunningJobs:
-        """Returns runners of `command` with a shard's number behind it; `output` is the folder of all."""
+        """Returns the runner of jobs. A job is `command` with the number of its shard as the last argument;
+        `output` is the folder of all jobs."""
         raise NotImplementedError
 
 
 @Jobs.register("local")
 @dataclass(frozen=True, kw_only=True)
 class LocalJobs(Jobs):
-    """Processes of this machine. They end with the command."""
+    """Processes on this machine. They end with the command."""
 
     at_once: Annotated[int, Gt(0)] = 1
-    """Jobs side by side."""
+    """Jobs that run at a time."""
     gpus: Annotated[int, Ge(0)] = 0
     """GPUs that each job has to itself; 0: all that this process sees."""
     restarts: Annotated[int, Ge(0)] = 3
-    """Times that a job is started again after it died."""
+    """How often a job is restarted after it died."""
     silence: Annotated[float, Gt(0)] = 3600.0
     """Seconds without progress after which a job counts as dead."""
     poll: Annotated[float, Gt(0)] = 0.5
-    """Seconds between two looks."""
+    """Seconds between two checks."""
 
     @override
     def begin(self, command: Sequence[str], output: Path) -> RunningJobs:
@@ -226,11 +231,11 @@ class _Local:
 @Jobs.register("slurm")
 @dataclass(frozen=True, kw_only=True)
 class SlurmJobs(Jobs):
-    """Tasks of a SLURM array. The cluster sees this folder and the rows under the same names.
+    """Tasks of a SLURM array. The cluster must see this folder and the rows under the same paths.
 
-    The jobs of a folder have a name of their own, by which they are known: the command may end, or be ended,
-    and the same one watches on. A task that you submit yourself (``sbatch --array=3 DIR/jobs/shard.sh``) is
-    watched as well.
+    The jobs of a folder have a unique name. If the command ends or is killed, the jobs keep running, and the
+    same command finds them by that name. A task that you submit yourself (``sbatch --array=3
+    DIR/jobs/shard.sh``) is watched as well.
     """
 
     options: tuple[str, ...] = ()
@@ -238,13 +243,13 @@ class SlurmJobs(Jobs):
     setup: str = ""
     """Lines of the shell before the command, such as ``source .venv/bin/activate``."""
     at_once: Annotated[int, Gt(0)] | None = None
-    """Tasks side by side; null: as many as SLURM gives."""
+    """Tasks that run at a time; null: as many as SLURM allows."""
     restarts: Annotated[int, Ge(0)] = 3
-    """Times that a job is started again after it died."""
+    """How often a job is restarted after it died."""
     silence: Annotated[float, Gt(0)] = 3600.0
     """Seconds without progress after which a job counts as dead."""
     poll: Annotated[float, Gt(0)] = 10.0
-    """Seconds between two looks."""
+    """Seconds between two checks."""
     settle: Annotated[float, Ge(0)] = 20.0
     """Seconds for which a job may be gone before what it wrote last has to be seen."""
 
@@ -253,8 +258,8 @@ class SlurmJobs(Jobs):
         for option in self.options:
             if option.partition("=")[0] in ours or not option.startswith("-"):
                 raise ValueError(
-                    f"options has {option!r}: give each as one text such as '--partition=gpu'; --array,"
-                    " --output, --job-name and --parsable are set here"
+                    f"options has {option!r}: give each as one string such as '--partition=gpu'; --array,"
+                    " --output, --job-name and --parsable are set by this command"
                 )
 
     @override
@@ -273,16 +278,16 @@ class _Slurm:
         self._cluster = cluster_options(settings.options)
         self._alive: dict[int, str] = {}
         self._reasons: dict[int, str] = {}
-        """By shard why its task waits, as squeue has it."""
+        """Why a shard's task is queued, by squeue's reason."""
         self._last: dict[int, str] = {}
         self._ends: dict[int, str] = {}
-        """By shard the state in which its last job ended."""
+        """The state in which a shard's last job ended."""
         self._unsent: set[int] = set()
-        """Shards whose jobs a busy controller has not taken, as far as is known."""
+        """Shards whose jobs a busy controller hasn't accepted, as far as is known."""
         self._complaint = ""
         self._began_to_send = self._send_again = 0.0
-        """When the first of these was given to sbatch, in seconds since 1970; and, by the monotonic clock,
-        when that is to be tried again."""
+        """The time of the first attempt to submit these, in seconds since 1970, and of the next one, by the
+        monotonic clock."""
         comment = (
             "# Works on one shard, that of its task in the array. estimate_difficulty wrote and submits it."
         )
@@ -305,8 +310,8 @@ class _Slurm:
         self._send()
 
     def _send(self) -> None:
-        """Gives the jobs of `_unsent` to sbatch. A busy controller may have taken them all the same: they are
-        looked for in the queue before they are given again (`alive`)."""
+        """Submits the jobs of `_unsent`. A busy controller may have accepted them nevertheless, so that
+        `alive` looks for them in the queue before they are submitted again."""
         array = ranges(sorted(self._unsent)) + (
             f"%{self._settings.at_once}" if self._settings.at_once else ""
         )
@@ -322,7 +327,7 @@ class _Slurm:
             return
         except ValueError as error:
             raise _no_slurm(error) from error
-        # Without a number the queue has it: what sbatch took is never given again.
+        # Without a number, the queue tells it: a job that sbatch accepted is never submitted again.
         if number := job_number(answer):
             self._last.update(dict.fromkeys(self._unsent, number))
         self._unsent, self._complaint = set(), ""
@@ -340,7 +345,7 @@ class _Slurm:
         for number, shard, state, reason in _tasks_in(answer):
             self._alive[shard] = state
             self._last[shard] = number
-            if state not in AT_WORK:
+            if state not in ACTIVE:
                 self._reasons[shard] = reason
         if self._unsent:
             self._unsent -= set(self._alive)
@@ -351,12 +356,12 @@ class _Slurm:
         return set(self._alive) | self._unsent
 
     def _taken_and_ended(self) -> set[int]:
-        """Returns the shards of `_unsent` whose jobs were taken and have ended again meanwhile."""
+        """Returns the shards of `_unsent` whose jobs were accepted and have already ended."""
         began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self._began_to_send))
         command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={self._name}"]
         try:
             answer = output_of([*command, f"--starttime={began}", "--format=JobID,State", *self._cluster])
-        except (SlurmRefused, ValueError):  # without accounting there is the queue alone
+        except (SlurmRefused, ValueError):  # a cluster without accounting
             return set()
         ended = set[int]()
         for number, shard, _, _ in _tasks_in(answer):
@@ -366,14 +371,14 @@ class _Slurm:
         return ended
 
     def running(self) -> set[int]:
-        return {shard for shard, state in self._alive.items() if state in AT_WORK}
+        return {shard for shard, state in self._alive.items() if state in ACTIVE}
 
     def waits(self) -> Mapping[str, str]:
-        told: dict[str, str] = {}
+        messages: dict[str, str] = {}
         if self._unsent:
-            told[self._complaint] = (
-                f"{len(self._unsent)} jobs are not submitted yet ({self._complaint}): they are looked for in"
-                " the queue, and given again where they aren't there"
+            messages[self._complaint] = (
+                f"{len(self._unsent)} jobs are not submitted yet ({self._complaint}): they are submitted"
+                " again unless they appear in the queue"
             )
         by_reason: dict[str, list[int]] = {}
         for shard, reason in self._reasons.items():
@@ -383,8 +388,8 @@ class _Slurm:
             count = f"{len(shards)} of the jobs " + ("wait" if len(shards) > 1 else "waits")
             task = f"{self._last[shards[0]]}_{shards[0]}"
             remedy = f"; `scontrol release {task}` lets it go" if "held" in reason.casefold() else ""
-            told[reason] = f"{count} in the queue: {self._reasons[shards[0]] or reason}{remedy}"
-        return told
+            messages[reason] = f"{count} in the queue: {self._reasons[shards[0]] or reason}{remedy}"
+        return messages
 
     def why(self, shard: int) -> str:
         self._ends.pop(shard, None)
@@ -416,8 +421,8 @@ class _Slurm:
         if not self._alive:
             return "no job is left"
         return (
-            f"{len(self._alive)} tasks go on without this command, which watches them again when it is given"
-            f" again (scancel --name={self._name} ends them)"
+            f"{len(self._alive)} tasks keep running; the same command watches them again"
+            f" (scancel --name={self._name} ends them)"
         )
 
 
@@ -433,8 +438,8 @@ def ranges(shards: Sequence[int]) -> str:
 
 
 def _tasks_in(answer: str) -> Iterator[tuple[str, int, str, str]]:
-    """Yields the job's number, the task, the state and the reason of each task in what squeue or sacct
-    printed. Other lines, such as a site's banner, say nothing of them."""
+    """Yields the job's number, the task, the state and the reason of each task in the output of squeue or
+    sacct. Other lines, such as a site's banner, are ignored."""
     for line in answer.splitlines():
         if task := _TASK.fullmatch(line.strip()):
             yield task[1], int(task[2]), task[3], task[4] or ""

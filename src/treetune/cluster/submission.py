@@ -1,7 +1,7 @@
-"""Commands of SLURM as sites run them: controllers that are busy for a while, banners around an answer.
+"""Runs commands of SLURM on real clusters, where controllers are busy at times and sites print banners.
 
-`python submission.py ARGUMENTS` is sbatch that is patient: it asks a controller that was busy again, gives it
-no job twice, and prints the job's number alone. It needs nothing but Python, for scripts of the shell.
+`python submission.py ARGUMENTS` is a patient sbatch: it tries again while the controller is busy, never
+submits a job twice, and prints nothing but the job's number. Shell scripts use it; it needs only Python.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _NAME = re.compile(r"^#SBATCH\s+(?:--job-name=|--job-name\s+|-J\s*)(\S+)", re.MU
 
 
 class SlurmRefused(RuntimeError):
-    """What a command of SLURM complained of."""
+    """A command of SLURM failed; the message is its complaint."""
 
 
 class SlurmBusy(SlurmRefused):
-    """A complaint that passes: the controller may have carried the command out all the same."""
+    """A failure that passes. The controller may have carried out the command nevertheless."""
 
 
 def output_of(command: Sequence[str]) -> str:
@@ -56,8 +56,8 @@ def output_of(command: Sequence[str]) -> str:
 
 
 def job_number(answer: str) -> str | None:
-    """Returns the job's number in what sbatch printed, whatever else a site prints: banners, the cluster
-    behind the number."""
+    """Returns the job's number in sbatch's output, which may also have banners and the cluster's name; None
+    if there is no number."""
     if submitted := _SUBMITTED.search(answer):
         return submitted[1]
     alone = _ALONE.findall(answer)
@@ -76,9 +76,11 @@ def cluster_options(options: Sequence[str]) -> list[str]:
 
 
 def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: float = PAUSE_S) -> str:
-    """Gives a job to sbatch and returns its number. Where the controller is busy, the job is looked for by
-    its name before it is given again. Raises SlurmRefused where it is not taken, or nobody can tell in
-    time."""
+    """Submits a job and returns its number.
+
+    If the controller is busy, the job is looked for in the queue by its name before it is submitted again.
+    Raises SlurmRefused if the job isn't accepted, or if that can't be found out in time.
+    """
     end = time.monotonic() + patience_s
     before = _queued(arguments, end, pause_s)
     was_taken = False
@@ -95,7 +97,7 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
                 was_taken = True
                 complaint = f"sbatch answered {answer.strip()[:200]!r}, and no number of a job"
         if complaint:
-            print(f"{complaint}; its job is looked for", file=sys.stderr)
+            print(f"{complaint}; looking for its job in the queue", file=sys.stderr)
         if time.monotonic() + pause_s > end:
             raise SlurmRefused(
                 f"{complaint or 'its job is not in the queue'}: look with squeue before you try again"
@@ -127,7 +129,7 @@ def _queued(arguments: Sequence[str], end: float, pause_s: float) -> set[str] | 
 
 
 def _job_name(arguments: Sequence[str]) -> str | None:
-    """Returns the job's name: of the options, or of the script behind them."""
+    """Returns the job's name: from the options, or else from the script."""
     for place, argument in enumerate(arguments):
         if argument.startswith("--job-name="):
             return argument.partition("=")[2]
@@ -135,8 +137,8 @@ def _job_name(arguments: Sequence[str]) -> str | None:
             return arguments[place + 1]
     for argument in arguments:
         if not argument.startswith("-") and Path(argument).is_file():
-            found = _NAME.search(Path(argument).read_text(errors="replace"))
-            return found[1] if found else Path(argument).name
+            name_line = _NAME.search(Path(argument).read_text(errors="replace"))
+            return name_line[1] if name_line else Path(argument).name
     return None
 
 

@@ -21,11 +21,16 @@ F = TypeVar("F", bound=Registrable)
 
 
 def build(family: type[F], data: Any, explanation: Explanation | None = None, key: KeyPath = ()) -> F:
-    """The part of `family` that ``data`` (``{type: …, …}``) describes, with all parts within.
+    """Builds the part of `family` that ``data`` (``{type: …, …}``) describes, with all parts in it.
 
-    `key` is where in the configuration ``data`` stands, if not at its root; `explanation` tells which
-    file set which key. A root's `imports` are imported first: they may register what it names. Raises
-    ConfigError with every mistake at once.
+    The modules in a root's `imports` are imported first, since they may register parts that it names.
+
+    Args:
+        explanation: Tells which file set which key, for messages.
+        key: The path of ``data`` in the configuration, if it isn't the root.
+
+    Raises:
+        ConfigError: All mistakes at once.
     """
     return build_with_warnings(family, data, explanation, key)[0]
 
@@ -47,7 +52,7 @@ def build_with_warnings(
 
 
 def checked(root: F) -> F:
-    """A root that was made without a configuration, if nothing is wrong with it. Raises ConfigError."""
+    """Returns a root that was made in Python, without a configuration. Raises ConfigError if it is wrong."""
     builder = _Builder(None)
     builder.check(root)
     if issues := builder.issues():
@@ -56,16 +61,16 @@ def checked(root: F) -> F:
 
 
 def keys_at(family: type[Registrable], data: Any, path: KeyPath) -> Mapping[str, schema.Key]:
-    """The keys that the schema has for the object at `path` of ``data``, so that defaults can be told.
+    """Returns the keys that the object at `path` of ``data`` may have, with their defaults.
 
-    Empty where there is no such object, or no `type` to tell which it is.
+    They are empty if there is no such object, or if it has no `type`.
     """
     part = part_at(family, data, path)
     return schema.keys_of(part) if part else {}
 
 
 def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
-    """The class of the object at `path`; None where there is no such object, or no `type` to tell which."""
+    """Returns the class of the object at `path`; None if there is no such object, or if it has no `type`."""
     # Follows the annotations from the root down: those of a part's keys, and those of a container's items.
     annotation: Any = family
     for depth, name in enumerate(path):
@@ -84,7 +89,8 @@ def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
 
 
 def _part_class(annotation: Any, data: Any) -> type | None:
-    """The class of an object by its annotation and, for a family, by its `type`; None where neither says."""
+    """Returns the class of an object, by its annotation and, for a family, by its `type`; None if these don't
+    tell."""
     for member in schema.members(annotation):
         if schema.is_family(member) and isinstance(data, dict):
             part = schema.choices(member).get(data.get("type", member.default))
@@ -97,6 +103,8 @@ def _part_class(annotation: Any, data: Any) -> type | None:
 
 
 class _Builder:
+    """Builds the parts of a configuration, and collects all mistakes on the way."""
+
     def __init__(self, explanation: Explanation | None) -> None:
         self._explanation = explanation
         self._issues: list[tuple[KeyPath, ConfigIssue]] = []
@@ -107,8 +115,11 @@ class _Builder:
         self.warnings: list[str] = []
 
     def value(self, annotation: Any, data: Any, key: KeyPath) -> Any:
-        """`data` as a value of `annotation`. UNKNOWN, with the mistakes noted, if it is none; an object
-        with a mistake within is made as far as it goes, and no constructor has seen it."""
+        """Returns `data` as a value of the type `annotation`. Notes the mistakes in it.
+
+        A wrong value becomes UNKNOWN. An object that contains a mistake is made without its constructor, so
+        that other parts can still look at its other keys.
+        """
         inner, constraints = schema.bare(annotation)
         if not schema.holds_parts(inner):
             return self._leaf(annotation, data, key)
@@ -129,23 +140,22 @@ class _Builder:
         return self._container(schema.bare(parts[0])[0], data, key)
 
     def check(self, root: Any) -> None:
-        """Notes what the parts of a whole configuration find. What is missing on this machine is for those
-        who use the part."""
-        # A part alone has nobody to be checked against.
+        """Notes the errors and warnings that the parts of a whole configuration find. Things that are missing
+        on this machine are left to `treetune check` and to the commands that need them."""
+        # A part alone can't be checked against other parts.
         if root is UNKNOWN or not isinstance(root, Registrable) or root.root is None:
             return
         keys_with_issues = {key for key, _ in self._issues}
         for key, finding in findings(root, known_wrong=self._mistakes() > 0):
             if finding.level == "warning":
                 self.warnings.append(finding.what)
-            elif (
-                finding.level == "error" and key not in keys_with_issues
-            ):  # what is wrong there by itself comes first
+            # A value that is wrong by itself is reported as that alone.
+            elif finding.level == "error" and key not in keys_with_issues:
                 issue = remedies.issue_of(key, finding, self._explanation)
                 self._issues.append((key, issue))
 
     def issues(self) -> list[ConfigIssue]:
-        """All mistakes, in the order of their keys."""
+        """Returns all mistakes, in the order of their keys."""
         issues = list(self._issues)
         misspelled: set[KeyPath] = set()
         for key, owner in self._unknown:
@@ -164,7 +174,7 @@ class _Builder:
         word, names = schema.family_word(families[0]), schema.names(registered)
         if not isinstance(data, dict):
             fault = f"should be an object {{type: …}}, is {remedies.shortened(data)}"
-            # A list, since data may be a list itself, which no dictionary can look up.
+            # A list, since data may be a list, which a dictionary can't look up.
             is_type = data in list(registered)
             remedy = f"write {{type: '{data}'}}" if is_type else remedies.how_to_set(key)
             return self._wrong(key, fault, f"{remedy}; types of {word}: {names}")
@@ -177,7 +187,7 @@ class _Builder:
             suggestion = f"did you mean {near[0]!r}? " if near else ""
             remedy = f"{suggestion}Types of {word}: {names}"
             if not near:
-                remedy += "; a part of your own is made known by imports: ['my_package.my_part']"
+                remedy += "; for a part of your own, set imports: ['my_package.my_part']"
             return self._wrong((*key, "type"), f"there is no {word} {remedies.shortened(name)}", remedy)
         rest = {field: item for field, item in data.items() if field != "type"}
         return self._object(remedies.Owner(registered[name], name, families[0]), rest, key)
@@ -233,7 +243,7 @@ class _Builder:
 
     def _leaf(self, annotation: Any, data: Any, key: KeyPath) -> Any:
         try:
-            # Strict, yet from JSON: "3" is no number, and a list may become a tuple.
+            # Strict and from JSON: "3" isn't taken for a number, and a list may become a tuple.
             return schema.adapter(annotation).validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
             details = error.errors()[0]
@@ -253,7 +263,7 @@ class _Builder:
     def _fits(self, annotation: Any, constraints: tuple[Any, ...], data: Any, key: KeyPath) -> bool:
         """Returns whether a list or object of parts fits its constraints (its length); else notes it."""
         if not isinstance(data, list | dict):
-            return True  # that it is none will be said where it is built
+            return True  # its type is checked where it is built
         plain: Any = dict[str, Any] if isinstance(data, dict) else list[Any]
         for constraint in constraints:
             plain = Annotated[plain, constraint]
@@ -266,14 +276,14 @@ class _Builder:
         return True
 
     def _wrong(self, key: KeyPath, fault: str, remedy: str | None) -> Any:
-        """Notes a mistake at a key, and returns UNKNOWN."""
+        """Notes a mistake at a key. Returns UNKNOWN."""
         source = remedies.source(key, self._explanation)
         self._issues.append((key, ConfigIssue(fault, dotted(key) or "configuration", source, remedy)))
         return UNKNOWN
 
 
 def _as_far_as_known(part: type, keys: Mapping[str, schema.Key], values: Mapping[str, Any]) -> Any:
-    """An object of the class that its constructor never saw, for others to look at."""
+    """Returns an object of the class, made without its constructor, so that other parts can look at it."""
     instance: Any = object.__new__(part)
     for name, declared in keys.items():
         value = values.get(name, UNKNOWN if declared.required else declared.default)

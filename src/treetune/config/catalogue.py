@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.config.jsonnet import CONFIGS, configurations
+from treetune.config.layers import CONFIGS, configurations
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "experiments": (
@@ -18,9 +18,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "data sets and pipelines": ("data", "data_pipelines"),
     "presets": ("presets",),
 }  # fmt: skip
-"""The folders below configs/ whose files are whole; "." is configs/ itself. Those under "experiments" can be
-run. Files of folders that are not named here are fragments: put on the right of an experiment, they change
-it. Helpers, such as functions, are .libsonnet files and are not listed."""
+"""The folders below configs/ whose files are complete; "." is configs/ itself. Those under "experiments" can
+be run. Files of other folders are fragments: named after an experiment, they change it. Helpers, such as
+functions, are .libsonnet files and are not listed."""
 
 FRAGMENTS = "fragments"
 
@@ -49,11 +49,12 @@ def entries(word: str = "") -> Iterator[Entry]:
 
 
 def _rank(path: Path) -> tuple[int, str]:
-    """Returns what configurations are listed by: the folders in the order of KINDS, then all others."""
+    """Returns the sort key of a configuration: folders in the order of KINDS, then all others; then the
+    name."""
     name = path.relative_to(CONFIGS)
-    whole = [folder for folders in KINDS.values() for folder in folders]
+    order = [folder for folders in KINDS.values() for folder in folders]
     folder = str(name.parent)
-    return (whole.index(folder) if folder in whole else len(whole), str(name))
+    return (order.index(folder) if folder in order else len(order), str(name))
 
 
 def kind_of(name: Path) -> str:

@@ -15,7 +15,11 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ConfigIssue:
-    """A mistake. `key` is a dotted path or a file; `source` what set it; `excerpt` is shown as is."""
+    """A mistake in a configuration.
+
+    Example: ``ConfigIssue("unknown key of trainer", "trainer.lr", "a.jsonnet:3", "did you mean
+    'learning_rate'?")``. `key` may also be a file. `excerpt` is shown as it is.
+    """
 
     what: str
     key: str | None = None
@@ -35,13 +39,13 @@ class ConfigIssue:
 
 
 def nearest(name: str, candidates: Iterable[str], count: int = 1) -> list[str]:
-    """The candidates that a misspelled `name` may have meant, best first, perhaps none."""
+    """Returns the candidates that a misspelled `name` may mean, the best first; perhaps none."""
     by_fold = {candidate.casefold(): candidate for candidate in candidates}
     return [by_fold[match] for match in get_close_matches(name.casefold(), by_fold, n=count, cutoff=0.6)]
 
 
 def did_you_mean(name: str, candidates: Sequence[str]) -> str:
-    """Words that offer the nearest candidate or, where none is near, all of them."""
+    """Returns a remedy with the nearest candidate or, if none is near, with all of them."""
     match = nearest(name, candidates)
     return f"did you mean {match[0]!r}?" if match else f"known: {', '.join(sorted(candidates)) or 'none'}"
 
@@ -51,7 +55,7 @@ def dotted(path: Sequence[str]) -> str:
 
 
 def wrapped(label: str, text: str) -> str:
-    """Text that fits a terminal, its later lines below the label's end."""
+    """Returns a text wrapped to a terminal, with its later lines indented by the width of `label`."""
     indent = " " * max(len(label), 2)
     return "\n".join(
         textwrap.wrap(

@@ -1,10 +1,10 @@
-"""Explains who set a key: every file of the import graph, environment variable and override, in order.
+"""Explains what set a key: every file of the import graph, environment variable and override, in order.
 
-Jsonnet merges lazily and keeps no record, so each file is evaluated alone, with a marked empty object in
-place of each of its imports, also of those of the libraries that it calls. Where a mark appears is where that
-import was merged in, and its number says after how many others; what the file then still sets is its own. A
-file that leans on others (``$``, ``super``) may not stand alone: it is then reported as having *computed* the
-value, never guessed at.
+Jsonnet merges lazily and keeps no record of it. So each file is evaluated alone, with an empty object that
+has a mark in place of each of its imports, also of those of the libraries that it calls. An import was merged
+into the object in which its mark appears, and the mark's number tells after how many other imports. All other
+keys are set by the file itself. A file that needs others (``$``, ``super``) may fail alone. Its value is then
+reported as *computed*; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing_extensions import override
 
 from treetune.config import lexer
 from treetune.config.errors import KeyPath, dotted
-from treetune.config.jsonnet import Config, Layer, evaluate, find_file, read_layer, sum_of, text_of
-from treetune.config.jsonnet_errors import frames
+from treetune.config.jsonnet_frames import frames
+from treetune.config.layers import Config, Layer, add_layers, evaluate, find_file, read_layer, text_of
 from treetune.config.registrable import Registrable
-from treetune.exceptions import ConfigError
+from treetune.exceptions import ConfigError, Endless
 
 _MARK = "<import> "
 _ALONE = "<alone>"
 _SENTINEL = "<set by the import>"
 _NUMBER = f"(if {json.dumps(_MARK)} in super then super[{json.dumps(_MARK)}] else 0) + 1"
-"""How many imports have been merged so far, this one counted: the last mark's number."""
+"""A Jsonnet expression: the number of imports that have been merged so far, this one included."""
 
 _WALK = """
 local step(x, s) =
@@ -50,16 +50,19 @@ class _Computed:
 
 
 COMPUTED = _Computed()
-"""Stands for a value that a file gives only together with others."""
+"""Marks a value that a file sets only together with other files."""
 
 MISSING = object()
-"""Stands for no value, where None could be one."""
+"""Marks a missing value, where None could be a value."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a key: file (or variable, or override), line if known, its value alone; for a library, the
-    file that calls it."""
+    """A setting of a key: the file (or variable, or override), the line if it is known, and the value that it
+    has there. For a library, `caller` is the file that calls it.
+
+    Example: ``Setting("configs/quickstart/grpo.jsonnet", 12, 0.001)``.
+    """
 
     source: str
     line: int | None
@@ -74,49 +77,54 @@ class Setting:
 
 
 class Explanation:
-    """Answers, for one evaluated configuration, what set a key. Never raises for a key.
+    """Tells what set a key of an evaluated configuration. It raises nothing, whatever the key.
 
-    `beside` are more folders in which its own parts may lie."""
+    Args:
+        more_folders: Further folders in which the user's modules may be.
+    """
 
-    def __init__(self, config: Config, beside: Sequence[str] = ()) -> None:
+    def __init__(self, config: Config, more_folders: Sequence[str] = ()) -> None:
         self._config = config
-        self._beside = beside
+        self._more_folders = more_folders
         self._files: dict[Path, Layer] = {}
         self._alone: dict[Layer, Any] | None = None
         self._probes: dict[tuple[Layer, str, KeyPath], Any] = {}
 
     @property
     def folders(self) -> list[Path]:
-        """Where own parts may lie: the folders of the files that were added, in their order, and others."""
-        return [*(layer.path.parent for layer in self._config.layers if layer.path), *map(Path, self._beside)]
+        """The folders in which the user's modules may be: those of the configuration files, in their order,
+        and further ones."""
+        of_files = [layer.path.parent for layer in self._config.layers if layer.path]
+        return [*of_files, *map(Path, self._more_folders)]
 
     def value(self, key: KeyPath) -> Any:
-        """The value in the evaluated object, or MISSING."""
+        """Returns the value in the evaluated object, or MISSING."""
         return value_at(self._config.data, key)
 
     def settings(self, key: KeyPath) -> list[Setting]:
-        """Everything that sets `key`, from the base to the overlay that wins."""
+        """Returns everything that sets `key`, in the order of merging: the last one wins."""
         settings: list[Setting] = []
         for layer in self._config.layers:
             settings += self._in_layer(layer, key, active=())
         final = self.value(key)
-        # Evaluated alone, `$.x * 2` sees the file's own x: the value that counts is the result's.
+        # Evaluated alone, `$.x * 2` uses the file's own x. The result may have another one.
         is_value = final is not MISSING and not isinstance(final, dict)
         if settings and is_value and settings[-1].value != final:
             settings[-1] = replace(settings[-1], value=COMPUTED)
         return settings
 
     def source(self, key: KeyPath) -> str | None:
-        """The place that decided a key's value, for messages; None if nothing is known."""
+        """Returns the file and line that decided a key's value, for messages; None if they aren't known."""
         settings = self.settings(key)
         if not settings:
             return None
         return settings[-1].place + (" (computed)" if settings[-1].value is COMPUTED else "")
 
     def _in_layer(self, layer: Layer, key: KeyPath, active: tuple[Layer, ...]) -> list[Setting]:
-        """Everything that sets the key in a file and in what it imports, in the order of merging.
+        """Returns everything that sets the key in a file and its imports, in the order of merging.
 
-        `active` are the files whose imports are being followed: one that imports itself ends there.
+        `active` are the files whose imports are being followed, so that a file that imports itself ends the
+        recursion.
         """
         if layer in active:
             return []
@@ -134,7 +142,7 @@ class Explanation:
         return overridden_imports + of_file + winning_imports
 
     def _set_by_file(self, layer: Layer, key: KeyPath) -> list[Setting]:
-        """What the file sets itself, without its imports: one setting, or none."""
+        """Returns what the file itself sets, without its imports: one setting, or none."""
         text = self._text_that_sets(layer, key)
         caller = None if text is layer else layer.name
         line = lexer.field_line(text.text, key) if key and text.path else None
@@ -153,7 +161,7 @@ class Explanation:
         return [Setting(text.name, line, _without_marks(value), caller)]
 
     def _text_that_sets(self, layer: Layer, key: KeyPath) -> Layer:
-        """The file itself, or the library that it calls, where that one names the key and it doesn't."""
+        """Returns the file, or the library that it calls if only that mentions the key."""
         if key and not lexer.mentions(layer.text, key[-1]):
             for library in self._libraries(layer):
                 if lexer.mentions(library.text, key[-1]):
@@ -161,7 +169,7 @@ class Explanation:
         return layer
 
     def _mounted(self, layer: Layer, prefix: KeyPath) -> Iterator[tuple[str, Layer]]:
-        """The imports whose content is merged into the object at `prefix`, in the order of merging."""
+        """Yields the imports whose content is merged into the object at `prefix`, in the order of merging."""
         names = self._names(layer, prefix) or ()
         merged = [(name, imported) for name, imported in self._imports(layer) if _MARK + name in names]
         # The value of an import's mark is its number in that order, unless the file computes it.
@@ -171,7 +179,8 @@ class Explanation:
         yield from merged
 
     def _names(self, layer: Layer, prefix: KeyPath) -> list[str] | None:
-        """Keys (and marks) of the object at `prefix`; None where the file can't tell them alone."""
+        """Returns the keys (and marks) of the object at `prefix`; None if the file can't be evaluated
+        alone."""
         whole = self._whole(layer)
         if whole is MISSING:
             above = self._names(layer, prefix[:-1]) if prefix else None
@@ -185,16 +194,16 @@ class Explanation:
         return list(value) if isinstance(value, dict) else []
 
     def _value(self, layer: Layer, key: KeyPath) -> Any:
-        """The value that a file sets by itself; COMPUTED where it can't be told without the others."""
+        """Returns the value that a file sets by itself; COMPUTED if that depends on other files."""
         whole = self._whole(layer)
         return self._probe(layer, "at", key) if whole is MISSING else value_at(whole, key)
 
     def _whole(self, layer: Layer) -> Any:
-        """The file's own object with marks, or MISSING where it can't be evaluated as a whole.
+        """Returns the file's own object with marks, or MISSING if it can't be evaluated as a whole.
 
-        Jsonnet reads its standard library anew for every evaluation and every import, which costs
-        tens of milliseconds: so all files are evaluated as one text. One that fails is left out and
-        the others are tried again.
+        Jsonnet parses its standard library again for every evaluation and every import, which takes tens of
+        milliseconds. So all files are evaluated as one text. If a file fails, it is left out and the others
+        are tried again.
         """
         if self._alone is None:
             candidates = self._graph()
@@ -205,7 +214,7 @@ class Explanation:
                     values = self._evaluate(f"[{''.join(texts)}]")
                 except RuntimeError as error:
                     failed = _first_inside(texts, error)
-                    if failed is None:  # nobody knows which one failed
+                    if failed is None:  # the message doesn't tell which one failed
                         break
                     candidates = [*candidates[:failed], *candidates[failed + 1 :]]
                 else:
@@ -214,21 +223,21 @@ class Explanation:
         return self._alone.get(layer, MISSING)
 
     def _graph(self) -> list[Layer]:
-        """Every layer and every file that one of them imports, directly or not."""
+        """Returns the layers and all files that they import, directly or not."""
         layers = list(dict.fromkeys(self._config.layers))
         for layer in layers:  # the list grows meanwhile
             layers += [imported for _, imported in self._imports(layer) if imported not in layers]
         return layers
 
     def _imports(self, layer: Layer) -> list[tuple[str, Layer]]:
-        """The files that may be merged into this one, by itself or by the libraries that it calls."""
+        """Returns the files that may be merged into this one, by itself or by the libraries that it calls."""
         imports = self._files_of(layer, libraries=False)
         for library in self._libraries(layer):
             imports += [(file.name, file) for _, file in self._files_of(library, libraries=False)]
         return list(dict(imports).items())  # each name once
 
     def _libraries(self, layer: Layer) -> list[Layer]:
-        """The libraries that a file calls, directly or not."""
+        """Returns the libraries that a file calls, directly or not."""
         libraries = [library for _, library in self._files_of(layer, libraries=True)]
         for library in libraries:  # the list grows meanwhile
             for _, further in self._files_of(library, libraries=True):
@@ -237,7 +246,7 @@ class Explanation:
         return libraries
 
     def _files_of(self, layer: Layer, libraries: bool) -> list[tuple[str, Layer]]:
-        """What a text imports: its operand and the file."""
+        """Returns the imports of a text: the name in the import, and the file."""
         files = []
         for name in lexer.imports(layer.text):
             path = _resolved(name, layer)
@@ -249,10 +258,10 @@ class Explanation:
         return files
 
     def _import_wins(self, layer: Layer, name: str, key: KeyPath, rest: KeyPath) -> bool:
-        """Whether an import is added to the right of the file's own object.
+        """Returns whether an import overrides the file's own object.
 
-        Tried with a sentinel in the place of the import: for `rest` ("a", "b") the object
-        ``{"a"+: {"b": sentinel}}``. The import wins if the key's value is then the sentinel.
+        The import is replaced by a sentinel: for `rest` ("a", "b") by the object ``{"a"+: {"b": sentinel}}``.
+        The import wins if the key's value is then the sentinel.
         """
         if not rest:
             return False
@@ -263,7 +272,8 @@ class Explanation:
         return bool(self._probe(layer, "at", key, {name: content}) == _SENTINEL)
 
     def _probe(self, layer: Layer, result: str, path: KeyPath, instead: dict[str, str] | None = None) -> Any:
-        """One expression about what lies at `path` of a file alone; COMPUTED where that fails."""
+        """Evaluates an expression about the value at `path` of a file alone. Returns COMPUTED if that
+        fails."""
         question = (layer, result + json.dumps(instead), path)
         if question not in self._probes:
             steps = [{"key": part, "index": int(part) if part.isdecimal() else -1} for part in path]
@@ -279,7 +289,7 @@ class Explanation:
         return self._probes[question]
 
     def _marked(self, layer: Layer, instead: Mapping[str, str] | None = None, library: bool = False) -> str:
-        """The text of a file with a marked empty object for each import that is merged in."""
+        """Returns the text of a file with a marked empty object in place of each import."""
         merged = {name: file.name if library else name for name, file in self._files_of(layer, False)}
 
         def mark(keyword: str, name: str) -> str:
@@ -301,7 +311,8 @@ class Explanation:
 
 
 def _first_inside(texts: Sequence[str], error: RuntimeError) -> int | None:
-    """Returns which of the texts, evaluated one after the other, Jsonnet's message is about."""
+    """Returns the number of the text, among those that were evaluated as one, that Jsonnet's message is
+    about."""
     for frame in frames(str(error)):
         line = frame.line
         for number, text in enumerate(texts):
@@ -315,11 +326,11 @@ def _resolved(name: str, layer: Layer) -> Path | None:
     try:
         return find_file(name, layer.directory)
     except ConfigError:
-        return None  # evaluation never needed it, or it would have ended there
+        return None  # not needed: otherwise the evaluation of the whole would have failed
 
 
 def value_at(data: Any, key: KeyPath) -> Any:
-    """The value at a path of keys and list indices, or MISSING."""
+    """Returns the value at a path of keys and list indices, or MISSING."""
     for part in key:
         if isinstance(data, dict) and part in data:
             data = data[part]
@@ -331,8 +342,7 @@ def value_at(data: Any, key: KeyPath) -> Any:
 
 
 def as_plain(value: Any) -> Any:
-    """Returns a default that is no JSON as a configuration would say it: a part is an object, with its
-    `type`."""
+    """Returns a default value as it is written in a configuration: a part as an object with its `type`."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return str(value)
     keys = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
@@ -368,25 +378,25 @@ def key_paths(data: Any, prefix: KeyPath = ()) -> list[KeyPath]:
     return paths
 
 
-# Files that change nothing because everything that they set is set again on their right
+# Files that change nothing, because later files override everything that they set
 
 SHOWN_KEYS = 4
 
 
 def overridden(config: Config) -> Iterator[str]:
-    """Yields a sentence for each file that could be left out, and that would say something elsewhere.
+    """Yields a sentence for each file that changes nothing here, and would change something after the others.
 
-    A preset on the left of the experiment that it is for is the commonest of them. A file may say
-    again what one on its left says already.
+    The most common case is a preset that comes before its experiment. A file that repeats what an earlier
+    file sets is fine.
     """
     for index, layer in enumerate(config.layers):
-        on_left, on_right = config.layers[:index], config.layers[index + 1 :]
-        if layer.path is None or not on_right:
+        earlier, later = config.layers[:index], config.layers[index + 1 :]
+        if layer.path is None or not later:
             continue
-        if _sum_or_none([*on_left, *on_right], config) != config.data:
-            continue  # it does change something
-        without_it = _sum_or_none(on_left, config)
-        with_it = _sum_or_none([*on_left, layer], config)
+        if _sum_or_none([*earlier, *later], config) != config.data:
+            continue  # it changes something
+        without_it = _sum_or_none(earlier, config)
+        with_it = _sum_or_none([*earlier, layer], config)
         if with_it is None or without_it == with_it:
             continue
         # The file's own values, without objects that hold more specific ones.
@@ -394,24 +404,24 @@ def overridden(config: Config) -> Iterator[str]:
             path for path in key_paths(with_it) if value_at(without_it, path) != value_at(with_it, path)
         ]
         lost = [path for path in changed if not isinstance(value_at(with_it, path), dict)]
-        # A file on the right may set the key itself, or replace one of the objects around it.
+        # A later file may set the key itself, or replace one of the objects around it.
         lost_or_around = [path[:depth] for path in lost for depth in range(len(path), 0, -1)]
         winners = []
-        for right in on_right:
-            explanation = Explanation(replace(config, layers=(right,)))
+        for later_layer in later:
+            explanation = Explanation(replace(config, layers=(later_layer,)))
             if any(map(explanation.settings, lost_or_around)):
-                winners.append(right.name)
+                winners.append(later_layer.name)
         shown = ", ".join(dotted(path) for path in lost[:SHOWN_KEYS])
         more = ", …" if len(lost) > SHOWN_KEYS else ""
         yield (
-            f"{layer.name} changes nothing: all that it sets ({shown}{more}) is set again on its right, by"
-            f" {' and '.join(winners)}: put it further to the right, or leave it out"
+            f"{layer.name} changes nothing: all that it sets ({shown}{more}) is overridden by"
+            f" {' and '.join(winners)}: put it after that, or leave it out"
         )
 
 
 def _sum_or_none(layers: Any, config: Config) -> Any:
-    """Returns what some of the layers make, or None where they make nothing without the others."""
+    """Returns the sum of some of the layers; None if they can't be evaluated without the others."""
     try:
-        return sum_of(layers, config.variables) if layers else {}
-    except ConfigError:
+        return add_layers(layers, config.variables) if layers else {}
+    except (RuntimeError, ConfigError, Endless):
         return None

@@ -1,4 +1,4 @@
-"""Finds a user's own modules in folders beside the configuration, and remembers which were found."""
+"""Finds a user's own modules in the folders of the configuration, and remembers which were found."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class OwnFolders(MetaPathFinder):
     """Finds modules in a user's folders, after everything that is installed.
 
     The folders are not on `sys.path`, where any folder of a working directory (`wandb`, `data`, …) would
-    pass for a package of that name. Here a folder without ``__init__.py`` is a package only if somebody
-    asked for it by name.
+    pass for a package of that name. Here a folder without ``__init__.py`` is a package only if a
+    configuration names it.
     """
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ def import_folders() -> list[str]:
 def own_modules() -> dict[str, str]:
     """The user's modules that this process has imported, each with a hash of its file.
 
-    What a configuration says is not all that a run with parts of its own computes: the manifest keeps these
-    beside it, so that a resumed run can say that the code has changed.
+    A run with parts of its own also depends on their code. The manifest keeps these hashes, so that a resumed
+    run can report that the code has changed.
     """
     hashes = {}
     for name, module in sorted(sys.modules.items()):

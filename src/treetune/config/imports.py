@@ -25,7 +25,7 @@ from typing import Any
 from treetune.config import folders, schema
 from treetune.config.errors import ConfigIssue, KeyPath, nearest
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import relative
+from treetune.config.layers import relative
 from treetune.config.moved import remedy_for_import
 from treetune.config.registrable import Registrable
 from treetune.config.schema import GROUP, IMPORTS, OWN_PACKAGE
@@ -69,7 +69,8 @@ def import_package(package: ModuleType, without: str = "") -> None:
 
 
 def function_at(path: str) -> Callable[..., Any]:
-    """The function that ``package.module:function`` names; ValueError in words for the user."""
+    """Returns the function that ``package.module:function`` names. Raises ValueError with a message for
+    users."""
     module, colon, name = path.partition(":")
     if not colon or not _MODULE.fullmatch(module) or not name.isidentifier():
         raise ValueError(
@@ -78,7 +79,7 @@ def function_at(path: str) -> Callable[..., Any]:
     folders.ask_for(module)
     try:
         function = getattr(importlib.import_module(module), name, None)
-    except (Exception, SystemExit) as error:  # whatever a user's module does
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         issue = _not_imported(module, "path", None, error)
         raise ValueError("; ".join(filter(None, [issue.what, issue.remedy]))) from error
     if not callable(function):
@@ -102,7 +103,7 @@ def _installed() -> tuple[ConfigIssue, ...]:
 
 
 def _named_in(name: str, explanation: Explanation | None) -> str | None:
-    """The file that names a module. (Files may each add to the list, and then none sets item 1 alone.)"""
+    """Returns the file that names a module in `imports`. Several files may add to that list."""
     settings = explanation.settings((IMPORTS.name,)) if explanation else []
     naming = [setting for setting in settings if isinstance(setting.value, list) and name in setting.value]
     candidates = naming or settings
@@ -122,7 +123,7 @@ def _issues_of(name: str, key: KeyPath, source: str | None) -> Iterator[ConfigIs
         module = importlib.import_module(name)
         if hasattr(module, "__path__"):
             import_package(module)
-    except (Exception, SystemExit) as error:  # whatever a user's module does is told, and ends nothing else
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         yield _not_imported(name, label, source, error)
         return
     for family in Registrable.__subclasses__():
@@ -134,22 +135,22 @@ def _issues_of(name: str, key: KeyPath, source: str | None) -> Iterator[ConfigIs
 def _wrong_part(
     family: type[Registrable], name: str, part: type, label: str, source: str | None
 ) -> Iterator[ConfigIssue]:
-    """Yields what keeps the builder from reading a part's keys off its class."""
+    """Yields mistakes in a part's class because of which its keys can't be read."""
     part_name = f"{schema.family_word(family)} {name!r} ({_file_of(part.__module__)})"
     if not issubclass(part, family):
-        fault = f"is registered as {schema.family_word(family)} and is no sub-class of {family.__name__}"
+        fault = f"is registered as {schema.family_word(family)} and isn't a sub-class of {family.__name__}"
         remedy = f"class {part.__name__}({family.__name__}): …"
         yield ConfigIssue(f"{part_name} {fault}", label, source, remedy)
     elif not getattr(getattr(part, "__dataclass_params__", None), "frozen", False):
-        fault = f"{part_name} is no frozen dataclass, off which keys could be read"
-        remedy = f"put @dataclass(frozen=True, kw_only=True) between the decorator and class {part.__name__}"
+        fault = f"{part_name} must be decorated with @dataclass(frozen=True, kw_only=True)"
+        remedy = f"put the decorator between @….register(…) and class {part.__name__}"
         yield ConfigIssue(fault, label, source, remedy)
     elif error := _unreadable_field(part):
         fault = f"{part_name} has a field whose type can't be read: {error}"
         remedy = "the types of fields are read at the start: import what they name at the module's top"
         yield ConfigIssue(fault, label, source, remedy)
     elif unwritten := _unwritten_methods(part):
-        fault = f"{part_name} lacks what every {schema.family_word(family)} has"
+        fault = f"{part_name} is missing methods that every {schema.family_word(family)} has"
         signatures = [
             f"{method_name}{inspect.signature(method)}" for method_name, method in unwritten.items()
         ]
@@ -158,9 +159,9 @@ def _wrong_part(
 
 
 def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
-    """Returns the methods that a part has to write and hasn't: those that only raise NotImplementedError.
+    """Returns the abstract methods that a part doesn't override: those that only raise NotImplementedError.
 
-    Such a method isn't needed where a base class alone calls it, from a method that the part has replaced.
+    A method isn't needed if only a base class calls it, from a method that the part overrides.
     """
     methods = dict(inspect.getmembers(part, inspect.isfunction))
     called_by_bases: set[str] = set()
@@ -201,12 +202,13 @@ def _not_imported(name: str, label: str, source: str | None, error: BaseExceptio
     if frame and isinstance(error, ImportError) and _OURS.match(error.name or ""):
         remedy = remedy_for_import(*frame)
     if remedy is None and missing:
-        remedy = f"{missing} is not installed for {sys.executable}, and lies in none of {_looked_in()}"
+        remedy = f"{missing} is not installed for {sys.executable}, nor found in {_looked_in()}"
     return ConfigIssue(fault, label, source, remedy, f"    {text.strip()}" if text else None)
 
 
 def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
-    """File and line of the user's code in which an import ended: the innermost that isn't a library's."""
+    """Returns the file and line of the user's code in which an import failed: the innermost frame that isn't
+    a library's."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     top = name.partition(".")[0]
@@ -232,7 +234,7 @@ def _not_found(name: str, missing: str, label: str, source: str | None) -> Confi
         fault = f"there is no module {last!r} in the package {package!r}"
         looked = f"looked in {_file_of(package)}"
         if parent is not None and not hasattr(parent, "__path__"):
-            looked = f"{package} is {_file_of(package)}, which is a module and no package"
+            looked = f"{package} is {_file_of(package)}, which is a module, not a package"
     near = nearest(last, [module.name for module in pkgutil.iter_modules(searched)])
     suggestion = ""
     if near:

@@ -1,28 +1,35 @@
-"""From files, environment and overrides to one plain object: ``a + b + … + environment + overrides``."""
+"""Loads a configuration: evaluates ``a + b + … + environment + overrides`` to one plain object.
+
+When an evaluation fails, the message says which file, key or variable is at fault, and what to do.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import _jsonnet
-
-from treetune.config.errors import ConfigIssue, nearest
-from treetune.config.jsonnet_errors import TOTAL, frames, issue, location_of
-from treetune.config.lexer import flattened
-from treetune.config.yaml_files import LARGEST_WHOLE, jsonnet_of_yaml
+from treetune.config.errors import ConfigIssue
+from treetune.config.jsonnet_errors import issue
+from treetune.config.jsonnet_frames import frames, location_of
+from treetune.config.layers import (
+    DEADLINE_S,
+    TOTAL,
+    Config,
+    Layer,
+    evaluate,
+    evaluate_flattened,
+    find_file,
+    import_sum,
+    read_layer,
+    text_of,
+)
+from treetune.config.yaml_files import LARGEST_WHOLE
 from treetune.exceptions import ConfigError, Endless
-
-_IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[above] / "configs" for above in (1, 3))
-CONFIGS = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
-"""The shipped configurations, found from any working directory: a wheel has them in the package, with the
-examples beside them."""
 
 ENVIRONMENT_KEYS = {
     "seed": "APP_SEED",
@@ -31,40 +38,8 @@ ENVIRONMENT_KEYS = {
 }
 """Root keys that an environment variable sets, over the files and under the overrides."""
 
-DEADLINE_S = 60.0
-
-Importer = Callable[[str, str], tuple[str, bytes]]
-"""From the importing file's folder and the import's text to a name and the content."""
 
 _MISSING_VARIABLE = re.compile(r"undefined external variable: (\S+)")
-
-
-@dataclass(frozen=True)
-class Layer:
-    """An operand of the sum. `path` is None for text that came from no file."""
-
-    name: str
-    text: str
-    path: Path | None = None
-
-    @property
-    def directory(self) -> Path:
-        """What the layer's imports are relative to."""
-        return self.path.parent if self.path else Path.cwd()
-
-    @property
-    def import_name(self) -> str:
-        """What the layer is called in Jsonnet's messages."""
-        return str(self.path or self.name)
-
-
-@dataclass(frozen=True)
-class Config:
-    """An evaluated configuration and what it was made of."""
-
-    data: dict[str, Any]
-    layers: tuple[Layer, ...]
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def load(
@@ -75,19 +50,24 @@ def load(
 ) -> Config:
     """Evaluates ``configs[0] + configs[1] + … + environment + overrides[0] + …``.
 
-    `environ` is the process's by default; its ``APP_*`` are the external variables. Raises
-    ConfigError for a missing file or variable, an error in Jsonnet, or a result that is no object.
+    Args:
+        environ: The environment, by default the process's. Its ``APP_*`` are the external variables.
+        environment_keys: The root keys that an environment variable may set.
+
+    Raises:
+        ConfigError: A file or variable is missing, Jsonnet reports an error, or the result isn't an object.
     """
     environ = os.environ if environ is None else environ
     if not configs:
-        remedy = "name the files: --configs FILE,FILE,…"
+        remedy = "name the files, as in: treetune check grpo.jsonnet"
         raise ConfigError([ConfigIssue("no configuration given", "--configs", remedy=remedy)])
     layers = [read_layer(find_file(name, Path.cwd())) for name in configs]
     layers += _environment_layers(environ, environment_keys)
     for number, text in enumerate(overrides, start=1):
         layers.append(Layer("--override" if len(overrides) == 1 else f"--override {number}", text))
-    if strange := [layer.name for layer in layers if "\0" in layer.text]:
-        issue = ConfigIssue("has a character of code 0", strange[0], remedy="write it anew as plain text")
+    binary_files = [layer.name for layer in layers if "\0" in layer.text]
+    if binary_files:
+        issue = ConfigIssue("has a character of code 0", binary_files[0], remedy="save it as plain text")
         raise ConfigError([issue])
     variables = {name: value for name, value in environ.items() if name.startswith("APP_")}
     data = sum_of(layers, variables)
@@ -99,7 +79,7 @@ def load(
 
 
 def _inexact(value: Any, key: str) -> Iterator[ConfigIssue]:
-    """Whole numbers that Jsonnet can't hold: what was written may have been another one."""
+    """Yields an issue for each whole number that Jsonnet can't represent, and may therefore have changed."""
     if isinstance(value, dict | list):
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _inexact(item, f"{key}.{name}" if key else str(name))
@@ -108,102 +88,22 @@ def _inexact(value: Any, key: str) -> Iterator[ConfigIssue]:
         yield ConfigIssue(fault, key, remedy=f"give a whole number of at most {LARGEST_WHOLE}")
 
 
-def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Importer) -> Any:
-    """Evaluates a Jsonnet text to plain data. Raises RuntimeError with Jsonnet's own message, and Endless
-    after its deadline."""
-    results: list[str | BaseException] = []  # empty until the thread has ended
-
-    def work() -> None:
-        try:
-            results.append(
-                _jsonnet.evaluate_snippet(name, text, ext_vars=dict(variables), import_callback=importer)
-            )
-        except BaseException as error:
-            results.append(error)
-
-    # Nothing can stop it: its thread ends with the process.
-    thread = threading.Thread(target=work, name="jsonnet", daemon=True)
-    thread.start()
-    thread.join(DEADLINE_S)
-    if not results:
-        raise Endless
-    if isinstance(results[0], BaseException):
-        raise results[0]
-    return json.loads(results[0])
-
-
-def find_file(name: str, base: Path) -> Path:
-    """Returns the file that `name` means in the folder `base`: the one there, else one of treetune's own.
-
-    These are found as ``grpo.jsonnet``, ``configs/grpo.jsonnet`` or ``examples/….jsonnet``.
-    """
-    names_own_folder = Path(name).parts[:1] in ((CONFIGS.name,), ("examples",))
-    own_folder = CONFIGS.parent if names_own_folder else CONFIGS
-    folders = list(dict.fromkeys([base, own_folder]))
-    for folder in folders:
-        candidate = Path(os.path.abspath(folder / name))
-        if candidate.is_file():
-            return candidate
-    raise ConfigError([_no_such_file(name, folders)])
-
-
-def configurations(folder: Path) -> list[Path]:
-    """Returns all configurations below a folder."""
-    return sorted(folder.rglob("*.jsonnet"))
-
-
-def text_of(path: Path) -> str:
-    """Returns the text of a file as Jsonnet. Raises as reading does, and ConfigError for a YAML file that
-    can't be read."""
-    text = path.read_text(encoding="utf-8")
-    return jsonnet_of_yaml(text, relative(path)) if path.suffix in (".yaml", ".yml") else text
-
-
-def read_layer(path: Path) -> Layer:
-    try:
-        return Layer(relative(path), text_of(path), path)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(
-            [ConfigIssue(f"can't be read: {reason}", relative(path), remedy="write it anew as UTF-8 text")]
-        ) from error
-
-
-def relative(path: Path | str) -> str:
-    """A path as people read it: relative to the working directory where it lies below."""
-    try:
-        return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
 def sum_of(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
-    """The layers added from left to right, as plain data; ConfigError where that fails."""
+    """Returns the sum of the layers as plain data. Raises ConfigError if it can't be evaluated."""
     try:
         try:
-            return _evaluate_flattened(layers, variables)
+            return evaluate_flattened(layers, variables)
         except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
-            # Its messages would be about the flattened text: the slow way says what is wrong, and where.
+            # Jsonnet's message would refer to the flattened text. With imports it names the files.
             return _evaluate_with_imports(layers, variables)
     except Endless as error:
         raise ConfigError([_endless(layers, variables)]) from error
 
 
-def _evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
-    """All files as one text. Raises RuntimeError, or what reading raises, where that doesn't work out."""
-    operands = [(layer.text, layer.directory) for layer in layers]
-    text = flattened(operands, find_file, text_of)
-
-    def importer(directory: str, name: str) -> tuple[str, bytes]:
-        return name, Path(name).read_bytes()  # only `importstr` and `importbin` are left
-
-    return evaluate(TOTAL, text, variables, importer)
-
-
 def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
-    """Evaluates the sum of the files as imports, so that messages name them. Raises ConfigError.
+    """Evaluates the sum of the files as imports, so that messages name the files.
 
-    All variables that aren't set are told at once.
+    Raises ConfigError, with all external variables that aren't set at once.
     """
     texts = {layer.import_name: layer.text for layer in layers}
     unread_file: list[ConfigIssue] = []
@@ -218,7 +118,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
             unread_file[:] = error.issues
             raise
 
-    total = " + ".join(f"(import {json.dumps(layer.import_name)})" for layer in layers)
+    total = import_sum(layers)
     values, unset = dict(variables), []
     while True:
         try:
@@ -226,7 +126,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
         except RuntimeError as error:
             variable = _MISSING_VARIABLE.search(str(error))
             if variable and variable[1] not in values:
-                # A stand-in lets the evaluation go on to the next one that is missing.
+                # With a placeholder, the evaluation continues to the next variable that isn't set.
                 unset.append(_missing_variable(variable[1], str(error)))
                 values[variable[1]] = "0"
                 continue
@@ -282,55 +182,31 @@ def _missing_variable(variable: str, message: str) -> ConfigIssue:
     return ConfigIssue("external variable is not set", variable, where, remedy)
 
 
-def _no_such_file(name: str, searched: Sequence[Path]) -> ConfigIssue:
-    """Returns the issue of a file that is in none of the folders, with files of nearly that name."""
-    looked = ", ".join(relative(folder / name) for folder in searched)
-    # Files that could be meant: as one would name them, and as they are shown
-    candidates: dict[str, str] = {}
-    for folder in searched:
-        named_folder = Path(os.path.abspath(folder / name)).parent
-        paths = [*sorted(folder.glob("*sonnet")), *sorted(named_folder.glob("*.jsonnet"))]
-        if folder in (CONFIGS, CONFIGS.parent):
-            paths += configurations(CONFIGS)
-        for path in paths:
-            candidates[os.path.relpath(path, folder)] = relative(path)
-    # First those whose whole name is near, then those in another folder, by their stem.
-    similar = [candidates[match] for match in nearest(name, candidates, count=3)]
-    by_stem: dict[str, list[str]] = {}
-    for candidate, shown in candidates.items():
-        by_stem.setdefault(Path(candidate).stem, []).append(shown)
-    for stem in nearest(Path(name).stem, by_stem, count=2):
-        similar += by_stem[stem]
-    near = list(dict.fromkeys(similar))[:3]
-    remedy = f"did you mean {' or '.join(near)}?" if near else "see the files below configs/"
-    return ConfigIssue("no such file", name, f"looked for {looked}", remedy)
-
-
 def _endless(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Returns the issue of the layer that comes to no end by itself, or else of all of them together."""
+    """Returns the issue of the layer whose evaluation alone doesn't end, or else of all layers together."""
     guilty = ", ".join(layer.name for layer in layers)
     for layer in layers if len(layers) > 1 else ():
         try:
-            _evaluate_flattened([layer], variables)
+            evaluate_flattened([layer], variables)
         except Endless:
             guilty = layer.name
             break
         except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
-            continue  # leans on the others
-    remedy = (
-        "look there, and in what it imports, for a loop without an end, such as a function that calls itself"
+            continue  # it needs the other layers
+    remedy = "look in it, and in its imports, for an endless loop, such as a function that calls itself"
+    return ConfigIssue(
+        f"evaluating it took more than {DEADLINE_S:.0f} s and was stopped", guilty, remedy=remedy
     )
-    return ConfigIssue(f"evaluating it has taken {DEADLINE_S:.0f} s, and is given up", guilty, remedy=remedy)
 
 
 def _not_an_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Returns the issue of the layer to blame for a sum that is no object."""
+    """Returns the issue of the layer because of which the sum isn't an object."""
     fault = "should be an object {…}"
     for layer in layers:
         try:
             alone = sum_of([layer], variables)
         except ConfigError:
-            continue  # leans on the others, which only an object can
+            continue  # it needs the other layers, so it is an object
         if not isinstance(alone, dict):
             shown_value = json.dumps(alone)[:60]
             return ConfigIssue(f"{fault}, is {shown_value}", layer.name, remedy="put braces around it")

@@ -1,79 +1,31 @@
-"""Jsonnet's own messages in words for users: which key was being computed, from which, and who set them."""
+"""Explains Jsonnet's error messages to users: which key was being computed, from which other keys, and which
+files set those."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treetune.config import lexer
 from treetune.config.errors import ConfigIssue, KeyPath, dotted
-
-if TYPE_CHECKING:
-    from treetune.config.jsonnet import Layer
-
-TOTAL = "--configs"
-"""The name, in Jsonnet's messages, of the text that adds the layers."""
+from treetune.config.explain import COMPUTED, Explanation
+from treetune.config.jsonnet_frames import STATIC, Frame, frames, location_of
+from treetune.config.layers import Config, Layer
 
 SHOWN_COLUMNS = 100
 
-_RANGE = r"\(?(?P<line>\d+):(?P<column>\d+)\)?(?:-\(?(?:(?P<last_line>\d+):)?(?P<last_column>\d+)\)?)?"
-_LOCATION = rf"(?P<file>[^\t\n]+?):{_RANGE}"
-_STATIC = re.compile(rf"STATIC ERROR: {_LOCATION}: (?P<what>.*)", re.DOTALL)
-_FRAME = re.compile(rf"^\t{_LOCATION}(?:\t(?P<within>.*))?$", re.MULTILINE)
 _REFERENCE = re.compile(r"(?:\$|\bself|\bsuper)((?:\.[A-Za-z_]\w*)+)")
 
 
-@dataclass(frozen=True)
-class Frame:
-    """Where Jsonnet was, in a user's text. `within` is what of: an object, a function, …"""
-
-    file: str
-    line: int
-    column: int
-    last_line: int
-    last_column: int
-    within: str
-
-    @property
-    def in_object(self) -> bool:
-        return self.within.startswith("object")
-
-    def text(self, whole: str) -> str:
-        """The expression that was evaluated there."""
-        lines = whole.splitlines()[self.line - 1 : self.last_line]
-        if not lines:
-            return ""
-        lines[-1] = lines[-1][: self.last_column]
-        lines[0] = lines[0][self.column - 1 :]
-        return "\n".join(lines)
-
-
-def frames(message: str) -> list[Frame]:
-    """Every place of Jsonnet's message that is in a user's text, innermost first."""
-    static = _STATIC.match(message)
-    all_frames = []
-    for match in [static] if static else _FRAME.finditer(message):
-        line, column = int(match["line"]), int(match["column"])
-        last = int(match["last_line"] or line), int(match["last_column"] or column)
-        within = match.groupdict().get("within") or ""
-        all_frames.append(Frame(match["file"], line, column, *last, within))
-    users_frames = []
-    for frame in all_frames:
-        if frame.file not in (TOTAL, "<std>") and not frame.file.startswith("std"):
-            users_frames.append(frame)
-    return users_frames
-
-
 def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Returns what to say about an evaluation that failed: place, text, the key at work, its parts, a
-    remedy."""
+    """Returns the issue of an evaluation that failed: file and line, the key that was being computed, the
+    keys that it is computed from, and a remedy."""
     texts = {layer.import_name: layer.text for layer in layers}
     places = frames(message)
-    static = _STATIC.match(message)
+    static = STATIC.match(message)
     what = static["what"] if static else message.splitlines()[0].removeprefix("RUNTIME ERROR: ")
     itself = "max stack frames" in what
     remedy = _remedy(what)
@@ -87,41 +39,37 @@ def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -
 _REMEDIES = (
     (
         "max stack frames",
-        "something is defined by itself: look for files that import each other or keys that do so",
+        "something is defined by itself: look for files that import each other, or keys that refer to"
+        " themselves",
     ),
     (
         "Unknown variable",
-        "a text needs quotes; a key of the experiment is $.key, another file's content an import",
+        "a string needs quotes; a key of the experiment is $.key, and another file's content an import",
     ),
-    ("field does not exist", "look how the key is spelt, and whether a file further to the left sets it"),
+    ("field does not exist", "check the key's spelling, and whether an earlier file sets it"),
     ("uplicate field", "leave one of the two out"),
     ("manifest function", "call the function, or hide the field with ::"),
-    ("division by zero", "look at what it is divided by"),
-    ("no super class", "a key is changed with +: where a file on the left has it, and set with : elsewhere"),
+    ("division by zero", "check the divisor"),
+    ("no super class", "a key is extended with +: if an earlier file has it, and set with : otherwise"),
 )
-_MEND = "mend it where the arrow points: {…} around keys, a comma between them, quotes around texts"
-_LOOK = "look at the expression that the arrow points at; print_config shows the values of the keys"
+_FIX = "fix it where the arrow points: {…} around keys, a comma between them, quotes around texts"
+_LOOK = "look at the expression that the arrow points at; `treetune print_config` shows the values of keys"
 
 
 def _remedy(message: str) -> str:
-    """Returns the remedy for an error that Jsonnet tells in these words."""
+    """Returns the remedy for one of Jsonnet's error messages."""
     for phrase, remedy in _REMEDIES:
         if phrase in message:
             return remedy
     is_syntax = re.match(r"(?i)(expected|unexpected|unterminated|unclosed|could not lex|not a)", message)
-    return _MEND if is_syntax else _LOOK
-
-
-def location_of(frame: Frame) -> str:
-    from treetune.config.jsonnet import relative
-
-    return f"{relative(frame.file)}:{frame.line}:{frame.column}"
+    return _FIX if is_syntax else _LOOK
 
 
 def _where(
     places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
 ) -> str | None:
-    """The key at work, and the user's file that led there if the error is in another one."""
+    """Returns the key that was being computed, and the user's file that led there if the error is in another
+    file."""
     key_and_setters = _key_at_work(places, texts, layers, variables)
     caller = next((location_of(frame) for frame in places if frame.file in texts), None)
     if caller and places[0].file not in texts and caller not in (key_and_setters or ""):
@@ -132,7 +80,8 @@ def _where(
 def _key_at_work(
     places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
 ) -> str | None:
-    """The key whose value was being computed, the keys that it is made from, and who set those."""
+    """Returns the key whose value was being computed, the keys that it is computed from, and the files that
+    set those."""
     depth = next((number for number, place in enumerate(places) if place.in_object), None)
     if depth is None:
         return None
@@ -152,11 +101,8 @@ def _key_at_work(
 
 
 def _setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[str, str]) -> str | None:
-    """Returns who sets a key, or the object around it, as far as the files tell without the evaluated
-    whole."""
-    from treetune.config.explain import COMPUTED, Explanation
-    from treetune.config.jsonnet import Config
-
+    """Returns what sets a key, or an object around it. The whole can't be evaluated, so that the files alone
+    have to tell."""
     explanation = Explanation(Config({}, tuple(layers), variables))
     while key:
         if settings := explanation.settings(key):
@@ -179,7 +125,7 @@ def _text(file: str, texts: Mapping[str, str]) -> str:
 
 
 def _excerpt(frame: Frame, texts: Mapping[str, str]) -> str | None:
-    """The line with a mark below the place; of a long line what stands around it."""
+    """Returns a line of the file with a mark below the column; of a long line, the part around the column."""
     lines = _text(frame.file, texts).splitlines()
     if not 0 < frame.line <= len(lines):
         return None

@@ -40,7 +40,7 @@ class Token:
 
     @property
     def value(self) -> str:
-        """The text that a name or string literal stands for."""
+        """The text that a name or string literal denotes."""
         if self.kind != "string":
             return self.text
         if self.text.startswith("@"):
@@ -59,7 +59,7 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Tokens without white space and comments; text that is no Jsonnet gives odd ones, no error."""
+    """Yields the tokens, without white space and comments. A text that isn't Jsonnet raises no error."""
     line = 1
     for match in _TOKEN.finditer(text):
         kind = match.lastgroup or "other"
@@ -118,7 +118,8 @@ def field_at(text: str, line: int, column: int) -> tuple[str, ...]:
 
 
 def field_line(text: str, path: tuple[str, ...]) -> int | None:
-    """The line on which the file sets `path` (relative to its own object), if that can be told."""
+    """Returns the line on which the file sets `path` (relative to its own object); None if that isn't"
+    " clear."""
     exact, by_name = [], []
     open_keys: list[str | None] = []
     pending: str | None = None

@@ -108,7 +108,7 @@ def held(annotation: Any) -> Iterator[type]:
 
 
 def plain_parts(part: type) -> list[type]:
-    """The classes of the objects without `type` that stand in a part, at any depth."""
+    """Returns the classes of the objects without `type` in a part, at any depth."""
     plain: list[type] = []
     to_visit = [part]
     while to_visit:
@@ -299,19 +299,19 @@ def sentences(text: str) -> list[str]:
 
 @functools.cache
 def _texts_of_file(file: str) -> dict[str, dict[str, str]]:
-    """Returns for every class of a file the texts that stand below its fields."""
+    """Returns the docstrings of fields, by class and field, of a Python file."""
     if not Path(file).is_file():
         return {}
-    found: dict[str, dict[str, str]] = {}
+    texts_by_class: dict[str, dict[str, str]] = {}
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
             if isinstance(node, ast.ClassDef):
-                found[prefix + node.name] = _texts_of_class(node)
+                texts_by_class[prefix + node.name] = _texts_of_class(node)
                 visit(node.body, f"{prefix}{node.name}.")
 
     visit(ast.parse(Path(file).read_text(encoding="utf-8")).body, "")
-    return found
+    return texts_by_class
 
 
 def _texts_of_class(node: ast.ClassDef) -> dict[str, str]:

@@ -17,8 +17,8 @@ NO_LONGER_ASKED = {
     "notes": "yield treetune.contracts.Finding(…, level='warning') in `check(experiment)`",
     "remarks": "yield treetune.contracts.Finding(…, level='warning') in `check(experiment)`",
 }
-"""Methods by which parts once said what `check` says now, and what to write. A part that still has one would
-say it to nobody."""
+"""Methods of earlier versions that are no longer called, and what to write instead. Registering a part that
+has one is refused, since its messages would be lost."""
 
 
 class Registrable(Part):
@@ -34,7 +34,7 @@ class Registrable(Part):
     default: ClassVar[str | None] = None
     """The name of the part that is meant where a configuration of this family gives no `type`."""
     to_declare: ClassVar[tuple[str, ...]] = ()
-    """What every part of the family says of itself; nothing stands in for what it doesn't say."""
+    """Class attributes that every part of the family must set; they have no default."""
     root: ClassVar[str | None] = None
     """What a whole configuration of this family is called, as in ``class Runtime(Registrable, root="an
     experiment")``. None: configurations hold parts of it."""
@@ -61,13 +61,14 @@ class Registrable(Part):
             for former, instead in NO_LONGER_ASKED.items():
                 if callable(getattr(part, former, None)) and not hasattr(cls, former):
                     raise TypeError(
-                        f"{cls.__name__} {name!r}, {_place(part)}, has `{former}`, which nobody asks any"
-                        f" more: {instead}"
+                        f"{cls.__name__} {name!r}, {_place(part)}, has `{former}`, which is no longer"
+                        f" called: {instead}"
                     )
             for declared in cls.to_declare:
                 if not hasattr(part, declared):
                     raise TypeError(
-                        f"{cls.__name__} {name!r}, {_place(part)}, doesn't say `{declared}`: set it there"
+                        f"{cls.__name__} {name!r}, {_place(part)}, doesn't set `{declared}`: set it in the"
+                        " class"
                     )
             cls._parts[name] = part
             return part

@@ -1,4 +1,4 @@
-"""Writes remedies: what to change, in which file, to mend a mistake in a configuration."""
+"""Writes remedies: what to change, and in which file, to fix a mistake in a configuration."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from treetune.config.errors import ConfigIssue, KeyPath, did_you_mean, dotted, n
 from treetune.config.explain import Explanation
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
+from treetune.findings import findings
 
 OTHERS_CALL_IT = {
     "lr": "learning_rate",
@@ -44,14 +45,17 @@ class Owner:
 
 
 def unknown_key(
-    key: KeyPath, owner: Owner, known: Mapping[KeyPath, Sequence[str]], explanation: Explanation | None
+    key: KeyPath,
+    owner: Owner,
+    keys_by_object: Mapping[KeyPath, Sequence[str]],
+    explanation: Explanation | None,
 ) -> ConfigIssue:
-    """Returns the issue of an unknown key. `known` are the keys of every object in the configuration: the key
-    may belong to another."""
+    """Returns the issue of an unknown key. `keys_by_object` are the keys of all objects of the configuration,
+    since the key may belong to another object."""
     name = OTHERS_CALL_IT.get(key[-1], key[-1])
-    elsewhere = [path for path, names in known.items() if name in names and _is_writable(path)]
-    others = schema.choices(owner.family).items() if owner.family else ()
-    siblings = [repr(other) for other, part in others if key[-1] in schema.keys_of(part)]
+    elsewhere = [path for path, names in keys_by_object.items() if name in names and _is_writable(path)]
+    types = schema.choices(owner.family).items() if owner.family else ()
+    siblings = [repr(type_name) for type_name, part in types if key[-1] in schema.keys_of(part)]
     if siblings:
         remedy = (
             f"it is a key of {' and '.join(siblings)}: choose that type or drop the key; where the type "
@@ -63,7 +67,11 @@ def unknown_key(
         remedy = f"it belongs elsewhere: --override '{nested((*elsewhere[0], name))}'"
     else:
         remedy = did_you_mean(name, list(schema.keys_of(owner.part)))
-    return ConfigIssue(f"unknown key of {owner.label}", dotted(key), source(key, explanation), remedy)
+    where = source(key, explanation)
+    of_type = source((*key[:-1], "type"), explanation)
+    if siblings and of_type and of_type != where:
+        where = f"{where}; the type is from {of_type}"
+    return ConfigIssue(f"unknown key of {owner.label}", dotted(key), where, remedy)
 
 
 def meant_key(key: KeyPath, owner: Owner) -> str | None:
@@ -77,10 +85,10 @@ def missing_key(key: KeyPath, declared: schema.Key, explanation: Explanation | N
 
 
 def missing_type(key: KeyPath, family: type[Registrable], explanation: Explanation | None) -> ConfigIssue:
-    """`key` is the object's, which has no `type`."""
+    """Returns the issue of an object at `key` that has no `type`."""
     word = schema.family_word(family)
     names = f"types of {word}: {schema.names(schema.choices(family))}"
-    what = f"missing: nobody knows which {word} this is"
+    what = f"missing: `type` says which {word} this is"
     return _missing((*key, "type"), what, names, explanation)
 
 
@@ -88,7 +96,7 @@ def _missing(key: KeyPath, what: str, more: str | None, explanation: Explanation
     owner = source(key[:-1], explanation) if len(key) > 1 else None
     replaced = explanation.settings(key) if explanation else []
     if replaced and owner:
-        # The commonest slip of Jsonnet: `trainer: {…}` where `trainer+: {…}` was meant.
+        # The most common mistake in Jsonnet: `trainer: {…}` instead of `trainer+: {…}`.
         remedy = (
             f"{replaced[-1].place} sets it, and {owner} replaces the whole of {dotted(key[:-1])}: "
             f"write `{key[-2]}+: {{…}}` there to keep what was set before"
@@ -102,12 +110,15 @@ def _missing(key: KeyPath, what: str, more: str | None, explanation: Explanation
 def refused(
     key: KeyPath, owner: Owner, data: Mapping[str, Any], error: ValueError, explanation: Explanation | None
 ) -> ConfigIssue:
-    """Returns the issue of values that are each right, and that the constructor refused together."""
-    # A word in braces is a template's placeholder, not the key of that name.
+    """Returns the issue of an object whose values are right one by one, and wrong together.
+
+    `error` is what the constructor raised.
+    """
+    # A word in braces is a template's placeholder, not a key.
     words_of_message = set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", str(error))))
     named = [name for name in schema.keys_of(owner.part) if name in words_of_message]
     places = [f"{name} from {source((*key, name), explanation)}" for name in named if name in data]
-    remedy = f"change what stands at {dotted(key)}" if key else "change one of the two"
+    remedy = f"change {dotted(key)}" if key else "change one of the two"
     if named:
         paths = " or ".join(dotted((*key, name)) for name in named)
         remedy = f"change {paths}, e.g. --override '{nested((*key, named[0]))}'"
@@ -118,12 +129,25 @@ def refused(
 def issue_of(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
     """Returns the issue of a finding of a part, at the key to change."""
     where = source(key, explanation)
-    example = f"; e.g. --override '{nested(key)}'" if key and _is_writable(key) else ""
+    example = ""
+    if key and _is_writable(key) and "--override" not in finding.remedy:
+        example = f"; e.g. --override '{nested(key)}'"
     return ConfigIssue(finding.what, dotted(key) or "configuration", where, finding.remedy + example)
 
 
+def missing_here(root: Any, explanation: Explanation | None) -> list[ConfigIssue]:
+    """Returns an issue for everything that the parts of a configuration need and this machine doesn't
+    have: files, models, GPUs, packages."""
+    issues = []
+    for key, finding in findings(root):
+        if finding.level == "missing":
+            where = source(key, explanation)
+            issues.append(ConfigIssue(finding.what, dotted(key) or None, where, finding.remedy or None))
+    return issues
+
+
 def right_value(annotation: Any, data: Any) -> str | None:
-    """Returns how to write the same value rightly, where that can be guessed."""
+    """Returns how to write the same value correctly; None if that can't be guessed."""
     expected = schema.describe(annotation)
     if isinstance(data, str):
         alternatives = schema.members(schema.bare(annotation)[0])
@@ -135,7 +159,9 @@ def right_value(annotation: Any, data: Any) -> str | None:
         is_truth = data in ("true", "false")
         if (is_number and "number" in expected) or (is_truth and "true or false" in expected):
             return f"write it without quotes: {data}"
-    elif isinstance(data, int | float) and expected.startswith("a text"):
+        if expected.startswith("a list of") and "strings" in expected:
+            return f"write [{data!r}]"
+    elif isinstance(data, int | float) and expected.startswith("a string"):
         return f"write it with quotes: '{json.dumps(data)}'"
     return None
 
@@ -156,7 +182,7 @@ def source(key: KeyPath, explanation: Explanation | None) -> str | None:
 
 def nested(key: KeyPath) -> str:
     """Returns an override that sets a key, such as ``{trainer+: {learning_rate: …}}``. Jsonnet can't change
-    an item of a list: the first list on the way is set whole."""
+    an item of a list, so that the override sets the first list on the path as a whole."""
     text = "…"
     for depth, part in enumerate(key):
         if part.isdecimal():
@@ -174,5 +200,5 @@ def shortened(value: Any) -> str:
 
 
 def _is_writable(key: KeyPath) -> bool:
-    """Returns whether a path has only keys: Jsonnet has no way to change one item of a list."""
+    """Returns whether a path has keys only: Jsonnet can't change one item of a list."""
     return not any(part.isdecimal() for part in key)

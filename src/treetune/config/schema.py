@@ -29,13 +29,20 @@ REQUIRED = object()
 _NAMES = {
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "true or false",
     type(None): "null",
     Path: "a path",
     Any: "anything",
     object: "anything",
 }
+_PLURALS = {
+    "a whole number": "whole numbers",
+    "a number": "numbers",
+    "a string": "strings",
+    "a path": "paths",
+}
+"""Names of plain types in lists: "a list of strings"."""
 _BOUNDS: dict[type, tuple[str, str]] = {
     annotated_types.Gt: ("gt", "greater than"),
     annotated_types.Ge: ("ge", "at least"),
@@ -66,7 +73,7 @@ IMPORTS = Key("imports", tuple[str, ...], ())
 
 @functools.cache
 def keys_of(part: type) -> dict[str, Key]:
-    """The keys that ``{type: …}`` of this class may and must have."""
+    """Returns the keys that an object of this class may or must have, by name."""
     assert dataclasses.is_dataclass(part), f"{part.__name__} is configuration and should be a dataclass"
     hints = typing.get_type_hints(part, include_extras=True)
     keys = {}
@@ -96,7 +103,7 @@ def check_annotation(annotation: Any) -> None:
     try:
         adapter(annotation)
     except PydanticSchemaGenerationError as error:
-        raise TypeError(f"{inner} is no type of a configuration's values") from error
+        raise TypeError(f"{inner} can't be the type of a configuration's values") from error
 
 
 def is_family(annotation: Any) -> bool:
@@ -112,12 +119,12 @@ def is_plain_part(annotation: Any) -> bool:
 
 
 def choices(family: type[Registrable]) -> dict[str, type]:
-    """The registered parts that may stand where `family` is asked for."""
+    """Returns the registered parts that a value of type `family` can be, by name."""
     return {name: part for name, part in family.registered().items() if issubclass(part, family)}
 
 
 def names(registered: Mapping[str, type]) -> str:
-    """Names of parts in one line, with the module of those from another package than their family's."""
+    """Returns names of parts in one line, with the module of parts from another package than their family."""
     shown = []
     for name, part in sorted(registered.items()):
         shown.append(f"{name} (of {part.__module__})" if is_from_outside(part) else name)
@@ -125,7 +132,7 @@ def names(registered: Mapping[str, type]) -> str:
 
 
 def family_of(part: type) -> type[Registrable] | None:
-    """The family of a registered part; None for a plain one."""
+    """Returns the family of a registered part; None for an object without `type`."""
     return next((base for base in part.__mro__ if Registrable in base.__bases__), None)
 
 
@@ -201,12 +208,18 @@ def holds_parts(annotation: Any) -> bool:
 
 
 def describe(annotation: Any) -> str:
-    """A type in words, constraints included: "a whole number greater than 0 or null"."""
+    """Returns a type in words, with its constraints: "a whole number greater than 0 or null"."""
     annotation, constraints = bare(annotation)
     bounds = " and ".join(filter(None, map(_describe_bounds, constraints)))
-    # Bounds of a list stand before its items: "a list of length at least 1 of: a text".
-    kind, colon, items = _describe_type(annotation).partition(" of: ")
-    return f"{kind} {bounds}{colon}{items}" if bounds else f"{kind}{colon}{items}"
+    description = _describe_type(annotation)
+    if not bounds:
+        return description
+    # Bounds of a list come before its items: "a list of length at least 1 of strings".
+    container = item_types(annotation)
+    if container is None:
+        return f"{description} {bounds}"
+    kind = f"a{'n' if container[0] == 'object' else ''} {container[0] if container[0] != 'tuple' else 'list'}"
+    return f"{kind} {bounds}{description.removeprefix(kind)}"
 
 
 def _describe_type(annotation: Any) -> str:
@@ -227,7 +240,9 @@ def _describe_type(annotation: Any) -> str:
             return f"a list of exactly {len(items)}: {', '.join(described_items)}"
         if not described_items:
             return f"a {kind}"
-        return f"{'an object' if kind == 'object' else 'a list'} of: {described_items[0]}"
+        name = "an object" if kind == "object" else "a list"
+        item = described_items[0]
+        return f"{name} of {_PLURALS[item]}" if item in _PLURALS else f"{name} of: {item}"
     alternatives = members(annotation)
     if len(alternatives) > 1:
         return " or ".join(describe(item) for item in alternatives)
@@ -235,7 +250,7 @@ def _describe_type(annotation: Any) -> str:
 
 
 def _describe_bounds(constraint: Any) -> str:
-    """A constraint in words, "greater than 0"; "" for one that has none."""
+    """Returns a constraint in words, "greater than 0"; "" for one without words."""
     if isinstance(constraint, annotated_types.GroupedMetadata):
         return " and ".join(filter(None, map(_describe_bounds, constraint)))
     for kind, (attribute, phrase) in _BOUNDS.items():

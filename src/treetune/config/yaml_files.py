@@ -40,20 +40,20 @@ _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 _TAG = "tag:yaml.org,2002:"
 _PLAIN, _TEXT = _TAG + "plain", _TAG + "str"
-"""The tags of texts without and with quotes; nobody writes the first into a file."""
+"""The tags of texts without and with quotes. The first is made up here and doesn't occur in files."""
 
 Scalar = str | int | float | bool | None
 
 
 def jsonnet_of_yaml(text: str, name: str) -> str:
-    """Returns a YAML file as Jsonnet, each key on the line on which it stands in the file. A key that ends
-    with ``+`` is merged into the object on the left, as in Jsonnet::
+    """Returns a YAML file as Jsonnet, with each key on the same line as in the file. A key that ends with
+    ``+`` is merged into the object of earlier files, as in Jsonnet::
 
         trainer+:            {"trainer"+:
           rate: .5     →     {"rate": 0.5}}
 
-    Raises ConfigError, with line and column in the file that is called `name`, for what is no YAML, for two
-    equal keys, and for what a configuration can't hold.
+    Raises ConfigError, with line and column in the file that is called `name`, for invalid YAML, for two
+    equal keys, and for values that a configuration can't hold.
     """
     reader = _YamlReader(name)
     top = _composed(text, reader)
@@ -87,7 +87,7 @@ def _composed(text: str, reader: _YamlReader) -> yaml.Node:
         lines_before = text[: error.position].split("\n")
         line_and_column = f"{len(lines_before)}:{len(lines_before[-1]) + 1}"
         reader.refuse_at(
-            line_and_column, f"a character of code {error.character} can't stand in YAML", "leave it out"
+            line_and_column, f"YAML can't have a character of code {error.character}", "leave it out"
         )
     except yaml.MarkedYAMLError as error:
         reader.refuse_unreadable(error)
@@ -102,7 +102,7 @@ def _composed(text: str, reader: _YamlReader) -> yaml.Node:
     if top is None:
         reader.refuse_at("1:1", "the file holds nothing", "give it a key, or leave it out of --configs")
     if not isinstance(top, yaml.MappingNode):
-        reader.refuse(top, "a configuration is an object, and this is none", "give keys: 'seed: 1', say")
+        reader.refuse(top, "a configuration is an object, and this isn't", "give keys, such as 'seed: 1'")
     return top
 
 
@@ -112,7 +112,7 @@ def _is_version(token: yaml.Token) -> bool:
 
 @dataclass
 class _YamlReader:
-    """Says what the parts of a file mean, and where they stand in it."""
+    """Interprets the nodes of a file, and reports mistakes with their line and column."""
 
     name: str
     _fields: dict[int, Mapping[str, _Field]] = field(default_factory=dict)
@@ -128,16 +128,16 @@ class _YamlReader:
         mark = error.problem_mark or error.context_mark
         line_and_column = "1:1" if mark is None else f"{mark.line + 1}:{mark.column + 1}"
         problem = " ".join(filter(None, [error.problem, error.context]))
-        remedy = "mend it there, or just before"
+        remedy = "fix it there, or just before"
         if "found another document" in problem:
             problem = "a second document begins"
-            remedy = "a configuration is one document: put the parts behind --- into files of their own"
+            remedy = "a configuration is one document: put the parts after --- into files of their own"
         elif "'\\t'" in problem:
-            problem, remedy = "a tab stands where only spaces may", "indent with spaces"
+            problem, remedy = "a tab is used for indentation", "indent with spaces"
         elif "alias" in problem:
-            remedy = "a text that begins with * needs quotes; an alias needs its &anchor further up"
+            remedy = "a string that begins with * needs quotes; an alias needs its &anchor further up"
         elif problem.startswith("mapping values are not allowed"):
-            remedy = "a text with ': ' in it needs quotes; keys of an object stand below each other"
+            remedy = "a string with ': ' in it needs quotes; keys of an object are on lines of their own"
         self.refuse_at(line_and_column, f"this can't be read as YAML: {problem}", remedy)
 
     def scalar(self, node: yaml.ScalarNode) -> Scalar:
@@ -157,7 +157,7 @@ class _YamlReader:
         if kind == "plain":
             return text
         if kind in ("null", "bool", "int", "float"):
-            self.refuse(node, f"the tag !!{kind} stands before {text!r}, which is none", "leave the tag out")
+            self.refuse(node, f"the tag !!{kind} doesn't fit {text!r}", "leave the tag out")
         self.refuse_tag(node)
 
     def _number(self, node: yaml.ScalarNode, text: str) -> int | float | None:
@@ -182,7 +182,7 @@ class _YamlReader:
             return None
         self.refuse(
             node,
-            f"{text[:40]} is no finite number, and a configuration holds finite ones alone",
+            f"{text[:40]} isn't finite, and a configuration holds finite numbers only",
             "give a number, null where the key takes it for 'no bound', or put quotes around a text",
         )
 
@@ -195,14 +195,14 @@ class _YamlReader:
         import yaml
 
         if not isinstance(node, yaml.ScalarNode):
-            self.refuse(node, "a list or an object is no key", "give a text")
+            self.refuse(node, "a key can't be a list or an object", "give a string")
         if node.tag not in (_PLAIN, _TEXT):
             self.refuse_tag(node)
         text = str(node.value)
         if not text.rstrip("+"):
             self.refuse(node, "a key is missing before the colon", "give one")
         if text.endswith("++"):
-            self.refuse(node, f"the key {text!r} ends with more than one +", "write one + behind the key")
+            self.refuse(node, f"the key {text!r} ends with more than one +", "write one + after the key")
         return _Key(text.removesuffix("+"), text.endswith("+"))
 
     def fields(self, node: yaml.MappingNode, around: tuple[int, ...] = ()) -> Mapping[str, _Field]:
@@ -225,10 +225,12 @@ class _YamlReader:
                 for base in bases:
                     if not isinstance(base, yaml.MappingNode):
                         self.refuse(
-                            value, "<< takes in what is no object", "give an alias of an object, or a list"
+                            value,
+                            "<< merges something that isn't an object",
+                            "give an alias of an object, or a list",
                         )
                     if id(base) in (*around, id(node)):
-                        self.refuse(value, "an object takes itself in", "leave the alias out")
+                        self.refuse(value, "an object merges itself", "leave the alias out")
                     for name, inherited_field in self.fields(base, (*around, id(node))).items():
                         inherited.setdefault(name, inherited_field)
                 continue
@@ -240,15 +242,13 @@ class _YamlReader:
         return self._fields[id(node)]
 
     def _refuse_second(self, node: yaml.Node, name: str, first_line: int) -> NoReturn:
-        self.refuse(
-            node, f"the key {name!r} stands there again, after line {first_line}", "leave one of them out"
-        )
+        self.refuse(node, f"the key {name!r} occurs again, after line {first_line}", "leave one of them out")
 
 
 class _Key(NamedTuple):
     name: str
     merges: bool
-    """Whether its object is merged into the one on the left."""
+    """Whether its object is merged into the one of earlier files."""
 
 
 class _Field(NamedTuple):
@@ -311,7 +311,7 @@ class _Writer:
         self.pieces.append("}")
 
     def _go_to_line(self, line: int) -> None:
-        """Begins new lines up to that one. What an alias repeats stands on the alias's line."""
+        """Begins new lines up to that one. Values that an alias repeats are on the alias's line."""
         if line > self.lines:
             self.pieces.append("\n" * (line - self.lines))
             self.lines = line

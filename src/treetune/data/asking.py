@@ -22,8 +22,8 @@ from treetune.tasks.thoughts import read_thoughts
 
 @dataclass
 class TokenUsage:
-    """Sums over answers. `estimated` are those whose endpoint said nothing of their tokens: they are taken
-    for as many as their bytes, which no tokenizer exceeds."""
+    """The tokens of answers. `estimated` counts answers whose endpoint didn't report their tokens: their
+    bytes are counted instead, which is an upper bound."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -45,8 +45,8 @@ class TokenUsage:
 
 
 class Ledger:
-    """Counts answers, those of earlier runs too, and lets requests through as long as what they could
-    cost at most, with those in flight, stays within `budget` (dollars)."""
+    """Counts the tokens of all answers, also of earlier runs, and admits a request only if its highest
+    possible cost, with those in flight, stays within `budget` (dollars)."""
 
     def __init__(self, prices: Prices | None, budget: float | None) -> None:
         assert budget is None or prices is not None
@@ -67,20 +67,20 @@ class Ledger:
 
     @property
     def dollars(self) -> float:
-        """Spent so far; 0 where no prices are known."""
+        """The dollars spent so far; 0 if prices aren't known."""
         total = self.total
         return self.prices.dollars(total.input_tokens, total.output_tokens) if self.prices else 0.0
 
     @asynccontextmanager
     async def reserved(self, input_tokens: int, output_tokens: int) -> AsyncIterator[None]:
-        """Around a request that takes so many tokens at most. Raises OutOfBudget."""
+        """Reserves the cost of a request of so many tokens at most, for the block. Raises OutOfBudget."""
         if self._budget is None or self.prices is None:
             yield
             return
         most = self.prices.dollars(input_tokens, output_tokens)
         async with self._changed:
             while not self.exhausted and self.dollars + sum(self._reserved) + most > self._budget:
-                # Those in flight mostly cost less than they might: what is left over may do.
+                # Requests in flight mostly cost less than reserved, so that the rest may suffice later.
                 if not self._reserved:
                     self.exhausted = True
                 else:
@@ -104,7 +104,8 @@ TEMPLATE_TOKENS = 1000
 
 
 class SolutionAsker(asking.Asker):
-    """Asks for all solutions. After a failure that concerns all, everything asked raises it."""
+    """Sends the questions about all solutions. After a failure that concerns all requests, every request
+    raises it."""
 
     def __init__(
         self,
@@ -141,11 +142,11 @@ class SolutionAsker(asking.Asker):
                 answer = await super()._ask(key, step, body, keep)
             except Unanswered as error:
                 if isinstance(error, RequestRefused) and self._is_answering:
-                    raise  # it concerns this request alone
+                    raise  # it concerns this request only
                 self._unanswered_in_a_row += 1
                 if self._unanswered_in_a_row >= self._endpoint.give_up_after:
                     self.failure = EndpointError(
-                        f"{self._unanswered_in_a_row} requests in a row came to nothing; the last: {error}"
+                        f"{self._unanswered_in_a_row} requests in a row failed; the last: {error}"
                     )
                 raise
             except EndpointError as error:
@@ -158,7 +159,7 @@ class SolutionAsker(asking.Asker):
 
 
 class Questions:
-    """The questions of one solution. It remembers its answers and their cost."""
+    """The questions about one solution, with their answers and costs."""
 
     def __init__(self, asker: SolutionAsker, repairs: int) -> None:
         self._asker, self._repairs = asker, repairs
@@ -179,10 +180,10 @@ class Questions:
     async def ask(
         self, step: str, messages: Sequence[Message], read: Callable[[str], T]
     ) -> tuple[T, list[Message]]:
-        """Returns what `read` makes of the answer, and the conversation so far.
+        """Asks a question, and returns the result of `read` for the answer, and the conversation so far.
 
-        An answer that it can't read (it raises Unreadable), or that has no end, is sent back with the reason
-        `repairs` times at most. Raises the last Unreadable, or what asking raises.
+        If `read` raises Unreadable, or the answer was cut off, the model gets the reason and answers again,
+        at most `repairs` times. Raises the last Unreadable, or what the request raises.
         """
         conversation = list(messages)
         for left in range(self._repairs, -1, -1):
@@ -208,16 +209,16 @@ class Questions:
 
 
 def without_thought(text: str) -> str:
-    """Returns what a model says behind its thought, where its server leaves that in the answer."""
+    """Returns an answer without the thought before it, if the server leaves thoughts in answers."""
     reading = read_thoughts(text)
-    # A tag with nothing behind it is part of a solution that the answer repeats.
-    said_nothing = not reading.is_cut_off and not reading.answer.strip()
-    return text.strip() if said_nothing else reading.answer.strip()
+    # A closing tag at the very end belongs to a solution that the answer repeats.
+    is_all_thought = not reading.is_cut_off and not reading.answer.strip()
+    return text.strip() if is_all_thought else reading.answer.strip()
 
 
 async def all_of(work: Sequence[Awaitable[T]]) -> list[T]:
-    """The results, once everything has ended: nothing that is paid for is abandoned half-way. Raises the
-    first exception."""
+    """Returns the results when all have ended, so that no paid request is cancelled. Raises the first
+    exception."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

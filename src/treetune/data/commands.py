@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.cli.command import Argument, Command, built, evaluated, say
 
 if TYPE_CHECKING:
-    from treetune.config.jsonnet import Config
+    from treetune.config.layers import Config
     from treetune.tasks.base import Task
 
 
@@ -31,13 +31,12 @@ def _task_of(options: argparse.Namespace) -> Task:
     return build(Task, config.data.get("task"), explanation, key=("task",))
 
 
-def new(options: argparse.Namespace) -> int:
-    for name, (about, default) in QUESTIONS.items():
-        if getattr(options, name) is None:
-            try:
-                setattr(options, name, input(f"{name}: {about} [{default}] ").strip() or default)
-            except EOFError:
-                raise ValueError(f"nobody answers here: give --{name}, {about}") from None
+def create_experiment(options: argparse.Namespace) -> int:
+    """Creates the folder of an experiment. Only its name may be asked for; all else has a default."""
+    if options.name is None:
+        if not sys.stdin.isatty():
+            raise ValueError("stdin is not a terminal: pass --name, the experiment's name and folder")
+        options.name = input("name of the experiment and its folder: ").strip()
     from treetune.data.new_experiment import make
 
     for line in make(options):
@@ -133,7 +132,7 @@ def estimate_difficulty(options: argparse.Namespace) -> int:
         refuse_another(root, options.input, options.output)
         return work_on_shard(root, options.input, options.output, options.shard)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        # For the command that watches: on a cluster, nobody else hears it.
+        # For the command that watches the jobs: on a cluster, it can't see what they print.
         code = 2 if isinstance(error, ValueError) else 1
         write_json(folder / FAILURE, {"code": code, "message": str(error) or type(error).__name__})
         raise
@@ -150,58 +149,91 @@ def _output(help_text: str, kind: str = "DIR") -> Argument:
     return Argument("--output", {"type": Path, "required": True, "metavar": kind, "help": help_text})
 
 
-QUESTIONS = {
-    "name": ("the experiment's name and folder", "first"),
-    "data": ("a task of configs/tasks, or rows of yours: FILE.jsonl, .csv or .parquet", "addition_chain"),
-    "model": ("tiny (random weights), one of configs/models, a folder, a name on the hub", "tiny"),
-    "method": ("sft, vineppo, ppo, grpo, rloo, restem, dpo_positive, one of configs/presets", "vineppo"),
-    "hardware": ("in_process (a CPU, no server), cpu or gpu", "in_process"),
-}
-"""What `new` asks, each with the answer that an empty line gives."""
+OF_NEW_EXPERIMENTS = (
+    Argument("--name", {"metavar": "NAME", "help": "name of the experiment and its folder"}),
+    Argument(
+        "--data",
+        {
+            "default": "addition_chain",
+            "metavar": "FILE|TASK",
+            "help": "your rows (.jsonl, .csv, .parquet), or a task of configs/tasks; default: addition_chain",
+        },
+    ),
+    Argument(
+        "--model",
+        {
+            "default": "tiny",
+            "metavar": "MODEL",
+            "help": "tiny (random weights), a name in configs/models, a folder, or owner/name; default: tiny",
+        },
+    ),
+    Argument(
+        "--method",
+        {
+            "default": "grpo",
+            "metavar": "METHOD",
+            "help": "sft, vineppo, ppo, grpo, rloo, restem, dpo_positive, or a name in configs/presets;"
+            " default: grpo",
+        },
+    ),
+    Argument(
+        "--hardware",
+        {
+            "metavar": "KIND",
+            "help": "gpu, cpu, or in_process (a CPU without a server); default: what this machine has",
+        },
+    ),
+    Argument(
+        "--fields",
+        {"metavar": "PROBLEM,ANSWER", "help": "names of your rows' fields; default: the likeliest"},
+    ),
+)
 
 COMMANDS = (
     Command(
         "new",
-        new,
-        "a folder with an experiment of your own: asks five things",
-        "Asks for what the options don't say, and writes a folder: configurations, a README with the next"
-        " commands and, for rows of yours, train.jsonl, test.jsonl and a reward function. It says which"
-        " fields it took for problem and gold, and grades three answers before anything is trained.",
-        ("treetune new", "treetune new --name sums --data rows.csv --model tiny --method grpo"),
+        create_experiment,
+        "create an experiment folder for your own data",
+        "Creates a folder with a configuration that holds everything to edit, a README with the next commands"
+        " and, for your own rows, train.jsonl, test.jsonl and a reward function. Prints which fields it took"
+        " for problem and answer, and grades three answers before anything is trained. It asks for a name"
+        " only if --name is missing.",
         (
-            *(Argument(f"--{name}", {"help": about}) for name, (about, _) in QUESTIONS.items()),
-            Argument("--fields", {"metavar": "PROBLEM,GOLD", "help": "of your rows; default: the likeliest"}),
+            "treetune new --name sums --data rows.csv",
+            "treetune new --name words --data rows.jsonl --model Qwen/Qwen2.5-0.5B-Instruct --hardware gpu",
         ),
+        OF_NEW_EXPERIMENTS,
     ),
     Command(
         "score_responses",
         score_responses,
         "grade a JSON-lines file of answers with a task's grader; resumes",
-        "Rows have `problem`, `gold` and `response`, for a mixture also a `domain` and for the task 'rows' a"
-        " `data_source`. They come out with `reward`, `extracted`, `outcome` and `seconds`. A configuration"
-        " with a task is enough.",
+        "Rows have `problem`, `gold` and `response`; for a mixture also a `domain`, and for the task 'rows' a"
+        " `data_source`. `reward`, `extracted`, `outcome` and `seconds` are added to them. The configuration"
+        " needs no more than a task.",
         (
-            "treetune --configs configs/tasks/math.jsonnet score_responses --input answers.jsonl"
+            "treetune score_responses --configs configs/tasks/math.jsonnet --input answers.jsonl"
             " --output graded.jsonl",
         ),
         (
             _input("problem, gold, response"),
             _output("the graded rows", "FILE"),
-            Argument("--steps", {"action": "store_true", "help": "also the offsets between the steps"}),
+            Argument("--steps", {"action": "store_true", "help": "add the offsets of step boundaries"}),
             Argument("--workers", {"type": int, "metavar": "N", "help": "grader processes; default: 2"}),
             Argument(
                 "--deadline", {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "default: 10"}
             ),
         ),
+        takes_files=True,
     ),
     Command(
         "export_rows",
         export_rows,
-        "write a task's problems as Parquet rows that verl reads, and so does the task 'rows'",
-        "Rows have `data_source`, `prompt`, `ability`, `reward_model` and `extra_info`. A configuration with"
-        " a task is enough.",
+        "write a task's problems as Parquet rows for verl or the task 'rows'",
+        "Rows have `data_source`, `prompt`, `ability`, `reward_model` and `extra_info`. The configuration"
+        " needs no more than a task.",
         (
-            "treetune --configs configs/tasks/math.jsonnet export_rows --split train --output"
+            "treetune export_rows --configs configs/tasks/math.jsonnet --split train --output"
             " data/math_train.parquet",
         ),
         (
@@ -211,65 +243,70 @@ COMMANDS = (
             ),
             _output("the Parquet file", "FILE"),
         ),
+        takes_files=True,
     ),
     Command(
         "prepare_data",
         carry_out,
-        "make rows of a data set: map, filter, find duplicates and test problems, split; resumes",
-        "Reads a data set from the Hugging Face hub, Parquet or JSON lines, makes rows of the schema of it"
-        " and lets rules go over them: lengths, duplicates, contamination by test sets, reference solutions"
-        " that fail. Writes Parquet, every row that went with its reason, and how many rows each rule took.",
+        "prepare a data set: map, filter, deduplicate, decontaminate, split; resumes",
+        "Reads a data set from the Hugging Face hub, Parquet or JSON lines, maps its rows to the common"
+        " schema and applies rules: lengths, duplicates, contamination by test sets, reference solutions that"
+        " fail. Writes Parquet, every removed row with its reason, and how many rows each rule removed.",
         (
-            "treetune --configs data/math__dapo.jsonnet prepare_data --output data/dapo",
-            "treetune --configs configs/data/math__dapo.jsonnet prepare_data --input a_part.jsonl --output"
+            "treetune prepare_data --configs data/math__dapo.jsonnet --output data/dapo",
+            "treetune prepare_data --configs configs/data/math__dapo.jsonnet --input a_part.jsonl --output"
             " data/a_part",
         ),
         (
-            _input("read this in place of the configuration's source", required=False),
+            _input("read this instead of the configuration's source", required=False),
             _output("rows by split, summary, reasons"),
         ),
+        takes_files=True,
     ),
     Command(
         "estimate_difficulty",
         estimate_difficulty,
-        "how often a model is right about each row: many jobs, here or on SLURM; resumes",
-        "Samples answers to each row of the schema, has them graded and writes pass rates, bins and a"
-        " histogram. It cuts the rows into shards, starts a job for each (a process, or a task of a SLURM"
-        " array), watches them, starts those again that died, and puts the results together.",
+        "estimate each row's pass rate by a model, here or on SLURM; resumes",
+        "Samples answers to each row, grades them and writes pass rates, bins and a histogram. It cuts the"
+        " rows into shards, starts a job for each (a process, or a task of a SLURM array), restarts jobs that"
+        " died, and merges the results.",
         (
-            "treetune --configs configs/data_pipelines/estimate_difficulty.jsonnet estimate_difficulty"
+            "treetune estimate_difficulty --configs configs/data_pipelines/estimate_difficulty.jsonnet"
             " --input data/math__dapo/train.parquet --output data/math__dapo_difficulty",
         ),
         (
             _input(),
             _output("rates, histogram, answers"),
             Argument(
-                "--shard", {"type": int, "metavar": "N", "help": "work on this shard alone, as a job does"}
+                "--shard", {"type": int, "metavar": "N", "help": "work on this shard only, as a job does"}
             ),
         ),
+        takes_files=True,
     ),
     Command(
         "filter_data",
         carry_out,
-        "keep rows by difficulty, length or quotas, and say what each rule took; resumes",
-        "Lets rules go over rows of the schema: pass rates of a weak and a strong model, lengths, quotas by"
-        " domain, and every other rule of prepare_data.",
+        "filter rows by difficulty, length or quotas; resumes",
+        "Applies rules to rows: pass rates of a weak and a strong model, lengths, quotas by domain, and every"
+        " other rule of prepare_data. Reports how many rows each rule removed.",
         (
-            "treetune --configs configs/data_pipelines/filter_data.jsonnet filter_data --input"
+            "treetune filter_data --configs configs/data_pipelines/filter_data.jsonnet --input"
             " data/math__dapo/train.parquet --output data/math__dapo_filtered",
         ),
         (_input(), _output("rows.parquet, summary, reasons")),
+        takes_files=True,
     ),
     Command(
         "make_threads",
         carry_out,
-        "turn solutions into parallel ones with a language model's help; resumes",
-        "Asks an OpenAI-compatible endpoint which parts of a solution don't need each other. Rows have"
-        " `problem` and `solution`, and come out in threads.jsonl with `parallel_solution` beside them.",
+        "turn solutions into parallel ones with a language model; resumes",
+        "Asks an OpenAI-compatible endpoint which parts of a solution are independent of each other. Input"
+        " rows have `problem` and `solution`; threads.jsonl has them with an additional `parallel_solution`.",
         (
-            "treetune --configs configs/data_pipelines/make_threads.jsonnet make_threads --input"
+            "treetune make_threads --configs configs/data_pipelines/make_threads.jsonnet --input"
             " solutions.jsonl --output data/parallel",
         ),
         (_input("rows with solutions"), _output("rows, records, costs")),
+        takes_files=True,
     ),
 )

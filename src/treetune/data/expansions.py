@@ -1,7 +1,7 @@
-"""Fields that rows of some public data sets need before templates can be filled in with them.
+"""Adds fields to rows of some public data sets, so that templates can use them.
 
-Each function is named by the `expand` of a `prepare_data` configuration. It is given a row and a seed, and
-gives the row with further fields, or None for one that is of no use.
+The setting `expand` of a `prepare_data` configuration names one of these functions. Each takes a row and a
+seed, and returns the row with further fields, or None for a row that can't be used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def code_tests(row: Fields, seed: int) -> Fields | None:
         pairs = [pairs[place] for place in chosen]
     inputs, outputs = (list(side) for side in zip(*pairs))
     if not name:
-        inputs, outputs = [_lines(one) for one in inputs], [_lines(one) for one in outputs]
+        inputs, outputs = [_lines(text) for text in inputs], [_lines(text) for text in outputs]
     oracle = {"inputs": inputs, "outputs": outputs}
     return {**row, "oracle": oracle | ({"fn_name": name} if name else {}), "function_name": name or ""}
 

@@ -1,4 +1,4 @@
-"""Carries `make_threads` out: rows in, many solutions at a time, a folder that any end leaves whole."""
+"""Carries out `make_threads`: converts many solutions at a time. After a kill, the same command continues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from treetune.tasks.rows import missing
 from treetune.tasks.sources import json_lines
 
 NOT_ALL = 1
-"""The exit code where solutions are left that the endpoint didn't answer."""
+"""The exit code if the endpoint didn't answer for some solutions."""
 SUMMED = ("blocks", "threads", "edits", "sequential_characters", "characters", "critical_characters")
 
 
@@ -34,15 +34,19 @@ def content_hash(value: Any) -> str:
 
 
 def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, Any]) -> int:
-    """Makes solutions parallel, going on with what is there already, and returns the exit code: 0 when all is
-    done or the budget is spent. Raises ValueError for a wrong input and RuntimeError where the work can't be
-    done, after keeping what was.
+    """Makes solutions parallel, and returns the exit code: 0 if all are done or the budget is spent.
+
+    Solutions that were finished earlier are kept.
+
+    Raises:
+        ValueError: The input is wrong.
+        RuntimeError: The endpoint failed. All answers so far are kept.
     """
     key = pipeline.endpoint.key()
     if key is not None and len(key) >= SECRET_CHARACTERS and key in json.dumps(config, ensure_ascii=False):
         raise ValueError(
-            "the configuration holds the key itself, and would be written down: leave it in the environment"
-            f" variable {pipeline.endpoint.api_key_variable} alone"
+            "the configuration contains the key itself, and is written to disk: put the key into the"
+            f" environment variable {pipeline.endpoint.api_key_variable} only"
         )
     making = _Making(pipeline, source, output)
     rows, finished = making.count()
@@ -69,7 +73,9 @@ def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, An
         for line in _in_words(summary, output):
             console.say(line)
         if failure is not None:
-            raise RuntimeError(f"{failure}. What was answered is kept: the same command goes on from there")
+            raise RuntimeError(
+                f"{failure}. All answers so far are kept: the same command continues from there"
+            )
         return NOT_ALL if summary["unanswered"] else 0
     finally:
         journal.close()
@@ -78,7 +84,7 @@ def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, An
 
 @dataclass(frozen=True)
 class _Solution:
-    """A row of the input. `wrong` says why it is none."""
+    """A row of the input. `wrong` says why it can't be used; None if it can."""
 
     number: int
     place: str
@@ -101,7 +107,7 @@ class _Making:
         self._settings = content_hash(pipeline.identity())
 
     def solutions(self) -> Iterator[_Solution]:
-        """Yields the input's rows, one at a time. Raises ValueError for a line that is no JSON object."""
+        """Yields the input's rows. Raises ValueError for a line that isn't a JSON object."""
         fields = self.pipeline.problem_field, self.pipeline.solution_field
         for number, (place, row) in enumerate(json_lines(self.source)):
             wrong = missing(row, fields[0]) or missing(row, fields[1])
@@ -114,9 +120,9 @@ class _Making:
         return self.output / "solutions" / f"{number // 1000:04d}" / f"{number:07d}.json"
 
     def record(self, solution: _Solution) -> dict[str, Any] | None:
-        """Returns what was written down of a solution, None for nothing.
+        """Returns the record of a solution; None if there is none.
 
-        Raises ValueError where another solution's record stands in its place.
+        Raises ValueError if the record is another solution's.
         """
         path = self._path(solution.number)
         try:
@@ -125,11 +131,11 @@ class _Making:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no record of a solution ({error!r}): delete it") from error
+            raise ValueError(f"{path} isn't a record of a solution ({error!r}): delete it") from error
         if source != solution.hash:
             raise ValueError(
                 f"{path} is of another solution than {solution.place}: name another output, or delete that"
-                " file if the input was put right"
+                " file if the input was corrected"
             )
         return record
 
@@ -158,9 +164,10 @@ class _Making:
     async def convert_all(
         self, journal: AnswerJournal, rows: int, finished: int, progress: Callable[[int, int], None]
     ) -> tuple[EndpointError | None, int]:
-        """Returns the failure that ended the work before its time, and how many attempts came to nothing."""
+        """Converts all solutions. Returns the failure that stopped the work (None: it is complete), and the
+        number of failed attempts."""
         pipeline, done = self.pipeline, finished
-        waiting = (one for one in self.solutions() if not self.is_done(self.record(one)))
+        waiting = (solution for solution in self.solutions() if not self.is_done(self.record(solution)))
         asker: SolutionAsker
         async with EndpointClient.of(pipeline.endpoint, lambda: asker.stopping) as client:
             asker = SolutionAsker(client, pipeline.endpoint, journal, self.ledger, pipeline.extra_for)
@@ -174,7 +181,7 @@ class _Making:
                     try:
                         end = await self._convert(questions, solution)
                     except (OutOfBudget, EndpointError):
-                        return  # the asker knows; nothing is decided about this solution
+                        return  # the asker keeps the failure; this solution stays open
                     record = {"place": solution.place, "source": solution.hash, "settings": self._settings}
                     usage = questions.usage.as_row(pipeline.prices)
                     record |= end | {"usage": usage, "answers": questions.keys}
@@ -238,7 +245,7 @@ class _Making:
 
 
 def _in_words(summary: dict[str, Any], output: Path) -> list[str]:
-    """Returns the summary for a person, a line each."""
+    """Returns the lines of the summary for the user."""
 
     def usage_line(usage: dict[str, Any]) -> str:
         dollars = f", {usage['dollars']:.4f} $" if "dollars" in usage else ""
@@ -275,6 +282,6 @@ def _in_words(summary: dict[str, Any], output: Path) -> list[str]:
     if summary["budget_spent"]:
         lines.append(
             f"stopped by the budget of {summary['budget']:g} $: one more request could cost more than is"
-            f" left. {summary['open']} solutions are open; raise budget, and the same command goes on"
+            f" left. {summary['open']} solutions are open; raise budget, and the same command continues"
         )
     return lines

@@ -1,4 +1,8 @@
-"""Makes a folder with an experiment of one's own: configurations, rows, reward, the next commands."""
+"""Creates the folder of a new experiment: configurations, rows, a reward function and a README.
+
+The configuration holds everything that one edits (data, prompt, reward, lengths, batch, iterations, model,
+learning rate), with values that suit the rows. Its text comes from `examples/new/experiment.template`.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +10,282 @@ import argparse
 import contextlib
 import csv
 import json
-from collections.abc import Iterator
+import math
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from treetune.cli.command import built, evaluated
-from treetune.config.jsonnet import CONFIGS, find_file
+from treetune.config.errors import nearest
+from treetune.config.jsonnet import load
+from treetune.config.layers import CONFIGS, find_file
 from treetune.data.scoring import score_responses
+from treetune.exceptions import NoSplit
+from treetune.runtime.base import check_name
+from treetune.runtime.machine import gpus
 from treetune.store.files import whole_folder, write_text
+from treetune.tasks.base import Split, Task
 from treetune.tasks.row_values import text_of_value
 from treetune.tasks.rows import missing
 from treetune.tasks.sources import read_rows
 
 PROBLEM_FIELDS = ("problem", "question", "prompt", "query", "instruction", "input", "text")
 GOLD_FIELDS = ("answer", "gold", "ground_truth", "target", "label", "solution", "output", "response")
-"""What the fields of rows are usually called, the likeliest first."""
+"""Common names of the fields of rows, the likeliest first."""
 
 HELD_OUT = 10
-"""One row in so many is for tests, and another for validation."""
+"""One row in ten is for tests, and another one for validation."""
+
+FEW_TESTS = 100
+"""With fewer test problems, pass@1 is known to within 0.1 at best."""
 
 TEMPLATES = CONFIGS.parent / "examples/new"
 
+HARDWARE = ("in_process", "cpu", "gpu")
+LARGE = 300_000_000
+"""Weights of a model that is slow to train on a CPU."""
+
+UNKNOWN_ROWS = 10_000
+"""Training rows that are assumed where they aren't known."""
+
+CHARACTERS_PER_TOKEN = 4
+"""Of English text, about. A bound on lengths assumes 3."""
+
+Kind = Literal["supervised", "policy_gradient", "filtered", "preferences"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method that an experiment can be created with."""
+
+    fragment: str
+    """Its file below configs/methods."""
+    about: str
+    kind: Kind = "policy_gradient"
+    more: str = ""
+    """Further keys of the configuration."""
+    trainer: str = ""
+    """Further keys of its trainer."""
+
+    @property
+    def whitens(self) -> bool:
+        return self.kind == "policy_gradient"
+
+
+METHODS = {
+    "sft": Method("sft", "Supervised fine-tuning on the reference answers.", "supervised"),
+    "vineppo": Method("vineppo", "VinePPO: a step's value is the mean reward of continuations from it."),
+    "ppo": Method("ppo", "PPO with a critic."),
+    "grpo": Method(
+        "ppo_group_credit", "GRPO: each reward minus its group's mean, over the group's deviation."
+    ),
+    "rloo": Method("ppo_rloo_credit", "RLOO: each reward minus the mean of the other answers' rewards."),
+    "restem": Method("restem", "RestEM: fine-tuning on the policy's own correct answers.", "filtered"),
+    "dpo_positive": Method(
+        "dpo_positive",
+        "DPO-positive on pairs of a correct and a wrong answer.",
+        "preferences",
+        more="selection+: { max_pairs_per_problem: 16 }",
+        trainer="objective+: { beta: 0.3 }",
+    ),
+}
+
+SMALL_MODEL = {
+    "vineppo": "credit+: { samples: 3 }",
+    "ppo": "credit+: { critic+: { learning_rate: 1e-3 } }",
+}
+"""Settings of methods for a small model: three continuations from each state instead of nine; a critic that
+learns faster than the policy."""
+
+REASONING_PROMPT = '{problem}\nReason step by step, and end with a line "#### " and the answer.\n'
+BOXED_PROMPT = "{problem}\n\nReason step by step, and put your final answer within \\boxed{}."
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """The rows of a user's file, and the fields of problem and reference answer."""
+
+    path: Path
+    rows: list[dict[str, Any]]
+    problem_field: str
+    gold_field: str
+
+    @property
+    def held_out(self) -> int:
+        """Rows that are for tests, and as many again for validation."""
+        return len(self.rows[::HELD_OUT])
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """Problem and reference answer of each row."""
+        return [
+            (text_of_value(row[self.problem_field]), text_of_value(row[self.gold_field])) for row in self.rows
+        ]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Lengths in tokens: bounds, and means for `treetune plan`."""
+
+    answer: int
+    context: int
+    mean_prompt: int
+    mean_answer: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How much is trained on. "null" is written as such into the configuration."""
+
+    iterations: int
+    problems: int | str
+    samples: int
+    rate: str
+    warmup: int
+    minibatch: int | str
+    epochs: int
+    evaluate_every: int | str
+    checkpoint_every: int
+    passes: str = ""
+
 
 def make(options: argparse.Namespace) -> Iterator[str]:
-    """Makes the folder `options.name`, whole or not at all, and yields what there is to say of it."""
-    folder, method = Path(options.name), options.method
-    if options.hardware not in ("in_process", "cpu", "gpu"):
-        raise ValueError(f"hardware is {options.hardware!r}: give in_process, cpu or gpu")
-    if folder.exists():
-        raise ValueError(f"{folder} is there already: give another name, or remove it")
-    rows, fields = _rows(Path(options.data), options.fields) if Path(options.data).suffix else ([], [])
-    if rows:
-        yield f"{options.data}: {len(rows)} rows; the problem is {fields[0]!r}, the gold {fields[1]!r}"
+    """Creates the folder `options.name`, whole or not at all, and yields what to tell the user.
+
+    Raises ValueError for wrong options and rows.
+    """
+    folder = _new_folder(options.name)
+    _check_method(options.method)
+    options.model = _model_name(options.model)
+    is_small = options.model == "tiny"
+    if options.hardware is None:
+        options.hardware = "gpu" if gpus() and not is_small else "in_process"
+    if options.hardware not in HARDWARE:
+        raise ValueError(f"--hardware is {options.hardware!r}: give {', '.join(HARDWARE)}")
+    own_rows = _own_rows(Path(options.data), options.fields) if Path(options.data).suffix else None
+    if own_rows is not None:
+        yield (
+            f"{options.data}: {len(own_rows.rows)} rows; the problem is {own_rows.problem_field!r}, the"
+            f" reference answer {own_rows.gold_field!r}"
+        )
+        if own_rows.held_out < FEW_TESTS:
+            half_width = 0.98 / math.sqrt(own_rows.held_out)
+            yield (
+                f"note: {own_rows.held_out} test problems are few: pass@1 is uncertain by ±{half_width:.2f}"
+                f" (95 %), so that methods can't be compared; give {FEW_TESTS * HELD_OUT} rows or more for"
+                " that"
+            )
+    yield from _note_on_large_model(options)
     # Random weights have to learn the form of answers before an answer can be right.
-    stages = ["sft", method] if options.model == "tiny" and method != "sft" else [method]
-    wanted = [("check", method), ("plan", stages[0]), *(("run", stage) for stage in stages)]
-    commands = [f"treetune {word} --configs {stage}.jsonnet" for word, stage in wanted]
+    stages = ["sft", options.method] if is_small and options.method != "sft" else [options.method]
+    commands = [f"treetune {word} {stages[0]}.jsonnet" for word in ("check", "plan")]
+    commands += [f"treetune run {stage}.jsonnet" for stage in stages]
     with whole_folder(folder) as made:
-        readme, about_reward = TEMPLATES.joinpath("README.template").read_text().split("\n## The reward", 1)
-        readme += f"\n## The reward{about_reward}" if rows else ""
-        write_text(made / "README.md", readme.format(**vars(options), next_commands="\n".join(commands)))
+        _write_readme(made, options, commands, has_reward=own_rows is not None)
         for stage in stages:
-            write_text(made / f"{stage}.jsonnet", _configuration(options, stage, rows, fields))
-        if rows:
-            _write_rows(made, rows, *fields)
+            write_text(made / f"{stage}.jsonnet", _configuration(options, stage, own_rows))
+        if own_rows is not None:
+            _write_rows(made, own_rows)
         with contextlib.chdir(made):
-            for stage in stages:
+            for stage in reversed(stages):
                 options.configs = [f"{stage}.jsonnet"]
                 root: Any = built(evaluated(options), "check", "an experiment")
-            if rows:
+            if own_rows is not None:
                 yield from _graded_examples(root.task)
-    yield "\n".join([f"made {folder}. Next:", f"  cd {folder}", *(f"  {command}" for command in commands)])
+    quoted = shlex.quote(str(folder))
+    yield "\n".join([f"created {quoted}. Next:", f"  cd {quoted}", *(f"  {command}" for command in commands)])
 
 
-def _rows(path: Path, fields: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the rows of a file, and its fields of problem and gold. Raises ValueError."""
+# Options
+
+
+def _new_folder(name: str) -> Path:
+    """Returns the folder of that name. Raises ValueError for a name that an experiment can't have, and for a
+    folder that exists."""
+    for finding in check_name(name, "--name", "a relative folder name"):
+        raise ValueError(f"--name: {finding.what}: {finding.remedy}")
+    folder = Path(name)
+    if folder.exists():
+        raise ValueError(f"--name: {folder} exists already: give another name, or remove it")
+    return folder
+
+
+def _check_method(method: str) -> None:
+    """Raises ValueError for an unknown method."""
+    presets = [path.stem for path in (CONFIGS / "presets").glob("*.jsonnet")]
+    if method in METHODS or method in presets:
+        return
+    near = nearest(method, [*METHODS, *presets])
+    hint = f"did you mean {near[0]}?" if near else f"give {', '.join(METHODS)}, or a name in configs/presets"
+    raise ValueError(f"--method is {method!r}: {hint}")
+
+
+def _model_name(model: str) -> str:
+    """Returns the name of a model, with the whole path of a folder: the experiment is run from another one.
+
+    Raises ValueError for what is neither a folder nor known nor a name of the form owner/name.
+    """
+    known = [path.stem for path in (CONFIGS / "models").glob("*.jsonnet")]
+    if model in known:
+        return model
+    if Path(model).expanduser().is_dir():
+        return str(Path(model).expanduser().absolute())
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        return model
+    near = nearest(model, known)
+    hint = f"did you mean {near[0]}?" if near else "give tiny, a folder, or a name on the hub (owner/name)"
+    raise ValueError(
+        f"--model is {model!r}, which is neither a folder here, nor in configs/models, nor owner/name: {hint}"
+    )
+
+
+def _note_on_large_model(options: argparse.Namespace) -> Iterator[str]:
+    """Yields a note if a large model is to be trained on a CPU."""
+    if options.hardware == "gpu" or options.model == "tiny":
+        return
+    weights = _number_of_weights(_hub_name_or_path(options.model))
+    if weights is not None and weights >= LARGE:
+        yield (
+            f"note: --hardware is {options.hardware}, and {options.model} has {weights / 1e9:.1f} billion"
+            " weights: on a CPU, an iteration takes hours; give --hardware gpu, or a smaller model. `treetune"
+            " plan` says how much memory it needs"
+        )
+
+
+def _number_of_weights(name: str) -> float | None:
+    """Returns how many weights a model has, by its config.json or its name; None if neither tells."""
+    from treetune.models.pretrained import PretrainedModel
+
+    with contextlib.suppress(ValueError):
+        shape = PretrainedModel(name_or_path=name).shape(str)
+        if shape is not None:
+            return shape.parameters
+    in_name = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)b(?![a-z])", name.rpartition("/")[2].lower())
+    return float(in_name[1]) * 1e9 if in_name else None
+
+
+def _hub_name_or_path(model: str) -> str:
+    """Returns the hub's name or the path of a model that configs/models may know by another one."""
+    shipped = CONFIGS / "models" / f"{model}.jsonnet"
+    return str(_shipped_model(model)["name_or_path"]) if shipped.is_file() else model
+
+
+def _shipped_model(name: str) -> dict[str, Any]:
+    """Returns the `model` of a file below configs/models. These files extend an experiment."""
+    config = load(["quickstart/grpo.jsonnet", f"models/{name}.jsonnet"], environment_keys=())
+    model: dict[str, Any] = config.data["model"]
+    # Jsonnet sorts keys by their names.
+    return {"type": model["type"], "name_or_path": model["name_or_path"]} | model
+
+
+# Rows
+
+
+def _own_rows(path: Path, fields: str | None) -> OwnRows:
+    """Reads the rows of a file. Raises ValueError where fields are missing or there are too few rows."""
     if path.suffix == ".csv" and path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
             rows: list[dict[str, Any]] = list(csv.DictReader(file))
@@ -68,14 +293,16 @@ def _rows(path: Path, fields: str | None) -> tuple[list[dict[str, Any]], list[st
         rows = [row for _, row in read_rows(path)]
     if len(rows) < 2 * HELD_OUT:
         raise ValueError(f"{path} has {len(rows)} rows: give at least {2 * HELD_OUT}")
-    likely = [
-        next((name for name in names if name in rows[0]), "") for names in (PROBLEM_FIELDS, GOLD_FIELDS)
-    ]
-    chosen = fields.split(",") if fields else likely
+    chosen = (
+        fields.split(",")
+        if fields
+        else [_likely_field(rows[0], PROBLEM_FIELDS), _likely_field(rows[0], GOLD_FIELDS)]
+    )
     if len(chosen) != 2 or not all(chosen):
-        there = ", ".join(map(repr, rows[0]))
+        names = ", ".join(map(repr, rows[0]))
         raise ValueError(
-            f"which fields of {path} are problem and gold? Give --fields PROBLEM,GOLD of {there}"
+            f"{path}: it isn't clear which fields hold problem and answer: give --fields PROBLEM,ANSWER of"
+            f" {names}"
         )
     faults = []
     for number, row in enumerate(rows, start=1):
@@ -86,74 +313,320 @@ def _rows(path: Path, fields: str | None) -> tuple[list[dict[str, Any]], list[st
     if faults:
         number, fault = faults[0]
         raise ValueError(
-            f"{path}, row {number}: {fault} (so in {len(faults)} places): mend it, or give --fields"
+            f"{path}, row {number}: {fault} ({len(faults)} such faults): fix the rows, or give --fields"
         )
-    return rows, chosen
+    return OwnRows(path, rows, *chosen)
 
 
-def _configuration(
-    options: argparse.Namespace, stage: str, rows: list[dict[str, Any]], fields: list[str]
-) -> str:
-    gpu, tiny = options.hardware == "gpu", options.model == "tiny"
-    preset = (CONFIGS / "presets" / f"{stage}.jsonnet").is_file()
-    method = "grpo" if preset else stage
-    large = "sft_rho1b_GSM8K" if method == "sft" else f"polIter_rho1bSft2_{method}_GSM8K"
-    known = (CONFIGS / "models" / f"{options.model}.jsonnet").is_file()
-    files = [large if gpu else f"quickstart/{method}"]
-    files += [] if rows else [f"tasks/{options.data}"]
-    files += [f"models/{options.model}"] if known and not tiny else []
-    files += ["engines/in_process"] if options.hardware == "in_process" else []
-    lines = [f"// {options.name}: {stage}. What stands further down wins."]
-    for file in files:
-        find_file(f"{file}.jsonnet", CONFIGS)  # says what was meant
-        lines.append(f"{'+ ' if len(lines) > 1 else ''}(import '{file}.jsonnet')")
-    lines += ["+ {", f"  experiment_name: '{options.name}/{stage}',"]
-    if tiny and stage != "sft":
-        lines += [
-            f"  model+: {{ name_or_path: $.directory + '/{options.name}/sft/checkpoints/last/policy' }},"
-        ]
-    elif not known:
-        dtype = ", dtype: 'bfloat16'" if gpu else ""
-        lines += [f"  model: {{ type: 'pretrained', name_or_path: {json.dumps(options.model)}{dtype} }},"]
-    lines += ["}"]
-    if rows:
-        problems, golds = ([text_of_value(row[name]) for row in rows] for name in fields)
-        held_out = len(rows[::HELD_OUT])
-        about = {
-            "problem": fields[0],
-            "gold": fields[1],
-            "rows": len(rows) - 2 * held_out,
-            "held_out": held_out,
-            "longest_problem": max(map(len, problems)),
-            "longest_gold": max(map(len, golds)),
-            "alphabet": "".join(sorted({"\n", *"".join(problems + golds)})) if tiny else None,
-            "supervised": stage == "sft",
-        }
-        lines += [f"+ (import 'lib/own_rows.libsonnet')({json.dumps(about, indent=2, ensure_ascii=False)})"]
-    lines += [f"+ (import 'presets/{stage}.jsonnet')"] if preset else []
-    return "\n".join([*lines, ""])
+def _likely_field(row: dict[str, Any], names: Sequence[str]) -> str:
+    """Returns the first of the names that the row has; "" if it has none."""
+    return next((name for name in names if name in row), "")
 
 
-def _write_rows(folder: Path, rows: list[dict[str, Any]], problem: str, gold: str) -> None:
-    """Writes rows for training and for tests, the reward, and answers to three problems to try it on."""
-    train = [row for number, row in enumerate(rows) if number % HELD_OUT]
-    other = next((text_of_value(row[gold]) for row in train if row[gold] != train[1][gold]), "")
+def _write_rows(folder: Path, own_rows: OwnRows) -> None:
+    """Writes rows for training and for tests, the reward, and three answers to try it on."""
+    problem, gold = own_rows.problem_field, own_rows.gold_field
+    train = [row for number, row in enumerate(own_rows.rows) if number % HELD_OUT]
+    another_gold = next((text_of_value(row[gold]) for row in train if row[gold] != train[1][gold]), "")
+    responses = [text_of_value(train[0][gold]), another_gold, ""]
     examples = [
         {"problem": row[problem], "gold": row[gold], "response": response}
-        for row, response in zip(train, [text_of_value(train[0][gold]), other, ""], strict=False)
+        for row, response in zip(train, responses, strict=False)
     ]
-    for name, some in {"train": train, "test": rows[::HELD_OUT], "examples": examples}.items():
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in some]
+    files = {"train": train, "test": own_rows.rows[::HELD_OUT], "examples": examples}
+    for name, rows in files.items():
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         write_text(folder / f"{name}.jsonl", "".join(lines))
     write_text(folder / "reward.py", TEMPLATES.joinpath("reward.py").read_text())
 
 
-def _graded_examples(task: Any) -> Iterator[str]:
+def _graded_examples(task: Task) -> Iterator[str]:
+    """Grades the three answers, and yields a table of them."""
     score_responses(task, Path("examples.jsonl"), Path("graded.jsonl"))
     graded = [json.loads(line) for line in Path("graded.jsonl").read_text(encoding="utf-8").splitlines()]
-    yield "three answers, graded by reward.py (the gold itself, another row's gold, nothing):"
+    yield "three answers, graded by reward.py (the reference answer, another row's, an empty one):"
     for row in graded:
         verdict = f"{row['reward']} ({row['outcome']})"
-        yield f"  {verdict:<18} {row['response']!r:.24} to {row['problem']!r:.40}, gold {row['gold']!r:.24}"
+        yield (
+            f"  {verdict:<18} {row['response']!r:.24} to {row['problem']!r:.40}, reference answer"
+            f" {row['gold']!r:.24}"
+        )
     if graded[0]["reward"] != 1:
-        yield "note: the gold itself doesn't earn 1: mend reward.py before you train"
+        yield "note: the reference answer itself doesn't earn 1: fix reward.py before you train"
+
+
+# The configuration
+
+
+def _write_readme(
+    folder: Path, options: argparse.Namespace, commands: Sequence[str], has_reward: bool
+) -> None:
+    text = TEMPLATES.joinpath("README.template").read_text()
+    about_experiment, about_reward = text.split("\n## The reward", 1)
+    if has_reward:
+        about_experiment += f"\n## The reward{about_reward}"
+    filled = about_experiment.format(
+        **vars(options), next_commands="\n".join(commands), main_file=f"{options.method}.jsonnet"
+    )
+    write_text(folder / "README.md", filled)
+
+
+def _configuration(options: argparse.Namespace, stage: str, own_rows: OwnRows | None) -> str:
+    """Returns the text of a stage's configuration: of ``sft`` or of the method."""
+    from jinja2 import Environment, StrictUndefined
+
+    is_small = options.model == "tiny"
+    preset = stage if stage not in METHODS else None
+    method = METHODS["grpo" if preset else stage]
+    about = f"GRPO's experiment with the preset {preset}." if preset else method.about
+    builtin: Task | None = None
+    if own_rows is not None:
+        texts = own_rows.texts
+        n_rows: int | None = len(own_rows.rows) - 2 * own_rows.held_out
+        prompt = "{problem}" if is_small else REASONING_PROMPT
+        sets = [_evaluation_set("validation", None), _evaluation_set("test", None)]
+    else:
+        builtin = _builtin_task(options.data)
+        texts, n_rows = _texts_of(builtin), builtin.size("train")
+        prompt = "" if is_small else _prompt_of_builtin(options.data)
+        sets = [_evaluation_set(split, size) for split, size in _held_out_splits(builtin)]
+    sizes = _sizes(texts, is_small)
+    schedule = _schedule(method.kind, n_rows or UNKNOWN_ROWS, is_small)
+    if n_rows is None:
+        schedule = replace(schedule, passes="")
+    more = ", ".join(filter(None, [method.more, SMALL_MODEL.get(stage, "") if is_small else ""]))
+    if method.kind in ("filtered", "preferences"):
+        more = ", ".join(filter(None, [more, "choose_checkpoint: { set: 'validation', rule: 'best' }"]))
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    text = environment.from_string(TEMPLATES.joinpath("experiment.template").read_text()).render(
+        about=about,
+        stage=stage,
+        name=options.name,
+        task_name=Path(options.name).name,
+        hardware=options.hardware,
+        method=Method(method.fragment, about, method.kind, more, method.trainer),
+        preset=preset,
+        main_stage=options.method,
+        shares_task=stage != options.method,
+        builtin=None if own_rows is not None else f"tasks/{options.data}",
+        held_out=None if own_rows is None else own_rows.held_out,
+        problem_field=None if own_rows is None else own_rows.problem_field,
+        gold_field=None if own_rows is None else own_rows.gold_field,
+        prompt=prompt,
+        model=_model_text(options, stage, sizes, texts if own_rows is not None else None),
+        supervised=method.kind == "supervised",
+        sizes=sizes,
+        schedule=schedule,
+        sets=sets,
+        q=_as_jsonnet,
+    )
+    return text
+
+
+def _builtin_task(name: str) -> Task:
+    """Returns a task of configs/tasks. Raises ConfigError, with the nearest name, where there is none."""
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune.config.build import build
+
+    find_file(f"tasks/{name}.jsonnet", CONFIGS)
+    config = load([f"tasks/{name}.jsonnet"], environment_keys=())
+    return build(Task, config.data["task"], key=("task",))
+
+
+def _texts_of(task: Task) -> list[tuple[str, str]]:
+    """Returns prompts and demonstrations of some problems; nothing where the task has none at hand."""
+    texts = []
+    with contextlib.suppress(ValueError):
+        for problem in task.examples(64):
+            texts.append((problem.prompt, task.demonstration(problem, 0)))
+    return texts
+
+
+def _held_out_splits(task: Task) -> Iterator[tuple[Split, int | None]]:
+    """Yields the splits to evaluate on, each with the most problems to take."""
+    limits: dict[Split, int] = {"validation": 128, "test": 512}
+    for split, limit in limits.items():
+        with contextlib.suppress(NoSplit):
+            size = task.size(split)
+            yield split, None if size is None else min(size, limit)
+
+
+def _evaluation_set(split: Split, problems: int | None) -> str:
+    number = "" if problems is None else f", problems: {problems}"
+    often = ", while_training: true" if split == "validation" else ""
+    return f"{{ split: '{split}'{number}, samples: 4{often} }}"
+
+
+def _prompt_of_builtin(name: str) -> str:
+    """Returns a prompt for a model that hasn't seen the task's own; "" where the task's own explains"
+    " itself."""
+    config = load([f"tasks/{name}.jsonnet"], environment_keys=())
+    own_prompt = str(config.data["task"].get("prompt", ""))
+    # The VinePPO paper's prompt, which its models learned in fine-tuning.
+    if not own_prompt.startswith("[MATH_TASK]"):
+        return ""
+    return REASONING_PROMPT if config.data["task"]["type"] == "gsm8k" else BOXED_PROMPT
+
+
+def _sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
+    """Returns lengths that suit the problems and reference answers. A small model has a token for each
+    character."""
+    if not texts and not is_small:
+        return Sizes(answer=1024, context=2048, mean_prompt=128, mean_answer=256)
+    problems = [len(problem) for problem, _ in texts] or [64]
+    golds = [len(gold) for _, gold in texts] or [32]
+    if is_small:
+        answer = max(golds) + 16
+        return Sizes(
+            answer=answer,
+            context=max(problems) + answer + 8,
+            mean_prompt=_mean(problems),
+            mean_answer=_mean(golds) + 1,
+        )
+    # A model reasons before it answers: it gets twice the longest reference answer, from 512 tokens on.
+    answer = min(1024, max(512, _up_to(2 * max(golds) / 3, 128)))
+    prompt = (max(problems) + len(REASONING_PROMPT)) / 3
+    return Sizes(
+        answer=answer,
+        context=_up_to(prompt + answer, 256),
+        mean_prompt=_mean(problems) // CHARACTERS_PER_TOKEN + 20,
+        mean_answer=max(answer // 4, _mean(golds) // CHARACTERS_PER_TOKEN),
+    )
+
+
+def _mean(lengths: Sequence[int]) -> int:
+    return round(sum(lengths) / len(lengths))
+
+
+def _up_to(number: float, step: int) -> int:
+    """Returns the next multiple of `step`."""
+    return math.ceil(number / step) * step
+
+
+def _schedule(kind: Kind, rows: int, is_small: bool) -> Schedule:
+    """Returns how long and on how much to train, for a number of training rows."""
+    if kind == "supervised":
+        return _supervised_schedule(rows, is_small)
+    if kind == "filtered":
+        problems = min(rows, 320)
+        return Schedule(
+            iterations=5,
+            problems=problems,
+            samples=8,
+            rate="1e-3" if is_small else "1e-6",
+            warmup=10,
+            minibatch=min(64, 8 * problems),
+            epochs=3,
+            evaluate_every=1,
+            checkpoint_every=1,
+        )
+    if kind == "preferences":
+        return Schedule(
+            iterations=1,
+            problems=min(rows, 200),
+            samples=64 if is_small else 16,
+            rate="2e-4" if is_small else "1e-6",
+            warmup=10,
+            minibatch=64,
+            epochs=4 if is_small else 1,
+            evaluate_every=1,
+            checkpoint_every=1,
+        )
+    # Multiples of 8, so that minibatches of 64 divide an iteration's answers, 8 to a problem.
+    problems = min(rows, 64, max(8, rows // 3 // 8 * 8))
+    passes_wanted, fewest, most = (10, 10, 25) if is_small else (5, 10, 200)
+    iterations = min(most, max(fewest, math.ceil(passes_wanted * rows / problems)))
+    return Schedule(
+        iterations=iterations,
+        problems=problems,
+        samples=8,
+        rate="4e-4" if is_small else "1e-6",
+        warmup=min(10, iterations),
+        minibatch="null" if is_small else 64,
+        epochs=1,
+        evaluate_every=5,
+        checkpoint_every=5,
+        passes=f"{iterations * problems / rows:.1f} passes over the {rows:,} rows",
+    )
+
+
+def _supervised_schedule(rows: int, is_small: bool) -> Schedule:
+    if not is_small:
+        return Schedule(
+            iterations=2,
+            problems="null",
+            samples=1,
+            rate="1e-5",
+            warmup=1,
+            minibatch=min(64, rows),
+            epochs=1,
+            evaluate_every=1,
+            checkpoint_every=1,
+        )
+    # Random weights need some 600 steps, so that few rows are gone over many times.
+    minibatch = 64 if rows >= 6400 else min(16, rows)
+    problems = 6400 if rows >= 6400 else rows
+    steps_of_a_pass = math.ceil(problems / minibatch)
+    return Schedule(
+        iterations=12 if rows >= 6400 else 6,
+        problems=6400 if rows > 6400 else "null",
+        samples=1,
+        rate="2e-3",
+        warmup=50,
+        minibatch=minibatch,
+        epochs=min(40, max(1, math.ceil(100 / steps_of_a_pass))),
+        evaluate_every="null",
+        checkpoint_every=12 if rows >= 6400 else 6,
+    )
+
+
+def _model_text(
+    options: argparse.Namespace, stage: str, sizes: Sizes, texts: Sequence[tuple[str, str]] | None
+) -> str:
+    """Returns the value of `model`. `texts` are a user's rows, whose characters a small model has to know."""
+    if options.model == "tiny" and stage != "sft":
+        start = _as_jsonnet(f"/{options.name}/sft/checkpoints/last/policy")
+        return f"{{ type: 'pretrained', name_or_path: $.directory + {start} }}"
+    if options.model == "tiny":
+        model: dict[str, Any] = {"type": "tiny", "layers": 4, "hidden_size": 128, "heads": 4}
+        model |= {"intermediate_size": 384, "context_length": sizes.context}
+        if texts is not None:
+            characters = {"\n"}
+            for problem, gold in texts:
+                characters.update(problem, gold)
+            model["alphabet"] = "".join(sorted(characters))
+        return _as_jsonnet(model)
+    if (CONFIGS / "models" / f"{options.model}.jsonnet").is_file():
+        model = _shipped_model(options.model)
+    else:
+        model = {"type": "pretrained", "name_or_path": options.model}
+        if _is_chat_model(options.model):
+            model["chat"] = {}
+    model["dtype"] = "bfloat16" if options.hardware == "gpu" else "float32"
+    return _as_jsonnet(model)
+
+
+def _is_chat_model(model: str) -> bool:
+    """Returns whether problems are put into a chat template: by the folder's files, or by the name."""
+    folder = Path(model)
+    if folder.is_dir():
+        config = folder / "tokenizer_config.json"
+        has_template = config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
+        return has_template or (folder / "chat_template.jinja").is_file()
+    return re.search(r"instruct|chat|-it\b", model, re.IGNORECASE) is not None
+
+
+def _as_jsonnet(value: Any) -> str:
+    """Returns plain data as Jsonnet on one line: ``{ type: 'tiny', layers: 4 }``."""
+    if isinstance(value, dict):
+        fields = []
+        for key, item in value.items():
+            name = key if re.fullmatch(r"[A-Za-z_]\w*", key) else _as_jsonnet(key)
+            fields.append(f"{name}: {_as_jsonnet(item)}")
+        return f"{{ {', '.join(fields)} }}" if fields else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_jsonnet, value))}]"
+    if isinstance(value, str):
+        inner = json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
+        return f"'{inner}'"
+    return json.dumps(value)

@@ -43,8 +43,7 @@ _THOUGHT = re.compile(r"\A(?P<opening>\s*<think>\n?)?(?P<body>.*?)(?P<rest></thi
 
 @dataclass(frozen=True)
 class Threaded:
-    """A block as it will stand in the text, in place of the lines `first` to `last`; `edits` are the changes
-    in its threads."""
+    """A block that takes the place of the lines `first` to `last`. `edits` are the changes in its threads."""
 
     first: int
     last: int
@@ -56,9 +55,10 @@ class Threaded:
 async def make_parallel(
     questions: Questions, problem: str, solution: str, *, rule: BlockRule, self_check: bool
 ) -> dict[str, Any]:
-    """Returns the end of a solution: its parallel text, or why there is none, and each block's end.
+    """Returns the record of a solution: its parallel text, or why there is none, and what became of each
+    block.
 
-    Raises what asking raises where an answer can't be had.
+    Raises what a request raises that can't be answered.
     """
     dropped: list[Dropped] = []
     kept: list[Threaded] = []
@@ -87,8 +87,8 @@ async def make_parallel(
 
 
 def _statistics(solution: str, text: str, blocks: Sequence[Threaded]) -> dict[str, float]:
-    """Returns counts, and lengths in characters: no tokenizer is known here. The critical path is everything
-    but what the threads beside each block's longest say."""
+    """Returns counts, and lengths in characters, since there is no tokenizer here. The critical path is the
+    text without all threads but the longest of each block."""
     critical = len(text) - sum(saved_characters(block.threads) for block in blocks)
     return {
         "blocks": len(blocks),
@@ -134,7 +134,7 @@ async def _convert(
     if not kept:
         raise Rejected("no independent parts were found" if not groups else "no block was kept")
     text = parallel_text(parts, lines, kept)
-    # The first is the filter of the training data; the second finds what a rollout would space otherwise.
+    # `faults` filters the training data; `text_segments` also finds wrong white space.
     wrong = faults(text, conclusions="refused", adjacent=True)
     try:
         text_segments(text)
@@ -148,7 +148,7 @@ async def _convert(
 async def _finish(
     questions: Questions, problem: str, lines: Sequence[str], block: SolutionBlock, rule: BlockRule
 ) -> Threaded | Dropped:
-    """Takes references out of a block's threads and gives them outlines."""
+    """Removes references between a block's threads, and writes their outlines."""
     known = "\n".join(lines[: block.first - 1])
     try:
         threads, edits = await _without_references(questions, problem, known, block.threads)
@@ -175,8 +175,8 @@ async def _without_references(
 ) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
     """Returns the threads' texts without references to each other, and the changes, counted from 1.
 
-    Each thread is held against every earlier one, in their order: text that was written from top to bottom
-    looks back. Raises Unreadable where the model's edits can't be applied.
+    Each thread is compared with every earlier one, since a text that was written from top to bottom refers
+    back only. Raises Unreadable if the model's edits can't be applied.
     """
 
     async def rewrite(thread: int) -> tuple[str, list[dict[str, Any]]]:
@@ -211,7 +211,7 @@ def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[tuple[str
         source = item.get("source") if isinstance(item, dict) else None
         destination = item.get("destination") if isinstance(item, dict) else None
         if not isinstance(source, str) or not isinstance(destination, str) or not source:
-            raise Unreadable(f"a replacement is no source and destination in words: {str(item)[:100]}")
+            raise Unreadable(f"a replacement isn't a source and a destination text: {str(item)[:100]}")
         if _THREAD_TAG.search(destination):
             raise Unreadable(f"a destination holds a tag: {destination[:100]!r}")
         if set(CONTROL.findall(destination)) - set(source):
@@ -235,7 +235,7 @@ def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[tuple[str
 
 
 async def _outlines(questions: Questions, problem: str, known: str, threads: Sequence[str]) -> list[str]:
-    """Returns one line per thread. Raises Unreadable where the model gives none that would do."""
+    """Returns an outline per thread. Raises Unreadable if the model writes no valid ones."""
     parts = "\n\n".join(
         f'<part number="{number}">\n{text}\n</part>' for number, text in enumerate(threads, start=1)
     )
@@ -255,7 +255,7 @@ async def _outlines(questions: Questions, problem: str, known: str, threads: Seq
 
 def _checked_outline(item: object, where: str, known: str, thread: str, count: int) -> str:
     if not isinstance(item, str) or not item.strip():
-        raise Unreadable(f"{where} is no text")
+        raise Unreadable(f"{where} isn't a text")
     text = item.strip()
     if CONTROL.search(text):
         raise Unreadable(f"{where} holds a line break or another control character; are backslashes doubled?")
@@ -281,29 +281,29 @@ def sentences(text: str) -> int:
 
 
 def results_in(outline: str, known: str, thread: str, count: int) -> list[str]:
-    """Returns the numbers of an outline that its thread finds and nothing before it holds. (Those up to
-    `count` may only count the threads.)"""
+    """Returns the numbers in an outline that its thread computes: they occur in the thread and not before it.
+    Numbers up to `count` are ignored, since they may count the threads."""
     before = set(_NUMBER.findall(known)) | set(map(str, range(count + 1)))
     found = set(_NUMBER.findall(thread))
     return [number for number in dict.fromkeys(_NUMBER.findall(outline)) if number in found - before]
 
 
-# The text of a solution with threads, spaced as rollouts space it
+# The text of a solution with threads, with the same white space as in rollouts
 
 
 def parts_of(solution: str) -> tuple[str, str, str]:
-    """Returns a solution's thought, which may be divided, between what opens it and what follows it. Without
-    thought tags, the solution is all thought."""
+    """Returns the text up to the thought, the thought, which may be cut into threads, and the text after it.
+    A solution without thought tags is all thought."""
     match = _THOUGHT.match(solution)
     assert match is not None, "it matches every text"
     return match["opening"] or "", match["body"], match["rest"] or ""
 
 
 def parallel_text(parts: tuple[str, str, str], lines: Sequence[str], blocks: Sequence[Threaded]) -> str:
-    """Returns the whole solution; `blocks` in their order, `lines` those of the body.
+    """Returns the whole solution. `lines` are those of the thought, and `blocks` are in their order.
 
     A block has one newline before the first thread, none between threads, one before each ``</Thread>`` and
-    one behind the last.
+    one after the last thread.
     """
     written: list[str] = []
     end = 0

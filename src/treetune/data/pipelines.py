@@ -48,7 +48,7 @@ class DataPipeline(Registrable, root="a data pipeline"):
 @DataPipeline.register("filter_data")
 @dataclass(frozen=True, kw_only=True)
 class FilterData(DataPipeline):
-    """Lets rules go over rows of the schema, one after the other, and says how many rows each took."""
+    """Applies rules to rows of the schema, one after the other, and reports how many rows each removes."""
 
     rules: Annotated[tuple[Rule, ...], MinLen(1)]
     """The rules, in their order."""
@@ -73,8 +73,8 @@ class MakeThreads(DataPipeline):
     siblings out, writes an outline for each thread, and keeps what is of the right form. The steps are
     ThreadWeaver's; the questions are this project's own.
 
-    A row comes out as it is, with the parallel solution beside its own, so that a task takes the one or the
-    other for its demonstration.
+    A row keeps its own solution and gets the parallel one in a further field, so that a task can use either
+    as its demonstration.
     """
 
     endpoint: EndpointSettings
@@ -93,13 +93,13 @@ class MakeThreads(DataPipeline):
     min_saved_characters: Annotated[int, Gt(0)] = 200
     """The least characters of a block that need not be waited for (all threads but the longest)."""
     max_threads: Annotated[int, Ge(2), Le(MOST_THREADS)] = MOST_THREADS
-    """The most threads of a block, each held against every earlier one in a request of its own."""
+    """The most threads of a block. Each is compared with every earlier one, in a request of its own."""
     self_check: bool = True
     """Has the model look once more at each thread: what it doesn't let pass stays sequential."""
     repairs: Annotated[int, Ge(0)] = 1
     """Times that an answer that can't be read is sent back with the reason."""
     extra_for: Mapping[Step, Mapping[str, Any]] = field(default_factory=dict)
-    """Additions to the requests of a step, beside `endpoint.extra`."""
+    """Additions to the requests of a step, in addition to `endpoint.extra`."""
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.prices is None:
@@ -268,7 +268,7 @@ class PrepareData(DataPipeline):
     sample: Mapping[Split, Annotated[int, Ge(1)]] = field(default_factory=dict)
     seed: int = 42
     bad_rows: Literal["stop", "drop"] = "stop"
-    """The treatment of a row that lacks what a template asks for."""
+    """What to do with a row without a field that a template uses."""
 
     def __post_init__(self) -> None:
         if not _SOURCE.fullmatch(self.data_source):
@@ -281,8 +281,8 @@ class PrepareData(DataPipeline):
             check_text(text, key)
         for name, expression in self.extra_info.items():
             check_value(expression, f"extra_info.{name}")
-        for one in self.filters:
-            check_value(one.where, f"the filter {one.name!r}")
+        for row_filter in self.filters:
+            check_value(row_filter.where, f"the filter {row_filter.name!r}")
         if not self.copy and not (self.prompt and self.ground_truth):
             raise ValueError(
                 "a row needs a prompt and a ground_truth: give templates for both, such as '{{ question }}',"
@@ -308,10 +308,10 @@ class PrepareData(DataPipeline):
         yield from (("prompt", text) for text in turns)
 
     def rows_of(self, fields: Mapping[str, Any]) -> list[Row | str]:
-        """Returns the rows that a row of the source becomes: several where `expand` makes several of it. In
-        place of a row that a filter drops stands the filter's name.
+        """Returns the rows that are made from a row of the source: several if `expand` returns several. For a
+        row that a filter drops, the list has the filter's name.
 
-        Raises MissingField where the row lacks a field, and ValueError for one that can't be read.
+        Raises MissingField if a field is missing, and ValueError for a row that can't be read.
         """
         expanded: Any = fields
         if self.expand is not None:
@@ -323,9 +323,9 @@ class PrepareData(DataPipeline):
         return [self._row(fields_of_row) for fields_of_row in fields_of_rows]
 
     def _row(self, fields: Mapping[str, Any]) -> Row | str:
-        for one in self.filters:
-            if not value_of(one.where, fields):
-                return one.name
+        for row_filter in self.filters:
+            if not value_of(row_filter.where, fields):
+                return row_filter.name
         if self.copy:
             row = normalised(fields)
             return {**row, "data_source": self.data_source, "ability": self.ability or row["ability"]}
@@ -348,7 +348,7 @@ class PrepareData(DataPipeline):
         )
 
     def code(self) -> str:
-        """The source of the module that `expand` names: rows are made anew when it changes."""
+        """Returns the source of the module that `expand` names: after a change of it, rows are made again."""
         return (
             "" if self.expand is None else inspect.getsource(sys.modules[_function(self.expand).__module__])
         )

@@ -323,7 +323,7 @@ def _write(stages: _Stages, file_by_number: Mapping[int, str], output: Path, con
     if not names:
         for line in stages.table():
             console.say(line)
-        raise ValueError("no row is left: the table above says which rule took them")
+        raise ValueError("no row is left: the table above says which rule removed them")
     stages.write_dropped(output / "dropped.jsonl")
     with console.phase("writing", "files") as progress:
         for done, name in enumerate(names):
@@ -363,7 +363,7 @@ def _write(stages: _Stages, file_by_number: Mapping[int, str], output: Path, con
                 console.say(f"{stage.rule}: {name.replace('_', ' ')}: {shown}")
     for name, count in in_files.items():
         console.say(f"{count:,} rows in {output / name}")
-    console.say(f"each row that went, with its reason, is in {output / 'dropped.jsonl'}")
+    console.say(f"all dropped rows, with reasons, are in {output / 'dropped.jsonl'}")
 
 
 def order_splits(splits: Sequence[Split]) -> list[Split]:
@@ -382,7 +382,7 @@ def _read_rows(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -
                 rows = pipeline.rows_of(fields)
             except (MissingField, ValueError) as error:
                 if pipeline.bad_rows == "stop":
-                    raise ValueError(f"{place}: {error}; put it right, or set bad_rows to 'drop'") from error
+                    raise ValueError(f"{place}: {error}; fix it, or set bad_rows to 'drop'") from error
                 yield RowRead(place, split, LeftOut(BAD_ROWS, str(error)))
                 index += 1
                 continue
@@ -429,7 +429,7 @@ def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
 def alone(folder: Path, command: str) -> AbstractContextManager[None]:
     """Locks a folder for one command at a time, on this machine. Raises ValueError where another command has
     it."""
-    message = f"another {command} is at work in {folder}: wait for it, or name another output"
+    message = f"another {command} is running in {folder}: wait for it, or name another output"
     return one_at_work(folder / ".lock", message)
 
 

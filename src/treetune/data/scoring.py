@@ -1,4 +1,4 @@
-"""Grades a file of answers from anywhere: JSON lines in, JSON lines out."""
+"""Grades a file of answers: JSON lines in, JSON lines out."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from treetune.vocabulary import CORRECT_SCORE, Grade, Problem
 FIELDS = ("problem", "gold", "response")
 
 _AHEAD = 256
-"""Answers that are with the graders at once: enough for every worker, and few to grade again."""
+"""Answers that are being graded at a time: enough for all workers, and few to grade again after a kill."""
 
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """The result of `score_responses`: rows in the output, how many of them it found there, and the sums.
-    `why` is what the first that failed says."""
+    """The result of `score_responses`: the numbers of rows in the output, of those that were there before,
+    and of each outcome. `why` is the message of the first row that failed."""
 
     rows: int
     resumed: int
@@ -45,12 +45,10 @@ class ScoredRows:
     def __str__(self) -> str:
         graded = self.rows - self.unavailable
         share = self.correct / graded if graded else 0.0
-        lost = (
-            f", {self.unavailable} that nobody could grade and that don't count" if self.unavailable else ""
-        )
+        lost = f", {self.unavailable} that could not be graded and don't count" if self.unavailable else ""
         why = f" (the first: {self.why})" if self.why else ""
         return (
-            f"{self.rows} responses ({self.resumed} were there already): {self.correct} correct "
+            f"{self.rows} responses ({self.resumed} graded before): {self.correct} correct "
             f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and errors{why}{lost}"
         )
 
@@ -67,17 +65,21 @@ def score_responses(
 ) -> ScoredRows:
     """Grades the rows of `source` with the task's grader and writes them to `output` in their order.
 
-    A row has a `problem`, a `gold` as it stands in the data set and a `response`, for a mixture its `domain`
-    and for rows of many data sets its `data_source`. It comes out with
-    `reward`, `extracted`, `outcome`, `seconds`, a `message` where something went wrong, and with
-    `steps` also `step_boundaries`. A row that lacks one of the three gets the outcome ``error``. The reward
-    of one that nobody could grade is null.
+    A row has a `problem`, a `gold` (the reference answer as in the data set) and a `response`; for a mixture
+    also its `domain`, and for rows of many data sets its `data_source`. `reward`, `extracted`, `outcome` and
+    `seconds` are added, a `message` if something went wrong, and with `steps` also `step_boundaries`. A row
+    without one of the three fields gets the outcome ``error``. The reward of a row that could not be graded
+    is null.
 
-    An output that exists is gone on with: a torn last line is dropped, what was graded is kept, and what
-    nobody could grade is graded again.
-    `progress` is told rows that are in the output and rows in all.
-    Raises ValueError if it belongs to another input, for an input line that is no JSON object, and where what
-    the grader needs isn't there.
+    If the output exists, the work continues: a torn last line is dropped, graded rows are kept, and rows that
+    could not be graded are graded again.
+
+    Args:
+        progress: Called with the number of rows in the output and of all rows.
+
+    Raises:
+        ValueError: The output belongs to another input, an input line isn't a JSON object, or something is
+        missing here that the grader needs.
     """
     if absent := missing_requirements(task.grader.parts()):
         raise ValueError(f"answers can't be graded here: {'; '.join(absent)}")
@@ -109,9 +111,9 @@ def score_responses(
     done, length = _written(output)
     ungraded: dict[int, dict[str, Any]] = {}
     for number, row in enumerate(done):
-        given = _checked_same(output, row, next(todo, None), number, steps)
+        input_row = _checked_same(output, row, next(todo, None), number, steps)
         if row["outcome"] == "unavailable":
-            ungraded[number] = given
+            ungraded[number] = input_row
     output.parent.mkdir(parents=True, exist_ok=True)
     with GraderPool(task.grader, workers=workers, deadline=deadline) as pool:
         if ungraded:
@@ -141,7 +143,7 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 def _lines(source: Path) -> int:
-    """Counts the rows, without reading them: a wrong one is named when its turn comes."""
+    """Counts the lines with content. Wrong rows are reported when they are read."""
     if not source.is_file():
         return 0
     with source.open("rb") as file:
@@ -149,7 +151,7 @@ def _lines(source: Path) -> int:
 
 
 class _Waiting(NamedTuple):
-    """A row at the graders; `task` is that of its domain, None where it can't be graded."""
+    """A row that is being graded. `task` is the task of its domain; None if the row can't be graded."""
 
     row: dict[str, Any]
     task: Task | None
@@ -159,7 +161,7 @@ class _Waiting(NamedTuple):
 def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _Waiting:
     try:
         problem = _problem(task, row, number)
-        task.grader.of(problem)  # raises where nobody is there for it
+        task.grader.of(problem)  # raises if there is no grader for it
     except ValueError as error:
         future: Future[Grade] = Future()
         future.set_result(Grade(reward=0.0, outcome="error", message=f"not graded: {error}"))
@@ -168,8 +170,8 @@ def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _
 
 
 def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
-    """Returns the row's problem with its `domain`, where it has one, and its other fields for graders that
-    ask for them. Raises ValueError for a row that lacks something."""
+    """Returns the row's problem, with its `domain` and with its other fields, which graders may read. Raises
+    ValueError for a row without one of the fields."""
     for key in FIELDS[:2]:
         fault = missing(row, key)
         if fault:
@@ -215,7 +217,7 @@ def _written(output: Path) -> tuple[list[dict[str, Any]], int]:
             except ValueError as error:
                 raise ValueError(f"{output}:{len(done) + 1} is not a line of JSON ({error})") from error
             if not isinstance(row, dict) or not {"reward", "outcome"} <= row.keys():
-                raise ValueError(f"{output}:{len(done) + 1} is no graded row: name another output")
+                raise ValueError(f"{output}:{len(done) + 1} isn't a graded row: name another output")
             done.append(row)
             length += len(line)
     return done, length

@@ -1,4 +1,4 @@
-"""Texts and values made of a row's fields: Jinja, as chat templates are."""
+"""Texts and values that are made from a row's fields by Jinja templates."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def text_of(template: str, fields: Mapping[str, Any]) -> str:
-    """``'{{ question }}'`` and the like, filled in. Raises MissingField."""
+    """Fills in a template such as ``'{{ question }}'``. Raises MissingField."""
     return str(_rendered(_template(template).render, template, fields))
 
 
 def value_of(expression: str, fields: Mapping[str, Any]) -> Any:
-    """``metadata.level``, ``answers[0]``, ``source != 'leetcode'`` and the like, with its type. Raises
+    """Evaluates an expression such as ``metadata.level``, ``answers[0]`` or ``source != 'leetcode'``. Raises
     MissingField."""
     value = _rendered(_expression(expression), expression, fields)
     from jinja2 import Undefined
@@ -48,8 +48,8 @@ def _read(read: Any, text: str, key: str) -> None:
         read()
     except TemplateError as error:
         raise ValueError(
-            f"{key} is {text!r}, which Jinja can't read ({error}): fields stand in a text as {{{{ name }}}},"
-            " and in an expression as name"
+            f"{key} is {text!r}, which Jinja can't read ({error}): a field is written as {{{{ name }}}} in a"
+            " text, and as name in an expression"
         ) from error
 
 
@@ -77,7 +77,7 @@ def _expression(text: str) -> TemplateExpression:
 
 @functools.cache
 def _environment() -> SandboxedEnvironment:
-    """Returns what templates may use beside Jinja's own: filters and tests that data sets need."""
+    """Returns Jinja's environment, with further filters and tests that data sets need."""
     from jinja2 import StrictUndefined
     from jinja2.sandbox import SandboxedEnvironment
 
@@ -97,14 +97,14 @@ def _environment() -> SandboxedEnvironment:
 
 
 def _not_null(value: Any) -> Any:
-    """Returns a field for a text: null is none."""
+    """Returns the value of a field in a text. Raises MissingField for null."""
     if value is None:
         raise MissingField("a field is null")
     return value
 
 
 def _last_match(text: str, pattern: str) -> str:
-    """The first group of the last match, or the whole of it."""
+    """Returns the first group of the last match, or the whole match if there are no groups."""
     matches = list(re.finditer(pattern, text))
     if not matches:
         raise MissingField(f"nothing in {text[:60]!r} matches {pattern!r}")

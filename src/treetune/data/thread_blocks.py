@@ -23,10 +23,12 @@ _RANGE = re.compile(r"\s*(?:lines?\s+)?(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?\s*", 
 
 
 def ranges(text: str) -> list[list[Lines]]:
-    """The groups of an answer, each with the lines of its threads as they stand there.
+    """Returns the groups of an answer, each with the lines of its threads in the order of the answer.
 
-    Prose around the groups is passed over. Raises Unreadable for elements that aren't closed, are inside each
-    other or hold anything else, and for an answer that names neither a group nor ``<none/>``.
+    Text around the groups is ignored. Raises Unreadable for elements that aren't closed, are nested wrongly
+    or contain anything else, and for an answer with neither a group nor ``<none/>``.
+
+    Example: ``<parallel><thread>1-3</thread><thread>4</thread></parallel>`` is ``[[(1, 3), (4, 4)]]``.
     """
     groups: list[list[Lines]] = []
     opened: list[str] = []
@@ -42,21 +44,21 @@ def ranges(text: str) -> list[list[Lines]]:
             if opened.pop() == "thread":
                 groups[-1].append(_lines(between))
             elif between.strip():
-                raise Unreadable(f"a <parallel> holds {between.strip()[:60]!r} beside its threads")
+                raise Unreadable(f"a <parallel> contains {between.strip()[:60]!r} in addition to its threads")
         elif opened != ([] if tag == "<parallel>" else ["parallel"]):
             raise Unreadable(
-                f"{tag} stands {'inside of <' + opened[-1] + '>' if opened else 'outside of <parallel>'}"
+                f"{tag} is {'inside of <' + opened[-1] + '>' if opened else 'outside of <parallel>'}"
             )
         else:
             if opened and between.strip():
-                raise Unreadable(f"a <parallel> holds {between.strip()[:60]!r} beside its threads")
+                raise Unreadable(f"a <parallel> contains {between.strip()[:60]!r} in addition to its threads")
             opened.append(tag[1:-1])
             if tag == "<parallel>":
                 groups.append([])
     if opened:
         raise Unreadable(f"<{opened[-1]}> isn't closed")
     if not groups and not none:
-        raise Unreadable("there is neither a <parallel> in it nor <none/>")
+        raise Unreadable("it contains neither <parallel> nor <none/>")
     return groups
 
 
@@ -79,13 +81,13 @@ def json_list(text: str) -> list[Any]:
     """
     begin, end = text.find("["), text.rfind("]")
     if begin < 0 or end < begin:
-        raise Unreadable("there is no JSON list in it")
+        raise Unreadable("it contains no JSON list")
     try:
-        found = json.loads(text[begin : end + 1])
+        items = json.loads(text[begin : end + 1])
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"what stands between the first [ and the last ] is not JSON: {error}") from error
-    assert isinstance(found, list)
-    return found
+        raise Unreadable(f"the text between the first [ and the last ] is not JSON: {error}") from error
+    assert isinstance(items, list)
+    return items
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def cut(
 
     A block is kept if all of this holds:
 
-    * Its lines are in the solution, behind the block that was kept before it.
+    * Its lines are in the solution, after the block that was kept before it.
     * Its threads follow each other, with nothing but blank lines between them.
     * At least two of its threads have text, and at most `rule.max_threads`.
     * Its threads save at least `rule.min_saved` characters: those of all threads but the longest, which need
@@ -177,7 +179,7 @@ def _block(
 
 
 def saved_characters(threads: Sequence[str]) -> int:
-    """Counts the characters that need not be waited for: of all threads but the longest."""
+    """Counts the characters that parallel threads save: those of all threads but the longest."""
     return sum(map(len, threads)) - max(map(len, threads))
 
 
@@ -193,7 +195,7 @@ async def independent_parts(
         ("groups", prompts.GROUPS),
         ("subgroups", prompts.SUBGROUPS),
     ):
-        # What these say is for the model itself: it thinks aloud before it commits itself.
+        # These answers aren't used: the model reasons step by step before it names the lines.
         _, conversation = await questions.ask(step, [*conversation, ("user", task)], str)
     return await questions.ask("ranges", [*conversation, ("user", prompts.RANGES)], ranges)
 
@@ -201,8 +203,8 @@ async def independent_parts(
 async def failed_threads(
     questions: Questions, conversation: Sequence[Message], blocks: Sequence[SolutionBlock]
 ) -> dict[int, str]:
-    """Returns which of the blocks (by their place) have a thread that the model itself doesn't let pass, and
-    why."""
+    """Returns the numbers of blocks with a thread that the model rejects in its self-check, with the
+    reasons."""
     shown = "\n\n".join(
         f"Group {number}, lines {block.first}-{block.last}:\n"
         + "\n".join(
@@ -220,7 +222,7 @@ async def failed_threads(
             place = (item.get("group"), item.get("thread")) if isinstance(item, dict) else None
             if place not in expected or place in verdicts:
                 raise Unreadable(
-                    f"a verdict is about no thread of the list, or about one again: {str(item)[:100]}"
+                    f"a verdict is on an unknown thread, or on one for the second time: {str(item)[:100]}"
                 )
             if not isinstance(item.get("pass"), bool):
                 raise Unreadable(
@@ -235,10 +237,11 @@ async def failed_threads(
 
     task: Message = ("user", prompts.CHECK.format(blocks=shown))
     failed, _ = await questions.ask("check", [*conversation, task], read)
-    words: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for (group, thread), note in sorted(failed.items()):
-        words[group - 1] = "; ".join(filter(None, [words.get(group - 1), f"thread {thread}: {note}"]))
-    return words
+        block = group - 1
+        reasons[block] = "; ".join(filter(None, [reasons.get(block), f"thread {thread}: {note}"]))
+    return reasons
 
 
 def _numbers(block: SolutionBlock) -> range:

@@ -201,8 +201,8 @@ def read_rewards(result: Any, name: str, turns: int = 1) -> tuple[list[float], d
     rewards = result if isinstance(result, list | tuple) and len(result) == turns else [result]
     if not all(map(_is_finite_number, rewards)):
         raise ValueError(
-            f"{name} should return a finite number, a list of one (or of one for each of its turns: {turns}),"
-            f" a dictionary with such as 'score', or None, not {returned!r}"
+            f"{name} returned {returned!r}: return a finite number, a list with one number (or one for each"
+            f" of the {turns} turns), a dict with a 'score' key, or None for a response without an answer"
         )
     return [0.0] * (turns - len(rewards)) + list(map(float, rewards)), numbers
 

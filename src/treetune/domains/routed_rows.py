@@ -93,7 +93,7 @@ class RoutedRows(RowsTask):
                 if self.bad_rows == "stop" and path.stat().st_size <= QUICKLY_READ:
                     _check_rows(path, self.columns)
             except BadRow as error:
-                yield Finding(str(error), "train", "put the row right, or set bad_rows to 'skip'")
+                yield Finding(str(error), "train", "fix the row, or set bad_rows to 'skip'")
                 return
             except ValueError as error:
                 yield Finding.of(error, "train")
@@ -170,10 +170,8 @@ class RoutedRows(RowsTask):
         """Returns the characters of prompts, golds and demonstrations, where the files are small and have
         these."""
         files = [Path(name) for name in (*self.train, *self.validation, *self.test)]
-        if absent := self.missing_files():
-            raise ValueError(
-                f"{absent[0]} isn't there yet, whose characters the model would need: make it first"
-            )
+        if absent := [finding.what for finding in self.missing_rows()]:
+            raise ValueError(f"{absent[0]}; a model of characters needs those of this file")
         small = all(file.stat().st_size <= QUICKLY_READ for file in files)
         if not files or self.source is not None or self.demonstration_field is None or not small:
             raise ValueError(

@@ -83,7 +83,7 @@ class EngineSettings(Registrable):
         Raises:
             ValueError: The configured transfer isn't possible.
         """
-        return "file", "this engine has no other transfer"
+        return "file", "this engine supports no other transfer"
 
 
 @EngineSettings.register("vllm")

@@ -2,7 +2,7 @@
 
 By default, vLLM sends each token from the engine core to the HTTP process as soon as it is sampled, and
 decodes it, for clients that stream answers. This project doesn't stream, and the HTTP process's Python code
-for each token would be slower than a GPU (docs/results/http_side.md).
+for each token would be slower than a GPU (benchmarks/http_side.py).
 
 With this file, one request passes once between the processes in each direction::
 

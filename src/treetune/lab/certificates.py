@@ -17,7 +17,7 @@ from treetune.store.checksums import config_hash, digest_of, read_record, refuse
 
 TOLERANCE = 0.01
 """The length of a difference in weights, in units of an iteration's step, that another processor, number of
-threads or version explains: those that were tried make 1e-4 and less (docs/results/paired.md)."""
+threads or version explains: those that were tried make 1e-4 and less."""
 
 PARTS = ("policy", "critic", "trainer")
 REMEDY = "ask for the certificate again, or write it anew with `certify`"

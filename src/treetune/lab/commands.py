@@ -12,7 +12,7 @@ from treetune.cli.command import Argument, Command, built, evaluated, files_of, 
 from treetune.cli.experiments import load_experiment
 
 if TYPE_CHECKING:
-    from treetune.config.jsonnet import Config
+    from treetune.config.layers import Config
     from treetune.runtime.base import PolicyIteration
 
 
@@ -38,7 +38,7 @@ def bisect_runs(options: argparse.Namespace) -> int:
     from treetune.lab.analyzers.first_difference import first_difference
 
     found = first_difference(options.first, options.second)
-    say("the runs are the same, as far as both have it" if found is None else str(found))
+    say("the runs are the same, in everything that both have" if found is None else str(found))
     return 0 if found is None else 1
 
 
@@ -157,8 +157,8 @@ EXACT = Argument(
     "--exact",
     {
         "action": "store_true",
-        "help": "where the optimiser's state of then is gone, make it again from the episodes of the"
-        " iterations before: dear, and to the bit",
+        "help": "if the optimiser's state was deleted, compute it again from the episodes of the earlier"
+        " iterations: slow, but bit-identical",
     },
 )
 
@@ -166,18 +166,19 @@ COMMANDS = (
     Command(
         "run_analyzers",
         run_analyzers,
-        "numbers and figures about an experiment, by the analyzers on its right; resumes",
-        "Carries out the experiment's `analyzers` and writes numbers, a figure and the states that they are"
-        " of to analyses/ in its folder.",
+        "run an experiment's analyzers: numbers and figures about it; resumes",
+        "Runs the `analyzers` of the configuration and writes their numbers, figures and the states that they"
+        " looked at to analyses/ in the experiment's folder.",
         ("treetune run_analyzers --configs quickstart/vineppo.jsonnet,analyzers/value_accuracy.jsonnet",),
         in_ranks=True,
+        takes_files=True,
     ),
     Command(
         "compare_analyses",
         compare_analyses,
-        "one figure of an analysis of several experiments",
-        "Draws one analysis of several experiments in one figure. Experiments that have the same LABEL,"
-        " such as a method's seeds, are taken together.",
+        "draw one analysis of several experiments in one figure",
+        "Draws one analysis of several experiments in one figure. Experiments with the same LABEL, such as"
+        " the seeds of a method, are combined.",
         (
             "treetune compare_analyses value_accuracy VinePPO=experiments/quickstart/vineppo"
             " PPO=experiments/quickstart/ppo --output value_accuracy",
@@ -187,17 +188,17 @@ COMMANDS = (
             Argument("experiments", {"nargs": "+", "metavar": "[LABEL=]DIR"}),
             Argument(
                 "--output",
-                {"type": Path, "required": True, "metavar": "PATH", "help": "without an ending"},
+                {"type": Path, "required": True, "metavar": "PATH", "help": "without a file ending"},
             ),
         ),
     ),
     Command(
         "bisect_runs",
         bisect_runs,
-        "where two runs part: the first iteration, phase and number that differs",
-        "Compares what two runs wrote, in the order in which they wrote it: answers, credit, metrics,"
-        " weights, trainer's state, evaluations. Numbers that a clock decides are left out. The exit code is"
-        " 1 where they differ.",
+        "find the first difference between two runs",
+        "Compares the files of two runs in the order in which they were written: answers, credit, metrics,"
+        " weights, trainer's state, evaluations. Prints the first iteration, phase and number that differs;"
+        " the exit code is then 1. Measured times are ignored.",
         ("treetune bisect experiments/quickstart/vineppo experiments/again/vineppo",),
         (
             Argument("first", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
@@ -207,26 +208,26 @@ COMMANDS = (
     Command(
         "replay",
         replay,
-        "an iteration's stored answers with another credit, selection or objective",
-        "Trains one iteration again, as it was and as --override has it, from the stored answers and the"
-        " weights of then: advantages side by side, norms and cosine of the gradients and of the steps. Only"
-        " what another credit needs beyond what is stored is sampled. What --configs names goes on the right"
-        " of the stored configuration, before --override. The bits of a run of several ranks come from as"
-        " many: start it with the launcher, as the run was.",
+        "repeat an iteration with another credit, selection or objective",
+        "Trains one iteration again from its stored answers and the weights that it began with, once as it"
+        " was and once with the changes of --configs and --override. Prints advantages of both, and norms and"
+        " cosine of their gradients and steps. It samples only what the other credit needs and the run didn't"
+        " store. To repeat a run of several ranks exactly, start it with as many.",
         (
-            "treetune --override \"{credit: {type: 'group'}}\" replay experiments/quickstart/vineppo"
-            " --iteration 1",
+            "treetune replay experiments/quickstart/vineppo --iteration 1 --override"
+            " \"{credit: {type: 'group'}}\"",
         ),
         (
             EXPERIMENT,
             Argument("--iteration", {"type": int, "required": True, "metavar": "N", "help": "from 1"}),
             EXACT,
         ),
+        takes_files=True,
     ),
     Command(
         "certify",
         certify,
-        "hashes of all that a run rests on and of what it made, for others to verify",
+        "write hashes of a run's inputs and results, for others to verify",
         "Writes certificate.json into the run's folder: hashes of configuration, data, code and versions, and"
         " the chain of checksums of every iteration's answers, episodes and weights.",
         ("treetune certify experiments/quickstart/vineppo",),
@@ -235,11 +236,11 @@ COMMANDS = (
     Command(
         "verify",
         verify,
-        "hold a run against its certificate, and train one of its iterations again",
-        "Compares the files of EXPERIMENT_DIR (the certificate's folder, or the parts of it that are needed)"
-        " with the certificate, trains an iteration again from its stored answers, and says that the weights"
-        " are the same bits, or names the first tensor that differs and how far. A difference that another"
-        " processor or number of threads explains is no failure.",
+        "compare a run with its certificate, and train one iteration again",
+        "Compares the files of EXPERIMENT_DIR (default: the certificate's folder) with the certificate, and"
+        " trains an iteration again from its stored answers. Reports that the weights are bit-identical, or"
+        " the first tensor that differs and by how much. A difference that another processor or number of"
+        " threads explains is not a failure.",
         ("treetune verify experiments/quickstart/vineppo/certificate.json",),
         (
             Argument("certificate", {"type": Path, "metavar": "CERTIFICATE"}),
@@ -251,34 +252,42 @@ COMMANDS = (
     Command(
         "fork",
         fork,
-        "another experiment that goes on from a run's state, with the same problems and seeds",
-        "Makes the folder of the experiment that --configs describes, or of the run's own with --override"
-        " on its right, which needs another experiment_name. Its state is the run's after N iterations;"
-        " run_iteration_loop goes on there. Branches draw the same problems and sample by the same seeds.",
+        "start another experiment from a run's state after some iteration",
+        "Creates the folder of another experiment, which begins with the run's state after N iterations."
+        " --configs describes it, or --override changes the run's own configuration; it needs another"
+        " experiment_name. `treetune run` continues there. Forks of a run draw the same problems and sample"
+        " with the same seeds.",
         (
-            "treetune --override \"{experiment_name+: '_grpo', credit: {type: 'group'}}\""
-            " fork experiments/quickstart/vineppo --iteration 8",
+            "treetune fork experiments/quickstart/vineppo --iteration 8 --override"
+            " \"{experiment_name+: '_grpo', credit: {type: 'group'}}\"",
         ),
         (
             EXPERIMENT,
             Argument("--iteration", {"type": int, "metavar": "N", "help": "default: the newest state"}),
         ),
+        takes_files=True,
     ),
     Command(
         "arena",
         arena,
-        "how much noise a credit takes out of the gradient, and at what cost",
-        "Scores the credits and value estimators that each MODULE registers, or all that are shipped, on"
-        " languages whose truth is known. RLOO with eight answers is 1. An estimator takes two minutes.",
+        "benchmark credits: gradient noise and cost on toy tasks",
+        "Scores the credits and value estimators that each MODULE registers, or all that are shipped, on toy"
+        " languages with known exact values. RLOO with eight answers scores 1. Each estimator takes two"
+        " minutes.",
         ("treetune arena my_estimator", "treetune arena --output docs/results"),
         (
             Argument(
                 "modules", {"nargs": "*", "metavar": "MODULE", "help": "such as my_package.my_estimator"}
             ),
-            Argument("--languages", {"nargs": "+", "metavar": "NAME", "help": "by default all"}),
+            Argument("--languages", {"nargs": "+", "metavar": "NAME", "help": "default: all"}),
             Argument(
                 "--problems",
-                {"type": int, "default": 1000, "metavar": "N", "help": "at most, with eight answers each"},
+                {
+                    "type": int,
+                    "default": 1000,
+                    "metavar": "N",
+                    "help": "problems at most, with eight answers each",
+                },
             ),
             Argument("--seed", {"type": int, "default": 1, "metavar": "N"}),
             Argument(
@@ -286,18 +295,23 @@ COMMANDS = (
             ),
             Argument(
                 "--against",
-                {"type": Path, "metavar": "FILE", "help": "an arena.json of another seed: do ranks agree?"},
+                {
+                    "type": Path,
+                    "metavar": "FILE",
+                    "help": "an arena.json of another seed, to compare ranks with",
+                },
             ),
         ),
     ),
     Command(
         "credit_worth",
         credit_worth,
-        "which credit is worth its tokens for a run, by its gain, its cost and the price of training",
-        "Gives answers of the run's last checkpoint the credit of eleven methods. Says how much noise each"
-        " takes out of the gradient, what it samples for that, and what that is worth where training a token"
-        " costs as much as it did in the run. Nothing is trained.",
-        ("treetune --configs configs/quickstart/vineppo.jsonnet credit_worth",),
+        "find out which credit method pays off for a run",
+        "Computes the credit of eleven methods for answers of the run's last checkpoint. Prints by how much"
+        " each reduces the gradient's noise, how many tokens it samples for that, and the net gain at the"
+        " run's own cost of training a token. Nothing is trained.",
+        ("treetune credit_worth --configs configs/quickstart/vineppo.jsonnet",),
         in_ranks=True,
+        takes_files=True,
     ),
 )

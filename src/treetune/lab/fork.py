@@ -23,7 +23,7 @@ MAY_DIFFER = (
 
 def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapping[str, Any]) -> Path:
     """Makes the folder of the experiment `config`, whose state is that of the run in `path` after `iteration`
-    iterations (None: the newest that can go on); `run_iteration_loop` goes on there. Returns the folder.
+    iterations (None: the newest that can go on); `treetune run` continues there. Returns the folder.
 
     Checkpoints, iterations and measurements are the run's own files (hard links, or else copies). Problems,
     answers and continuations are drawn by seeds that are derived from the run's, the iteration and the

@@ -83,8 +83,8 @@ def resolve_policy(name_or_path: str) -> str:
     if _HUB_NAME.fullmatch(name_or_path):
         return name_or_path
     raise ValueError(
-        f"there is no model at {path.absolute()}: the directory doesn't exist, and {name_or_path!r} is not a"
-        f" name on the Hugging Face hub (owner/name). {_how_to_make(path)}"
+        f"there is no model at {path.absolute()}: no such directory, and {name_or_path!r} isn't a name on "
+        f"the Hugging Face hub (owner/name). {_how_to_make(path)}"
     )
 
 

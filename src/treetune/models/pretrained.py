@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -118,6 +118,7 @@ class PretrainedModel(ModelSource):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
+        yield from self._missing_here()
         rule = length_rule(self._local("config.json"))
         if rule is not None and experiment.context_length > rule.limit:
             yield Finding(
@@ -167,12 +168,37 @@ class PretrainedModel(ModelSource):
     @override
     def require(self) -> None:
         resolve_policy(self.name_or_path)
-        if self.attention in ("flash_attention_2", "flex_attention"):
-            # FlexAttention has no gradient on a CPU.
-            package = "flash_attn" if self.attention == "flash_attention_2" else None
-            _refuse_missing(package, f"model.attention {self.attention!r}", "set model.attention to 'sdpa'")
+        for finding in self._missing_kernels():
+            raise ValueError(f"{finding.what}: {finding.remedy}")
+
+    def _missing_here(self) -> Iterator[Finding]:
+        """Yields what the model needs and this machine doesn't have: its folder, a GPU, a package."""
+        try:
+            resolve_policy(self.name_or_path)
+        except ValueError as error:
+            # The last sentence says how to make the model.
+            what, _, remedy = str(error).rpartition(". ")
+            yield Finding(what, "name_or_path", remedy, level="missing")
+        yield from self._missing_kernels()
+
+    def _missing_kernels(self) -> Iterator[Finding]:
+        """Yields the kernels that the settings name and that can't run here."""
+        to_sdpa = "set model.attention to 'sdpa'"
+        # The package (None for PyTorch's own kernels), the setting that names it, its key, and a remedy.
+        kernels: list[tuple[str | None, str, str, str]] = []
+        if self.attention == "flash_attention_2":
+            kernels.append(("flash_attn", "model.attention 'flash_attention_2'", "attention", to_sdpa))
+        if self.attention == "flex_attention":  # it has no gradient on a CPU
+            kernels.append((None, "model.attention 'flex_attention'", "attention", to_sdpa))
         if self.liger:
-            _refuse_missing("liger_kernel", "model.liger", "set model.liger to false")
+            kernels.append(("liger_kernel", "model.liger", "liger", "set model.liger to false"))
+        for package, setting, key, remedy in kernels:
+            if not has_gpu():
+                what = f"{setting} needs an NVIDIA GPU, and this machine has none"
+                yield Finding(what, key, remedy, level="missing")
+            elif package is not None and importlib.util.find_spec(package) is None:
+                what = f"{setting} needs the package {_PACKAGES[package]}, which is not installed"
+                yield Finding(what, key, remedy, level="missing")
 
     @override
     def identity(self) -> Mapping[str, str]:
@@ -353,16 +379,6 @@ def refuse_tekken_alone(folder: Path) -> None:
 def has_gpu() -> bool:
     """Returns whether the machine has an NVIDIA GPU, even if its driver doesn't work."""
     return any(any(_DEVICES.glob(pattern)) for pattern in _GPUS)
-
-
-def _refuse_missing(package: str | None, setting: str, remedy: str) -> None:
-    """Raises ValueError if this machine has no GPU, or not the package, that a setting needs."""
-    if not has_gpu():
-        raise ValueError(f"{setting} needs an NVIDIA GPU, and this machine has none: {remedy}")
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise ValueError(
-            f"{setting} needs the package {_PACKAGES[package]}, which is not installed: {remedy}"
-        )
 
 
 def _apply_liger(model: PreTrainedModel) -> None:

@@ -281,13 +281,17 @@ def is_decided(finish_reason: FinishReason, unfinished_reward: float | None) -> 
     return finish_reason == "length" and unfinished_reward is not None
 
 
+CUT_OFF = "cut off by max_tokens"
+"""The message of the grade of an answer that the budget cut off, whatever its grader says."""
+
+
 def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None) -> Grade:
     """Returns the grade of an answer. One that was cut off keeps what the grader extracted, but not its
     reward, which is known then even if nobody was there to grade it."""
     if unfinished_reward is None or not is_decided(finish_reason, unfinished_reward):
         return grade
     outcome = grade.outcome if grade.is_known else "no_answer"
-    return replace(grade, reward=unfinished_reward, outcome=outcome, message="cut off by max_tokens")
+    return replace(grade, reward=unfinished_reward, outcome=outcome, message=CUT_OFF)
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:

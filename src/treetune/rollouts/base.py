@@ -259,13 +259,28 @@ class GroupCredit(Credit):
         for tree in trees:
             rewards = [leaf.reward for leaf in tree.leaves]
             try:
-                of_tree = self.advantages(rewards)
-                if len(of_tree) != len(rewards):
-                    raise ValueError(f"{len(of_tree)} advantages for {len(rewards)} answers")
-                advantages += map(float, of_tree)
+                group_advantages = self.advantages(rewards)
+                wrong = _wrong_count(group_advantages, len(rewards))
+                if wrong is not None:
+                    raise ValueError(
+                        f"advantages() returned {wrong}; return one number per answer ({len(rewards)})"
+                    )
+                advantages += map(float, group_advantages)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{type(self).__name__}, problem {tree.problem.id!r}: {error}") from error
         return whole_answer(context, answers_of(trees), advantages)
+
+
+def _wrong_count(returned: Any, wanted: int) -> str | None:
+    """Returns what a method gave in place of so many values, such as "None" or "2 values"; None if it gave as
+    many."""
+    try:
+        count = len(returned)
+    except TypeError:  # neither a list nor an array
+        return repr(returned)
+    if count == wanted:
+        return None
+    return "1 value" if count == 1 else f"{count} values"
 
 
 class TokenCredit(Credit):
@@ -288,15 +303,20 @@ class TokenCredit(Credit):
         episodes: list[Episode] = []
         for tree in trees:
             advantages = self.token_advantages(tree.leaves)
-            counts, tokens = (
-                [len(row) for row in advantages],
-                [len(leaf.response_ids) for leaf in tree.leaves],
-            )
-            if counts != tokens:
+            returned = f"{type(self).__name__}, problem {tree.problem.id!r}: token_advantages() returned"
+            wrong = _wrong_count(advantages, len(tree.leaves))
+            if wrong is not None:
                 raise ValueError(
-                    f"problem {tree.problem.id!r}: the credit gives {counts} advantages for answers of"
-                    f" {tokens} tokens: give each token of each answer one"
+                    f"{returned} {wrong}; return one list per answer ({len(tree.leaves)}), with one number"
+                    " per token"
                 )
+            for number, (row, leaf) in enumerate(zip(advantages, tree.leaves, strict=True)):
+                wrong = _wrong_count(row, len(leaf.response_ids))
+                if wrong is not None:
+                    raise ValueError(
+                        f"{returned} {wrong} for answer {number}; return one number per token"
+                        f" ({len(leaf.response_ids)})"
+                    )
             for leaf, row in zip(tree.leaves, advantages, strict=True):
                 episode = episode_of(context, leaf)
                 episodes.append(replace(episode, advantages=np.array(row, np.float64)))

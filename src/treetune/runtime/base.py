@@ -21,6 +21,7 @@ from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.first_prompt import describe_first_prompt
+from treetune.runtime.machine import gpus
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.drawing import Replacement
@@ -36,7 +37,7 @@ class EvaluationSet(Part):
     """A measurement: several samples for each problem of a split, or of a part of it.
 
     No problem is left out: if its prompt fills the context, it counts as not answered (`too_long` in the
-    summary), and if it nearly does, its answers are shorter. `run_evaluation` measures all sets.
+    summary), and if it nearly does, its answers are shorter. `treetune evaluate` measures all sets.
     """
 
     split: Split
@@ -386,13 +387,33 @@ class PolicyIteration(Runtime):
         rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
         return missing_requirements([*graders, *rollouts], self)
 
+    def missing_devices(self) -> Iterator[Finding]:
+        """Yields the GPUs that engines name and that this machine doesn't have."""
+        engines = {"engines.policy": self.engines.policy}
+        if self.engines.judge is not None:
+            engines["engines.judge.server"] = self.engines.judge.server
+        for key, engine in engines.items():
+            named = getattr(engine, "devices", None)
+            if not named:
+                continue
+            available = gpus()
+            absent = [device for device in named if device >= len(available)]
+            if absent:
+                count = len(available) or "no"
+                yield Finding(
+                    f"devices names GPU {', '.join(map(str, absent))}, and this machine has {count} GPUs",
+                    f"{key}.devices",
+                    "leave devices out: the engine then shares the trainer's GPUs, or runs on the CPU",
+                    level="missing",
+                )
+
     @override
     def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
-        """Yields messages on missing requirements, on programs without a sandbox, and on the first prompt."""
-        yield from missing_requirements([self.task], self, Task)
-        for requirement in self.missing_for_grades():
-            yield f"a requirement of grading is missing: {requirement}"
+        """Yields messages on programs without a sandbox, on batches, and on the first prompt."""
         yield from unsafe_remarks(plain)
+        uneven = self.trainer.uneven_steps(self)
+        if uneven is not None:
+            yield uneven
         yield from describe_first_prompt(self.model, self.task, self.stop_strings())
 
     @classmethod
@@ -441,6 +462,7 @@ class PolicyIteration(Runtime):
         yield from check_unique("shaping", labels, "give each kind of shaping once")
         if self.overlap == "one_step":
             yield from check_overlap(self)
+        yield from self.missing_devices()
 
 
 def without_sandbox(plain: Any, key: str = "") -> list[str]:

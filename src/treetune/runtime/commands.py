@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from treetune.exceptions import SameOnAllRanks
 from treetune.models.policy_files import resolve_policy
 from treetune.processes import lifetime
 from treetune.runtime.base import PolicyIteration, Runtime
@@ -40,8 +41,10 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
 
 
 def preflight(config: PolicyIteration) -> None:
-    """Raises ValueError if the model, the judge, or a requirement of graders or problems is missing. It runs
-    before anything slow is imported."""
+    """Raises ValueError if something is missing that the model, engines, graders or problems need.
+
+    It runs before anything slow is imported, and so that a run doesn't end for it after days of training.
+    """
     import treetune.parts  # noqa: F401  (a program may have built the configuration without importing them)
 
     config.model.require()
@@ -49,8 +52,10 @@ def preflight(config: PolicyIteration) -> None:
         config.credit.reference.require()
     if config.engines.judge is not None:
         resolve_policy(config.engines.judge.model)
+    for finding in config.missing_devices():
+        raise SameOnAllRanks(f"{finding.key}: {finding.what}: {finding.remedy}")
     if missing := config.missing_for_grades():
-        raise ValueError("requirements of grading are missing: " + "; ".join(missing))
+        raise ValueError("grading answers needs what is missing here: " + "; ".join(missing))
     for chosen in config.evaluation.sets:
         set_problems(config, chosen)
 
@@ -98,12 +103,11 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     directory = ExperimentDirectory.of(config)
     if not directory.checkpoints() and not directory.is_running():
         raise ValueError(
-            f"{directory.path} has no checkpoint to evaluate: start the run first, with `treetune run"
-            " --configs …`"
+            f"{directory.path} has no checkpoint to evaluate: train the experiment with `treetune run` first"
         )
     _require_sets(config)
     if not directory.is_running() and not unmeasured(directory, config.evaluation.sets):
-        _say_once(f"{directory.path}: all sets are measured on all its checkpoints")
+        _say_once(f"{directory.path}: all sets are evaluated on all of its checkpoints")
         return
     with evaluating(config, plain) as sampler:
         follow(sampler, Claims())
@@ -117,7 +121,9 @@ def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]
         claims = Claims()
         for evaluation_set in config.evaluation.sets:
             if measure_claimed(sampler, 0, evaluation_set, claims) == "another's":
-                sampler.session.console.say(f"another process is measuring {evaluation_set.label} already")
+                sampler.session.console.say(
+                    f"{evaluation_set.label} is skipped: another process is evaluating it"
+                )
 
 
 @contextmanager
@@ -177,7 +183,7 @@ def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     if not done or not is_last(config, directory, done):
         raise ValueError(
             f"{directory.path} is not finished: {done} of {iterations_of(config, directory, done)} iterations"
-            f" are done. See {directory.logs / 'run.log'} for how it ended; run_iteration_loop resumes it"
+            f" are done, and {directory.logs / 'run.log'} says how it ended; `treetune run` continues it"
         )
 
 

@@ -66,6 +66,11 @@ class Console:
     def say(self, message: str) -> None:
         self.log.info(message)
 
+    def note(self, message: str) -> None:
+        """Writes a message to the log file only."""
+        if self._file is not None:
+            self._file.handle(self.log.makeRecord(self.log.name, logging.INFO, "", 0, message, (), None))
+
     def for_thread(self) -> Console:
         """Returns a console for a second thread, which shows messages but no phases, since the first thread's
         phase has the live line."""

@@ -60,7 +60,11 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
         if rank == "0":
             print(f"note: it was not checked whether the run fits this machine: {error}", file=sys.stderr)
         return
-    if plan is None or plan.fits:
+    if plan is None:
+        return
+    if plan.fits and plan.checkpoints.problem is None:
+        if plan.checkpoints.warning and rank == "0":
+            print(f"note: {plan.checkpoints.warning}", file=sys.stderr)
         return
     # Other machines may be smaller than the first rank's, so that one rank of each has to report it.
     reports_for_machine = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"

@@ -37,29 +37,48 @@ END_S = 60.0
 """The longest that ranks may take to end after their launcher, before they are killed."""
 
 
-def ranks_here(wanted: int | None = None) -> int:
-    """Returns the number of ranks on this machine: `wanted`, else NUM_GPUS, else one for each GPU, or one on
-    a CPU.
+def ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
+    """Returns the number of ranks on this machine.
+
+    Args:
+        num_gpus: The number of GPUs that were asked for, with a rank on each.
+        ranks: The number of ranks that was asked for, on GPUs or on a CPU. Without either, it is NUM_GPUS
+            from the environment, else one for each GPU, or one on a CPU.
 
     Raises:
-        ValueError: NUM_GPUS is not a number, or there are fewer GPUs.
+        ValueError: A number is not above 0, or there are fewer GPUs.
     """
-    there = gpus()
+    available = gpus()
+    for option, number in (("--num_gpus", num_gpus), ("--ranks", ranks)):
+        if number is not None and number < 1:
+            raise ValueError(f"{option} is {number}; it must be a whole number above 0")
+    if num_gpus is not None and ranks is not None and num_gpus != ranks:
+        raise ValueError(f"--num_gpus is {num_gpus} and --ranks is {ranks}: there is one rank on each GPU")
+    wanted = num_gpus or ranks
     if wanted is None and (text := os.environ.get("NUM_GPUS")) is not None:
         if not text.isdigit() or int(text) < 1:
             raise ValueError(f"NUM_GPUS is {text!r}; it must be a whole number above 0")
         wanted = int(text)
-    if wanted is not None and there and wanted > len(there):
-        which = os.environ.get("CUDA_VISIBLE_DEVICES")
-        named = f"CUDA_VISIBLE_DEVICES={which} are" if which is not None else "this machine has"
-        raise ValueError(f"NUM_GPUS (--num_gpus) is {wanted}, and {named} {len(there)} GPUs")
-    ranks = wanted or max(1, len(there))
-    if ranks > 1 and any(name.startswith("MIG-") for name in there):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if num_gpus is not None and not available:
+        reason = "this machine has no GPU" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} has none"
         raise ValueError(
-            f"CUDA_VISIBLE_DEVICES={','.join(there)} has parts of GPUs (MIG), of which CUDA shows a process"
-            f" one alone, and there would be {ranks} ranks: set NUM_GPUS to 1"
+            f"--num_gpus is {num_gpus}, and {reason}: leave it out to run on the CPU in one process, or give"
+            f" --ranks {num_gpus} for {num_gpus} processes on the CPU"
         )
-    return ranks
+    if wanted is not None and available and wanted > len(available):
+        gpus_are = "this machine has" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} are"
+        raise ValueError(
+            f"{wanted} ranks were asked for (--num_gpus, --ranks or NUM_GPUS), one on each GPU, and"
+            f" {gpus_are} {len(available)} GPUs: ask for {len(available)} or fewer"
+        )
+    n_ranks = wanted or max(1, len(available))
+    if n_ranks > 1 and any(name.startswith("MIG-") for name in available):
+        raise ValueError(
+            f"CUDA_VISIBLE_DEVICES={','.join(available)} has parts of GPUs (MIG), of which CUDA shows a"
+            f" process only one, and there would be {n_ranks} ranks: set NUM_GPUS to 1"
+        )
+    return n_ranks
 
 
 def threads_each(processes: int) -> str:

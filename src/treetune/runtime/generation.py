@@ -171,6 +171,7 @@ def _roll_out(
             # Raises if no answer could be graded. Nothing is written before, so that the next start asks the
             # grader again.
             unavailable.report(context, f"iteration {iteration + 1}", answers_of(trees))
+            unavailable.refuse_only_none(context, answers_of(trees))
     if early is not None:
         assert isinstance(context.engine, JournaledEngine), "a run's answers are kept"
         metrics |= _move_to_credit(ranks, clock, context.engine)
@@ -265,14 +266,14 @@ def credited(
         if episode.advantages is not None and not np.isfinite(episode.advantages).all():
             raise ValueError(
                 f"iteration {context.iteration + 1}: the credit {type(config.credit).__name__} gave the"
-                f" answer {episode.trajectory!r} advantages that are NaN or infinite, and nothing was"
-                " trained: look for a division by zero in the credit"
+                f" answer {episode.trajectory!r} advantages that are NaN or infinite. No training was done:"
+                " look for a division by zero in it"
             )
     count = sum(ranks.exchange("number of episodes", len(episodes)))
     if not count and (metrics or "credit/unvalued" in credit_metrics):
         raise unavailable.NothingGraded(
             f"iteration {context.iteration + 1}: so few answers and continuations could be graded that no"
-            " problem is left to train on. The same command asks for grades again, without sampling again"
+            " problem is left to learn from. The same command grades the stored answers again"
         )
     # The first rank selects, because a selection may compare episodes of all ranks.
     all_episodes = episodes_on_first(ranks, "episodes", episodes)

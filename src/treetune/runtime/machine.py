@@ -77,6 +77,8 @@ class Machine:
     nodes: int = 1
     gpus: int | None = None
     """The GPUs that the machine sees; None: one for each rank."""
+    is_here: bool = False
+    """Whether it is the machine of this process, whose disk can be looked at."""
 
     @property
     def world_size(self) -> int:
@@ -136,6 +138,7 @@ def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) 
         shared_memory=shutil.disk_usage(MEMORY).total if os.access(MEMORY, os.W_OK) else 0,
         nodes=max(1, world // ranks),
         gpus=len(memories) or None,
+        is_here=True,
     )
 
 

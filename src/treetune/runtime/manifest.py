@@ -181,7 +181,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         Damaged: The manifest doesn't have the configuration's hash.
     """
-    remedy = f"put it back from `treetune … print_config` into {path / CONFIG}"
+    remedy = f"put it back from `treetune print_config …` into {path / CONFIG}"
     config = read_record(path / CONFIG, remedy)
     manifest = read_manifest(ExperimentDirectory(path))
     hashes = [entry["config"] for entry in _entries_of(manifest) if "config" in entry]
@@ -231,10 +231,8 @@ def refuse_another(
             changed.append(replace(difference, changeable=True))
         else:
             changed.append(difference)
-    remedy = (
-        " Nothing was changed: give this experiment another name (APP_EXPERIMENT_NAME), or move the earlier"
-        " one away"
-    )
+    another_name = f"--override \"{{experiment_name: '{config.experiment_name}_2'}}\""
+    remedy = f" It was not changed: give this one another name ({another_name}), or move that one away"
     unchangeable = [difference for difference in changed if not difference.changeable]
     if unchangeable:
         raise ValueError(

@@ -97,7 +97,7 @@ class PolicyServer:
                 transfer, why = policy.transfer_method(
                     device=ranks.device.type, machines=ranks.machines(), adapters=sends_adapters
                 )
-                session.console.say(f"new weights go to the engine by {transfer}: {why}")
+                session.console.note(f"new weights go to the engine by {transfer}: {why}")
             folder = WeightsFolder(session, adapters, transfer, in_memory=policy.weights_in_memory)
             stack.callback(folder.remove)
             launch = EngineLaunch(

@@ -89,7 +89,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     """
     config, directory = session.config, session.directory
     # This makes the problems, which would otherwise take seconds of the first iteration.
-    session.console.say(f"{len(session.train_problems)} training problems, {config.iterations} iterations")
+    n_problems = len(session.train_problems)
     start = 0
     if session.ranks.is_first:
         start = _newest_undamaged_checkpoint(session)
@@ -99,7 +99,12 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
             trainer.load(directory.checkpoint(start) / "trainer")
         server.offer(trainer, start)
     again = done_again(directory, start) if session.ranks.is_first else ""
-    if start or again:
+    is_new = not start and not again
+    session.console.say(
+        f"{'starting' if is_new else 'resuming'} {directory.path}: {n_problems} training problems,"
+        f" {config.iterations} iterations"
+    )
+    if not is_new:
         session.console.say(f"continuing after iteration {start} of {config.iterations}{again}")
     session.done = session.kept = start
     if session.ranks.is_first:

@@ -55,7 +55,7 @@ def reproduce_table(options: argparse.Namespace) -> int:
 
 
 def _command_line() -> str:
-    from treetune.config.jsonnet import relative
+    from treetune.config.layers import relative
     from treetune.runtime.front_door import MAIN
 
     return shlex.join(["python", relative(MAIN), *sys.argv[1:]])
@@ -67,11 +67,12 @@ COMMANDS = (
     Command(
         "make_table",
         write_table,
-        "rows and columns of experiments, with intervals, from a table's configuration",
-        "Writes a table from the results on disk, as Markdown, LaTeX, HTML, JSON and pictures. It runs"
-        " nothing.",
-        (f"treetune {TABLE} make_table",),
+        "write a table of experiments with confidence intervals",
+        "Writes a table from the results on disk, as Markdown, LaTeX, HTML, JSON and pictures. It runs no"
+        " experiment.",
+        (f"treetune make_table {TABLE}",),
         (OUTPUT,),
+        takes_files=True,
     ),
     Command(
         "reproduce_table",
@@ -80,13 +81,13 @@ COMMANDS = (
         "Runs the experiments that are missing for the table, one after the other, resumes those that were"
         " interrupted, continues after one that fails, and writes the table.",
         (
-            f"treetune {TABLE} reproduce_table --plan",
-            "treetune --configs configs/tables/vineppo_main.jsonnet reproduce_table --slurm jobs.sh",
+            f"treetune reproduce_table {TABLE} --plan",
+            "treetune reproduce_table --configs configs/tables/vineppo_main.jsonnet --slurm jobs.sh",
         ),
         (
             Argument(
                 "--plan",
-                {"action": "store_true", "help": "show runs and what they may cost; run nothing"},
+                {"action": "store_true", "help": "list the runs and their estimated hours; run nothing"},
             ),
             Argument(
                 "--launch-lines",
@@ -102,5 +103,6 @@ COMMANDS = (
             ),
             OUTPUT,
         ),
+        takes_files=True,
     ),
 )

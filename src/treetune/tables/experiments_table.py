@@ -78,7 +78,8 @@ def fill(table: ExperimentsTable) -> list[FilledRow]:
         raise ValueError(
             "rows without a measured checkpoint:\n  "
             + "\n  ".join(missing)
-            + "\nRun run_iteration_loop, then run_evaluation for these experiments, or mark the rows optional"
+            + "\nRun these experiments (`treetune run --configs …`, then `treetune evaluate --configs …`), or"
+            " mark the rows optional"
         )
     if not results:
         raise ValueError(f"none of the optional rows has been evaluated yet in {table.directory}")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from treetune.cluster import submission
 from treetune.cluster.jobs import Processes, one_at_work, slurm_header
-from treetune.config.jsonnet import relative
+from treetune.config.layers import relative
 from treetune.processes.lifetime import exit_on_signals
 from treetune.runtime.console import duration
 from treetune.runtime.front_door import MAIN, ranks_here, threads_each
@@ -141,7 +141,7 @@ class Launcher:
     def command(self, run: PlannedRun, command: str, *more: str) -> list[str]:
         program = self.program or ("python", "-u", relative(MAIN))
         if self.ranks > 1 and command not in ONE_RANK:
-            program += "run", f"--num_gpus={self.ranks}"
+            program += "run", f"--ranks={self.ranks}"
         overrides = []
         for override in run.recipe.overrides:
             overrides += ["--override", override]

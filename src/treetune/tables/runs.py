@@ -15,7 +15,8 @@ from rich.progress import track
 
 from treetune.config.build import build
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import Config, load
+from treetune.config.jsonnet import load
+from treetune.config.layers import Config
 from treetune.exceptions import ConfigError
 from treetune.runtime.base import PolicyIteration, Runtime, StopAfter
 from treetune.runtime.directory import ExperimentDirectory, expected_iterations, verify_answers

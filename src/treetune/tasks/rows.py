@@ -16,14 +16,25 @@ from annotated_types import Gt, MinLen
 from typing_extensions import override
 
 from treetune.config.errors import did_you_mean
-from treetune.contracts import Finding, lacking
+from treetune.contracts import Finding
 from treetune.exceptions import BadRow, NoPlainValue, NoSplit
 from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task, check_split
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.row_values import check_plain, is_empty, messages_in_text, text_of_value
-from treetune.tasks.sources import InFiles, OnDisk, Row, Source, count_rows, is_array, json_lines, read_rows
+from treetune.tasks.sources import (
+    InFiles,
+    OnDisk,
+    Row,
+    Source,
+    count_rows,
+    files_matching,
+    is_array,
+    json_lines,
+    no_such_file,
+    read_rows,
+)
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
 
@@ -92,7 +103,7 @@ class RowsTask(Task):
                 yield Finding.of(error, "validation_size")
         for path in self._files_to_look_at():
             yield from self.first_findings(path)
-        yield from lacking(f"the task reads {name}, which isn't there yet" for name in self.missing_files())
+        yield from self.missing_rows()
         if self.source is not None and not isinstance(self.source, InFiles | OnDisk):
             yield Finding(
                 "whether the rows of the data set are as the task reads them is seen when they are fetched:"
@@ -133,7 +144,7 @@ class RowsTask(Task):
             fault = f"none of the first {len(bad)} rows is a problem of this task; {bad[0]}"
             yield Finding(fault, "train", "name the fields as the rows have them")
         elif self.bad_rows == "stop":
-            yield Finding(bad[0], "train", "put the row right, or set bad_rows to 'skip'")
+            yield Finding(bad[0], "train", "fix the row, or set bad_rows to 'skip'")
 
     def _count(self, split: Split) -> int | None:
         """Returns how many rows there are, where they are counted at once. Raises NoSplit."""
@@ -145,10 +156,24 @@ class RowsTask(Task):
             return None
         return sum(map(count_rows, files))
 
-    def missing_files(self) -> Sequence[str]:
-        """Returns the files that the task reads and that don't exist."""
-        names = () if self.source else (*self.train, *self.validation, *self.test)
-        return [name for name in names if not Path(name).is_file()]
+    def missing_rows(self) -> Iterator[Finding]:
+        """Yields the files and folders that the task reads and that don't exist."""
+        if self.source is None:
+            for split in get_args(Split):
+                for path in map(Path, getattr(self, split)):
+                    if not path.is_file():
+                        yield Finding(no_such_file(path), split, level="missing")
+        elif isinstance(self.source, OnDisk) and not Path(self.source.path).is_dir():
+            message = f"there is no data set in {self.source.path} (looked for in {Path.cwd()})"
+            yield Finding(message, "source.path", level="missing")
+        elif isinstance(self.source, InFiles):
+            for split in get_args(Split):
+                with contextlib.suppress(NoSplit):
+                    pattern = self.source.name_of(split)
+                    try:
+                        files_matching(pattern)
+                    except ValueError as error:
+                        yield Finding(str(error), ("source", split), level="missing")
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
@@ -214,7 +239,7 @@ class RowsTask(Task):
             except BadRow as error:
                 message = f"{file_and_line}: {error}"
                 if self.bad_rows == "stop":
-                    raise ValueError(f"{message}; put it right, or set bad_rows to 'skip'") from None
+                    raise ValueError(f"{message}; fix it, or set bad_rows to 'skip'") from None
                 log.warning("%s; left out", message)
         if not problems:
             where = f"no good row up to {file_and_line}" if file_and_line else "there are no rows in it"
@@ -259,7 +284,7 @@ def _first_rows(path: Path, columns: Sequence[str] | None) -> list[Row] | Findin
     try:
         return list(itertools.islice(file_rows(path, columns), FIRST_ROWS))
     except ValueError as error:
-        return Finding.of(error, "train", "" if ": " in str(error) else "put the file right")
+        return Finding.of(error, "train", "" if ": " in str(error) else "fix the file")
 
 
 def is_quickly_read(path: Path) -> bool:
@@ -402,6 +427,18 @@ def question_of(value: Any, key: str) -> str:
             " take the task of type rows, which reads chats"
         )
     return str(messages[0]["content"])
+
+
+@Task.register("questions")
+@dataclass(frozen=True, kw_only=True)
+class Questions(JsonLines):
+    """Questions with reference answers in your own files: JSON lines or Parquet, one question a row, for
+    example ``{"question": "6 times 7?", "answer": "42"}``."""
+
+    name: str | None = None
+    """The data's name in the viewer, reports and model cards; null: ``questions``."""
+    prompt: str = PROBLEM
+    stop: tuple[str, ...] = ()
 
 
 @Task.register("gsm8k")

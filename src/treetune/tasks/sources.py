@@ -15,6 +15,8 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 from typing_extensions import override
 
+from treetune.config.errors import nearest
+from treetune.config.layers import CONFIGS
 from treetune.config.registrable import Registrable
 from treetune.exceptions import NoSplit
 from treetune.tasks.base import Split
@@ -151,8 +153,32 @@ def files_matching(pattern: str | Path) -> list[Path]:
     Raises ValueError where there is none."""
     files = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(str(pattern))))
     if not files:
-        raise ValueError(f"there is no file {pattern} (looked for in {Path.cwd()})")
+        raise ValueError(no_such_file(Path(pattern)))
     return files
+
+
+FETCHED = ("gsm8k", "math", "college_math", "olympiadbench", "paper")
+"""The folders below data/ that scripts/download_and_prepare_datasets.sh makes."""
+
+
+def no_such_file(path: Path) -> str:
+    """Returns the message about a file of rows that isn't there, with what may have been meant."""
+    message = f"there is no file {path} (looked for in {Path.cwd()})"
+    try:
+        neighbours = [file.stem for file in path.parent.iterdir() if file.suffix == path.suffix]
+    except OSError:
+        neighbours = []
+    if near := nearest(path.stem, neighbours):
+        return f"{message}: did you mean {path.with_name(near[0] + path.suffix)}?"
+    if path.parts[:1] == ("data",) and path.parts[1] in FETCHED:
+        return (
+            f"{message}: run ./scripts/download_and_prepare_datasets.sh in a checkout of treetune, and start"
+            " the experiment there"
+        )
+    pipeline = f"data/{path.parent.name}.jsonnet"
+    if path.parts[:1] == ("data",) and (CONFIGS / pipeline).is_file():
+        return f"{message}: make it with `treetune prepare_data {pipeline} --output {path.parent}`"
+    return message
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
@@ -204,7 +230,7 @@ def values_of(path: Path, column: str) -> list[str]:
 def _parquet(path: Path) -> Iterator[Any]:
     """Opens the file. Raises ValueError for one that isn't there or can't be read."""
     if not path.is_file():
-        raise ValueError(f"there is no file {path} (looked for in {Path.cwd()})")
+        raise ValueError(no_such_file(path))
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -356,7 +382,7 @@ def json_lines(path: Path) -> Iterator[Row]:
     Raises ValueError for a file that is not there, and for a line or an element that is no JSON object.
     """
     if not path.is_file():
-        raise ValueError(f"there is no file {path} (looked for in {Path.cwd()})")
+        raise ValueError(no_such_file(path))
     if is_array(path):
         yield from _array_rows(path)
         return

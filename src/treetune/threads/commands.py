@@ -226,13 +226,17 @@ COMMANDS = (
     Command(
         "chat_template",
         chat_template,
-        "copy a model, with a chat template that has it think first",
-        "Puts a system message and an opened thought around the model's own chat template, whatever Jinja"
-        " that is, and prints a prompt before and after. Refused where nothing would change.",
+        "add a thinking chat template to a copy of a model",
+        "Copies a model and extends its chat template by a system message and an opening <think> tag. Prints"
+        " a prompt before and after. Refuses to copy if nothing would change.",
         ("treetune chat_template --model models/Qwen2.5-7B --output models/Qwen2.5-7B-think",),
         (
-            Argument("--model", {"type": Path, "required": True, "metavar": "DIR", "help": "of a model"}),
-            Argument("--output", {"type": Path, "required": True, "metavar": "DIR", "help": "not there yet"}),
+            Argument(
+                "--model", {"type": Path, "required": True, "metavar": "DIR", "help": "folder of the model"}
+            ),
+            Argument(
+                "--output", {"type": Path, "required": True, "metavar": "DIR", "help": "folder to create"}
+            ),
             Argument(
                 "--system",
                 {"metavar": "TEXT", "help": "system message; '' for none; default: think, then answer"},
@@ -242,7 +246,10 @@ COMMANDS = (
             ),
             Argument(
                 "--end-token",
-                {"metavar": "TOKEN", "help": "ends an answer; default: what the template puts behind one"},
+                {
+                    "metavar": "TOKEN",
+                    "help": "ends an answer; default: the token that the template puts after one",
+                },
             ),
         ),
     ),

@@ -276,15 +276,13 @@ class Trainer(Part):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.reference_scores == "while_sampling":
             yield from self._check_scoring_while_sampling(experiment)
-        problems = experiment.problems_per_iteration or experiment.task.size("train")
-        if problems is None:
+        rows = _most_rows(experiment)
+        if rows is None:
             return
-        answers = experiment.rollout.most_answers(problems)
-        rows = experiment.selection.most_kept(answers, problems)
         if self.minibatch_size is not None and self.minibatch_size > rows:
             yield Finding(
-                f"minibatch_size is {self.minibatch_size}, and an iteration has at most {rows} sequences (or"
-                " pairs)",
+                f"minibatch_size is {self.minibatch_size}, which exceeds the {rows} sequences (or pairs) that"
+                " an iteration has at most",
                 "minibatch_size",
                 "lower it, or set it to null for one step an iteration",
             )
@@ -297,6 +295,19 @@ class Trainer(Part):
                 "lower it, train for more iterations, or set schedule.may_outlast_training to true for"
                 " a short try",
             )
+
+    def uneven_steps(self, experiment: Any) -> str | None:
+        """Returns a note if the minibatches don't divide an iteration's sequences, so that the last step of
+        each epoch is smaller; None if they do, or if the number of sequences isn't known."""
+        rows = _most_rows(experiment)
+        size = self.minibatch_size
+        if rows is None or size is None or rows % size == 0:
+            return None
+        return (
+            f"trainer.minibatch_size {size} doesn't divide the {rows} sequences of a full iteration: each"
+            f" epoch has {rows // size} steps of {size} and a last one of {rows % size}; no sequence is"
+            " dropped"
+        )
 
     def _check_scoring_while_sampling(self, experiment: Experiment) -> Iterator[Finding]:
         """Yields a finding for each reason against `reference_scores` ``while_sampling``, which needs a
@@ -371,3 +382,14 @@ class Trainer(Part):
                 f" which is not between its lowest, {target.lowest:g}, and its highest, {target.highest:g}:"
                 " change one of the three"
             )
+
+
+def _most_rows(experiment: Any) -> int | None:
+    """Returns the most sequences (or pairs) that an iteration trains on; None if the number of problems isn't
+    known."""
+    problems = experiment.problems_per_iteration or experiment.task.size("train")
+    if problems is None:
+        return None
+    answers = experiment.rollout.most_answers(problems)
+    most: int = experiment.selection.most_kept(answers, problems)
+    return most

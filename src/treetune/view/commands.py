@@ -46,11 +46,10 @@ COMMANDS = (
     Command(
         "view",
         view,
-        "look into experiments in a browser, also while they run",
-        "Serves a web application on this machine alone, and prints its address. It shows all experiments"
-        " below the folders, reads what they write as it comes, and writes nothing but the notes that you put"
-        " on answers. Data sets below the folders are shown as well, and those whose files are given. Through"
-        " SSH: ssh -N -L 6680:127.0.0.1:6680 MACHINE.",
+        "browse experiments in a browser, also while they run",
+        "Serves a web application on this machine and prints its address. It shows all experiments and data"
+        " sets below the folders, and the data files that are named. It follows running experiments, and"
+        " writes nothing but your notes on answers. Through SSH: ssh -N -L 6680:127.0.0.1:6680 MACHINE.",
         (
             "treetune view experiments",
             "treetune view experiments/quickstart /scratch/others --port 7000",
@@ -62,16 +61,15 @@ COMMANDS = (
             Argument("--token", {"metavar": "WORD", "help": "default: TREETUNE_VIEWER_TOKEN, else your own"}),
             Argument("--host", {"default": "127.0.0.1", "help": "such as 0.0.0.0 in a container"}),
             Argument("--base-url", {"default": "", "metavar": "URL", "help": "its address behind a proxy"}),
-            Argument("--read-only", {"action": "store_true", "help": "write no notes either"}),
+            Argument("--read-only", {"action": "store_true", "help": "don't write notes either"}),
         ),
     ),
     Command(
         "watch",
         watch,
-        "how experiments stand, in a terminal; one of them closely",
-        "Shows all experiments below the folders, and of one its curves, its time by phase, what happened and"
-        " a few answers; again every two seconds, while runs go on, are killed and resumed. ? shows the keys."
-        " It reads and changes nothing.",
+        "follow experiments in a terminal",
+        "Lists all experiments below the folders, and shows one with its curves, time by phase, events and a"
+        " few answers. It refreshes every two seconds. ? shows the keys. It changes nothing.",
         (
             "treetune watch experiments",
             "treetune watch experiments --run quickstart/vineppo --metric train/kl --metric train/entropy",
@@ -87,13 +85,16 @@ COMMANDS = (
     Command(
         "report",
         report,
-        "one self-contained HTML file about experiments",
-        "Curves, time by phase, and answers coloured by advantage, of one or several experiments side by"
-        " side. The page needs no network.",
+        "write one self-contained HTML file about experiments",
+        "Writes a page with the curves, times by phase and answers (coloured by advantage) of one or several"
+        " experiments. The page needs no network.",
         ("treetune report experiments/quickstart/vineppo experiments/quickstart/grpo --output report.html",),
         (
             Argument("experiments", {"nargs": "+", "metavar": "EXPERIMENT_DIR"}),
-            Argument("--output", {"type": Path, "metavar": "FILE", "help": "default: in the first one"}),
+            Argument(
+                "--output",
+                {"type": Path, "metavar": "FILE", "help": "default: in the first experiment's folder"},
+            ),
         ),
     ),
 )

@@ -30,6 +30,11 @@ RECENT = 5
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ (.*)")
 
 
+def name_of_task(task: Mapping[str, Any]) -> str:
+    """Returns a task's name as its configuration gives it, or else its type."""
+    return str(task.get("name") or task.get("type") or "")
+
+
 @dataclass(frozen=True)
 class StoredExperiment:
     """An experiment on disk, running or finished."""
@@ -57,6 +62,7 @@ class StoredExperiment:
     def method(self) -> dict[str, str]:
         """The types of the parts that make a method, by their keys."""
         types = {key: (self.config.get(key) or {}).get("type") for key in METHOD}
+        types["task"] = name_of_task(self.config.get("task") or {})
         types["objective"] = ((self.config.get("trainer") or {}).get("objective") or {}).get("type")
         return {key: str(name) for key, name in types.items() if name}
 
@@ -161,7 +167,7 @@ def read_experiment(path: Path) -> StoredExperiment:
     if (path / PREDICTION).is_file():
         predicted = read(PREDICTION, lambda: read_record(path / PREDICTION, "the next start writes it again"))
     if not evaluations:
-        missing.append("no checkpoint has been evaluated yet: run run_evaluation")
+        missing.append("no checkpoint has been evaluated yet: run `treetune evaluate`")
     running = directory.is_running()
     experiment = StoredExperiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
     planned = experiment.expected_iterations

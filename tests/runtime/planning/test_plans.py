@@ -16,6 +16,7 @@ from treetune.models.shapes import PUBLISHED, shape_of
 from treetune.rollouts.base import Credit
 from treetune.runtime import fitting, machine
 from treetune.runtime.machine import GIB, described_machine
+from treetune.runtime.planning import disk, report
 from treetune.runtime.planning.memory import LOGITS_PER_CHUNK
 from treetune.runtime.planning.plan import SPARE, Plan, remedy
 from treetune.runtime.planning.report import as_data, as_text
@@ -315,3 +316,24 @@ def test_sizes_are_told_in_readable_units():
 
     assert in_units(GIB) == "1.00 GiB"
     assert in_units(3 * 2**20) == "3.0 MiB"
+
+
+def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_fills_up_is_noted(monkeypatch):
+    run = plan(BIG, machine=dataclasses.replace(described_machine(8, 80), is_here=True))
+    space = run.checkpoints
+    # Weights in bfloat16, and Adam's two moments with float32 master weights.
+    assert space.weights == 2 * run.shape.parameters
+    assert space.state > 12 * run.shape.parameters
+    for free, words in (
+        (space.at_once - 1, "it doesn't fit:\n  checkpoints: the disk of experiments has room for"),
+        (space.at_once, "it fits, but checkpoints take"),
+        (space.by_the_end, "it fits"),
+    ):
+        monkeypatch.setattr(disk, "_room", lambda folder, experiment, free=free: free)
+        again = plan(BIG, machine=dataclasses.replace(described_machine(8, 80), is_here=True))
+        assert as_text(again).splitlines() and report.verdict_of(again).startswith(words)
+        assert as_data(again)["fits"] == (free >= space.at_once)
+
+
+def test_the_disk_of_another_machine_is_not_known():
+    assert plan(BIG, machine=described_machine(8, 80)).checkpoints.room is None

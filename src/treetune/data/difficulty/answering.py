@@ -1,4 +1,5 @@
-"""Policies that answer rows: a model on servers of ours, or one behind OpenAI-compatible addresses."""
+"""Policies that answer rows: a model on servers that a job starts, or a model at OpenAI-compatible
+addresses."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ class Policy(Registrable):
         return ()
 
     def identity(self) -> object:
-        """Returns the settings that decide on an answer, beside the question. Their repr is compared."""
+        """Returns the settings that, with the question, determine an answer. Their repr is compared."""
         raise NotImplementedError
 
     def opened(self, sampling: SamplingParams, place: AskingShard) -> AbstractContextManager[Ask]:
@@ -129,7 +130,7 @@ class Served(Policy):
         if sampling.max_tokens >= self.context_length:
             yield Finding(
                 f"an answer may have {sampling.max_tokens} tokens, and the context_length of"
-                f" {self.context_length} leaves no room for them beside a prompt",
+                f" {self.context_length} leaves no room for a prompt",
                 "$.answers.max_tokens",
                 "lower it, or raise policy.context_length",
             )
@@ -242,13 +243,13 @@ def _memory_folder(place: AskingShard) -> Path:
 @Policy.register("endpoint")
 @dataclass(frozen=True, kw_only=True)
 class AtAddresses(Policy):
-    """A model behind OpenAI-compatible addresses. Each shard asks one of them, in turn.
+    """A model at OpenAI-compatible addresses. The shards use them in turn.
 
     The settings in `answers` replace an address's own temperature and max_tokens. A seed is sent with each
     request; the address decides whether the same seed gives the same answer. Set `answers.top_k` to -1 for
     one that doesn't know it, and `send_seed` to false for one that refuses a seed.
 
-    If an address refuses a request for its content, that answer is left out, and the others go on."""
+    If an address refuses a request because of its content, that answer is left out."""
 
     addresses: Annotated[tuple[EndpointSettings, ...], MinLen(1)]
     send_seed: bool = True
@@ -294,7 +295,7 @@ async def _ask(
 ) -> None:
     """Asks all questions at an address, `settings.concurrency` of them at a time.
 
-    Raises RuntimeError if requests come to nothing, after everything that was answered was kept.
+    Raises RuntimeError if requests fail, after all answers were kept.
     """
     failure: EndpointError | None = None  # ends all workers
     unanswered: list[str] = []
@@ -328,7 +329,7 @@ async def _ask(
                 unanswered_in_a_row += 1
                 if unanswered_in_a_row >= settings.give_up_after:
                     failure = EndpointError(
-                        f"{unanswered_in_a_row} requests in a row came to nothing; the last: {error}"
+                        f"{unanswered_in_a_row} requests in a row failed; the last: {error}"
                     )
                 continue
             except EndpointError as error:
@@ -352,7 +353,7 @@ async def _ask(
         keep(question, refusal)
     if unanswered:
         raise EndpointError(
-            f"{len(unanswered)} requests came to nothing; the others are kept. The first: {unanswered[0]}"
+            f"{len(unanswered)} requests failed; the other answers are kept. The first: {unanswered[0]}"
         )
 
 

@@ -206,18 +206,18 @@ def _summary(
 def _without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
     """Returns, for each outcome without an answer, how many questions had it, their rows, and what was said
     of the first."""
-    told: dict[str, dict[str, Any]] = {}
+    by_outcome: dict[str, dict[str, Any]] = {}
     for row, lines in sorted(graded.items()):
         for _, line in sorted(lines.items()):
             if line["outcome"] not in WITHOUT_ANSWER:
                 continue
-            of_outcome = told.setdefault(
+            of_outcome = by_outcome.setdefault(
                 line["outcome"], {"answers": 0, "rows": [], "first": line.get("message", "")}
             )
             of_outcome["answers"] += 1
             if row not in of_outcome["rows"]:
                 of_outcome["rows"].append(row)
-    return told
+    return by_outcome
 
 
 def _mean(rows: Sequence[RowRate]) -> float | None:
@@ -236,13 +236,13 @@ def _in_words(summary: dict[str, Any], output: Path, column: str) -> list[str]:
     lines.append("")
     if summary["without_a_rate"]:
         lines.append(f"{summary['without_a_rate']} rows have no rate: none of their answers could be graded")
-    for outcome, told in summary["without_answer"].items():
-        rows = ", ".join(map(str, told["rows"][:SHOWN_ROWS]))
-        more = f" and {len(told['rows']) - SHOWN_ROWS} more" if len(told["rows"]) > SHOWN_ROWS else ""
-        why = f"; the first: {told['first']}" if told["first"] else ""
+    for outcome, counts in summary["without_answer"].items():
+        rows = ", ".join(map(str, counts["rows"][:SHOWN_ROWS]))
+        more = f" and {len(counts['rows']) - SHOWN_ROWS} more" if len(counts["rows"]) > SHOWN_ROWS else ""
+        why = f"; the first: {counts['first']}" if counts["first"] else ""
         lines.append(
-            f"{told['answers']:,} of {summary['answers']:,} answers are {outcome} and count in no rate (rows"
-            f" {rows}{more}){why}"
+            f"{counts['answers']:,} of {summary['answers']:,} answers are {outcome} and count in no rate"
+            f" (rows {rows}{more}){why}"
         )
     if summary["unavailable"]:
         lines.append(

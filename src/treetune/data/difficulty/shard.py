@@ -1,5 +1,5 @@
-"""The work on one shard: asks what was not answered, grades what was not graded, each once, whoever died
-before."""
+"""Works on one shard: asks the questions that have no answer yet and grades the answers that have no grade
+yet, also after an earlier job was killed."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from treetune.vocabulary import Grade, Problem
 
 PROGRESS_S = 2.0
 ANOTHER_IS_AT_IT = 75
-"""The exit code of a job whose shard another one works on: `EX_TEMPFAIL`."""
+"""The exit code of a job whose shard belongs to another job: `EX_TEMPFAIL`."""
 
-BEHIND = 4096
-"""Answers that wait for their grade before further ones are asked for."""
+MOST_UNGRADED = 4096
+"""Answers that may wait for their grades before further questions are asked."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RowOfInput:
 
 
 def input_rows(source: Path) -> Iterator[RowOfInput]:
-    """Rows are known by what they ask: none is lost for want of an id, or for having another's."""
+    """Yields the rows with a key made from their content, since ids may be missing or occur twice."""
     seen: dict[str, int] = {}
     for index, (_, row) in enumerate(read_domain_rows(source)):
         key = row_key(row)
@@ -65,7 +65,8 @@ def shard_folder(output: Path, shard: int) -> Path:
 
 
 def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shard: int) -> int:
-    """The exit code. Raises RuntimeError where no more answers come; the next job goes on from here."""
+    """Works on a shard, and returns the exit code. Raises RuntimeError if the policy stops answering; the
+    next job continues."""
     folder = shard_folder(output, shard)
     claim = Claims().take(folder / CLAIMS)
     if claim is None:
@@ -87,11 +88,11 @@ class _Shard:
         rows = contiguous_share(list(input_rows(source)), shard, pipeline.shards)
         assert isinstance(pipeline.task, RowsTask)
         self._problems: dict[int, Problem] = {
-            one.index: pipeline.task.problem_of(one.row, f"row/{one.index}") for one in rows
+            row.index: pipeline.task.problem_of(row.row, f"row/{row.index}") for row in rows
         }
-        self._keys = {one.index: (one.key, one.occurrence) for one in rows}
+        self._keys = {row.index: (row.key, row.occurrence) for row in rows}
         self._total = len(rows) * pipeline.answers.samples
-        self._told = 0.0
+        self._progress_written = 0.0
         self._answered = self._graded = self._unavailable = 0
         self._waiting: dict[tuple[int, int], tuple[Future[Grade], dict[str, Any]]] = {}
         self._done: deque[tuple[int, int]] = deque()
@@ -127,7 +128,7 @@ class _Shard:
             pool as self._pool,
             self._console.phase(f"shard {self._shard}", "answers") as self._show,
         ):
-            self._tell(now=True)
+            self._write_progress(now=True)
             for answer in ungraded:
                 self._grade(answer)
             if wanted:
@@ -136,15 +137,16 @@ class _Shard:
                     ask(wanted, self._keep)
             while self._waiting:
                 self._wait_for_one()
-                self._tell()
+                self._write_progress()
             for journal in (self._answers, self._grades):
                 journal.close(durable=True)
         done = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
         write_json(self._folder / DONE, done)
-        self._tell(now=True)
+        self._write_progress(now=True)
 
     def _keep(self, question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
-        """Writes the answer down, so that a killed job doesn't lose it, and has it graded."""
+        """Writes an answer to the journal, so that a killed job doesn't lose it, and sends it to the
+        graders."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
         if reply is None:
             answer |= {"text": None, "complete": False, "tokens": None}
@@ -159,9 +161,9 @@ class _Shard:
         self._answered += 1
         self._grade(answer)
         self._collect()
-        while len(self._waiting) > BEHIND:
+        while len(self._waiting) > MOST_UNGRADED:
             self._wait_for_one()
-        self._tell()
+        self._write_progress()
 
     def _grade(self, answer: dict[str, Any]) -> None:
         place = answer["row"], answer["sample"]
@@ -182,13 +184,13 @@ class _Shard:
         future.add_done_callback(lambda _: self._done.append(place))
 
     def _collect(self) -> None:
-        """Writes down the grades that are there."""
+        """Writes the grades that have come to the journal."""
         while self._done:
             row, sample = self._done.popleft()
             future, answer = self._waiting.pop((row, sample))
             grade = future.result()
             if grade.outcome == "unavailable":
-                # Nobody knows what it is worth: it is graded again when the shard is worked on again.
+                # It is graded again when a job works on the shard again.
                 self._unavailable += 1
                 continue
             line = {
@@ -210,12 +212,13 @@ class _Shard:
         next(iter(self._waiting.values()))[0].result()
         self._collect()
 
-    def _tell(self, now: bool = False) -> None:
-        """Writes the progress for the command that watches, as a sign of life."""
+    def _write_progress(self, now: bool = False) -> None:
+        """Writes the progress for the command that watches the jobs, at most every `PROGRESS_S` seconds
+        unless `now`."""
         self._show(self._graded, self._total)
         moment = time.monotonic()
-        if now or moment - self._told > PROGRESS_S:
-            self._told = moment
+        if now or moment - self._progress_written > PROGRESS_S:
+            self._progress_written = moment
             progress = {"answered": self._answered, "graded": self._graded, "total": self._total}
             write_json(self._folder / PROGRESS, progress, durable=False)
 
@@ -225,4 +228,4 @@ FAILURE, CLAIMS = "failure.json", "claims"
 NOT_ASKED = "not asked"
 """The outcome of a row whose prompt fills the context."""
 WITHOUT_ANSWER = (NOT_ASKED, REFUSED, EMPTY)
-"""The outcomes of questions that got no answer which could be right or wrong: they count in no rate."""
+"""Outcomes of questions without an answer that could be right or wrong. They don't count in any rate."""

@@ -154,7 +154,7 @@ class _Watch:
             return
         alive = self._first_look()
         if alive:
-            self._console.say(f"{len(alive)} jobs of an earlier command go on")
+            self._console.say(f"{len(alive)} jobs of an earlier command are still running")
         self._start([shard for shard in to_do if shard not in alive])
 
         def news() -> str:
@@ -177,7 +177,7 @@ class _Watch:
             shard, why = next(iter(self._failed.items()))
             raise RuntimeError(
                 f"{len(self._failed)} of {len(self._shards)} shards could not be finished, {shard} the"
-                f" first: {why}. What was answered is kept: the same command goes on"
+                f" first: {why}. All answers so far are kept: the same command continues"
             )
 
     def _first_look(self) -> set[int]:
@@ -189,8 +189,8 @@ class _Watch:
                 return self._running.alive()
             except OSError as error:
                 if time.monotonic() > end:
-                    raise RuntimeError(f"nobody can tell whether jobs are under way: {error}") from error
-                self._console.say(f"nobody can tell whether jobs are under way: {error}; asked again")
+                    raise RuntimeError(f"it isn't known whether jobs are running: {error}") from error
+                self._console.say(f"it isn't known whether jobs are running: {error}; trying again")
                 time.sleep(self._settings.poll)
 
     def _look(self) -> bool:
@@ -201,7 +201,7 @@ class _Watch:
         try:
             alive = self._running.alive()
         except OSError as error:  # a controller that is busy for a moment says nothing about the jobs
-            self._console.say(f"nobody can tell how the jobs are: {error}; asked again")
+            self._console.say(f"the state of the jobs isn't known: {error}; trying again")
             return True
         for reason, message in self._running.waits().items():
             if reason not in self._shown_reasons:
@@ -228,8 +228,8 @@ class _Watch:
         self._running.start(shards)
 
     def _may_restart(self, shard: int) -> bool:
-        """Returns whether another job should work on a shard whose job died. Raises ValueError where it died
-        of the user's error."""
+        """Returns whether to start another job for a shard whose job died. Raises ValueError if it died of a
+        user's mistake."""
         why = self._running.why(shard)
         failure = self._read(shard, FAILURE)
         if failure is not None:
@@ -238,11 +238,12 @@ class _Watch:
                 raise ValueError(why)
         if self._running.was_taken_away(shard):  # by the cluster: such a start doesn't count
             self._starts[shard] -= 1
-        if self._starts[shard] > self._settings.restarts:
+        starts = self._starts[shard]
+        if starts > self._settings.restarts:
             self._failed[shard] = why
-            self._console.say(f"shard {shard} died {self._starts[shard]} times and is left: {why}")
+            self._console.say(f"the job of shard {shard} died {starts} times; the shard is given up: {why}")
             return False
-        self._console.say(f"shard {shard} died ({why}): another job goes on")
+        self._console.say(f"the job of shard {shard} died ({why}): another job continues")
         self._file(shard, FAILURE).unlink(missing_ok=True)
         return True
 
@@ -274,6 +275,6 @@ class _Watch:
         self._last_sign[shard] = file_time, noticed
         silent_s = time.monotonic() - noticed
         if silent_s > self._settings.silence:
-            self._console.say(f"shard {shard} has shown nothing for {silent_s:.0f} s: its job is ended")
+            self._console.say(f"shard {shard} has made no progress for {silent_s:.0f} s: its job is ended")
             self._running.stop(shard)
             self._last_sign.pop(shard)

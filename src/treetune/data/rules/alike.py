@@ -314,19 +314,19 @@ class Contamination(Rule):
     tenth word changed, and takes long variants of a problem with other numbers for copies. It is for problems
     of about `ngram` words or more."""
     shortest: Annotated[int, Ge(1)] = 8
-    """Words that a problem needs: shorter ones can't be told from chance, and count as ``too_short``."""
+    """The least words of a problem. Shorter ones match by chance, and are counted as ``too_short``."""
     action: Literal["drop", "report"] = "drop"
     """Drops rows, or lets them stay and lists them in the summary."""
     name: str | None = None
 
     def __post_init__(self) -> None:
-        names = [one.name for one in self.against]
+        names = [test_set.name for test_set in self.against]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"against has {', '.join(twice)} more than once: give each set its own name")
 
     @override
     def reads(self) -> Sequence[Path]:
-        sources = [(one.source, one.split) for one in self.against]
+        sources = [(test_set.source, test_set.split) for test_set in self.against]
         return [
             path for source, split in sources if isinstance(source, InFiles) for path in source.files(split)
         ]

@@ -32,7 +32,7 @@ from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 
 @Rule.register("keep_where")
@@ -101,26 +101,28 @@ class Length(Rule):
         return Verdict(dropped)
 
     def _too_long(self, row: Row, codec: TextCodec | None) -> str | None:
-        prompt, gold = prompt_text(row), row[REWARD_MODEL][GROUND_TRUTH]
-        if len(prompt) < self.min_prompt_characters:
+        """Returns why a row is dropped, such as "a prompt of 5000 tokens"; None if it stays."""
+        prompt, ground_truth = prompt_text(row), row[REWARD_MODEL][GROUND_TRUTH]
+        if len(prompt) < self.min_prompt_characters or _exceeds(len(prompt), self.max_prompt_characters):
             return f"a prompt of {len(prompt)} characters"
-        for what, length, most in (
-            ("a prompt of {} characters", len(prompt), self.max_prompt_characters),
-            ("a ground truth of {} characters", len(gold), self.max_ground_truth_characters),
-        ):
-            if most is not None and length > most:
-                return what.format(length)
+        if _exceeds(len(ground_truth), self.max_ground_truth_characters):
+            return f"a ground truth of {len(ground_truth)} characters"
         if codec is None:
             return None
-        problem = problem_of(row, "row")
-        counted: tuple[tuple[str, Callable[[], int], int | None], ...] = (
-            ("a prompt of {} tokens", lambda: len(codec.encode_prompt(problem)), self.max_prompt_tokens),
-            ("a ground truth of {} tokens", lambda: len(codec.encode(gold)), self.max_ground_truth_tokens),
-        )
-        for what, count, most in counted:
-            if most is not None and (tokens := count()) > most:
-                return what.format(tokens)
+        # Tokens are counted only if there is a bound, since that takes time.
+        if self.max_prompt_tokens is not None:
+            n_tokens = len(codec.encode_prompt(problem_of(row, "row")))
+            if n_tokens > self.max_prompt_tokens:
+                return f"a prompt of {n_tokens} tokens"
+        if self.max_ground_truth_tokens is not None:
+            n_tokens = len(codec.encode(ground_truth))
+            if n_tokens > self.max_ground_truth_tokens:
+                return f"a ground truth of {n_tokens} tokens"
         return None
+
+
+def _exceeds(length: int, most: int | None) -> bool:
+    return most is not None and length > most
 
 
 def _no_alphabet() -> str:
@@ -160,21 +162,20 @@ class Quotas(Rule):
         if unknown:
             there = ", ".join(sorted(groups)) or "no rows"
             raise ValueError(f"quotas name {', '.join(unknown)}, and there are only {there}: leave them out")
-        kept = {group: sorted(chosen)[: self._most(group)] for group, chosen in groups.items()}
-        left = sum(map(len, kept.values()))
-        if self.total is not None and left > self.total:
-            shares = proportional({group: len(chosen) for group, chosen in kept.items()}, self.total)
-            kept = {group: chosen[: shares[group]] for group, chosen in kept.items()}
-        stay = {number for chosen in kept.values() for _, number in chosen}
-        dropped = {
-            number: f"more than the {len(kept[group])} that {group} may have"
-            for group, chosen in groups.items()
-            for _, number in chosen
-            if number not in stay
+        # The order of the keys, which are random numbers, decides which rows of a group stay.
+        numbers_by_group = {group: [number for _, number in sorted(rows)] for group, rows in groups.items()}
+        quota_by_group = {
+            group: len(numbers[: self._most(group)]) for group, numbers in numbers_by_group.items()
         }
-        return Verdict(
-            dict(sorted(dropped.items())), {"kept": {group: len(kept[group]) for group in sorted(kept)}}
-        )
+        if self.total is not None and sum(quota_by_group.values()) > self.total:
+            quota_by_group = proportional(quota_by_group, self.total)
+        dropped: dict[int, str] = {}
+        for group, numbers in numbers_by_group.items():
+            quota = quota_by_group[group]
+            for number in numbers[quota:]:
+                dropped[number] = f"more than the {quota} that {group} may have"
+        counts = {group: quota_by_group[group] for group in sorted(quota_by_group)}
+        return Verdict(dict(sorted(dropped.items())), {"kept": counts})
 
     def _most(self, group: str) -> int | None:
         return (self.most or {}).get(group)

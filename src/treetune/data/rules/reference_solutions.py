@@ -141,7 +141,8 @@ def _verdict(key: str, grade: Grade) -> dict[str, Any]:
     """Returns the row of a graded reference. Raises RuntimeError if it could not be graded."""
     if grade.outcome == "unavailable":
         raise RuntimeError(
-            f"answers can't be graded: {grade.message}. What was graded is kept: the same command goes on"
+            f"answers can't be graded: {grade.message}. All grades so far are kept: the same command"
+            " continues"
         )
     text = f"{grade.reward:g} ({grade.outcome})"
     if grade.message:

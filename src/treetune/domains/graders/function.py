@@ -17,14 +17,14 @@ from typing_extensions import override
 from treetune.config import folders
 from treetune.config.imports import function_at
 from treetune.domains import foreign
-from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.base import RETURNED_NONE, Grader
 from treetune.vocabulary import Grade, Problem
 
 NO_ROW: foreign.Row = {"data": {}, "messages": (), "transcript": ("", (), ())} | dict.fromkeys(
     ("prompt", "gold", "domain"), ""
 )
 NO_STATE = foreign.verifiers_state(NO_ROW)
-"""What a function is held against before there is a problem and an answer."""
+"""What a function's parameters are compared with before there is a problem and an answer."""
 
 
 @Grader.register("function")
@@ -99,7 +99,7 @@ class FunctionGrader(Grader):
             return result
         rewards, numbers = result
         if not rewards:
-            return Grade(reward=0.0, outcome="no_answer")
+            return Grade(reward=0.0, outcome="no_answer", message=RETURNED_NONE)
         return Grade(reward=sum(rewards), outcome="ok", numbers=numbers, step_rewards=tuple(rewards))
 
     def _ask_other_python(self, response: str, row: Mapping[str, Any]) -> Any:

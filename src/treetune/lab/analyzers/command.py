@@ -73,10 +73,10 @@ def _require(config: PolicyIteration, directory: ExperimentDirectory, plain: Pla
             " --configs EXPERIMENT.jsonnet,configs/analyzers/value_accuracy.jsonnet"
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("run_analyzers works in one process: start it with --num_gpus=1")
+        raise ValueError("run_analyzers works in one process: start it with --ranks 1")
     stored = directory.path / "config.json"
     if not stored.is_file():
-        raise ValueError(f"{directory.path} holds no experiment: run_iteration_loop makes it")
+        raise ValueError(f"{directory.path} holds no experiment: train it with `treetune run` first")
     refuse_another(directory.path, plain, config)
 
 

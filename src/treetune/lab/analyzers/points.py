@@ -51,8 +51,8 @@ class OfCheckpoints(Analyzer):
         )
         if self.checkpoints == "last" and not checkpoints:
             raise ValueError(
-                f"{directory.path} has no checkpoint: run_iteration_loop makes them (checkpoints: [0] looks"
-                " at the start weights)"
+                f"{directory.path} has no checkpoint: train the experiment with `treetune run` first"
+                " (checkpoints: [0] looks at the start weights)"
             )
         what = f"a checkpoint in {directory.path}"
         points = choose_points(self.checkpoints, [0, *checkpoints], self.at_most, what, remedy)
@@ -100,7 +100,7 @@ class OfIterations(Analyzer):
         iterations = iterations_with(directory, self.file)
         if not iterations:
             raise ValueError(
-                f"{directory.path} has no iteration with {self.file}: run_iteration_loop leaves them where"
+                f"{directory.path} has no iteration with {self.file}: `treetune run` leaves them where"
                 " the rollout samples (supervised training doesn't)"
             )
         return iterations

@@ -291,7 +291,7 @@ def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figu
 def write_page(folder: Path, by_language: Mapping[str, Any], command: str, trained: Sequence[str]) -> None:
     """Writes arena.md and its figures. The map leaves out the methods in `trained`, whose critics or exact
     values cost tokens that aren't counted."""
-    lines = ["# The arena: what a credit gains", "", f"    {command}", "", PREFACE, ""]
+    lines = ["# Arena: what a credit method gains", "", f"    {command}", "", PREFACE, ""]
     lines += ["## All languages (geometric means)", "", *summary_table(by_language), ""]
     lines += ["![gain over cost](arena.png)", ""]
     without_trained = {}
@@ -309,16 +309,16 @@ def write_page(folder: Path, by_language: Mapping[str, Any], command: str, train
     save(draw_gain(by_language), folder, "arena")
 
 
-PREFACE = """RLOO with eight answers is 1, and higher is better. *Gain per answer*: a problem's gradient
-is so many times less noisy. *Cost* is what was sampled for it, in units of RLOO's. *Gain per token* is
-their ratio. Training costs as well: *at ρ* counts a token that is trained as ρ sampled ones (a small CPU
-0.25, a GPU with two epochs and a reference about 5). *True advantages* come from right values, at no
-cost. Right values aren't quite the baseline with the least noise, so that others may beat them. Intervals
-are of 95 %, by bootstrap over problems. A *bias* is the share of the mean gradient's squared length that
-isn't along the true one. The critic has learnt from 32 problems' answers, which no cost counts. Figures
-leave out gains below 0.05."""
-MAP = """What a method is worth beside RLOO with eight answers, for the same money. Critics and true
-advantages are left out: what they know came from elsewhere."""
+PREFACE = """Gradient variance and cost of credit methods in languages whose values are exact, with eight
+answers to a problem. *Gain per answer*: the gradient variance of RLOO divided by the method's; RLOO is 1,
+higher is better. *Cost*: tokens sampled by rollout and credit, divided by RLOO's. *Gain per token*: gain per
+answer divided by cost. *At ρ*: the same where training one token costs as much as sampling ρ (about 0.25 on a
+small CPU, about 5 on a GPU with two epochs and a reference). *True advantages* use exact values at no cost;
+an optimal baseline can be slightly better. Intervals are 95 % bootstraps over problems. *Bias*: the share of
+the mean gradient's squared length that is not along the true gradient. The critic was trained on the answers
+to 32 problems, which its cost does not include. Figures omit gains below 0.05."""
+MAP = """Gain at equal cost, compared with RLOO with eight answers. Critics and true advantages are left out,
+since their knowledge has no cost here."""
 
 
 def run_arena(

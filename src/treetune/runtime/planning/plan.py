@@ -23,6 +23,7 @@ from typing import Any
 from treetune.engine.settings import SETTING, VERSIONS, VllmSettings
 from treetune.models.shapes import Shape
 from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, in_units
+from treetune.runtime.planning.disk import CheckpointSpace, checkpoint_space
 from treetune.runtime.planning.memory import (
     ASLEEP,
     PROCESS,
@@ -126,6 +127,10 @@ class Plan:
         return TrainerMemory(self.experiment, self.shape, self.machine, self.work)
 
     @cached_property
+    def checkpoints(self) -> CheckpointSpace:
+        return checkpoint_space(self.trainer)
+
+    @cached_property
     def engine(self) -> EngineMemory | None:
         """The policy's server; None if the run starts no vLLM server."""
         settings = self.experiment.engines.policy
@@ -189,6 +194,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
+        """Whether the memory is enough; `checkpoints` tells about the disk."""
         return not self.problems
 
     def _grouping(self) -> Iterator[str]:

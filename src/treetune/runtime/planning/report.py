@@ -40,7 +40,7 @@ AROUND_SAMPLE = 0.6e-3
 that share cores (0.75 and 2.5 s with two servers)."""
 HTTP_TOKEN, HTTP_SAMPLE = 2.5e-6, 0.1e-3
 """Seconds of a server's one HTTP process for each token with a log-prob and each sample
-(docs/results/http_side.md: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
+(benchmarks/http_side.py: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
 in 5,200)."""
 FILE_BYTES = 0.9e9
 """Bytes that one thread writes into /dev/shm in a second (0.7 to 1.1 GB/s were measured), also assumed for a
@@ -235,6 +235,16 @@ def as_text(plan: Plan) -> str:
             f" {engine.cached_tokens / engine.context_length:.1f} sequences of {engine.context_length:,}"
             f" ({plan.sequences_at_once:,} are sampled at the same time)",
         ]
+    space = plan.checkpoints
+    free = "(free space unknown)" if space.room is None else f"of {in_units(space.room)}"
+    verdict = "  DOES NOT FIT" if space.problem else ""
+    lines += [
+        "",
+        f"checkpoints, disk of {space.folder}: {in_units(space.at_once)} {free} at once,"
+        f" {in_units(space.by_the_end)} by the end{verdict}",
+        f"    {in_units(space.weights):>11}  weights of a checkpoint",
+        f"    {in_units(space.state):>11}  state of the trainer, of those that a run can resume from",
+    ]
     lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_work(plan), ""]
     by_phase = list(estimates(plan))
     scope = "an iteration" if work.is_known else "one problem"
@@ -257,6 +267,9 @@ def _work(plan: Plan) -> list[str]:
         f"work of an iteration, for {scope}: {work.answers:,} answers of {work.answer_tokens:,.0f} tokens on"
         f" average (as assumed), {work.rows:,} rows, {work.steps:,} steps"
     ]
+    uneven = plan.experiment.trainer.uneven_steps(plan.experiment)
+    if uneven is not None:
+        lines.append(uneven)
     if work.is_sampled:
         lines.append(f"sampled: {work.sampled_tokens:,.0f} tokens of answers")
     if work.continuations:
@@ -273,10 +286,15 @@ def verdict_of(plan: Plan, known_remedy: Remedy | None = None) -> str:
     Args:
         known_remedy: The plan's remedy, if it was computed already.
     """
+    space = plan.checkpoints
     if plan.fits:
-        return "it fits"
+        if space.problem:
+            return f"it doesn't fit:\n  {space.problem}"
+        return f"it fits, but {space.warning}" if space.warning else "it fits"
     smallest = known_remedy or remedy(plan)
     lines = ["it doesn't fit:", *(f"  {problem}" for problem in plan.problems)]
+    if space.problem:
+        lines.append(f"  {space.problem}")
     if smallest is None:
         lines.append("  no setting of speed or memory makes it fit: take a smaller model, or other hardware")
     else:
@@ -312,7 +330,14 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "sampled_tokens": work.sampled_tokens,
         "continued_tokens": work.continued_tokens,
         "seconds": [asdict(estimate) for estimate in estimates(plan)],
-        "fits": plan.fits,
-        "problems": plan.problems,
+        "checkpoints": {
+            "weights": plan.checkpoints.weights,
+            "state": plan.checkpoints.state,
+            "at_once": plan.checkpoints.at_once,
+            "by_the_end": plan.checkpoints.by_the_end,
+            "room": plan.checkpoints.room,
+        },
+        "fits": plan.fits and plan.checkpoints.problem is None,
+        "problems": [*plan.problems, *filter(None, [plan.checkpoints.problem])],
         "remedy": None if smallest is None else {"words": smallest.text, "override": smallest.override},
     }

@@ -32,6 +32,9 @@ _FINAL = re.compile(
     re.IGNORECASE,
 )
 
+RETURNED_NONE = "the reward function returned None"
+"""The message of a grade whose function returned None: it found no answer in the response."""
+
 GradeBy = Callable[["Grader", str, Problem], Grade]
 """Grades an answer by another grader, which is called where that grader wants to be."""
 

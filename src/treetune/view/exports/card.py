@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from treetune import __version__
 from treetune.models.policy_files import CHECKPOINTS, resolve_policy
 from treetune.store.checksums import SUMS, refuse_damaged
-from treetune.view.experiment import StoredExperiment, read_experiment
+from treetune.view.experiment import StoredExperiment, name_of_task, read_experiment
 from treetune.view.exports.evaluations import task_of_set
 from treetune.view.templates import FOLDER as TEMPLATES
 
@@ -103,7 +103,7 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
     results, rows = [], []
     for label, summary in checkpoint.measured.items():
         task = task_of_set(experiment.config, label)
-        data, kind = hub_data(task), str(task.get("type", "task"))
+        data, kind = hub_data(task), name_of_task(task) or "task"
         low, high = summary.get("ci_low"), summary.get("ci_high")
         bounds = "not known" if low is None or high is None else f"{low:.3f}, {high:.3f}"
         settings = ("samples", "temperature", "top_p")
@@ -178,7 +178,7 @@ def _data_lines(experiment: StoredExperiment, licences: Licences, code: Any) -> 
         when = "" if number == 0 else " (of the training that this one began from)"
         named = [f"`{code(name)}`, revision `{code(revision)}`" for name, revision in hub_data(task)]
         named += [f"file `{code(Path(one).name)}`" for one in _files(task)]
-        none = f"The task `{code(task.get('type', 'task'))}`{when} names no data set or file."
+        none = f"The task `{code(name_of_task(task) or 'task')}`{when} names no data set or file."
         lines += [f"{one}{when}" for one in named] or ([none] if task else [])
     if _began_from_unknown(experiment):
         lines.append("What was trained on before that can no longer be read.")

@@ -88,7 +88,10 @@ OF_CARDS = (
     Argument("--data-license", {"metavar": "NAME", "help": "of the data that they were trained on"}),
     Argument(
         "--base-model",
-        {"metavar": "OWNER/NAME", "help": "where the start model lay in a folder: its name on the hub"},
+        {
+            "metavar": "OWNER/NAME",
+            "help": "the start model's name on the hub, if it was loaded from a folder",
+        },
     ),
 )
 
@@ -96,9 +99,9 @@ COMMANDS = (
     Command(
         "export_evaluation",
         export_evaluation,
-        "an evaluation as a log of Inspect or as Parquet",
+        "export an evaluation as an Inspect log or as Parquet",
         "Writes the answers of one evaluation with their grades, as a log that `inspect view` and"
-        " `inspect_ai.log.read_eval_log` read (.eval, or .json), or as Parquet. The file goes in whole.",
+        " `inspect_ai.log.read_eval_log` read (.eval, or .json), or as Parquet.",
         (
             "treetune export_evaluation experiments/quickstart/vineppo --output vineppo.eval",
             "treetune export_evaluation experiments/quickstart/vineppo --set test --iteration 8"
@@ -114,9 +117,9 @@ COMMANDS = (
     Command(
         "export_notes",
         notes_as_data,
-        "notes and labels on answers as a data set",
-        "Writes what people wrote on answers in `treetune view`, a row per note: prompt, answer, score,"
-        " advantage, labels, note, author, time. The file goes in whole.",
+        "export notes and labels on answers as a data set",
+        "Writes the notes that people made on answers in `treetune view`, a row per note: prompt, answer,"
+        " score, advantage, labels, note, author, time.",
         ("treetune export_notes experiments/quickstart/vineppo --output notes.parquet",),
         (
             Argument("experiments", {"type": Path, "nargs": "+", "metavar": "EXPERIMENT_DIR"}),
@@ -126,7 +129,7 @@ COMMANDS = (
     Command(
         "model_card",
         model_card,
-        "the model card of a checkpoint",
+        "write the model card of a checkpoint",
         "Writes what the Hugging Face hub shows of a model: method, results with their intervals, data and"
         " its licence, base model, versions, configuration, and how to make the weights again.",
         (
@@ -144,7 +147,7 @@ COMMANDS = (
         push_to_hub,
         "send a checkpoint with its model card to the Hugging Face hub",
         "Makes the repository where there is none and puts the weights and their card into it, in one commit."
-        " The token is the environment's HF_TOKEN. --dry-run shows what would be sent and asks nobody.",
+        " The token is the environment's HF_TOKEN. --dry-run shows what would be sent, without a network.",
         (
             "treetune push_to_hub experiments/quickstart/vineppo/checkpoints/last me/vineppo-tiny --license"
             " mit --dry-run",

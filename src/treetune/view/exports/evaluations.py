@@ -15,7 +15,7 @@ from treetune.store.files import whole_file
 from treetune.view.experiment import StoredExperiment, read_experiment
 from treetune.view.text import writable
 
-EVALUATE = "run_evaluation measures it"
+EVALUATE = "`treetune evaluate` measures it"
 
 ROWS_AT_ONCE = 4096
 

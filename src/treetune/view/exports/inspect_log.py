@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from treetune.store.files import whole_file
+from treetune.view.experiment import name_of_task
 from treetune.view.exports.evaluations import MeasuredSet, task_of_set
 from treetune.view.text import writable
 
@@ -107,7 +108,7 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
             "run_id": _id(evaluation, "run"),
             "task_id": _id(evaluation, "task"),
             "created": at,
-            "task": f"{task.get('type', 'task')}-{evaluation.label}",
+            "task": f"{name_of_task(task) or 'task'}-{evaluation.label}",
             "task_version": 0,
             "task_args": _writable(task),
             "dataset": {

@@ -1,0 +1,199 @@
+"""The files and texts that a configuration is the sum of: finding them, reading them, evaluating them."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import _jsonnet
+
+from treetune.config.errors import ConfigIssue, nearest
+from treetune.config.lexer import flattened
+from treetune.config.yaml_files import jsonnet_of_yaml
+from treetune.exceptions import ConfigError, Endless
+
+_IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[above] / "configs" for above in (1, 3))
+CONFIGS = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
+"""The shipped configurations, found from any working directory: a wheel has them in the package, next to the
+examples."""
+
+TOTAL = "--configs"
+"""The name, in Jsonnet's messages, of the text that adds the layers."""
+
+DEADLINE_S = 60.0
+
+Importer = Callable[[str, str], tuple[str, bytes]]
+"""Finds an import: takes the importing file's folder and the name in the import, and returns the file's name
+and content."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operand of the sum: a file, the environment's settings or an override.
+
+    Example: ``Layer("configs/quickstart/sft.jsonnet", "local quickstart = …", Path("/…/sft.jsonnet"))``; the
+    override ``{seed: 3}`` is ``Layer("--override", "{seed: 3}")``, without a path.
+    """
+
+    name: str
+    text: str
+    path: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        """The folder that the layer's imports are relative to."""
+        return self.path.parent if self.path else Path.cwd()
+
+    @property
+    def import_name(self) -> str:
+        """The name of the layer in Jsonnet's messages."""
+        return str(self.path or self.name)
+
+
+@dataclass(frozen=True)
+class Config:
+    """An evaluated configuration: the plain data, and the layers and variables that it was made from."""
+
+    data: dict[str, Any]
+    layers: tuple[Layer, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_file(name: str, base: Path) -> Path:
+    """Returns the file that `name` means in the folder `base`: the one there, else one of treetune's own.
+
+    These are found as ``grpo.jsonnet``, ``configs/grpo.jsonnet`` or ``examples/….jsonnet``.
+    """
+    names_own_folder = Path(name).parts[:1] in ((CONFIGS.name,), ("examples",))
+    own_folder = CONFIGS.parent if names_own_folder else CONFIGS
+    folders = list(dict.fromkeys([base, own_folder]))
+    for folder in folders:
+        candidate = Path(os.path.abspath(folder / name))
+        if candidate.is_file():
+            return candidate
+    raise ConfigError([_no_such_file(name, folders)])
+
+
+def _no_such_file(name: str, searched: Sequence[Path]) -> ConfigIssue:
+    """Returns the issue of a file that is in none of the folders, with files of similar names."""
+    looked = ", ".join(relative(folder / name) for folder in searched)
+    # The files that could be meant: their names from each folder, and the paths that the message shows
+    candidates: dict[str, str] = {}
+    for folder in searched:
+        named_folder = Path(os.path.abspath(folder / name)).parent
+        paths = [*sorted(folder.glob("*sonnet")), *sorted(named_folder.glob("*.jsonnet"))]
+        if folder in (CONFIGS, CONFIGS.parent):
+            paths += configurations(CONFIGS)
+        for path in paths:
+            candidates[os.path.relpath(path, folder)] = relative(path)
+    # First files with a similar path, then files of a similar name in other folders.
+    similar = [candidates[match] for match in nearest(name, candidates, count=3)]
+    by_stem: dict[str, list[str]] = {}
+    for candidate, shown in candidates.items():
+        by_stem.setdefault(Path(candidate).stem, []).append(shown)
+    for stem in nearest(Path(name).stem, by_stem, count=2):
+        similar += by_stem[stem]
+    near = list(dict.fromkeys(similar))[:3]
+    remedy = f"did you mean {' or '.join(near)}?" if near else "`treetune configs` lists the shipped files"
+    return ConfigIssue("no such file", name, f"looked for {looked}", remedy)
+
+
+def configurations(folder: Path) -> list[Path]:
+    """Returns all configurations below a folder."""
+    return sorted(folder.rglob("*.jsonnet"))
+
+
+def read_layer(path: Path) -> Layer:
+    try:
+        return Layer(relative(path), text_of(path), path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(
+            [ConfigIssue(f"can't be read: {reason}", relative(path), remedy="save it as UTF-8 text")]
+        ) from error
+
+
+def text_of(path: Path) -> str:
+    """Returns the text of a file as Jsonnet. Raises as reading does, and ConfigError for a YAML file that
+    can't be read."""
+    text = path.read_text(encoding="utf-8")
+    return jsonnet_of_yaml(text, relative(path)) if path.suffix in (".yaml", ".yml") else text
+
+
+def relative(path: Path | str) -> str:
+    """Returns a path for messages: relative to the working directory if it is below that."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Importer) -> Any:
+    """Evaluates a Jsonnet text to plain data. Raises RuntimeError with Jsonnet's own message, and Endless
+    after its deadline."""
+    results: list[str | BaseException] = []  # empty until the thread has ended
+
+    def work() -> None:
+        try:
+            results.append(
+                _jsonnet.evaluate_snippet(name, text, ext_vars=dict(variables), import_callback=importer)
+            )
+        except BaseException as error:
+            results.append(error)
+
+    # Jsonnet can't be interrupted. A daemon thread ends with the process.
+    thread = threading.Thread(target=work, name="jsonnet", daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    if not results:
+        raise Endless
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return json.loads(results[0])
+
+
+def evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
+    """Evaluates all files as one text, which is several times faster than with imports.
+
+    Raises RuntimeError if that isn't possible, and what reading a file raises.
+    """
+    operands = [(layer.text, layer.directory) for layer in layers]
+    text = flattened(operands, find_file, text_of)
+
+    def importer(directory: str, name: str) -> tuple[str, bytes]:
+        return name, Path(name).read_bytes()  # of `importstr` and `importbin`; no `import` remains
+
+    return evaluate(TOTAL, text, variables, importer)
+
+
+def import_sum(layers: Sequence[Layer]) -> str:
+    """Returns a Jsonnet text that adds the layers, each of which it imports by its `import_name`."""
+    return " + ".join(f"(import {json.dumps(layer.import_name)})" for layer in layers)
+
+
+def add_layers(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
+    """Returns the sum of the layers as plain data.
+
+    Raises:
+        RuntimeError: Jsonnet's own message. `treetune.config.jsonnet.sum_of` explains it to users.
+        ConfigError: A file is missing or can't be read.
+        Endless: The evaluation takes too long.
+    """
+    try:
+        return evaluate_flattened(layers, variables)
+    except RuntimeError:
+        # Such as a file that asks for its own name.
+        texts = {layer.import_name: layer.text for layer in layers}
+
+        def importer(directory: str, name: str) -> tuple[str, bytes]:
+            if name in texts:
+                return name, texts[name].encode()
+            path = find_file(name, Path(directory or "."))
+            return str(path), text_of(path).encode()
+
+        return evaluate(TOTAL, import_sum(layers), variables, importer)

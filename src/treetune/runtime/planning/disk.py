@@ -1,0 +1,101 @@
+"""The disk space that a run's checkpoints take."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from treetune.runtime.machine import in_units
+from treetune.runtime.planning.memory import TrainerMemory, itemsize
+
+WHOLE = 3
+"""Checkpoints with weights and trainer's state that exist at once: the two newest, and one that is being
+written."""
+KEPT_WHOLE = 2
+"""Those that remain."""
+
+
+@dataclass(frozen=True)
+class CheckpointSpace:
+    """The bytes of a run's checkpoints, and the room for them.
+
+    Example: a model of a billion weights in bfloat16 with Adam takes ``weights`` of 2 GB and a ``state`` of
+    14 GB in each checkpoint.
+    """
+
+    folder: Path
+    """The folder of experiments."""
+    weights: int
+    """Bytes of one checkpoint's weights."""
+    state: int
+    """Bytes of the trainer's state, without which a run can't resume."""
+    number: int
+    """Checkpoints that exist at once: `WHOLE`, or fewer of a short run."""
+    kept_weights: int
+    """Checkpoints whose weights are kept to the end of the run."""
+    room: int | None
+    """Bytes that are free on the folder's disk, and those that this run's checkpoints take already; None: not
+    known."""
+
+    @property
+    def at_once(self) -> int:
+        """Bytes without which a checkpoint can't be written beside the two before it."""
+        return self.number * (self.weights + self.state)
+
+    @property
+    def by_the_end(self) -> int:
+        return self.at_once + max(0, self.kept_weights - KEPT_WHOLE) * self.weights
+
+    @property
+    def problem(self) -> str | None:
+        """The message about a disk that is too small for the run; None if it isn't."""
+        if self.room is None or self.room >= self.at_once:
+            return None
+        return (
+            f"checkpoints: the disk of {self.folder} has room for {in_units(self.room)}, and {self.number}"
+            f" checkpoints of {in_units(self.weights + self.state)} exist at once: free some space, or set"
+            " directory (APP_DIRECTORY) to another disk"
+        )
+
+    @property
+    def warning(self) -> str | None:
+        """The message about a disk that the run fills before its end; None if it doesn't."""
+        if self.room is None or self.problem is not None or self.room >= self.by_the_end:
+            return None
+        return (
+            f"checkpoints take {in_units(self.by_the_end)} by the end of the run, and the disk of"
+            f" {self.folder} has room for {in_units(self.room)}: free some space, raise"
+            " checkpoints.keep_every, or set directory (APP_DIRECTORY) to another disk"
+        )
+
+
+def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
+    """Returns what the checkpoints of an experiment take. The room is known on this machine only."""
+    experiment, machine = memory.experiment, memory.machine
+    trainer = experiment.trainer
+    weights = itemsize(trainer) * memory.shape.parameters
+    models = [memory.policy]
+    if memory.critic is not None:
+        models.append(memory.critic)
+    # Without ZeRO every rank has the whole state, and one of them writes it.
+    writers = 1 if trainer.zero_stage == 0 else machine.world_size
+    state = writers * sum(model.kept + model.on_host for model in models)
+    every = experiment.checkpoints.keep_every
+    folder = Path(experiment.directory)
+    return CheckpointSpace(
+        folder=folder,
+        weights=weights,
+        state=state,
+        number=min(WHOLE, experiment.iterations),
+        kept_weights=experiment.iterations // every if every else 0,
+        room=_room(folder, folder / experiment.experiment_name) if machine.is_here else None,
+    )
+
+
+def _room(folder: Path, experiment: Path) -> int:
+    """Returns the free bytes of a folder's disk, and those of the experiment's checkpoints."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+    files = (experiment / "checkpoints").rglob("*")
+    taken = sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
+    return shutil.disk_usage(existing).free + taken

@@ -1,0 +1,81 @@
+"""`treetune check` ends with 2 if a file, a column, a model folder or a GPU is missing on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from treetune.main import main
+
+EXPERIMENT = """(import 'quickstart/sft.jsonnet') + {
+  experiment_name: 'missing',
+  task: {
+    type: 'questions', train: ['train.jsonl'], test: ['test.jsonl'], validation_size: 1,
+    problem_field: 'question', grader: { type: 'numeric' },
+  },
+  model+: { alphabet: '0123456789+?' },
+  problems_per_iteration: null,
+  trainer+: { minibatch_size: null, schedule+: { may_outlast_training: true } },
+  evaluation+: { sets: [{ split: 'test' }] },
+}"""
+
+
+@pytest.fixture(autouse=True)
+def _experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("train", "test"):
+        rows = [json.dumps({"question": f"{n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(4)]
+        Path(f"{name}.jsonl").write_text("".join(rows))
+    Path("mine.jsonnet").write_text(EXPERIMENT)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "words"),
+    [
+        ("{ task+: { train: ['trian.jsonl'] } }", "task.train", "did you mean train.jsonl?"),
+        (
+            "{ task+: { train: ['data/gsm8k/train.jsonl'] } }",
+            "task.train",
+            "download_and_prepare_datasets.sh",
+        ),
+        (
+            "{ model: { type: 'pretrained', name_or_path: 'experiments/x/checkpoints/last/policy' } }",
+            "model.name_or_path",
+            "treetune run",
+        ),
+        ("{ model: { type: 'pretrained', name_or_path: './no/folder' } }", "model.name_or_path", "no such"),
+        ("{ engines+: { policy+: { devices: [0] } } }", "engines.policy.devices", "has no GPUs"),
+    ],
+)
+def test_what_is_missing_here_is_told_with_its_key_unless_the_run_is_for_another_machine(
+    override: str, key: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "mine.jsonnet"]) == 0, capsys.readouterr().err
+    assert main(["check", "mine.jsonnet", "--override", override]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert message.startswith("missing on this machine") and f"{key}: " in message and words in message
+    assert main(["check", "mine.jsonnet", "--override", override, "--config-only"]) == 0
+    assert f"note: missing here: {key}: " in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_missing_column_is_a_mistake_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    override = "{ task+: { gold_field: 'anser' } }"
+    assert main(["check", "mine.jsonnet", "--override", override, "--config-only"]) == 2
+    assert "did you mean 'answer'?" in capsys.readouterr().err
+
+
+def test_batches_that_do_not_divide_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "mine.jsonnet", "--override", "{ trainer+: { minibatch_size: 2 } }"]) == 0
+    note = " ".join(capsys.readouterr().err.split())
+    assert "minibatch_size 2 doesn't divide the 3 sequences" in note and "no sequence is dropped" in note
+
+
+def test_engines_devices_that_are_missing_end_a_run_before_it_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    override = "{ engines+: { policy+: { devices: [0] } } }"
+    assert main(["run_iteration_loop", "mine.jsonnet", "--override", override]) == 2
+    assert "engines.policy.devices: devices names GPU 0" in capsys.readouterr().err
