@@ -220,7 +220,7 @@ def test_serve_engine_says_what_a_run_is_to_be_given_and_ends_its_server(elsewhe
         process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
     try:
         url = f"http://127.0.0.1:{port}"
-        assert until(lambda: "it samples" in printed.read_text()), printed.read_text()
+        assert until(lambda: "it is ready" in printed.read_text()), printed.read_text()
         assert f"addresses: ['{url}'], key_file: '{key_file}'" in printed.read_text()
         engine = elsewhere.engine(url, key=read_key(key_file))
         assert engine.generate([request(1)]) == [answers(1)]
