@@ -65,7 +65,7 @@ class ModelSource(Registrable):
         longest = self.longest
         if longest is not None and longest < experiment.context_length:
             yield Finding(
-                f"the model supports {longest} tokens, and context_length is {experiment.context_length}",
+                f"the model was made for {longest} tokens, and context_length is {experiment.context_length}",
                 "$.context_length",
                 f"lower it to {longest} or less, or choose a model with a longer context",
             )
