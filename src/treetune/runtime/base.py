@@ -231,7 +231,7 @@ class Preset(Part):
         kind_of_experiment = "sampled answers" if experiment.rollout.needs_engine else "demonstrations"
         if not {"rollout", "trainer"}.issubset(self.after):
             yield Finding(
-                f"the preset {self.name!r} comes before the experiment in --configs, so that the experiment"
+                f"the preset {self.name!r} comes before the experiment, so that the experiment"
                 " overrides the preset's settings",
                 "name",
                 "put the preset's file after the experiment's",
