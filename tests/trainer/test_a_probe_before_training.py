@@ -70,7 +70,7 @@ def with_layer(layer: type[nn.Module]) -> Any:
     ("layer", "words"),
     [
         (Noisy, "LlamaForCausalLM computes different log-probs of the same tokens each time"),
-        (OtherInTraining, "not those of LlamaForCausalLM's own forward pass"),
+        (OtherInTraining, "differ from those of LlamaForCausalLM's own forward pass"),
         (Leaky, "depend on the other rows of its batch"),
     ],
 )
