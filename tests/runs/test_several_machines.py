@@ -81,7 +81,7 @@ def test_each_machine_has_weights_in_its_memory_and_all_meet_beside_the_experime
 
 def test_one_server_for_ranks_on_several_machines_is_refused(tmp_path: Path) -> None:
     config = small(tmp_path, engine=VllmSettings(servers="one"))
-    with pytest.raises(ValueError, match=r"on 2 machines \(a, b\): .* set it to 'per_rank'"):
+    with pytest.raises(ValueError, match=r"on 2 machines \(a, b\)\. .* set it to 'per_rank'"):
         refuse_unreachable_server(config, rank("b", "a"))
     refuse_unreachable_server(config, rank("a", "a"))
     apart = small(tmp_path, engine=VllmSettings(servers="per_rank"))
