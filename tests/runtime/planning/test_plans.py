@@ -133,7 +133,7 @@ def test_a_run_starts_its_server_with_the_planned_share_and_no_more_than_the_cac
     monkeypatch.setattr(fitting, "here", lambda **_: described_machine(8, 80))
 
     def sized_engine(config):
-        return fitting.sized_by_plan(config, config.engines.policy)
+        return fitting.size_engine(config, config.engines.policy)
 
     found = plan(BIG)
     sized = sized_engine(experiment(BIG))
@@ -294,10 +294,10 @@ class TestStart:
     def test_where_nobody_knows_that_is_said(self, start, capsys, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
         root = experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
-        with pytest.raises(ValueError, match="sizes aren't known"):
+        with pytest.raises(ValueError, match="sizes are unknown"):
             Plan.of(root, described_machine(1, 80))
         start(root, 1, 80)
-        assert "wasn't checked" in capsys.readouterr().err
+        assert "was not checked" in capsys.readouterr().err
 
     def test_a_process_without_a_launcher_is_one_rank(self, monkeypatch):
         monkeypatch.setattr(machine, "query_gpus", lambda what, environment: [str(80 * 1024)] * 4)
