@@ -132,6 +132,9 @@ _SIZES: dict[tuple[str | int | bool, ...], str] = {
     ("llama", 2048, 16, 32, 8, 8192, 128_256, True): (
         "meta-llama/Llama-3.2-1B meta-llama/Llama-3.2-1B-Instruct"
     ),
+    ("llama", 576, 30, 9, 3, 1536, 49_152, True): (
+        "HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolLM2-135M-Instruct"
+    ),
     ("qwen2", 896, 24, 14, 2, 4864, 151_936, True): "Qwen/Qwen2.5-0.5B Qwen/Qwen2.5-0.5B-Instruct",
     ("qwen2", 1536, 28, 12, 2, 8960, 151_936, True): "Qwen/Qwen2.5-1.5B Qwen/Qwen2.5-1.5B-Instruct",
     ("qwen2", 2048, 36, 16, 2, 11_008, 151_936, True): "Qwen/Qwen2.5-3B Qwen/Qwen2.5-3B-Instruct",

@@ -28,6 +28,7 @@ BILLIONS = {
     "microsoft/rho-math-1b-v0.1": 1.10,
     "deepseek-ai/deepseek-math-7b-base": 6.91,
     "meta-llama/Llama-3.2-1B": 1.24,
+    "HuggingFaceTB/SmolLM2-135M": 0.1345,
     "Qwen/Qwen2.5-0.5B": 0.49,
     "Qwen/Qwen2.5-1.5B": 1.54,
     "Qwen/Qwen2.5-3B": 3.09,
