@@ -38,8 +38,12 @@ def build(family: type[F], data: Any, explanation: Explanation | None = None, ke
 def build_with_warnings(
     family: type[F], data: Any, explanation: Explanation | None = None, key: KeyPath = ()
 ) -> tuple[F, list[str]]:
-    """Returns what `build` returns, and the warnings of a whole configuration's parts. Raises ConfigError."""
-    if not key:
+    """Returns what `build` returns, and the parts' warnings, of which a part alone has none.
+
+    Raises ConfigError.
+    """
+    is_whole_configuration = not key
+    if is_whole_configuration:  # only the root of a configuration has the key `imports`
         imports.import_parts(data, explanation)
     builder = _Builder(explanation)
     part = builder.value(family, data, key)

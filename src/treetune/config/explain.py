@@ -179,12 +179,13 @@ class Explanation:
         yield from merged
 
     def _names(self, layer: Layer, prefix: KeyPath) -> list[str] | None:
-        """Returns the keys (and marks) of the object at `prefix`; None if the file can't be evaluated
-        alone."""
+        """Returns the keys of the object at `prefix`, among them the marks of the imports that are merged
+        into it; None if the object depends on other files."""
         whole = self._whole(layer)
         if whole is MISSING:
-            above = self._names(layer, prefix[:-1]) if prefix else None
-            if above is not None and prefix[-1] not in above:
+            # Jsonnet is lazy. So this object may be evaluated even if another part of the file fails.
+            parent_names = self._names(layer, prefix[:-1]) if prefix else None
+            if parent_names is not None and prefix[-1] not in parent_names:
                 return []
             names = self._probe(layer, "keys(at)", prefix)
             return None if names is COMPUTED else names
@@ -196,7 +197,10 @@ class Explanation:
     def _value(self, layer: Layer, key: KeyPath) -> Any:
         """Returns the value that a file sets by itself; COMPUTED if that depends on other files."""
         whole = self._whole(layer)
-        return self._probe(layer, "at", key) if whole is MISSING else value_at(whole, key)
+        if whole is MISSING:
+            # The file fails as a whole, but perhaps not at this key.
+            return self._probe(layer, "at", key)
+        return value_at(whole, key)
 
     def _whole(self, layer: Layer) -> Any:
         """Returns the file's own object with marks, or MISSING if it can't be evaluated as a whole.

@@ -118,10 +118,14 @@ def refused(
     words_of_message = set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", str(error))))
     named = [name for name in schema.keys_of(owner.part) if name in words_of_message]
     places = [f"{name} from {source((*key, name), explanation)}" for name in named if name in data]
-    remedy = f"change {dotted(key)}" if key else "change one of the two"
     if named:
         paths = " or ".join(dotted((*key, name)) for name in named)
         remedy = f"change {paths}, e.g. --override '{nested((*key, named[0]))}'"
+    elif key:
+        remedy = f"change {dotted(key)}"
+    else:
+        # The root has no path to name. The two are the values that contradict each other in the message.
+        remedy = "change one of the two"
     where = ", ".join(places) if explanation and places else source(key, explanation)
     return ConfigIssue(str(error), dotted(key) or "configuration", where, remedy)
 

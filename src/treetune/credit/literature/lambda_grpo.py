@@ -47,8 +47,9 @@ class LambdaGrpo(TokenCredit):
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         advantages = group_advantages([answer.reward for answer in answers], self.std, self.eps)
         rows = []
-        for advantage, is_alike_TN in zip(advantages, shared_prefixes(answers), strict=True):
-            # Row t is of the first t tokens. Row 0, of the prompt alone, is left out.
-            sizes_T = is_alike_TN[1:].sum(1)
+        # An answer of T tokens has P = T + 1 prefixes, of 0, 1, …, T tokens.
+        for advantage, has_prefix_PN in zip(advantages, shared_prefixes(answers), strict=True):
+            # The prefix of 0 tokens, which is the prompt alone, is left out.
+            sizes_T = has_prefix_PN[1:].sum(1)
             rows.append((advantage / sizes_T).tolist())
         return rows

@@ -53,9 +53,12 @@ class Tempo(TokenCredit):
             return [[0.0] * len(answer.response_ids) for answer in answers]
         group_mean = fmean(rewards)
         scale = stdev(rewards) + self.eps if self.std else 1.0
+        rewards_N = np.array(rewards)
         rows = []
-        for reward, is_alike_TN in zip(rewards, shared_prefixes(answers), strict=True):
-            # V after 0, 1, …, T tokens: one more than there are tokens, so that differences are one a token.
-            values_T = is_alike_TN @ np.array(rewards) / is_alike_TN.sum(1)
-            rows.append(((reward - group_mean + np.diff(values_T)) / scale).tolist())
+        # An answer of T tokens has P = T + 1 prefixes, of 0, 1, …, T tokens.
+        for reward, has_prefix_PN in zip(rewards, shared_prefixes(answers), strict=True):
+            values_P = has_prefix_PN @ rewards_N / has_prefix_PN.sum(1)
+            value_changes_T = np.diff(values_P)
+            advantages_T = (reward - group_mean + value_changes_T) / scale
+            rows.append(advantages_T.tolist())
         return rows

@@ -113,8 +113,8 @@ class Budget:
     @property
     def bounds(self) -> tuple[int, int]:
         """The smallest and the largest number of continuations that a state can have, for plans."""
-        first_round = self.ask(0, tuple)
-        return first_round, first_round
+        first_count = self.ask(0, lambda: ())  # before the first round there are no rewards
+        return first_count, first_count
 
     def ask(self, round_number: int, rewards: Callable[[], Sequence[float]]) -> int:
         """Returns how many continuations to sample in this round; 0 ends the sampling.

@@ -169,14 +169,16 @@ class OneLineContinuations:
         self.sampling = self.context.task.of(self.prefix.problem).sampling(self.plan.sampling)
 
     async def estimate(self, sample: Sample) -> Estimate:
-        """Samples what the budget still asks for, and returns the rewards of all continuations."""
+        """Samples what the budget still asks for, and returns the rewards of the continuations."""
         await self.sample_all_rounds(sample)
         await self._wait_for_grades()
         earned = self._earned()
         rewards = [reward for reward in earned if reward is not None]
+        # A budget may leave some out: those of a pilot only decide how many others are sampled.
+        rewards_for_value = self.plan.budget.counted(rewards)
         return Estimate(
             earned=tuple(earned),
-            rewards=tuple(self.plan.budget.counted(rewards)),
+            rewards=tuple(rewards_for_value),
             unfinished=sum(completion.finish_reason == "length" for completion in self.completions),
             tokens=sum(len(completion.token_ids) for completion in self.completions),
         )

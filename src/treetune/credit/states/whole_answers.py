@@ -42,12 +42,12 @@ class WholeAnswers(StateRule):
     async def begin(
         self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan
     ) -> list[Trajectory]:
-        """Returns the answers of the first round through the state. `estimate` samples the further rounds,
-        when all answers of the iteration are there."""
+        """Samples the answers that begin with the state, as many as the budget's first round has, and returns
+        them. `estimate` samples the further rounds, when all answers of the iteration are there."""
         # The log's progress counts the rollout's answers alone.
         quiet = replace(context, log=replace(context.log, progress=lambda done, total: None))
-        first_round = plan.budget.ask(0, tuple)
-        starts = self._starts(context, prefix, plan.purpose, range(first_round))
+        first_count = plan.budget.ask(0, _no_rewards)
+        starts = self._starts(context, prefix, plan.purpose, range(first_count))
         return await _rollout(context, plan.sampling).answers(_only_graded(quiet), starts)
 
     @override
@@ -99,6 +99,11 @@ class WholeAnswers(StateRule):
         ]
 
 
+def _no_rewards() -> Sequence[float]:
+    """Returns the rewards so far of a state that has no continuations yet."""
+    return ()
+
+
 def _rollout(context: RolloutContext, sampling: SamplingParams) -> GrowingRollout:
     """Returns the rollout of the answers, with the sampling parameters of continuations."""
     return replace(
@@ -122,9 +127,11 @@ def _rewards(answers: Sequence[Trajectory]) -> list[float]:
 
 def _estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
     tokens_of_prefix = _sampled_tokens(prefix.segments)
+    # A budget may leave some out: those of a pilot only decide how many others are sampled.
+    rewards_for_value = budget.counted(_rewards(answers))
     return Estimate(
         earned=tuple(answer.reward if answer.grade.is_known else None for answer in answers),
-        rewards=tuple(budget.counted(_rewards(answers))),
+        rewards=tuple(rewards_for_value),
         unfinished=sum(answer.unfinished for answer in answers),
         tokens=sum(_sampled_tokens(answer.segments) - tokens_of_prefix for answer in answers),
     )

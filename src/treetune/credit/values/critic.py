@@ -95,22 +95,22 @@ def _value_at(values_T: Column, length: int) -> float | None:
     return None
 
 
-class _Errors(NamedTuple):
-    """Differences from the critic's value of a state, of two numbers whose noise is independent."""
+class _Differences(NamedTuple):
+    """Two numbers minus the critic's value of a state. The noise of the two is independent."""
 
-    before: float
-    """V̂(s) − V_φ(s): the other estimator's value of the same state."""
-    after: float
-    """V̂(s') − V_φ(s): its value of the next state, or the reward."""
+    of_state: float
+    """V̂(s) − V_φ(s), with the other estimator's value of the state itself."""
+    of_next_state: float
+    """V̂(s') − V_φ(s), with the other estimator's value of the next state, or with the answer's reward."""
 
 
 class _Moments(NamedTuple):
     """Sums over states, from which c is learnt."""
 
     squares: float
-    """Of `_Errors.before` squared."""
+    """Of `_Differences.of_state` squared."""
     products: float
-    """Of `_Errors.before` times `_Errors.after`."""
+    """Of `_Differences.of_state` times `_Differences.of_next_state`."""
     states: float
 
     @property
@@ -170,15 +170,16 @@ class ControlVariate(OverAnother):
     def values(self, valuation: Valuation) -> list[StepValues]:
         values = self.over.values(valuation)
         values_of_critic = critic_values(valuation)
-        errors = []
+        differences = []
         for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
-            errors.append(_errors(step_values, critic, answer.reward))
-        moments_by_tree = [_moments(errors_of_tree) for errors_of_tree in valuation.by_tree(errors)]
+            differences.append(_differences(step_values, critic, answer.reward))
+        moments_by_tree = [_moments(of_answers) for of_answers in valuation.by_tree(differences)]
         moments_by_rank = valuation.context.ranks.exchange("value-moments", moments_by_tree)
         total = Sums((of_tree for of_rank in moments_by_rank for of_tree in of_rank), columns=3)
         of_all = _Moments(*total.rounded())
         if of_all.states:
-            # The two errors share no noise, so that the mean of their products is the critic's squared error.
+            # The two differences share no noise, so that the mean of their products is the critic's squared
+            # error.
             critic_error = math.sqrt(max(of_all.products / of_all.states, 0.0))
             valuation.metrics["credit/critic_error"] = critic_error
             valuation.metrics["credit/critic_weight"] = 1 - of_all.share
@@ -192,27 +193,29 @@ class ControlVariate(OverAnother):
         return with_baselines
 
 
-def _errors(
+def _differences(
     step_values: StepValues, values_of_critic: Sequence[float | None], reward: float
-) -> list[_Errors]:
-    """Returns the errors of each state of an answer that has a value and a critic's value."""
+) -> list[_Differences]:
+    """Returns the differences of each state of an answer that has a value and a critic's value."""
     pairs = zip(step_values, values_of_critic, strict=True)
     valued = [(value, critic) for value, critic in pairs if value is not None]
-    values_after = [*(value.value for value, _ in valued[1:]), reward]
-    errors = []
-    for (value, critic), after in zip(valued, values_after):
+    next_values = [*(value.value for value, _ in valued[1:]), reward]
+    differences = []
+    for (value, critic), next_value in zip(valued, next_values):
         if critic is not None:
-            errors.append(_Errors(value.baseline_or_value - critic, after - critic))
-    return errors
+            differences.append(_Differences(value.baseline_or_value - critic, next_value - critic))
+    return differences
 
 
-def _moments(errors_of_answers: Sequence[Sequence[_Errors]]) -> _Moments:
-    """Returns the sums over the states of a problem's answers."""
-    errors = [error for errors_of_answer in errors_of_answers for error in errors_of_answer]
+def _moments(differences_by_answer: Sequence[Sequence[_Differences]]) -> _Moments:
+    """Returns the sums over the states of a problem's answers, from which `_Moments.share` is computed."""
+    all_differences: list[_Differences] = []
+    for of_answer in differences_by_answer:
+        all_differences += of_answer
     return _Moments(
-        squares=math.fsum(error.before * error.before for error in errors),
-        products=math.fsum(error.before * error.after for error in errors),
-        states=float(len(errors)),
+        squares=math.fsum(pair.of_state * pair.of_state for pair in all_differences),
+        products=math.fsum(pair.of_state * pair.of_next_state for pair in all_differences),
+        states=float(len(all_differences)),
     )
 
 

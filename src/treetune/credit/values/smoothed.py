@@ -46,6 +46,7 @@ class Smoothed(OverAnother):
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         estimates = self.over.values(valuation)
+        # Ranks exchange columns by name: the squared differences at each lag ("1", "2", …), and "variance".
         squares_by_lag: dict[str, list[float]] = {str(lag): [] for lag in LAGS}
         variances: list[float] = []
         for step_values in estimates:
@@ -55,7 +56,8 @@ class Smoothed(OverAnother):
                     if value is not None and later is not None:
                         squares_by_lag[str(lag)].append((later.value - value.value) ** 2)
         columns = pool_columns(valuation.context, "value-walks", squares_by_lag | {"variance": variances})
-        step_variance, noise_scale = _fit_walk(columns)
+        pooled_squares_by_lag = {lag: columns[str(lag)] for lag in LAGS}
+        step_variance, noise_scale = _fit_walk(pooled_squares_by_lag, columns["variance"])
         smoothed = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
             observations = _noisy_observations(step_values, answer.reward, noise_scale)
@@ -64,21 +66,28 @@ class Smoothed(OverAnother):
         return smoothed
 
 
-def _fit_walk(columns: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+def _fit_walk(
+    squares_by_lag: Mapping[int, Sequence[float]], binomial_variances: Sequence[float]
+) -> tuple[float, float]:
     """Returns the variance of a step, and the factor from binomial variances to those of the observations.
 
     The squared difference of two observations m steps apart is on average m times the variance of a step,
     plus twice the noise: a line in m, whose slope and height are fitted by least squares.
+
+    Args:
+        squares_by_lag: The squared differences of the observations that are so many steps apart.
+        binomial_variances: Those of all observations.
     """
-    line = {lag: mean(columns[str(lag)]) for lag in LAGS if columns.get(str(lag))}
-    if len(line) < 2:
+    mean_square_by_lag = {lag: mean(squares) for lag, squares in squares_by_lag.items() if squares}
+    if len(mean_square_by_lag) < 2:
         return LEAST_STEP_VARIANCE, 1.0
-    mean_lag = mean(list(line))
-    spread = sum((lag - mean_lag) ** 2 for lag in line)
-    slope = sum((lag - mean_lag) * square for lag, square in line.items()) / spread
+    mean_lag = mean(list(mean_square_by_lag))
+    spread = sum((lag - mean_lag) ** 2 for lag in mean_square_by_lag)
+    slope = sum((lag - mean_lag) * square for lag, square in mean_square_by_lag.items()) / spread
     step_variance = max(slope, LEAST_STEP_VARIANCE)
-    noise = max((mean(list(line.values())) - step_variance * mean_lag) / 2, LEAST_STEP_VARIANCE)
-    return step_variance, noise / mean(columns["variance"])
+    mean_square = mean(list(mean_square_by_lag.values()))
+    noise = max((mean_square - step_variance * mean_lag) / 2, LEAST_STEP_VARIANCE)
+    return step_variance, noise / mean(binomial_variances)
 
 
 def _noisy_observations(step_values: StepValues, reward: float, noise_scale: float) -> StepValues:

@@ -300,8 +300,10 @@ async def _ask(
     failure: EndpointError | None = None  # ends all workers
     unanswered: list[str] = []
     unanswered_in_a_row = 0
+    # A refusal may be about its question, which then counts as refused. But an address that refuses every
+    # request, perhaps because of an unknown parameter, says nothing about any question. Therefore refusals
+    # before the first answer are only kept at the end, and not at all if the address was given up.
     early_refusals: list[tuple[SampleQuestion, NoReply]] = []
-    """Refusals before the first answer: until one comes, the address may be refusing every request."""
     is_answering = False
 
     async def worker(waiting: Iterator[SampleQuestion]) -> None:
