@@ -532,8 +532,12 @@ def _training_amount(kind: Kind, rows: int, is_small: bool) -> TrainingAmount:
             evaluate_every=1,
             checkpoint_every=1,
         )
-    # Multiples of 8, so that minibatches of 64 divide an iteration's answers, 8 to a problem.
-    problems = min(rows, 64, max(8, rows // 3 // 8 * 8))
+    # A multiple of 8, so that minibatches of 64 divide an iteration's answers, 8 to a problem. A third of few
+    # rows, so that the policy is updated several times in a pass over them.
+    third_of_rows = rows // 3 // 8 * 8
+    problems = min(rows, 64, max(8, third_of_rows))
+    # Few rows get more passes than wanted, since these would be over after a few updates. Many rows get
+    # fewer, since these would take too long.
     passes_wanted, fewest, most = (10, 10, 25) if is_small else (5, 10, 200)
     iterations = min(most, max(fewest, math.ceil(passes_wanted * rows / problems)))
     return TrainingAmount(
@@ -542,7 +546,7 @@ def _training_amount(kind: Kind, rows: int, is_small: bool) -> TrainingAmount:
         samples=8,
         rate="4e-4" if is_small else "1e-6",
         warmup=min(10, iterations),
-        minibatch="null" if is_small else 64,
+        minibatch="null" if is_small else 64,  # null: all answers of an iteration
         epochs=1,
         evaluate_every=5,
         checkpoint_every=5,

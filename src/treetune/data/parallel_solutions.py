@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from treetune.data import prompts
 from treetune.data.asking import Questions, all_of
@@ -38,12 +38,13 @@ _ABBREVIATION = re.compile(
     r"|\b[\u03b1-\u03c9]\.[\u03b1-\u03c9])\.\Z",
     re.IGNORECASE,
 )
-_THOUGHT = re.compile(r"\A(?P<opening>\s*<think>\n?)?(?P<body>.*?)(?P<rest></think>.*)?\Z", re.DOTALL)
+_THOUGHT = re.compile(r"\A(?P<opening>\s*<think>\n?)?(?P<thought>.*?)(?P<ending></think>.*)?\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Threaded:
-    """A block that takes the place of the lines `first` to `last`. `edits` are the changes in its threads."""
+    """A block that takes the place of the lines `first` to `last`, which are counted from 1. `edits` are the
+    changes in its threads."""
 
     first: int
     last: int
@@ -109,11 +110,11 @@ async def _convert(
     self_check: bool,
     dropped: list[Dropped],
 ) -> tuple[list[Threaded], str]:
-    _, body, _ = parts = parts_of(solution)
-    lines = body.split("\n")
+    parts = parts_of(solution)
+    lines = parts.thought.split("\n")
     if _THREAD_TAG.search(solution):
         raise Rejected("the solution has thread tags already")
-    if len(body.strip()) <= rule.min_saved or len([line for line in lines if line.strip()]) < 2:
+    if len(parts.thought.strip()) <= rule.min_saved or len([line for line in lines if line.strip()]) < 2:
         raise Rejected("the solution is too short")
     try:
         groups, conversation = await independent_parts(questions, problem, lines)
@@ -288,31 +289,41 @@ def results_in(outline: str, known: str, thread: str, count: int) -> list[str]:
 # The text of a solution with threads, with the same white space as in rollouts
 
 
-def parts_of(solution: str) -> tuple[str, str, str]:
-    """Returns the text up to the thought, the thought, which may be cut into threads, and the text after it.
-    A solution without thought tags is all thought."""
+class SolutionParts(NamedTuple):
+    """A solution in three parts. Only the thought may be cut into threads.
+
+    Example: ``SolutionParts("<think>\\n", "a\\nb\\n", "</think>\\n\\nThe answer is a.")``.
+    """
+
+    opening: str
+    thought: str
+    ending: str
+
+
+def parts_of(solution: str) -> SolutionParts:
+    """Returns the parts of a solution. Without thought tags, all of it is thought."""
     match = _THOUGHT.match(solution)
     assert match is not None, "it matches every text"
-    return match["opening"] or "", match["body"], match["rest"] or ""
+    return SolutionParts(match["opening"] or "", match["thought"], match["ending"] or "")
 
 
-def parallel_text(parts: tuple[str, str, str], lines: Sequence[str], blocks: Sequence[Threaded]) -> str:
+def parallel_text(parts: SolutionParts, lines: Sequence[str], blocks: Sequence[Threaded]) -> str:
     """Returns the whole solution. `lines` are those of the thought, and `blocks` are in their order.
 
     A block has one newline before the first thread, none between threads, one before each ``</Thread>`` and
     one after the last thread.
     """
     written: list[str] = []
-    end = 0
+    lines_written = 0
     for block in blocks:
         outlines = "\n".join(
-            f"<Outline>{number}: {words}</Outline>" for number, words in enumerate(block.outlines, start=1)
+            f"<Outline>{number}: {text}</Outline>" for number, text in enumerate(block.outlines, start=1)
         )
         threads = "".join(
             f"<Thread>\n{number}: {text}\n</Thread>" for number, text in enumerate(block.threads, start=1)
         )
-        text = f"<Parallel>\n<Outlines>\n{outlines}\n</Outlines>\n{threads}\n</Parallel>"
-        written += [*lines[end : block.first - 1], text]
-        end = block.last
-    opening, _, rest = parts
-    return opening + "\n".join([*written, *lines[end:]]) + rest
+        written += lines[lines_written : block.first - 1]  # `first` counts from 1
+        written.append(f"<Parallel>\n<Outlines>\n{outlines}\n</Outlines>\n{threads}\n</Parallel>")
+        lines_written = block.last
+    written += lines[lines_written:]
+    return parts.opening + "\n".join(written) + parts.ending

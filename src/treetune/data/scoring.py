@@ -151,22 +151,26 @@ def _lines(source: Path) -> int:
 
 
 class _Waiting(NamedTuple):
-    """A row that is being graded. `task` is the task of its domain; None if the row can't be graded."""
+    """A row that is being graded."""
 
     row: dict[str, Any]
-    task: Task | None
+    task_of_row: Task | None
+    """In a mixture the task of the row's domain; None if the row can't be graded."""
     grade: Future[Grade]
 
 
 def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _Waiting:
+    """Has a row graded. A row without a problem, or without a grader, gets the outcome ``error`` at once."""
     try:
         problem = _problem(task, row, number)
-        task.grader.of(problem)  # raises if there is no grader for it
+        # Graders may be chosen by the row's domain or data source. This raises ValueError if none fits.
+        task.grader.of(problem)
     except ValueError as error:
         future: Future[Grade] = Future()
         future.set_result(Grade(reward=0.0, outcome="error", message=f"not graded: {error}"))
         return _Waiting(row, None, future)
-    return _Waiting(row, task.of(problem), pool.submit(row["response"], problem))
+    task_of_row = task.of(problem)
+    return _Waiting(row, task_of_row, pool.submit(row["response"], problem))
 
 
 def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
@@ -187,7 +191,7 @@ def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
 
 
 def _graded(waiting: _Waiting, steps: bool) -> dict[str, Any]:
-    row, task, grade = waiting.row, waiting.task, waiting.grade.result()
+    row, task_of_row, grade = waiting.row, waiting.task_of_row, waiting.grade.result()
     result = {
         **row,
         "reward": grade.reward if grade.is_known else None,
@@ -198,7 +202,9 @@ def _graded(waiting: _Waiting, steps: bool) -> dict[str, Any]:
     if grade.message is not None:
         result["message"] = grade.message
     if steps:
-        result["step_boundaries"] = None if task is None else task.step_boundaries(row["response"])
+        result["step_boundaries"] = None
+        if task_of_row is not None:
+            result["step_boundaries"] = task_of_row.step_boundaries(row["response"])
     return result
 
 

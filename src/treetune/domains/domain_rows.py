@@ -88,19 +88,21 @@ def normalise_row(row: Mapping[str, Any]) -> Row:
     for name, value in row.items():
         if name not in (PROMPT, EXTRA_INFO):  # `_messages` and `domain_row` check these
             check_plain(value, name)
-    applies = row.get(APPLY_CHAT_TEMPLATE)
-    applies = True if applies is None else applies
-    raw = row.get(RAW_PROMPT) or ""
-    if not isinstance(applies, bool) or not isinstance(raw, str):
+    applies_template = row.get(APPLY_CHAT_TEMPLATE)
+    applies_template = True if applies_template is None else applies_template
+    raw_prompt = row.get(RAW_PROMPT) or ""
+    if not isinstance(applies_template, bool) or not isinstance(raw_prompt, str):
         raise ValueError(f"its {APPLY_CHAT_TEMPLATE} should be true or false, and its {RAW_PROMPT} text")
+    # Without the chat template, the model gets the raw prompt as it is, and needs no messages.
+    needs_messages = applies_template or not raw_prompt.strip()
     full = domain_row(
         source,
-        _messages(row.get(PROMPT), raw if not applies else ""),
+        _messages(row.get(PROMPT), needs_messages),
         ground_truth,
         ability=str(row.get(ABILITY) or ""),
         extra_info=_without_nulls(_object(row.get(EXTRA_INFO) or {}, EXTRA_INFO)),
-        raw_prompt=raw,
-        apply_chat_template=applies,
+        raw_prompt=raw_prompt,
+        apply_chat_template=applies_template,
     )
     if isinstance(reward[GROUND_TRUTH], Mapping | list):
         full[EXTRA_INFO][GOLD_IS_JSON] = True
@@ -234,8 +236,8 @@ _LOST = ("tool_calls", "function_call", "tool_call_id", "images", "audio", "vide
 """Keys of messages that change the question, and that `Message` has no field for."""
 
 
-def _messages(prompt: Any, raw: str) -> list[dict[str, str]]:
-    """Returns a row's messages, each with only a role and a content.
+def _messages(prompt: Any, are_needed: bool) -> list[dict[str, str]]:
+    """Returns a row's messages, each with only a role and a content. There may be none if they aren't needed.
 
     Raises ValueError for a prompt that isn't a chat, for a chat without a question, and for one with more
     than text.
@@ -245,7 +247,7 @@ def _messages(prompt: Any, raw: str) -> list[dict[str, str]]:
             prompt = messages_in_text(prompt) or [{"role": "user", "content": prompt}]
         except ValueError as error:
             raise ValueError(f"its {PROMPT} {error}") from error
-    if not prompt and raw.strip():
+    if not prompt and not are_needed:
         return []
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         raise ValueError(f"its {PROMPT} should be a list of messages, each with role and content")

@@ -139,16 +139,20 @@ def call_arguments(
     The names of parameters tell for which library the function was written: ``solution_str`` for verl,
     ``completions`` for TRL, ``completion``, ``state`` or ``trace`` for verifiers. Other functions get the
     response, and the gold or the whole `problem`, as positional arguments.
+
+    Args:
+        parameters: The function's.
+        response: The answer's text.
+        row: The problem and the answer's transcript.
+        state: The result of `verifiers_state` for the row.
     """
     data, conversation = row["data"], list(row["messages"])
     gold = gold_of(row)
     text, turns, rewards = row["transcript"]
     columns = {"answer": gold, "solution": gold, "ground_truth": gold, **data}
     by_name: dict[str, Any]
-    if parameters.keys() & {
-        "solution_str",
-        "solution_strs",
-    }:  # verl; the second name is that of whole batches
+    if parameters.keys() & {"solution_str", "solution_strs"}:
+        # verl. A function with the second name is for a whole batch, which has one answer here.
         extra = {**data.get("extra_info", data), "rollout_reward_scores": {}, "tool_rewards": []}
         extra["num_turns"] = 2 * len(turns)  # including the prompt and the messages between turns
         extra["turn_scores"] = list(rewards) if any(rewards) else []
@@ -156,14 +160,19 @@ def call_arguments(
         by_name |= {"ground_truth": gold, "extra_info": extra}
         if "solution_strs" in parameters:
             by_name = {f"{name}s": [value] for name, value in by_name.items()}
-    elif "completions" in parameters:  # TRL (texts, or conversations if prompts are), verifiers (groups)
-        columns |= {"answers": gold, "infos": state["info"], "states": state}
+    elif "completions" in parameters:
+        # TRL, or a function for a group of answers in verifiers. Each argument is a list with an item for
+        # each answer: here there is one. A conversation is a list of messages, and another answer is text.
         completion = list(itertools.chain.from_iterable(turns)) if conversation else text
         columns |= {"prompts": conversation or row["prompt"], "completions": completion}
+        # These names are only those of verifiers.
+        columns |= {"answers": gold, "infos": state["info"], "states": state}
         by_name = {name: [value] for name, value in columns.items()}
-    elif parameters.keys() & {"completion", "state"}:  # verifiers, up to 0.2: a function of a rubric
+    elif parameters.keys() & {"completion", "state"}:
+        # verifiers, up to 0.2: a function of a rubric. It may take the keys of the state one by one, too.
         by_name = {**columns, **state, "state": state}
-    elif "trace" in parameters:  # verifiers, from 0.3: a function that is plugged into a task
+    elif "trace" in parameters:
+        # verifiers, from 0.3: a function that is plugged into a task.
         completion = state["completion"]
         trace = {"messages": state["prompt"] + completion, "last_reply": response.strip()}
         trace["num_turns"] = len(turns)
@@ -230,7 +239,7 @@ def grade_answer(function: Any, name: str, response: str, row: Row, arguments: M
     state = verifiers_state(row)
     steps = state["trajectory"]
     step_rewards_before = [step["reward"] for step in steps]
-    weighted_functions, objects = _weighted_functions(function, row)
+    weighted_functions, objects = _weighted_functions(function, row)  # none for a plain function
     if weighted_functions:
         total, numbers = [0.0] * len(steps), {}
         row = {**row, "data": {**row["data"], **objects}}
@@ -253,19 +262,25 @@ def grade_answer(function: Any, name: str, response: str, row: Row, arguments: M
     return total, numbers
 
 
-def _weighted_functions(function: Any, row: Row) -> tuple[list[tuple[Any, float]], dict[str, Any]]:
-    """Returns the reward functions of a rubric or of a task's class with their weights (none for a function),
-    and the rubric's objects, which its functions may have as parameters."""
-    if hasattr(function, "data_type"):
+def _weighted_functions(reward_object: Any, row: Row) -> tuple[list[tuple[Any, float]], dict[str, Any]]:
+    """Returns reward functions with their weights, and objects that they may have as parameters.
+
+    Args:
+        reward_object: A rubric, a group of rubrics, an environment with one of these, a task's class
+            (verifiers, from 0.3), or a plain function, for which both results are empty.
+    """
+    is_class_of_task = hasattr(reward_object, "data_type")
+    if is_class_of_task:
         columns = {"prompt": row["prompt"], "answer": gold_of(row), **row["data"]}
-        fields = function.data_type().model_fields
-        data = function.data_type()(**{key: columns[key] for key in columns if key in fields})
-        hooks = function(data).hooks("reward")
+        data_type = reward_object.data_type()
+        fields = data_type.model_fields
+        data = data_type(**{key: columns[key] for key in columns if key in fields})
+        hooks = reward_object(data).hooks("reward")
         return [(hook, getattr(hook, "_vf_weight", 1.0)) for hook in hooks], {}
     weighted_functions: list[tuple[Any, float]] = []
     objects: dict[str, Any] = {}
-    group = getattr(function, "rubric", function)
-    for rubric in getattr(group, "rubrics", [group]):
+    rubric_or_group = getattr(reward_object, "rubric", reward_object)
+    for rubric in getattr(rubric_or_group, "rubrics", [rubric_or_group]):
         functions, weights = getattr(rubric, "funcs", ()), getattr(rubric, "weights", ())
         weighted_functions += zip(functions, weights, strict=True)
         objects |= getattr(rubric, "class_objects", {})

@@ -97,7 +97,7 @@ class Maze(Game):
         return f"{_name(walk.at)}:{open_directions}"
 
     def _walk(self, level: int) -> Walk:
-        generator = derived_random(level, "maze")
+        generator = derived_random(level, "maze")  # a level is a seed, not a difficulty
         cells = [(x, y) for x in range(self.size) for y in range(self.size)]
         at, *gems = generator.sample(cells, self.gems + 1)
         return Walk(at, gems, self._passages(generator))
@@ -150,6 +150,7 @@ class GuessNumber(Game):
 
     @override
     def problem(self, id: str, level: int) -> Problem:
+        # A level is a seed, not a difficulty.
         number = derived_random(level, "hidden number").randint(0, self.most)
         prompt = f"0-{self.most}\n"
         if self.form == "words":

@@ -351,9 +351,12 @@ def _same_word(printed: str, expected: str) -> bool:
         if whole is not None:
             return bool(Decimal(printed) == whole)
         number, expected_number = float(printed), float(expected)
-        if math.isinf(number) or math.isinf(expected_number):  # infinite, or too large for a float
-            exact = Decimal(expected)
-            return number == expected_number if exact.is_infinite() else bool(Decimal(printed) == exact)
+        if math.isinf(number) or math.isinf(expected_number):
+            exact_expected = Decimal(expected)
+            if exact_expected.is_infinite():
+                return number == expected_number
+            # A finite number that is too large for a float is compared exactly.
+            return bool(Decimal(printed) == exact_expected)
         return close(number, expected_number, PRINTED_TOLERANCE)
     except (ValueError, ArithmeticError):
         return False

@@ -483,7 +483,9 @@ class _FormulaParser:
         for number in (top, bottom):
             if number.is_number and not 0 <= number <= LARGEST_TOP:
                 raise Absurd("a binomial coefficient of a large or negative number")
-        if top.free_symbols or bottom.free_symbols:  # sympy takes seconds for a binomial of fractions
+        if top.free_symbols or bottom.free_symbols:
+            # Some terms with letters, such as fractions, take sympy's own binomial seconds. Factorials of
+            # letters are only written down.
             factorial = self._sympy.factorial
             return factorial(top) / (factorial(bottom) * factorial(top - bottom))
         return self._sympy.binomial(top, bottom)

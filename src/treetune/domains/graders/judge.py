@@ -300,7 +300,8 @@ class Judge:
         except Unavailable:
             self.count(unavailable=1)
             raise
-        except (Unanswered, TimeoutError) as error:  # the service was closed
+        except (Unanswered, TimeoutError) as error:
+            # Unanswered: the service was closed. TimeoutError, which has no text: the deadline has passed.
             self.count(unavailable=1)
             raise Unavailable(
                 f"the judge gave no answer: {error or 'no reply within the deadline'}"

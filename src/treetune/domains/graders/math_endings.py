@@ -117,13 +117,14 @@ def _item(item: Any) -> str:
 
 def _from_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts: int) -> str:
     joined = _join_boxes(response, in_boxes)
-    if joined != in_boxes[-1][2].strip():
+    start_of_last, _, last_content = in_boxes[-1]
+    if joined != last_content.strip():
         return joined
-    paragraph = response.rfind("\n\n", 0, in_boxes[-1][0])
-    last = [box for box in in_boxes[-gold_parts:] if box[0] > paragraph]
-    holds_all = re.search(r",|\\text\{|\bor\b|\band\b", in_boxes[-1][2])
-    if gold_parts > 1 and len(last) >= gold_parts and not holds_all:
-        return ", ".join(content for _, _, content in last[-gold_parts:])
+    last_paragraph = response.rfind("\n\n", 0, start_of_last)
+    boxes_in_paragraph = [box for box in in_boxes[-gold_parts:] if box[0] > last_paragraph]
+    holds_all = re.search(r",|\\text\{|\bor\b|\band\b", last_content)
+    if gold_parts > 1 and len(boxes_in_paragraph) >= gold_parts and not holds_all:
+        return ", ".join(content for _, _, content in boxes_in_paragraph[-gold_parts:])
     return joined
 
 
@@ -132,9 +133,13 @@ def _join_boxes(text: str, in_boxes: list[tuple[int, int, str]]) -> str:
     only by commas, names or "and"."""
     first = len(in_boxes) - 1
     while first > 0 and len(in_boxes) - first < MOST_BOXES:
-        gap = text[in_boxes[first - 1][1] : in_boxes[first][0]]
-        is_new_line = "\n" in gap and not gap.strip(" \n\r\t$.*")  # a repetition or correction
-        if len(gap) > _LONGEST_GAP or "\n\n" in gap or is_new_line or _BETWEEN_BOXES.fullmatch(gap) is None:
+        _, end_of_previous, _ = in_boxes[first - 1]
+        start_of_next, _, _ = in_boxes[first]
+        gap = text[end_of_previous:start_of_next]
+        # A box on the next line, without any word before it, repeats or corrects the previous one.
+        replaces_previous = "\n" in gap and not gap.strip(" \n\r\t$.*")
+        is_separate = len(gap) > _LONGEST_GAP or "\n\n" in gap or _BETWEEN_BOXES.fullmatch(gap) is None
+        if replaces_previous or is_separate:
             break
         first -= 1
     contents: list[str] = []

@@ -21,14 +21,15 @@ _LONGEST_LABEL = 2000
 """Characters of a text in which a letter is searched at its beginning."""
 
 # \boxed, \text before a brace, and the signs of LaTeX, Markdown and quotations
-_DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’\[\]]")
-_WIDTH: dict[int, str] = {0xFF21 + index: chr(0x41 + index) for index in range(26)}
-_WIDTH |= {0xFF41 + index: chr(0x61 + index) for index in range(26)}
-_WIDTH |= {
+_MARKUP = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’\[\]]")
+_PLAIN_FORMS: dict[int, str] = {0xFF21 + index: chr(0x41 + index) for index in range(26)}
+_PLAIN_FORMS |= {0xFF41 + index: chr(0x61 + index) for index in range(26)}
+_PLAIN_FORMS |= {
     ord(wide): plain
     for wide, plain in zip("：（）．。，；！＝【】「」\u3000、", ":()..,;!=[][] ,", strict=True)
 }
-"""Replaces fullwidth letters and punctuation by single plain signs, so that offsets stay the same."""
+"""The plain form of each fullwidth letter and sign: A of ``Ａ``. Each is a single sign, so that offsets stay
+the same."""
 # 答案是, 选择, 정답은, "Antwort: ", "Réponse est"
 _OTHER_LANGUAGES = (
     r"(?:答案|答え|正解|选项|選項)[ \t*_]*(?:应该是|應該是|应为|為|为|是|选|選|は|:|=)"
@@ -123,7 +124,7 @@ class MultipleChoice(Grader):
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
-        text = response.translate(_WIDTH)
+        text = response.translate(_PLAIN_FORMS)
         choices = [*self._in_boxes(text), *self._in_tags(text)]
         alone = self._alone(text)
         if alone is not None:
@@ -134,15 +135,16 @@ class MultipleChoice(Grader):
         choices.sort(key=lambda choice: choice.start)  # stable: the order above decides about equal offsets
         last = choices[-1]
         # "B, or maybe C": another letter after the choice revokes it, unless it is in a reason.
-        remark = _REASON.split(_DRESS.sub("", last.rest))[0]
+        text_after_choice = _MARKUP.sub("", last.rest)
+        remark = _REASON.split(text_after_choice)[0]
         for hedge in _HEDGED.finditer(remark):
             if re.findall("[A-Z]", hedge[0])[-1] != last.letter:
                 return None
         # "answer is B or the correct answer is C": two joined choices aren't a choice.
         if len(choices) > 1:
-            before = choices[-2]
-            between = text[max(before.start, last.start - 200) : last.start]
-            if before.letter != last.letter and _JOINED.search(between):
+            second_last = choices[-2]
+            between = text[max(second_last.start, last.start - 200) : last.start]
+            if second_last.letter != last.letter and _JOINED.search(between):
                 return None
         return last.letter
 
@@ -153,7 +155,7 @@ class MultipleChoice(Grader):
                 continue
             letter, rest = self._letter(content)
             text_after = text[end : end + 200].partition("\n")[0]
-            if letter or not _FORMULA.search(_DRESS.sub("", content[:_LONGEST_LABEL])):
+            if letter or not _FORMULA.search(_MARKUP.sub("", content[:_LONGEST_LABEL])):
                 yield _StatedChoice(start, letter, rest + text_after)
 
     def _in_tags(self, text: str) -> Iterator[_StatedChoice]:
@@ -194,7 +196,7 @@ class MultipleChoice(Grader):
             if not line.strip() or len(line) >= _LONGEST_LINE or "boxed" in line:
                 continue  # an answer may have 100,000 empty lines
             text = _LABELLED.sub("", line)
-            plain = _ALONE.fullmatch(_DRESS.sub("", text).strip())
+            plain = _ALONE.fullmatch(_MARKUP.sub("", text).strip())
             letter, _ = self._letter(text)
             if letter is not None and plain is not None and plain["letter"] == letter:
                 letter_lines.append((start_of_line, letter))
@@ -218,7 +220,7 @@ class MultipleChoice(Grader):
 
         ``**b**`` is ("B", ""), ``(B) Paris`` is ("B", " Paris"), and ``Paris`` is (None, "").
         """
-        text = " ".join(_DRESS.sub("", text[:_LONGEST_LABEL]).split())
+        text = " ".join(_MARKUP.sub("", text[:_LONGEST_LABEL]).split())
         letter = rest = ""
         if alone := _ALONE.fullmatch(text):
             letter = alone["letter"].upper()

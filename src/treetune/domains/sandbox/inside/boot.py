@@ -71,7 +71,10 @@ def _fork_program() -> None:
 
 
 def _start() -> tuple[str, list[str]]:
+    """Prepares the sandbox, and returns the program's code and its search path."""
     if os.getpid() == 1:
+        # The first process of a namespace gets all processes that lose their parents, and has to wait for
+        # them. The program wouldn't do that, so it runs in a second process.
         _fork_program()
     with open(_SETUP, "rb") as file:
         setup = marshal.load(file)

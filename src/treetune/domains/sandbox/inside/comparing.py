@@ -211,17 +211,17 @@ class _Body:
         elif isinstance(node, ast.AugAssign):
             if isinstance(node.target, ast.Name):
                 self._locals.add(node.target.id)
-            self._give(node.target, node.value)
+            self._put_into(node.target, node.value)
         elif isinstance(node, (ast.For, ast.comprehension)):
             self._bind(node.target, node.iter, is_part=True)
         elif isinstance(node, ast.Call):
             self._called_expressions.add(id(node.func))
             if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
                 for argument in _arguments(node):
-                    self._give(node.func.value, argument)
+                    self._put_into(node.func.value, argument)
 
     def _bind(self, target: ast.expr, value: ast.expr, is_part: bool = False) -> None:
-        """Notes that the names of a target are bound to a value, or to parts of it."""
+        """Notes that the target of an assignment gets a value, or parts of it."""
         if isinstance(target, ast.Name):
             self._locals.add(target.id)
             self._bindings.append((target.id, value))
@@ -234,11 +234,14 @@ class _Body:
                 self._bind(element, value, is_part=True)
         elif isinstance(target, ast.Starred):
             self._bind(target.value, value, is_part=True)
-        else:
-            self._give(target, value)
+        else:  # an attribute or an item: ``holder.x = value``, ``holder[0] = value``
+            self._put_into(target, value)
 
-    def _give(self, holder: ast.expr, value: ast.expr) -> None:
-        """Notes that the object of an expression gets a value as a part: ``holder[0] = value``."""
+    def _put_into(self, holder: ast.expr, value: ast.expr) -> None:
+        """Notes that the object that `holder` names gets a value as a part.
+
+        For ``x.y[0] = value``, this is the object of the name ``x``.
+        """
         while isinstance(holder, (ast.Subscript, ast.Attribute)):
             holder = holder.value
         if isinstance(holder, ast.Name):
