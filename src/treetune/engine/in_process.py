@@ -218,9 +218,10 @@ class InProcessEngine(Engine):
     def _probe(self, canary: Canary) -> list[Probe]:
         """Samples for the canary, and has the samples scored by the trainer."""
         requests = canary.requests(self._context_length)
-        before = self.tokens
+        # `tokens` counts what the run samples, and the canary only checks the weights.
+        tokens_of_run = self.tokens
         sampled = [completions[0] for completions in self.generate(requests)]
-        self.tokens = before
+        self.tokens = tokens_of_run
         pairs: list[tuple[TokenIds, TokenIds]] = [
             (request.prompt_ids, sample.token_ids) for request, sample in zip(requests, sampled, strict=True)
         ]

@@ -191,7 +191,9 @@ class JournaledEngine(EngineWrapper):
         completions = self._read_completions(key)
         if completions is None:
             # The samples of a request for fewer samples are the first ones of a request for more.
-            _, widest_key = self._widest[request_key(request, self.version, n=0)]
+            # `_key` has noted this request, so that there is always a widest one.
+            key_for_any_n = request_key(request, self.version, n=0)
+            _, widest_key = self._widest[key_for_any_n]
             if more_completions := self._read_completions(widest_key):
                 completions = more_completions[: request.n]
         if completions is None:
@@ -225,7 +227,8 @@ def request_key(request: Request, version: int, *, n: int | None = None) -> str:
     """Returns a hash that is equal for requests with equal samples.
 
     Args:
-        n: Replaces the request's number of samples. With 0, the hash doesn't depend on that number.
+        n: Replaces the request's number of samples. With 0, requests that differ only in their number of
+            samples have the same hash.
     """
     samples = request.n if n is None else n
     # Not `dataclasses.astuple`, which copies deeply and would take longer than all the rest.

@@ -33,7 +33,8 @@ def certify(path: Path, config: PolicyIteration) -> Path:
 
     Raises ValueError for a run without an iteration, and Damaged for a damaged checkpoint.
     """
-    directory, links = ExperimentDirectory(path), list[dict[str, Any]]()
+    directory = ExperimentDirectory(path)
+    links: list[dict[str, Any]] = []
     inputs = _hashes_of_inputs(directory, config)
     chain = config_hash(inputs)
     for number in sorted(int(folder.name) for folder in (path / "iterations").glob("[0-9]*[0-9]")):
@@ -50,9 +51,10 @@ def certify(path: Path, config: PolicyIteration) -> Path:
 
 
 def _hashes_of_inputs(directory: ExperimentDirectory, config: PolicyIteration) -> dict[str, Any]:
-    """Returns hashes of all that a run's results depend on, with the versions and machine of its start.
+    """Returns hashes of all that a run's results depend on, and what their last bits depend on.
 
-    `source` is the hash of the code that is installed now."""
+    `source` is the hash of the code that is installed now. `bits_rest_on` has the processor, the number of
+    ranks and the versions of packages when the run began (`runtime.machine.bits_rest_on`)."""
     manifest = read_manifest(directory)
     sources = sorted(Path(treetune.__file__).parent.glob("**/*.py"))
     return {

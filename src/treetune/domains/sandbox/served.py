@@ -152,11 +152,19 @@ class LibraryScorer:
     safe to use from several threads, and scores one answer at a time.
     """
 
-    def __init__(self, sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -> None:
-        """`scores` is a module of `inside` with a function `prepare`, and `package` the library."""
+    def __init__(self, sandbox: Sandbox, limits: ProgramLimits, score_module: str, package: str) -> None:
+        """Makes a scorer. The sandbox begins later.
+
+        Args:
+            sandbox: The kind of sandbox.
+            limits: Those of scoring one answer.
+            score_module: The module of `sandbox/inside`, the code that runs in the sandbox, that knows the
+                library: its function `prepare` makes the scoring functions. Example: "reasoning_gym_scores".
+            package: The library, as it is imported: "reasoning_gym".
+        """
         self._sandbox = sandbox
         self._limits = limits
-        self._scores = scores
+        self._score_module = score_module
         self._package = package
         self._running: RunningProgram | None = None
         self._lock = threading.Lock()
@@ -170,7 +178,7 @@ class LibraryScorer:
             self._start()
 
     def score(self, answer: str, problem: Mapping[str, Any]) -> LibraryScore:
-        """Scores an answer to a problem, which is in the form that the module `scores` reads (JSON).
+        """Scores an answer to a problem, which is in the form that the score module reads (JSON).
 
         Raises SandboxUnavailable if the sandbox failed for a reason that isn't the answer's.
         """
@@ -200,7 +208,7 @@ class LibraryScorer:
         if self._running is not None and self._running.process.poll() is None:
             return self._running
         self.close()
-        program = bundle(self._scores, "reading", "comparing", "scoring")
+        program = bundle(self._score_module, "reading", "comparing", "scoring")
         confined = self._sandbox.has_own_processes
         call = (
             f"\nfrom treetune.domains.sandbox.inside.scoring import serve"
@@ -233,9 +241,9 @@ class LibraryScorer:
 
 
 @lru_cache(maxsize=8)
-def scorer(sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -> LibraryScorer:
+def scorer(sandbox: Sandbox, limits: ProgramLimits, score_module: str, package: str) -> LibraryScorer:
     """Returns this process's only scorer with these settings, which ends with the process."""
-    new_scorer = LibraryScorer(sandbox, limits, scores, package)
+    new_scorer = LibraryScorer(sandbox, limits, score_module, package)
     atexit.register(new_scorer.close)
     return new_scorer
 

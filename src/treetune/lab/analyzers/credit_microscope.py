@@ -279,8 +279,11 @@ def _credit_by_answer(answers: Sequence[Trajectory], episodes: Sequence[Episode]
 
 
 def choose(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[Trajectory]:
-    """Returns `count` answers, half of them right where there are enough of both. First come those on which
-    the methods differ most; a problem has a second answer only where all others have one."""
+    """Returns `count` answers: half of them right and half of them wrong, if there are enough of both.
+
+    Right and wrong answers are chosen separately. In each, the answers come first on which the methods differ
+    most, at first only one for each problem, and then the others.
+    """
     disagreements = _disagreements(answers, credits)
     candidates = [answer for answer in answers if answer.id in disagreements]
     candidates.sort(key=lambda answer: (-disagreements[answer.id], answer.id))

@@ -181,11 +181,12 @@ def _compare_tables(first: Path, second: Path) -> Differing:
             if a.equals(b):
                 continue
             # None for cells that only differ in what depends on time, or in two texts of not-a-number.
-            within_cell = _within(a.as_py(), b.as_py())
-            if within_cell is not None:
-                differences.append((row, name, within_cell))
+            difference_in_cell = _difference_of_values(a.as_py(), b.as_py())
+            if difference_in_cell is not None:
+                differences.append((row, name, difference_in_cell))
                 break
     if not differences:
+        # One of the files may still be damaged, in a column that is not compared or in its checksum.
         return _compare_checksums(first, second, _verify_stream) or _compare_missing_checksums(first, second)
     # The first row, and in it the first column: `min` keeps the first of equals.
     row, name, (path_in_cell, value, second_value) = min(differences, key=lambda difference: difference[0])
@@ -207,20 +208,25 @@ def _table(path: Path) -> pa.Table:
         raise ValueError(f"{path} can't be read as a whole ({error}): it was damaged or cut") from error
 
 
-def _within(a: Any, b: Any) -> tuple[str, Any, Any] | None:
-    """Returns the path of the first difference within two nested values, and what both have there.
+def _difference_of_values(a: Any, b: Any) -> tuple[str, Any, Any] | None:
+    """Returns the path of the first difference between two nested values, and the values that both have
+    there. Keys that depend on time, or that only one value has, are left out.
 
     Example: `(".grade.reward", 1.0, 0.0)`, or with an index `("[3]", 17, 5)`. None for equal values."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in a:
-            if key in b and not _is_timed(key) and (inner := _within(a[key], b[key])) is not None:
-                path, a_value, b_value = inner
+            if key not in b or _is_timed(key):
+                continue
+            difference = _difference_of_values(a[key], b[key])
+            if difference is not None:
+                path, a_value, b_value = difference
                 return f".{key}{path}", a_value, b_value
         return None
     if isinstance(a, list) and isinstance(b, list):
         for index, (a_item, b_item) in enumerate(zip(a, b)):
-            if (inner := _within(a_item, b_item)) is not None:
-                path, a_value, b_value = inner
+            difference = _difference_of_values(a_item, b_item)
+            if difference is not None:
+                path, a_value, b_value = difference
                 return f"[{index}]{path}", a_value, b_value
         return None if len(a) == len(b) else (" (its length)", len(a), len(b))
     if isinstance(a, float) and isinstance(b, float):
@@ -239,16 +245,18 @@ def _is_timed(name: str) -> bool:
 
 def _compare_numbers(first: Path, second: Path) -> Differing:
     """Compares the numbers that two JSON objects have in common and that don't depend on time."""
-    values = []
+    objects = []
     for path in (first, second):
         try:
             value = json.loads(path.read_text())
         except ValueError as error:
             raise ValueError(f"{path} is not valid JSON ({error}): it was damaged or cut off") from error
-        # The checksum also covers numbers that depend on time.
-        values.append({name: member for name, member in value.items() if name != KEY})
-    difference = _within(*values)
+        # Checksums of intact files differ, too, since they cover numbers that depend on time.
+        objects.append({name: member for name, member in value.items() if name != KEY})
+    difference = _difference_of_values(*objects)
     if difference is None:
+        # One of the files may still be damaged, in a number that depends on time or in its checksum. Each
+        # checksum is therefore tested against its own file.
         verify = partial(read_record, remedy="")
         return _compare_checksums(first, second, verify) or _compare_missing_checksums(first, second)
     path_in_object, first_value, second_value = difference
@@ -261,8 +269,8 @@ def _verify_stream(path: Path) -> None:
 
 
 def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], object]) -> Differing:
-    """Returns a difference if one of two files or folders with equal content is damaged by its checksum, and
-    the other is not."""
+    """Returns a difference if, by their checksums, one of two files or folders is damaged and the other is
+    not. What is compared of their content is equal."""
 
     def verdict(path: Path) -> str:
         try:
@@ -313,7 +321,7 @@ def _compare_journals(first: Path, second: Path, phase: str) -> Differing:
             return f"the {phase}'s request {key}", "answered", "missing or damaged"
         if key not in in_first:
             return f"the {phase}'s request {key}", "missing or damaged", "answered"
-        difference = _within(in_first[key], in_second[key])
+        difference = _difference_of_values(in_first[key], in_second[key])
         if difference is not None:
             path, first_value, second_value = difference
             return f"the {phase}'s request {key}, sample{path}", repr(first_value), repr(second_value)

@@ -1,5 +1,7 @@
 """The messages between the process of an answer and the process of its tests.
 
+An answer is a program that a model has written. It may be malicious.
+
 Data is copied as plain data: a list arrives as a list, and never as a subclass. Any other object remains in
 its process, and the other process has a `Remote` for it::
 
@@ -66,15 +68,15 @@ class Ended(BaseException):
 
 
 class Remote:
-    # An object of the other process. It is `_mixed` if it is the result of arithmetic with data of this
-    # process. Then its class knows the data, and could return any number that the tests expect.
+    # An object of the other process. `_knows_test_data` is True if it is the result of arithmetic with data of
+    # this process: its class got that data, and could return any number that the tests expect.
     # (It has no docstring, since `__doc__` is that of the object.)
 
-    __slots__ = ("_mixed", "_number", "_peer")
+    __slots__ = ("_knows_test_data", "_number", "_peer")
     __doc__ = property(lambda self: self._peer.ask("getattr", self, "__doc__"))
 
     def __init__(self, peer: Peer, number: int) -> None:
-        for name, value in (("_peer", peer), ("_number", number), ("_mixed", False)):
+        for name, value in (("_peer", peer), ("_number", number), ("_knows_test_data", False)):
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -113,8 +115,10 @@ class Remote:
 
 
 def _forward(operation: str) -> Callable[..., Any]:
+    """Returns a method that asks the other process for the operation."""
+
     def method(self: Remote, *args: Any) -> Any:
-        if self._mixed and operation in _GIVING_NUMBERS:
+        if self._knows_test_data and operation in _GIVING_NUMBERS:
             raise TypeError(
                 "the result of another process's arithmetic with data of this process is not a number"
             )
@@ -124,10 +128,11 @@ def _forward(operation: str) -> Callable[..., Any]:
 
 
 def _forward_among_remotes(operation: str) -> Callable[..., Any]:
-    """Returns a method that only orders two remotes, like `__eq__`.
+    """Returns a method for an order or for arithmetic.
 
-    An object that is less than every number would pass ``abs(f(x) - 3) < 1e-6``. Arithmetic of an object and
-    data may result in another object, but not in data.
+    Only two remotes are ordered, as by `__eq__`: an object that is less than every number would pass
+    ``abs(f(x) - 3) < 1e-6``. Arithmetic of a remote and data may result in another remote, but not in data,
+    because the answer's class could return the data that the tests expect.
     """
 
     def method(self: Remote, other: Any) -> Any:
@@ -135,12 +140,12 @@ def _forward_among_remotes(operation: str) -> Callable[..., Any]:
         if not are_both_remote and operation in _ORDERS:
             return NotImplemented
         result = self._peer.ask(operation, self, other)
-        has_seen_data = not are_both_remote or self._mixed or other._mixed
-        if not has_seen_data:
+        knows_test_data = not are_both_remote or self._knows_test_data or other._knows_test_data
+        if not knows_test_data:
             return result
         if not isinstance(result, Remote):
             return NotImplemented
-        object.__setattr__(result, "_mixed", True)
+        object.__setattr__(result, "_knows_test_data", True)
         return result
 
     return method
@@ -300,15 +305,18 @@ class Peer:
 
     def _class_of_error(self, number: int, name: Any, bases: list[str]) -> type[Exception]:
         """Returns the class of an error of the other process, or a class of the same name and bases."""
-        if name is None and issubclass(error_class := self._objects[number], Exception):
-            return error_class  # a class of this process that the other one returns
-        if issubclass(shared := self.by_value.get(name, object), Exception):
-            return shared
+        if name is None:  # a class of this process that the other one returns
+            returned_class = self._objects[number]
+            if issubclass(returned_class, Exception):
+                return returned_class
+        shared_class = self.by_value.get(name, object)  # `object` if the processes don't share it
+        if issubclass(shared_class, Exception):
+            return shared_class
         base_classes = [getattr(builtins, base_name, object) for base_name in bases]
         errors = [base_class for base_class in base_classes if issubclass(base_class, BaseException)]
         base: Any = errors[0] if errors else Exception
         if not issubclass(base, Exception):
-            base = RuntimeError  # an answer that leaves by SystemExit has failed, and its tests go on
+            base = RuntimeError  # an answer that raises SystemExit has failed, and its tests continue
         # `AssertionError` and `Exception` are never given back as they are: a test that catches the answer's
         # errors must not catch its own failed assertions with them.
         if base.__name__ == name and base not in (Exception, AssertionError):

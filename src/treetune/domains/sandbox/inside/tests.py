@@ -33,6 +33,7 @@ from treetune.domains.sandbox.inside.peers import Ended, Peer
 
 TYPE_CHECKING = False  # see `peers`
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 _LONGEST_MESSAGE = 300
@@ -86,13 +87,14 @@ def _classes(names: dict[str, Any]) -> dict[str, type]:
 class Answer:
     """The answer in the tests' process. `module` is the module that tests import as `solution`.
 
-    The answer's code runs when they first use a name of it, after `before` was called.
+    The answer's code runs when they first use a name of it.
     """
 
     def __init__(self, peer: Peer, tests: ast.AST) -> None:
         self._peer, self._tests = peer, tests
         self._names: set[str] | None = None
-        self.before = lambda: None
+        self.before_run: Callable[[], None] = lambda: None
+        """Is called before the answer's code runs, for example to delete the tests."""
         self.module = types.ModuleType("solution")
         self.module.__dict__["__getattr__"] = self.get
 
@@ -107,7 +109,7 @@ class Answer:
     def names(self) -> set[str]:
         """Returns the names that the answer defines. Raises Failed if its code fails."""
         if self._names is None:
-            self.before()
+            self.before_run()
             self._peer.send("start")
             kind, content = self._peer.receive()  # ("ready", names) or ("failed", message)
             if kind != "ready":
@@ -298,7 +300,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
     with open(_TEST_FILE, "w", encoding="utf-8") as file:
         file.write(text)
     # The answer's code must not read the tests. Therefore the file is deleted before it runs.
-    answer.before = lambda: os.unlink(_TEST_FILE)
+    answer.before_run = lambda: os.unlink(_TEST_FILE)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # verdicts don't depend on installed plugins
     options = ["-q", "--import-mode=importlib", "--capture=sys", "-c", os.devnull, "--rootdir=."]
     pytest.main([*options, "-p", "no:cacheprovider", _TEST_FILE], plugins=[Plugin()])
