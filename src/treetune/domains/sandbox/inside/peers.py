@@ -68,8 +68,8 @@ class Ended(BaseException):
 
 
 class Remote:
-    # An object of the other process. `_knows_test_data` is True if it is the result of arithmetic with data of
-    # this process: its class got that data, and could return any number that the tests expect.
+    # An object of the other process. `_knows_test_data` is True if it is the result of arithmetic with data
+    # of this process: its class got that data, and could return any number that the tests expect.
     # (It has no docstring, since `__doc__` is that of the object.)
 
     __slots__ = ("_knows_test_data", "_number", "_peer")
