@@ -147,7 +147,7 @@ class GridPuzzles(Puzzles):
     answer. No puzzle's rules leave its grid as it is.
 
     **Demonstrations** write the grid after each rule on a line, behind the rule's symbol where it isn't told,
-    and then the answer: ``021/130\n02/13/…``. On a slip one cell of the line is another colour, and the
+    and then the answer: ``021/130\n01/23/10\n…``. On a slip one cell of the line is another colour, and the
     teacher goes on from it.
     """
 
