@@ -1,4 +1,4 @@
-"""Three of the four choices of a method (rollout, credit and selection), and shaping."""
+"""Three of the four parts of a method (rollout, credit and selection), and shaping."""
 
 from __future__ import annotations
 
