@@ -73,5 +73,5 @@ def test_a_run_with_its_parts_is_replayed_from_any_folder_with_another_of_them(t
         "--override", other, "replay", "../runs/own", "--iteration", "1", cwd=tmp_path / "elsewhere"
     )
     assert done.returncode == 0, done.stderr
-    assert "the weights after it are the run's own, to the bit" in done.stdout
+    assert "the resulting weights are bit-identical to the run's" in done.stdout
     assert "cosine of the gradients" in done.stdout

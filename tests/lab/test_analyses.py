@@ -142,7 +142,7 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     assert of_bench["GRPO"]["cost"] == 1.0 < of_bench["VinePPO"]["cost"]
     said = describe_worth(ExperimentDirectory(base / name))
     assert said[0].startswith("after 2 iterations (") and said[1].startswith("| method | gain per answer")
-    assert said[-1] == "no method has a gain here: all answers to each problem earned the same"
+    assert said[-1] == "no method has a gain here: all answers to each problem have the same reward"
     kl = result(base, name, "kl_to_reference")["numbers"]["by_checkpoint"]
     assert kl["0"]["k3"]["value"] == pytest.approx(0, abs=1e-9)
     assert kl["2"]["k3"]["value"] > kl["0"]["k3"]["value"]
@@ -185,11 +185,11 @@ def test_what_training_costs_is_the_median_over_iterations_that_sampled_and_trai
     monkeypatch.setattr("treetune.lab.arena.worth.read_result", lambda path: of_point)
     directory: Any = SimpleNamespace(read_metrics=lambda: rows, analysis=lambda name: name)
     assert describe_worth(directory)[-2:] == [
-        "In this run a trained token cost as much as 4 sampled ones (ρ).",
-        "So VinePPO learns most for the money: at least 1.25 times what RLOO does.",
+        "In this run, training a token took 4 times as long as sampling one (ρ).",
+        "So VinePPO has the highest gain per cost: at least 1.25 times RLOO's.",
     ]
     scores["VinePPO"]["gain"]["low"] = 2.0
-    assert describe_worth(directory)[-1].startswith("No method surely learns more for the money than RLOO")
+    assert describe_worth(directory)[-1].startswith("No method has a higher gain per cost than RLOO")
 
 
 @pytest.mark.parametrize("name", ["group", "gae"])
@@ -238,7 +238,7 @@ def test_an_experiment_without_checkpoints_or_with_another_configuration_says_so
     shutil.rmtree(base / "group" / "checkpoints")
     assert analyse(base, "group", VALUES)[0] == 1
     assert "has no checkpoint: train the experiment with `treetune run` first" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="holds no experiment"):
+    with pytest.raises(ValueError, match="has no experiment"):
         analyse(base, "another", VALUES)
     config = experiment(base, "group", VALUES)
     with pytest.raises(ValueError, match="another configuration"):
@@ -246,7 +246,7 @@ def test_an_experiment_without_checkpoints_or_with_another_configuration_says_so
     with pytest.raises(ValueError, match="has no analyzers"):
         analyse(base, "group")
     assert main(["certify", str(base)]) == 2
-    assert f"{base} holds no experiment: there is no {base / 'config.json'}" in capsys.readouterr().err
+    assert f"{base} has no experiment: {base / 'config.json'} is missing" in capsys.readouterr().err
 
 
 def test_an_interrupted_analysis_goes_on_and_comes_out_the_same(base: Path, tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_several_experiments_go_into_one_figure_and_those_of_one_name_together(
     assert set(json.loads(drawn.with_name("values.json").read_text())) == {"VinePPO", "gae"}
     svg = drawn.with_name("values.svg").read_text()
     assert "VinePPO: MC, K = 3" in svg and "gae: critic" in svg
-    with pytest.raises(ValueError, match=r"has no analysis 'none' .*there: .*value_accuracy"):
+    with pytest.raises(ValueError, match=r"has no analysis 'none' .*it has: .*value_accuracy"):
         compare_analyses("none", experiments, tmp_path / "out" / "diversity")
 
     both = [f"both={base / name}" for name in ("group", "gae")]

@@ -496,22 +496,22 @@ def test_a_credit_of_ones_own_is_one_file_and_has_a_score(
     assert not (tmp_path / "wordy/arena_map.png").exists(), "no such language has a place on the map"
     assert gc.isenabled()
     assert main(["arena", "--languages", "nowhere"]) != 0
-    assert "there is no language 'nowhere': take one of slips," in capsys.readouterr().err
+    assert "there is no language 'nowhere': choose one of slips," in capsys.readouterr().err
     (tmp_path / "own_parts").mkdir()
     divides = OWN.replace("half_of_the_best", "divides").replace("max(rewards) / 2", "float('nan')")
     (tmp_path / "own_parts/divides.py").write_text(divides)
     assert main(["arena", "own_parts", *flags[:4]]) != 0
-    assert "divides gives advantages that are no numbers" in capsys.readouterr().err
+    assert "divides gives advantages that are not finite" in capsys.readouterr().err
     (tmp_path / "own_parts/divides.py").unlink()
     lies = OWN.replace("half_of_the_best", "lies").replace("reward - max(rewards) / 2", "reward / 1000")
     lies = lies.replace("    def adv", "    unbiased = True\n\n    def adv")
     (tmp_path / "lies.py").write_text(lies)
     assert main(["arena", "lies", *flags[:4]]) != 0
-    assert "lies calls itself unbiased; its mean gradient isn't the policy gradient" in (
+    assert "lies declares itself unbiased, but its mean gradient isn't the policy gradient" in (
         capsys.readouterr().err
     )
     assert main(["arena", "my_credit", "--problems", "1"]) != 0
-    assert "--problems 1: noise is known from two on" in capsys.readouterr().err
+    assert "--problems is 1: at least 2 are needed" in capsys.readouterr().err
     assert main(["arena", "json"]) != 0
     assert "json registers no credit or value estimator" in capsys.readouterr().err
 

@@ -107,7 +107,7 @@ def test_one_flipped_bit_of_a_weight_is_found_with_its_place(
     path.write_bytes(change(path.read_bytes()))
     found, weights = first_difference(one, other), load_file(path)[tensor]
     assert (found.iteration, found.phase, found.first) == (int(checkpoint), "weights", first)
-    assert f"tensor {tensor} at {at} (1 of {weights.size} numbers differ)" in found.place
+    assert f"tensor {tensor} at {at} (1 of {weights.size} numbers differ)" in found.position
     assert weights[tuple(at)] == float(found.second) and found.second != first
 
 
@@ -165,7 +165,7 @@ def test_the_first_phase_that_differs_is_told_whatever_differs_after_it(
     _, phase, place = CHANGES[first]
     found = first_difference(one, other)
     assert (found.iteration, found.phase) == (2, phase)
-    assert place in found.place
+    assert place in found.position
     assert main(["bisect_runs", str(one), str(other)]) == 1
     assert phase in capsys.readouterr().out
 
@@ -192,7 +192,9 @@ def test_any_single_bit_that_is_flipped_in_a_copy_is_found(runs: Runs, name: str
     for _ in range(6):
         at, bit = rng.randrange(len(whole)), rng.randrange(8)
         path.write_bytes(flipped(whole, at, bit))
-        assert told(one, other).startswith((f"{path} ", f"the runs part in iteration 1, {FILES[name]}: ")), at
+        assert told(one, other).startswith(
+            (f"{path} ", f"the runs first differ in iteration 1, {FILES[name]}: ")
+        ), at
 
 
 def told(one: Path, other: Path) -> str:
@@ -210,7 +212,7 @@ def test_a_flipped_bit_of_a_journal_is_found_wherever_it_lies(runs: Runs, place:
     path.write_bytes(flipped(path.read_bytes(), place, 1))
     found = first_difference(one, other)
     assert (found.iteration, found.phase) == (1, "sampling")
-    assert "the rollout's request" in found.place and found.first != found.second
+    assert "the rollout's request" in found.position and found.first != found.second
 
 
 def test_what_is_damaged_is_named_and_a_folder_without_a_run_as_well(runs: Runs, tmp_path: Path) -> None:
@@ -219,5 +221,5 @@ def test_what_is_damaged_is_named_and_a_folder_without_a_run_as_well(runs: Runs,
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"episodes\.arrow can't be read as a whole"):
         first_difference(one, other)
-    with pytest.raises(ValueError, match="name an experiment's folder"):
+    with pytest.raises(ValueError, match="give an experiment's folder"):
         first_difference(one, tmp_path)

@@ -32,7 +32,7 @@ from treetune.store.checksums import SUMS, read_record, write_record
 from treetune.store.journal import row_of
 from treetune.view.app import application
 from treetune.view.experiment import read_experiment
-from treetune.view.report import write_report
+from treetune.view.report.write import write_report
 from treetune.view.store import Store
 
 

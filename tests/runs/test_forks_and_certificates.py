@@ -96,9 +96,9 @@ def test_branches_have_the_same_answers_until_their_weights_part(
 @pytest.mark.parametrize(
     ("after", "changes", "stored", "message"),
     [
-        (1, {"experiment_name": "small"}, {}, "holds an experiment already"),
+        (1, {"experiment_name": "small"}, {}, "already has an experiment"),
         (3, {}, {}, "can't be forked after iteration 3"),
-        (2, {}, {"seed": 7}, "seed was 0 and is 7: it may differ in credit"),
+        (2, {}, {"seed": 7}, "seed was 0 and is 7: only credit"),
         (2, {}, {"problems_per_iteration": 2}, "problems_per_iteration"),
     ],
 )
@@ -129,8 +129,8 @@ def verified(run: tuple[PolicyIteration, ExperimentDirectory], of: ExperimentDir
 def test_a_run_that_is_as_it_was_gives_the_same_bits_whichever_iteration_is_drawn(
     run: tuple[PolicyIteration, ExperimentDirectory], certified: ExperimentDirectory
 ) -> None:
-    assert "trained again: same bits" in verified(run, certified)
-    assert "iteration 2, trained again: same bits" in verified(run, certified, iteration=2)
+    assert "trained again: bit-identical" in verified(run, certified)
+    assert "iteration 2, trained again: bit-identical" in verified(run, certified, iteration=2)
     links = read_record(certified.path / "certificate.json", "")["iterations"]
     assert [link["iteration"] for link in links] == [1, 2]
     assert all(link["policy"] and link["answers"] and link["episodes"] for link in links)
@@ -141,7 +141,7 @@ def test_a_file_that_is_another_is_named_before_anything_is_trained(
 ) -> None:
     shutil.copyfile(certified.iteration(0) / "episodes.arrow", certified.iteration(1) / "episodes.arrow")
     for drawn in (2, 1, None):
-        with pytest.raises(ValueError, match=r"iteration 2: episodes in .* are not those of"):
+        with pytest.raises(ValueError, match=r"iteration 2: episodes in .* differ from those of"):
             verified(run, certified, iteration=drawn)
 
 
@@ -151,11 +151,11 @@ def test_a_run_that_keeps_too_little_to_train_again_is_held_against_its_certific
     shutil.rmtree(certified.checkpoint(1))
     shutil.rmtree(certified.checkpoint(2) / "policy")
     found = verify(certified.path / "certificate.json", run[0], PLAIN, certified.path)
-    assert "chain of 2" in next(found) and "that are there are those of the certificate" in next(found)
-    with pytest.raises(ValueError, match=r"these can be trained again: none\. One needs"):
+    assert "chain of 2" in next(found) and "that are stored are those of the certificate" in next(found)
+    with pytest.raises(ValueError, match=r"can be trained again: none\. That needs"):
         next(found)
     shutil.copyfile(certified.iteration(1) / "episodes.arrow", certified.iteration(0) / "episodes.arrow")
-    with pytest.raises(ValueError, match=r"iteration 1: episodes in .* are not those of"):
+    with pytest.raises(ValueError, match=r"iteration 1: episodes in .* differ from those of"):
         verified(run, certified)
 
 
@@ -187,16 +187,16 @@ def test_weights_that_training_does_not_give_are_told_and_another_place_explains
         certify(certified.path, run[0])
 
     exchange(1e-4)
-    with pytest.raises(ValueError, match=rf"differs is {first} .* and this place is the run's"):
+    with pytest.raises(ValueError, match=rf"differs is {first} .* although the environment is the run's"):
         verified(run, certified, iteration=2)
     path = certified.path / "manifest.json"
     manifest = read_record(path, "")
     write_record(path, manifest | {"bits_rest_on": manifest["bits_rest_on"] | {"threads": 64}})
     certify(certified.path, run[0])
-    assert "another place: threads was 64, is 1" in (told := verified(run, certified, iteration=2))
-    assert "within the 0.01 that another place explains" in told
+    assert "another environment: threads was 64, is 1" in (told := verified(run, certified, iteration=2))
+    assert "within the 0.01 that another environment explains" in told
     exchange(0.5)
-    with pytest.raises(ValueError, match=r"more than the 0\.01 that another place explains"):
+    with pytest.raises(ValueError, match=r"exceeds the 0\.01 that another environment explains"):
         verified(run, certified, iteration=2)
 
 
@@ -209,6 +209,6 @@ def test_of_the_stored_parts_those_of_one_iteration_are_enough(
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
     told = "\n".join(verify(certified.path / "certificate.json", run[0], PLAIN, parts))
-    assert "iteration 2, trained again: same bits" in told
-    with pytest.raises(ValueError, match=r"these can be trained again: 2\. One needs"):
+    assert "iteration 2, trained again: bit-identical" in told
+    with pytest.raises(ValueError, match=r"can be trained again: 2\. That needs"):
         list(verify(certified.path / "certificate.json", run[0], PLAIN, parts, iteration=1))

@@ -15,7 +15,7 @@ from treetune.runtime.directory import PREDICTION
 from treetune.store.checksums import read_record, write_record
 from treetune.view.curves import compare_with_plan
 from treetune.view.experiment import read_experiment
-from treetune.view.report import write_report
+from treetune.view.report.write import write_report
 from treetune.view.store import Store
 from treetune.view.terminal import run_page
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.runs.in_process import sampled_requests, small, train
-from treetune.lab.analyzers.replay import in_words, replay
+from treetune.lab.analyzers.replay import describe_result, replay
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.credit import Group
 from treetune.rollouts.monte_carlo import MonteCarlo
@@ -74,7 +74,7 @@ def test_an_exact_replay_makes_the_optimisers_state_again_and_gives_the_runs_wei
     assert found["own"]["same_as_run"] is True
     assert found["own"]["unlike_record"] == []
     assert found["other"]["same_as_run"] is False
-    assert any("those that the run recorded" in line for line in in_words(found))
+    assert any("equal those that the run recorded" in line for line in describe_result(found))
     assert sorted(path.name for path in Path(found["folder"]).iterdir()) == [
         "advantages.jsonl",
         "result.json",
@@ -91,7 +91,7 @@ def test_numbers_that_the_run_recorded_otherwise_are_named(
     write_record(path, read_record(path, "") | {"train/grad_norm": 7.0})
     found = replay(copy.path, 1, replace(config, directory=str(tmp_path)), PLAIN, None)
     assert found["own"]["unlike_record"] == ["train/grad_norm"]
-    assert any("recorded are train/grad_norm" in line for line in in_words(found))
+    assert any("recorded: train/grad_norm" in line for line in describe_result(found))
 
 
 def test_another_credit_is_held_against_the_own_one_answer_by_answer(
@@ -108,7 +108,7 @@ def test_another_credit_is_held_against_the_own_one_answer_by_answer(
         assert len(own) == len(other) == len(row["step_ends"])
         assert len(set(other)) == 1
         assert row["values"]["other"] is None is not row["values"]["own"]
-    assert any("cosine of the gradients" in line for line in in_words(found))
+    assert any("cosine of the gradients" in line for line in describe_result(found))
 
 
 def test_what_another_credit_needs_beyond_what_is_stored_is_sampled_once(

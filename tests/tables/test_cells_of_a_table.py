@@ -122,7 +122,10 @@ def test_a_number_of_an_analysis_is_read_with_its_interval(tmp_path: Path) -> No
     assert "| PPO | 0.11 [0.1, 0.125] |" in as_markdown(results, ACCOUNT)
     assert "not analysed" in results.cells["Vine_PPO", "error"].absent[1]
     place.write_text(json.dumps({"numbers": {"errors": 1}}))
-    assert "no 'numbers.error': at 'error' there is errors" in measure(plan).cells["PPO", "error"].absent[1]
+    assert (
+        "no 'numbers.error': instead of 'error' it has errors"
+        in measure(plan).cells["PPO", "error"].absent[1]
+    )
 
 
 def test_the_page_is_whole_names_are_escaped_and_figures_drawn_where_cells_are_missing(
@@ -183,7 +186,7 @@ def test_panels_hold_any_metric_and_evaluation_along_training(tmp_path: Path) ->
     assert "|  | accuracy (%) | entropy | length |" in markdown
     assert "| PPO | 43.8 → 63.7 [62.5, 65.0] | 1.5 → 0.188 [0.125, 0.25] | 32 → 32 [32, 32] |" in markdown
     assert "| Vine_PPO | – | – | – |" in markdown
-    assert "![Over training](some_panels.png)" in markdown
+    assert "![During training](some_panels.png)" in markdown
     page = as_html(results, [], ACCOUNT, curves_found)
     assert Page(page).open == [] and page.count("<figure>") == 3
     found = curves_json(curves_found, metric="metric")
@@ -265,7 +268,7 @@ CIRCLE = {
         ({"baseline": "PPPO"}, "did you mean 'PPO'"),
         (
             {"rows": (MethodRow(name="a", experiment="pppo"),), "baseline": None},
-            "'pppo' is none of the table's",
+            "'pppo' is not one of the table's",
         ),
         ({"rows": (MethodRow(name="a", cells={"tset": CellSource()}),), "baseline": None}, "column 'tset'"),
         ({"seeds": (1, 1)}, "two seeds"),

@@ -50,7 +50,7 @@ def test_a_failed_run_is_said_its_dependants_are_skipped_and_the_rest_goes_on(
     assert "failed" in why and "the moon is in the wrong house" in why
     log = tmp_path / "logs/seed-1/quickstart/sft.log"
     assert str(log) in why and "wrong house" in log.read_text()
-    assert found["PPO"]["absent"] == {"1": "skipped, for it needs sft (failed)"}
+    assert found["PPO"]["absent"] == {"1": "skipped, because it needs sft (failed)"}
     assert [one["seed"] for one in found["PPO"]["seeds"]] == [2]
     assert "(1 of 2 seeds)" in (tmp_path / "small.md").read_text()
 

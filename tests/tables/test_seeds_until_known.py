@@ -18,7 +18,7 @@ from treetune.tables.columns import Area, MeasuredColumn
 from treetune.tables.launch import launch_lines, reproduce
 from treetune.tables.measure import measure
 from treetune.tables.runs import TableRuns, make_plan
-from treetune.tables.settings import Pair, Reproduction, Seeds, TableExperiment, Until
+from treetune.tables.settings import MethodRow, Pair, Reproduction, Seeds, TableExperiment, Until
 from treetune.tables.statistics import WEIGHT, confidence_sequence, normal_sequence, over_seeds
 from treetune.tables.text import main_grid, until_lines
 from treetune.tables.until import DifferenceVerdict, grown, verdicts
@@ -204,18 +204,22 @@ def test_the_confidence_sequence_of_equal_numbers_has_them_within(value: float) 
     [
         ({"baseline": None}, "the table has none"),
         ({"comparisons": (Pair(row="PPO", to="GRPO"),)}, "there are both"),
-        ({"comparisons": (Pair(row="PPO", to="GRPO"),), "until": None}, "doesn't say until when"),
-        ({"experiments": {"ppo": experiment("ppo", fork="grpo")}, "rows": ()}, "isn't among what it needs"),
+        ({"comparisons": (Pair(row="PPO", to="GRPO"),), "until": None}, "the table has no `until`"),
+        ({"experiments": {"ppo": experiment("ppo", fork="grpo")}, "rows": ()}, "is not in its needs"),
         ({"baseline": "PPO"}, "the baseline is one of its rows"),
         ({"seeds": (1, 2)}, "asks for 3 to"),
         (
             {"until": Until(difference=0.1, rows=("PPO",), seeds=Seeds(at_least=3))},
-            "difference to 0.47",
+            "half-width of 0.47",
         ),
         ({"baseline": "SFT", "until": Until(difference=1, rows=("POP",), seeds=Seeds(at_least=2))}, "no row"),
         (
             {"until": Until(difference=1, rows=("PPO",), seeds=Seeds(at_least=2), column="tset")},
             "did you mean",
+        ),
+        (
+            {"rows": (MethodRow(name="GRPO", experiment="grpo"), MethodRow(name="PPO"))},
+            "the row 'PPO' in column 'test', where it has no experiment",
         ),
     ],
 )
@@ -350,7 +354,7 @@ def test_what_all_seeds_share_needs_nothing_that_each_has_for_itself(tmp_path: P
     experiments: Mapping[str, TableExperiment] = table(tmp_path).experiments | {
         "ppo": experiment("ppo", needs=("sft",), shared=True)
     }
-    with pytest.raises(ConfigError, match="every seed has its own 'sft'"):
+    with pytest.raises(ConfigError, match="each seed has its own 'sft'"):
         checked(table(tmp_path, experiments=experiments))
 
 

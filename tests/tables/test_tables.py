@@ -49,7 +49,7 @@ def test_the_best_checkpoint_is_chosen_on_the_other_set(tmp_path: Path) -> None:
 def test_choosing_on_the_reported_set_and_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="best_on"):
         checked(table(tmp_path, TableRow(name="a", experiment="a"), checkpoint="best", best_on="test"))
-    with pytest.raises(ValueError, match="two rows are called a"):
+    with pytest.raises(ValueError, match="two rows have the same name: a"):
         checked(table(tmp_path, TableRow(name="a", experiment="x"), TableRow(name="a", experiment="y")))
 
 

@@ -185,7 +185,7 @@ def test_mistakes_about_values_are_told(tmp_path: Path) -> None:
     wrong = MethodRow(name="sequential", experiment="sft", cells={"accuracy": CellSource(value="x")})
     for settings, words in (
         ({"columns": (of_nobody,)}, "did you mean 'sequential'"),
-        ({"rows": (published, replace(ROWS[1], cells={})), "columns": (column,)}, "no experiment there"),
+        ({"rows": (published, replace(ROWS[1], cells={})), "columns": (column,)}, "which has no experiment"),
         ({"rows": (wrong,)}, "key path in an analysis"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -37,7 +37,8 @@ from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.view.app import SEEN
 from treetune.view.charts import number
-from treetune.view.report import write_report
+from treetune.view.pages import PAGES
+from treetune.view.report.write import write_report
 from treetune.view.store import Run
 from treetune.view.store.queries import ColumnFilter, parse_conditions
 from treetune.view.store.tokens import CreditedStep, tokens_of, trained_steps
@@ -45,6 +46,10 @@ from treetune.view.terminal import newest_answers
 from treetune.vocabulary import Segment, Stretch
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
+
+
+def test_titles_of_pages_are_words() -> None:
+    assert [page.title for page in PAGES if not re.fullmatch("[A-Z][a-z]+( [a-z]+)*", page.title)] == []
 
 
 def test_conditions_are_read() -> None:
@@ -101,7 +106,7 @@ def test_a_damaged_file_is_named_and_not_waited_for(viewer: Viewer) -> None:
     run = viewer.record(iterations=2)
     (run.iteration(1) / "trajectories.arrow").write_bytes(b"nothing")
     page = viewer.page("/answers?run=run")
-    assert "iteration 2 can&#39;t be read" in page and "Still being read" not in page
+    assert "iteration 2 can&#39;t be read" in page and "still being read" not in page
     answer = viewer.get("/answer", run="run", source="i2", answer="train/0#0").text
     assert "iteration 2 can&#39;t be read" in answer
 
@@ -162,14 +167,14 @@ def test_an_answer_is_shown_with_its_own_tokens_and_credit(viewer: Viewer) -> No
 @pytest.mark.parametrize(
     ("trainer", "colour", "steps"),
     [
-        ({}, "less; training advantage", False),
-        ({"advantage_normalisation": "whiten"}, "less; training advantage", True),
+        ({}, "made less likely; training advantage", False),
+        ({"advantage_normalisation": "whiten"}, "made less likely; training advantage", True),
         (
             {
                 "advantage_normalisation": "scale",
                 "objective": {"type": "ppo", "kl_coef": 0.1, "kl_placement": "advantage"},
             },
-            "less; as credit gave it (in training it is divided by the standard deviation of the"
+            "advantage of credit assignment (in training it is divided by the standard deviation of the"
             " iteration&#39;s trained tokens and the token&#39;s KL penalty is subtracted from it)",
             True,
         ),
@@ -180,7 +185,7 @@ def test_an_answer_says_whether_its_advantages_are_those_that_train(
 ) -> None:
     viewer.record(trainer=trainer or {"learning_rate": 1e-3})
     page = viewer.page("/answer", run="run", **FIRST)
-    assert colour in page and ("as credit gave it (in training" in page) == steps
+    assert colour in page and ("before training changes it (in training" in page) == steps
     assert ('value="advantage of credit"' in page) == (trainer == {"advantage_normalisation": "whiten"})
 
 
@@ -229,7 +234,7 @@ def test_problems_that_flipped_are_found(viewer: Viewer) -> None:
     where = {"run": "run", "first": "i1", "second": "i2"}
     page = viewer.page("/compare", **where)
     assert [f"train/{i}" in page for i in range(3)] == [True, False, False]
-    assert "<b>0</b> better in the second, <b>1</b> worse" in page
+    assert "<b>0</b> better in the second set, <b>1</b> worse" in page
     pair = viewer.page("/compare", **where, problem="train/0")
     assert "<mark>0</mark> and 0" in pair and "<mark>1</mark> and 0" in pair
 
@@ -241,9 +246,9 @@ def test_seeds_of_two_settings_are_compared_over_problems_and_seeds(viewer: View
             sampled = [trajectory(i, 0, "1", correct=i < 3 * right) for i in range(6)]
             record_iteration(run, 0, sampled)
     page = viewer.page("/compare", run=["a0", "a1", "b0", "b1"])
-    assert "<b>6</b> problems alike, in <b>2</b> seeds of each" in page
+    assert "<b>6</b> problems in common, in <b>2</b> seeds of each" in page
     assert "Mean change <b>+0.5000</b>" in page and "p = <b>" in page
-    assert "<b>6</b> better in the second, <b>0</b> worse; <b>3</b> flipped to right" in page
+    assert "<b>6</b> better in the second set, <b>0</b> worse; <b>3</b> became correct" in page
     begin_run(viewer.folder / "c", credit={"type": "c"})
     wrong = viewer.refusal("/compare", 400, run=["a0", "b0", "c"])
     assert "3 experiments are 3 settings with 0 seeds in common" in wrong
@@ -357,13 +362,13 @@ def test_the_way_from_values_into_the_gradient_ends_in_shares_that_add_up(viewer
         assert tokens is not None
         whole += trained_steps(one, tokens, config)
     assert sum(one.share or 0.0 for one in whole) == pytest.approx(1.0)
-    flat = np.concatenate([np.repeat(one.given, one.tokens) for one in whole])
-    trains = np.concatenate([np.repeat(one.trained, one.tokens) for one in whole])
+    flat = np.concatenate([np.repeat(one.advantage, one.tokens) for one in whole])
+    trains = np.concatenate([np.repeat(one.trained_advantage, one.tokens) for one in whole])
     assert trains == pytest.approx((flat - flat.mean()) / np.sqrt(flat.var(ddof=1) + 1e-8), rel=1e-5)
-    weights = [abs(one.trained or 0.0) * one.tokens for one in whole]
+    weights = [abs(one.trained_advantage or 0.0) * one.tokens for one in whole]
     assert [one.share for one in whole] == pytest.approx(np.array(weights) / sum(weights))
     page = viewer.page("/answer", run="run", **FIRST, **{"as": "credit"})
-    assert "also from those that credit gave 0" in page and "share of the weight" in page
+    assert "also from tokens whose advantage is 0" in page and "share of the gradient weight" in page
     assert f"{100 * (whole[0].share or 0.0):.2g} %" in page
 
 
@@ -443,8 +448,8 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     where = {"run": "run", **FIRST}
     found = viewer.page("/continuations", **where, start=2)
     assert "3 continuations, 2 of them different" in found and "<b>2 ×</b>" in found
-    assert "x!" in found and "y!" in found and "didn’t store" in found
-    assert "no continuations of just this state" in viewer.page("/continuations", **where, start=4)
+    assert "x!" in found and "y!" in found and "did not store" in found
+    assert "no continuations of this state" in viewer.page("/continuations", **where, start=4)
     assert "/continuations?run=run&amp;source=i1" in viewer.page("/answer", **where)
 
     credited = replace(episode(one), continuations={2: (1.0, 0.5, None), 4: (0.0, 0.0)})
@@ -453,11 +458,11 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     assert [("x!" in row, re.findall(r"[✓✗?] [\d.\w]+", row)) for row in rows] == [
         (True, ["✓ 1"]), (False, ["✗ 0.5"]), (True, ["? unknown"]),
     ]  # fmt: skip
-    assert "2 earned 0. Their texts aren’t found" in viewer.page("/continuations", **where, start=4)
+    assert "2 earned 0. Their texts are not available" in viewer.page("/continuations", **where, start=4)
     words = "1 earned 1, 1 earned 0.5, 1 earned an unknown reward"
     assert f"before this step: {words}" in viewer.page("/answer", **where)
     tree = viewer.page("/answer", **where, **{"as": "tree"})
-    assert f"from the state before, {words}" in tree and f"of its continuations {words}" in tree
+    assert f"continuations of the previous state: {words}" in tree and f"of its continuations {words}" in tree
     assert "/continuations?answer=" in tree and "start=2" in tree
 
 

@@ -96,7 +96,7 @@ def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder:
     record_evaluation(run, 4)
     one = store.experiment(store.run("run"))
 
-    found = [(event.x, event.kind, event.words) for event in events_of(one)]
+    found = [(event.x, event.kind, event.text) for event in events_of(one)]
     assert [(x, kind) for x, kind, _ in found] == [
         (2, "restart"), (2, "resume"), (3, "resume"), (3, "sign"), (4, "evaluation"), (4, "sign")
     ]  # fmt: skip
@@ -104,7 +104,7 @@ def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder:
     assert found[5][2] == "kl ends"
     several = events_of_several({"a": one, "b": one})
     assert len(several) == 2 * (len(found) - 1) and "evaluation" not in {event.kind for event in several}
-    assert several[0].words == "a: the engine was started again"
+    assert several[0].text == "a: the engine was started again"
 
 
 def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:

@@ -34,7 +34,7 @@ def link_with(page: str, words: str) -> str:
 
 
 def test_data_sets_are_listed_and_followed(viewer: Viewer) -> None:
-    assert "No data set is known" in viewer.page("/data")
+    assert "No data set was found" in viewer.page("/data")
     prepared(viewer.folder / "data")
     viewer.record()
     page = viewer.page("/data")
@@ -42,7 +42,7 @@ def test_data_sets_are_listed_and_followed(viewer: Viewer) -> None:
     assert viewer.get("/data", mark).status_code == 204
     assert "data/sums.parquet" in page
     assert "trips" not in viewer.page("/data?search=parquet")
-    assert "Nothing matches" in viewer.page("/data?search=zzz")
+    assert "No data set matches" in viewer.page("/data?search=zzz")
     with (viewer.folder / "data" / "trips.jsonl").open("a") as file:
         file.write("\n")
     assert viewer.get("/data", mark).status_code == 200
@@ -85,7 +85,7 @@ def test_a_hostile_row_adds_no_element(viewer: Viewer, name: str, row: int) -> N
 def test_answers_of_an_estimate_stand_beneath_their_row(viewer: Viewer) -> None:
     estimate(viewer.folder / "weak")
     page = viewer.page("/row?data=weak&row=3")
-    assert f"<b>3</b> of {SAMPLES} right" in page and page.count("extracted") == SAMPLES
+    assert f"<b>3</b> of {SAMPLES} correct" in page and page.count("extracted") == SAMPLES
     assert "What is 3 + 3?" in page
 
 
@@ -96,7 +96,7 @@ def test_answers_that_judge_and_rule_see_differently_are_a_click_away(viewer: Vi
     viewer.record("plain")
     page = viewer.page("/answers?run=run")
     assert "<b>2</b> answers" in viewer.page(link_with(page, "number.judge+%3E%3D+1%3B+number.rule+%3C+1"))
-    assert "judge alone" not in viewer.page("/answers?run=plain")
+    assert "by the judge" not in viewer.page("/answers?run=plain")
 
 
 def test_data_pages_are_drawn_in_a_browser_and_fit(shown: Shown, folder: Path) -> None:

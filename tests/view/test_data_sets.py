@@ -95,7 +95,7 @@ def test_rows_of_every_kind_have_columns_and_are_shown_whole(tmp_path: Path) -> 
     assert sums.row(5) == rows()[5] and sums.row(0)["extra_info"]["note"] == HOSTILE
 
     trips = table_of(tmp_path / "trips.jsonl", "lines")
-    assert trips.total == 8 and trips.note.startswith("2 of its lines are not JSON objects")
+    assert trips.total == 8 and trips.note.startswith("2 lines can't be read as JSON objects")
     assert [row["odd"] for row in trips.ask(RowQuery(size=3), ["odd"]).rows] == ["even", "1", "even"]
     assert trips.row(5) == {"question": "trip 5", "answer": 15, "odd": 5}
     assert trips.row(6) == {"question": "half \ud800"}

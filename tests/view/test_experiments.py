@@ -143,7 +143,7 @@ def test_chosen_experiments_are_compared_in_one_table(viewer: Viewer) -> None:
         for row in page.split("Side by side")[1].split("<tr>")[2:]
     }
     accuracy, nothing = rows["pass@1 on validation"]
-    assert "not there" in nothing and "after 2 iterations" in accuracy
+    assert "none" in nothing and "after 2 iterations" in accuracy
     expected = {
         "finished iterations": ["2", "1"],
         "credit.type": ["monte_carlo", "group"],

@@ -389,10 +389,15 @@ def test_rows_that_are_no_answers_are_shown_as_they_are_and_counted_with_the_rea
     assert (report.rows, len(answers)) == (7, 5)
     assert [one["outcome"] for one in answers] == ["unavailable", "ok", "unavailable", "unavailable", "ok"]
     page = viewer.page("/answers", run="mine", of="everything")
-    assert "x.jsonl: 7 rows, 5 shown; 3 of these as they are" in page
-    for reason in ("it has no prompt", "it has no answer", "a list of 2 values: line 4", "no object: line 5"):
+    assert "x.jsonl: 7 rows, 5 shown; 3 of these as JSON" in page
+    for reason in (
+        "it has no prompt",
+        "it has no answer",
+        "a list of 2 values: line 4",
+        "not a JSON object: line 5",
+    ):
         assert reason in page, reason
-    assert "a header" in page and "as JSON: line 6" in page
+    assert "a header" in page and "not valid JSON: line 6" in page
 
 
 def test_a_conversation_in_one_field_and_an_endpoints_reply_are_answers(tmp_path: Path) -> None:
@@ -446,6 +451,6 @@ def test_a_file_that_grows_is_shown_while_it_grows(tmp_path: Path, monkeypatch: 
     answers.read_now(answers.sources()[0])
     answers._look_again_s, answers._last_listed_at = 0.0, -math.inf
     assert answers.ask(RowQuery()).total == 4
-    assert "its last line isn't whole (yet)" in "".join(answers.problems())
+    assert "its last line is incomplete" in "".join(answers.problems())
     os.truncate(path, 0)
     assert answers.ask(RowQuery()).total == 0, "a file that shrank is another one"

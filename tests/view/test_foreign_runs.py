@@ -116,7 +116,7 @@ def slime(folder: Path) -> None:
 )
 def test_a_run_of_another_trainer_is_listed_read_and_grouped(viewer: Viewer, write: Any) -> None:
     write(viewer.folder / "theirs" / "dump")
-    assert "answers of another trainer" in viewer.page("/")
+    assert "answers written by another trainer" in viewer.page("/")
     listed = viewer.page("/answers", run="theirs/dump", of="everything")
     count = {verl: 4, traces: 3}.get(write, 2)
     assert f"<b>{count}</b> answers" in listed

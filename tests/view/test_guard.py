@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.view.conftest import TOKEN, Viewer
-from treetune.view.app import _kept_token, application, serve
+from treetune.view.app import _users_token, application, serve
 from treetune.view.store import Store
 
 
@@ -139,8 +139,8 @@ def test_who_gives_no_token_has_the_same_one_after_a_restart_and_a_short_one_is_
 ) -> None:
     with pytest.raises(ValueError, match="the token has 6 characters and must have at least 16"):
         serve([tmp_path], print, token="secret")
-    first = _kept_token(cache / "token")
-    assert first == _kept_token(cache / "token") and len(first) >= 32
+    first = _users_token(cache / "token")
+    assert first == _users_token(cache / "token") and len(first) >= 32
     assert stat.S_IMODE((cache / "token").stat().st_mode) == 0o600
 
 

@@ -180,7 +180,7 @@ def test_keys_choose_rows_open_pages_and_are_explained(shown: Shown) -> None:
     shown.open("/")
     shown.press("?")
     shown.wait("document.getElementById('keys').open")
-    assert "the next row" in shown.text() and "all experiments" in shown.text()
+    assert "next row" in shown.text() and "all experiments" in shown.text()
     shown.press("?")
     shown.wait("!document.getElementById('keys').open")
     shown.press("jxjjx")

@@ -104,7 +104,7 @@ def test_a_note_stays_with_its_text_when_the_iteration_is_made_anew(desk: Desk) 
     assert "✎" not in desk.page("/answers?run=run")
     assert "was deleted, or is still being read" in desk.page("/notes")
     refused = desk.post(late)
-    assert refused.status_code == 409 and "the answer is another by now" in refused.text
+    assert refused.status_code == 409 and "the answer was sampled again" in refused.text
     assert len(read_notes(run.notes)) == 1
     record_iteration(run, 0)
     assert "about the first" in desk.page("/answer", **WHERE), "as the undisturbed run has it again"
@@ -115,7 +115,7 @@ def test_who_saves_over_an_unseen_change_is_told_and_nothing_is_lost(desk: Desk)
     late = desk.form(note="from the second window")
     desk.write(note="from the first window")
     refused = desk.post(late)
-    assert refused.status_code == 409 and "changed meanwhile" in refused.text
+    assert refused.status_code == 409 and "changed in another window" in refused.text
     assert "from the first window" in refused.text and "from the second window</textarea>" in refused.text
     assert texts(run) == ["from the first window"]
     assert desk.post({**late, **hidden(refused.text)}).status_code == 200
@@ -191,10 +191,10 @@ def test_a_viewer_that_cannot_write_says_so(desk: Desk, monkeypatch: pytest.Monk
     assert "started with --read-only" in page and "<textarea" not in page
     refused = reading.post({"note": "x"})
     assert refused.status_code == 409
-    assert "Nothing was saved" in refused.text and "x</textarea>" in refused.text
+    assert "Not saved" in refused.text and "x</textarea>" in refused.text
     monkeypatch.setattr("os.access", lambda *_: False)
     page = desk.page("/answer", **WHERE)
-    assert f"{run.path} can&#39;t be written by {system_user()}" in page and "<textarea" not in page
+    assert f"{system_user()} has no permission to write into {run.path}" in page and "<textarea" not in page
 
 
 def test_a_damaged_note_is_named_and_takes_no_other_along(

@@ -11,7 +11,7 @@ from tests.view.conftest import FIRST, TOKEN, Shown, Viewer
 from tests.view.hostile import KINDS, hostile_run
 from tests.view.recorded import record_iteration
 from treetune.lab.analyzers.step_credit import step_credit
-from treetune.view.report import write_report
+from treetune.view.report.write import write_report
 from treetune.view.templates import DRAWINGS, LOOK
 
 LOOKS = """

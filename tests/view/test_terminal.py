@@ -79,7 +79,13 @@ def test_all_experiments_and_one_of_them_say_the_essentials(tmp_path: Path) -> N
     assert re.search(r"two +\S waiting +0/3", everything)
     shown.press("open")
     page = _text(shown)
-    essentials = ("pass@1 on validation", "95 % interval", "up is better", "time by phase", "answers of iter")
+    essentials = (
+        "pass@1 on validation",
+        "95 % interval",
+        "higher is better",
+        "time by phase",
+        "answers of iter",
+    )
     assert [words for words in essentials if words not in page] == []
 
 
@@ -136,9 +142,18 @@ def test_a_metric_that_is_not_there_is_answered_with_those_that_are(tmp_path: Pa
     recorded_run(tmp_path / "run")
     shown = _watch(tmp_path, 100, "train/kll")
     shown.press("open")
-    with pytest.raises(ValueError, match=r"no metric 'train/kll'; there are .*seconds/total"):
+    with pytest.raises(ValueError, match=r"no metric 'train/kll'; available: .*seconds/total"):
         _text(shown)
     assert "no metric" in _text(shown, frame=True), "while it is watched, it says so"
+
+
+def test_a_metric_that_never_changes_takes_one_line(tmp_path: Path) -> None:
+    recorded_run(tmp_path / "run")
+    shown = _watch(tmp_path, 100, "train/learning_rate")
+    shown.press("open")
+    lines = _text(shown).splitlines()
+    title = next(number for number, line in enumerate(lines) if "train/learning_rate" in line)
+    assert lines[title + 1].strip() == "always 0.0002, 1 to 3"
 
 
 def test_keys_that_come_together_all_count() -> None:
@@ -149,7 +164,7 @@ def test_keys_that_come_together_all_count() -> None:
 
 def test_without_a_terminal_one_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded_run(tmp_path / "run")
-    with pytest.raises(ValueError, match="--once prints"):
+    with pytest.raises(ValueError, match="use --once"):
         watch([tmp_path], name=None, metrics=(), once=False)
     with pytest.raises(ValueError, match=r"no experiment 'runn'.*; there are run"):
         watch([tmp_path], name="runn", metrics=(), once=True)
@@ -174,7 +189,7 @@ def test_the_terminal_is_given_back_as_it_was(tmp_path: Path, leave: bytes | sig
             assert ready, "nothing was said in time"
             said += os.read(ours, 65536)
 
-    read_until(b"? keys")
+    read_until(b"? help")
     if isinstance(leave, bytes):
         os.write(ours, leave)
     else:

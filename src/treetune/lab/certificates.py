@@ -1,4 +1,4 @@
-"""Certificates of runs: hashes of all that a run rests on and of what it made, to be tried elsewhere."""
+"""Certificates of runs: hashes of a run's inputs and results, so that others can verify them."""
 
 from __future__ import annotations
 
@@ -16,36 +16,43 @@ from treetune.runtime.manifest import data_hash, read_config, read_manifest
 from treetune.store.checksums import config_hash, digest_of, read_record, refuse_damaged, write_record
 
 TOLERANCE = 0.01
-"""The length of a difference in weights, in units of an iteration's step, that another processor, number of
-threads or version explains: those that were tried make 1e-4 and less."""
+"""The largest difference in weights that another processor, number of threads or version explains, as a share
+of the length of the iteration's step. Measured differences are 1e-4 and less."""
 
 PARTS = ("policy", "critic", "trainer")
-REMEDY = "ask for the certificate again, or write it anew with `certify`"
+"""The folders of a checkpoint."""
+REMEDY = "ask for the certificate again, or write a new one with `certify`"
 
 
 def certify(path: Path, config: PolicyIteration) -> Path:
-    """Writes ``certificate.json`` into the folder of the run in `path`, and returns the file.
+    """Writes ``certificate.json`` into a run's folder, and returns the file.
 
-    It holds hashes of configuration, data, code and versions, and for each iteration those of its answers,
-    its episodes and the checkpoint behind it, as far as they are kept. The `chain` of an iteration is the
-    hash of these and of the chain before it. Raises ValueError for no iteration, Damaged for a checkpoint."""
+    It has hashes of configuration, data, code and versions, and for each iteration those of its answers, its
+    episodes and the checkpoint after it, as far as they are stored. The `chain` of an iteration is the hash
+    of these hashes and of the previous chain.
+
+    Raises ValueError for a run without an iteration, and Damaged for a damaged checkpoint.
+    """
     directory, links = ExperimentDirectory(path), list[dict[str, Any]]()
-    rests_on = _rests_on(directory, config)
-    chain = config_hash(rests_on)
+    inputs = _hashes_of_inputs(directory, config)
+    chain = config_hash(inputs)
     for number in sorted(int(folder.name) for folder in (path / "iterations").glob("[0-9]*[0-9]")):
         for part in PARTS:
-            refuse_damaged(directory.checkpoint(number + 1) / part, "a certificate is of what a run wrote")
+            folder = directory.checkpoint(number + 1) / part
+            refuse_damaged(folder, "a damaged checkpoint can't be certified")
         hashes = _hashes(directory, number)
         chain = config_hash([chain, hashes])
         links.append({"iteration": number + 1, **hashes, "chain": chain})
     if not links:
-        raise ValueError(f"{path} holds no iteration to certify: name an experiment's folder")
-    write_record(path / "certificate.json", {**rests_on, "iterations": links})
+        raise ValueError(f"{path} has no iteration to certify: give an experiment's folder")
+    write_record(path / "certificate.json", {**inputs, "iterations": links})
     return path / "certificate.json"
 
 
-def _rests_on(directory: ExperimentDirectory, config: PolicyIteration) -> dict[str, Any]:
-    """What a run rests on, and the place where it began. `source` is of the code that is installed now."""
+def _hashes_of_inputs(directory: ExperimentDirectory, config: PolicyIteration) -> dict[str, Any]:
+    """Returns hashes of all that a run's results depend on, with the versions and machine of its start.
+
+    `source` is the hash of the code that is installed now."""
     manifest = read_manifest(directory)
     sources = sorted(Path(treetune.__file__).parent.glob("**/*.py"))
     return {
@@ -59,8 +66,9 @@ def _rests_on(directory: ExperimentDirectory, config: PolicyIteration) -> dict[s
 
 
 def _hashes(directory: ExperimentDirectory, number: int) -> dict[str, Any]:
-    """Returns the hashes of an iteration's files (`number` counts from 0), and of each part of its checkpoint
-    one over all files. None where there is no file, or none any more."""
+    """Returns a hash of each of an iteration's files and of each folder of the checkpoint after it.
+
+    `number` counts from 0. None for what is not stored, or was deleted."""
     folder, checkpoint = directory.iteration(number), directory.checkpoint(number + 1)
     files = {"answers": folder / "trajectories.arrow", "episodes": folder / "episodes.arrow"}
     hashes: dict[str, Any] = {}
@@ -81,68 +89,98 @@ def verify(
     iteration: int | None = None,
     exact: bool = False,
 ) -> Iterator[str]:
-    """Holds the run in the folder `run` against its certificate, trains one iteration again from its stored
-    answers, and yields what was found in words.
+    """Verifies a run: compares its files with a certificate, trains an iteration again, and yields messages.
 
-    All that `run` has is held against the certificate. Training needs `config.json`, `manifest.json`, and of
-    the iteration its folder and the checkpoints before and behind it; `iteration` None draws one at random of
-    those that have them. With `exact` the optimiser's state may be gone: it is made again from the episodes
-    before. Raises ValueError where something isn't what the certificate is of, or the weights come out
-    otherwise and no difference of the places explains it."""
+    All files that the run's folder has are compared. Training again needs `config.json`, `manifest.json`, the
+    iteration's folder, and the checkpoints before and after it.
+
+    Args:
+        certificate: the certificate's file.
+        config: the run's experiment.
+        plain: its configuration.
+        run: the run's folder, or the parts of it that are needed.
+        iteration: counted from 1; None: one of those that can be trained again, at random.
+        exact: computes the optimiser's state from earlier episodes where it was deleted.
+
+    Raises ValueError for files that differ from the certificate, and for resulting weights that differ more
+    than another environment explains.
+    """
     from treetune.lab.analyzers.replay import replay
 
-    said, directory = read_record(certificate, REMEDY), ExperimentDirectory(run)
-    now = _rests_on(directory, config)
-    chain = config_hash({name: said[name] for name in now})
-    links: dict[int, dict[str, Any]] = {}
-    for link in said["iterations"]:
-        number, stated = link.pop("iteration"), link.pop("chain")
-        chain, links[number] = config_hash([chain, link]), link
-        if chain != stated:
-            raise ValueError(f"the chain of {certificate} breaks in iteration {number}: {REMEDY}")
+    stated, directory = read_record(certificate, REMEDY), ExperimentDirectory(run)
+    inputs = _hashes_of_inputs(directory, config)
+    links, chain = _checked_links(certificate, stated, inputs)
     for name in ("configuration", "data"):
-        if now[name] != said[name]:
-            raise ValueError(f"the {name} is another than that of {certificate}: {said[name]}, {now[name]}")
-    yield f"the same configuration and data; chain of {len(links)} iterations {chain}"
-    restarts = exact or config.restart == "every_iteration"
-
-    def can_be_tried(number: int) -> bool:
-        folder, before = directory.iteration(number - 1), directory.checkpoint(number - 1)
-        needed = [folder / name for name in ("trajectories.arrow", "episodes.arrow")]
-        needed += [directory.checkpoint(number) / "policy", *([before / "policy"] if number > 1 else [])]
-        needed += [before / "trainer"] if number > 1 and not restarts else []
-        return all(path.exists() for path in needed)
-
+        if inputs[name] != stated[name]:
+            raise ValueError(
+                f"the {name} differs from that of {certificate}: {stated[name]} there, {inputs[name]} here"
+            )
+    yield f"the configuration and data are the same; chain of {len(links)} iterations {chain}"
     for number, link in links.items():
-        for name, found in _hashes(directory, number - 1).items():
-            if found not in (None, link[name]):
-                raise ValueError(f"iteration {number}: {name} in {run} are not those of {certificate}")
-    yield "the answers, episodes and checkpoints that are there are those of the certificate"
-    there = list(filter(can_be_tried, links))
-    if not there or iteration not in (None, *there):
+        for name, digest in _hashes(directory, number - 1).items():
+            if digest not in (None, link[name]):
+                raise ValueError(f"iteration {number}: {name} in {run} differ from those of {certificate}")
+    yield "all answers, episodes and checkpoints that are stored are those of the certificate"
+    needs_state = not exact and config.restart != "every_iteration"
+    trainable = [number for number in links if _can_be_trained_again(directory, number, needs_state)]
+    if not trainable or iteration not in (None, *trainable):
         raise ValueError(
-            f"of the iterations of {run} these can be trained again: {', '.join(map(str, there)) or 'none'}."
-            " One needs its answers, the weights and the optimiser's state before it (`--exact` makes that"
-            " again) and the weights behind it, which `checkpoints: {every: 1, keep_every: 1}` keeps"
+            f"these iterations of {run} can be trained again: {', '.join(map(str, trainable)) or 'none'}."
+            " That needs the iteration's answers, the weights and the optimiser's state before it (`--exact`"
+            " computes the state) and the weights after it, which `checkpoints: {every: 1, keep_every: 1}`"
+            " keeps"
         )
-    iteration = iteration or random.SystemRandom().choice(there)
+    iteration = iteration or random.SystemRandom().choice(trainable)
     here = replace(config, directory=str(run.parent), experiment_name=run.name)
     own = replay(run, iteration, here, plain, None, exact)["own"]
-    ranks = int(said["bits_rest_on"].get("ranks", 1))
-    elsewhere = unlike(said["bits_rest_on"], bits_rest_on(ranks, config.engines.policy))
-    elsewhere += ["the code was another"] if now["source"] != said["source"] else []
-    yield from (f"another place: {words}" for words in elsewhere)
+    ranks = int(stated["bits_rest_on"].get("ranks", 1))
+    differences = unlike(stated["bits_rest_on"], bits_rest_on(ranks, config.engines.policy))
+    if inputs["source"] != stated["source"]:
+        differences.append("the code was another")
+    for difference in differences:
+        yield f"another environment: {difference}"
     if own["same_as_run"]:
-        yield f"iteration {iteration}, trained again: same bits"
+        yield f"iteration {iteration}, trained again: bit-identical"
         return
     parted = own["parted"]
-    words = (
+    result = (
         f"iteration {iteration}, trained again: the first tensor that differs is {parted['tensor']}"
         f" ({parted['numbers']} of {parted['of']} numbers, by {parted['largest']:.2g} at most); the"
         f" difference of all weights is {parted['share']:.2g} of the length of the iteration's step"
     )
-    if not elsewhere:
-        raise ValueError(f"{words}, and this place is the run's")
+    if not differences:
+        raise ValueError(f"{result}, although the environment is the run's")
     if parted["share"] > TOLERANCE:
-        raise ValueError(f"{words}, which is more than the {TOLERANCE:g} that another place explains")
-    yield f"{words}: within the {TOLERANCE:g} that another place explains"
+        raise ValueError(f"{result}, which exceeds the {TOLERANCE:g} that another environment explains")
+    yield f"{result}: within the {TOLERANCE:g} that another environment explains"
+
+
+def _checked_links(
+    certificate: Path, stated: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> tuple[dict[int, dict[str, Any]], str]:
+    """Returns a certificate's hashes by iteration, and the last chain.
+
+    Raises ValueError for a broken chain.
+    """
+    chain = config_hash({name: stated[name] for name in inputs})
+    links: dict[int, dict[str, Any]] = {}
+    for stated_link in stated["iterations"]:
+        link = {name: value for name, value in stated_link.items() if name not in ("iteration", "chain")}
+        number = stated_link["iteration"]
+        chain = config_hash([chain, link])
+        if chain != stated_link["chain"]:
+            raise ValueError(f"the chain of {certificate} breaks in iteration {number}: {REMEDY}")
+        links[number] = link
+    return links, chain
+
+
+def _can_be_trained_again(directory: ExperimentDirectory, number: int, needs_state: bool) -> bool:
+    """Returns whether the files that training iteration `number` (from 1) again needs are stored."""
+    folder, before = directory.iteration(number - 1), directory.checkpoint(number - 1)
+    needed = [folder / name for name in ("trajectories.arrow", "episodes.arrow")]
+    needed.append(directory.checkpoint(number) / "policy")
+    if number > 1:  # the first iteration begins with the start weights
+        needed.append(before / "policy")
+        if needs_state:
+            needed.append(before / "trainer")
+    return all(path.exists() for path in needed)

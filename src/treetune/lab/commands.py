@@ -1,4 +1,4 @@
-"""Commands that look into what a run did: analyses, replay, where two runs part, certificates, forks."""
+"""Commands that examine runs: analyses, replay, first differences, certificates, forks, and the arena."""
 
 from __future__ import annotations
 
@@ -24,41 +24,46 @@ def run_analyzers(options: argparse.Namespace) -> int:
 
 
 def compare_analyses(options: argparse.Namespace) -> int:
-    import treetune.parts  # noqa: F401  (registers them)
+    import treetune.parts  # noqa: F401  (registers the analyzers)
     from treetune.lab.analyzers.command import compare_analyses
 
     for text in options.experiments:
         import_own_parts(Path(text.rpartition("=")[2]))
-    drawn = compare_analyses(options.analysis, options.experiments, options.output)
-    say(f"{drawn}.png, .svg and .json")
+    figure = compare_analyses(options.analysis, options.experiments, options.output)
+    say(f"{figure}.png, .svg and .json")
     return 0
 
 
 def bisect_runs(options: argparse.Namespace) -> int:
     from treetune.lab.analyzers.first_difference import first_difference
 
-    found = first_difference(options.first, options.second)
-    say("the runs are the same, in everything that both have" if found is None else str(found))
-    return 0 if found is None else 1
+    difference = first_difference(options.first, options.second)
+    if difference is None:
+        say("the runs are the same in all files that both have")
+        return 0
+    say(str(difference))
+    return 1
 
 
 def _stored(experiment: Path, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> Config:
-    """Returns the configuration that a run has stored, with files and overrides on its right."""
+    """Returns the configuration that a run has stored, followed by files and overrides."""
     from treetune.config.jsonnet import load
 
     stored = experiment / "config.json"
     if not stored.is_file():
-        raise ValueError(f"{experiment} holds no experiment: there is no {stored}")
+        raise ValueError(f"{experiment} has no experiment: {stored} is missing")
     return load([str(stored.resolve()), *files], overrides, environment_keys=())
 
 
-def _built(config: Config, command: str, experiment: Path, beside: Sequence[str] = ()) -> PolicyIteration:
-    """Returns the experiment of a configuration, whose parts are looked for where the run found them, too."""
+def _built(config: Config, command: str, experiment: Path, folders: Sequence[str] = ()) -> PolicyIteration:
+    """Builds the experiment of a configuration.
+
+    Users' modules are searched in `folders`, and in the folders where the run in `experiment` found them."""
     from treetune.runtime.directory import ExperimentDirectory
     from treetune.runtime.manifest import read_manifest
 
     recorded = read_manifest(ExperimentDirectory(experiment)).get("own_folders", ())
-    return cast("PolicyIteration", built(config, command, "an experiment", [*beside, *recorded]))
+    return cast("PolicyIteration", built(config, command, "an experiment", [*folders, *recorded]))
 
 
 def replay(options: argparse.Namespace) -> int:
@@ -68,22 +73,23 @@ def replay(options: argparse.Namespace) -> int:
     own = _stored(options.experiment)
     other = _stored(options.experiment, files_of(options), options.override or ())
     from treetune.config.explain import Explanation
-    from treetune.lab.analyzers.replay import REPLACEABLE, in_words, replay
+    from treetune.lab.analyzers.replay import REPLACEABLE, describe_result, replay
 
-    keys = {**own.data, **other.data}.keys() - {"imports"}  # they make parts known, and decide nothing
+    keys = {**own.data, **other.data}.keys() - {"imports"}  # imports alone change no result
     changed = [key for key in sorted(keys) if own.data.get(key) != other.data.get(key)]
-    if strange := [key for key in changed if key not in REPLACEABLE]:
+    not_replaceable = [key for key in changed if key not in REPLACEABLE]
+    if not_replaceable:
         raise ConfigError(
             [
                 ConfigIssue(
-                    f"a replay works on the answers as they are; {strange[0]} decides which these were",
-                    strange[0],
-                    remedy=f"override {', '.join(REPLACEABLE)} alone, with `imports` for parts of your own",
+                    f"a replay uses the stored answers, and {not_replaceable[0]} would have changed them",
+                    not_replaceable[0],
+                    remedy=f"override only {', '.join(REPLACEABLE)}, and `imports` for your own components",
                 )
             ]
         )
-    beside = list(map(str, Explanation(other).folders))
-    roots = [_built(one, "replay", options.experiment, beside) for one in (own, other)]
+    folders = list(map(str, Explanation(other).folders))
+    roots = [_built(config, "replay", options.experiment, folders) for config in (own, other)]
     result = replay(
         options.experiment.resolve(),
         options.iteration,
@@ -93,7 +99,7 @@ def replay(options: argparse.Namespace) -> int:
         options.exact,
     )
     if os.environ.get("RANK", "0") == "0":
-        for line in in_words(result):
+        for line in describe_result(result):
             say(line)
     return 0
 
@@ -145,8 +151,9 @@ def credit_worth(options: argparse.Namespace) -> int:
     from treetune.lab.arena.worth import describe_worth
     from treetune.runtime.directory import ExperimentDirectory
 
-    if code := run_analyzers(root, config.data):
-        return code
+    exit_code = run_analyzers(root, config.data)
+    if exit_code:
+        return exit_code
     for line in describe_worth(ExperimentDirectory.of(cast("PolicyIteration", root))):
         say(line)
     return 0

@@ -1,4 +1,4 @@
-"""On-policy distillation: a teacher's log-probs of what the policy sampled, as credit."""
+"""On-policy distillation: a teacher's log-probs of the policy's samples as credit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from treetune.rollouts.base import Credit, GroupCredit
 @Credit.register("distillation")
 @dataclass(frozen=True, kw_only=True)
 class Distillation(GroupCredit):
-    """Gives no token anything for its reward, and has the trainer score `teacher` where it would score the
-    start model. With ``kl_placement: 'advantage'``, ``kl_estimator: 'k1'`` and ``kl_coef: 1``, a token's
-    advantage is ``log p_teacher - log p_old``, whose expected gradient is that of the reverse KL to the
-    teacher at each token, on answers of the policy's own (Agarwal et al., arXiv:2306.13649; Lu et al.,
-    "On-Policy Distillation", 2025). ``train/kl`` is then the distance to the teacher.
+    """On-policy distillation: trains the policy on its own samples towards a teacher model (Agarwal et al.,
+    arXiv:2306.13649; Lu et al., "On-Policy Distillation", 2025).
+
+    Rewards are ignored: all advantages of credit are 0, and the trainer's reference model is `teacher` in
+    place of the start model. With ``kl_placement: 'advantage'``, ``kl_estimator: 'k1'`` and ``kl_coef: 1``,
+    a token's advantage becomes ``log p_teacher - log p_old``, whose expected gradient is that of the reverse
+    KL to the teacher at each token. ``train/kl`` is then the distance to the teacher.
     """
 
     teacher: ModelSource
-    """The model that the policy is to become like. Its tokens are the start model's."""
+    """The teacher. It must have the start model's tokenizer."""
 
     gives = (Advantages(before_training=True),)
 
@@ -41,8 +43,8 @@ class Distillation(GroupCredit):
         objective = experiment.trainer.objective
         if objective.kl_coef <= 0 or objective.kl_placement == "loss" or objective.kl_estimator != "k1":
             yield Finding(
-                "distillation's advantages are the teacher's log-probs less the policy's, and the objective"
-                f" takes no such difference (kl_coef {objective.kl_coef:g}, kl_placement"
+                "distillation needs an objective that adds the teacher's log-probs minus the policy's to"
+                f" advantages, and this one doesn't (kl_coef {objective.kl_coef:g}, kl_placement"
                 f" {objective.kl_placement!r}, kl_estimator {objective.kl_estimator!r})",
                 "$.trainer.objective.kl_placement",
                 "set kl_coef to 1, kl_placement to 'advantage' and kl_estimator to 'k1'"
@@ -50,14 +52,14 @@ class Distillation(GroupCredit):
             )
         if experiment.trainer.lora is not None:
             yield Finding(
-                "with adapters the reference is the policy without them, and distillation's is the teacher",
+                "with adapters the reference model is the policy without them, but distillation's is its"
+                " teacher",
                 "$.trainer.lora",
                 "train all weights",
             )
         if getattr(experiment.trainer, "skip_without_advantage", False):
             yield Finding(
-                "all of distillation's own advantages are 0, and skip_without_advantage leaves such steps"
-                " out",
+                "all advantages of distillation's credit are 0, and skip_without_advantage skips such steps",
                 "$.trainer.skip_without_advantage",
                 "set it to false",
             )

@@ -1,4 +1,4 @@
-"""The difference of two methods that were measured on the same problems, with one seed or several."""
+"""Tests the difference of two methods on the same problems, with one or several seeds."""
 
 from __future__ import annotations
 
@@ -7,46 +7,59 @@ from collections.abc import Mapping, Sequence
 
 
 def paired(differences: Sequence[Mapping[str, float]]) -> tuple[float, float | None, float | None]:
-    """Returns the mean of each seed's differences by problem, half of its 95 % interval, and the two-sided
-    p-value of a mean of 0.
+    """Returns the mean difference, half the width of its 95 % interval, and the two-sided p-value of a mean
+    of 0. The latter two are None for a single number.
 
-    Seeds and problems are both drawn from many, and every seed meets the same problems: with MS_s, MS_p and
-    MS_e the mean squares of seeds, problems and what is left, the mean of S · P differences varies by
-    (MS_s + MS_p − MS_e) / (S · P), with Satterthwaite's degrees of freedom (the quasi-F of Clark, 1973, "The
-    language-as-fixed-effect fallacy"). It is never taken for less than what seeds alone or problems alone
-    let expect. With one seed it is Student's test over problems, with one number a seed that over seeds;
-    None of both where neither are several.
+    Seeds and problems are both random effects, and all seeds have the same problems. With the mean squares
+    MS_s of S seeds, MS_p of P problems and MS_e of the residuals, the variance of the mean of the S · P
+    differences is (MS_s + MS_p − MS_e) / (S · P), with Satterthwaite's degrees of freedom (the quasi-F of
+    Clark, 1973, "The language-as-fixed-effect fallacy"). At least the variance by seeds alone or problems
+    alone is assumed. With a single seed it is Student's test over problems, and with a single problem over
+    seeds.
 
-    Raises ValueError if the seeds' problems differ.
+    Args:
+        differences: for each seed, the difference of the two methods on each problem, by its id.
+
+    Raises ValueError if the problems of the seeds differ.
     """
     import numpy as np
     from scipy.special import stdtr, stdtrit
 
     problems = list(differences[0])
-    if any(one.keys() != differences[0].keys() for one in differences):
+    if any(of_seed.keys() != differences[0].keys() for of_seed in differences):
         raise ValueError("the seeds were measured on different problems")
-    matrix_SP = np.array([[one[problem] for problem in problems] for one in differences])
+    matrix_SP = np.array([[of_seed[problem] for problem in problems] for of_seed in differences])
     n_seeds, n_problems = matrix_SP.shape
     mean = float(matrix_SP.mean())
     if matrix_SP.size < 2:
         return mean, None, None
-    of_seeds_S, of_problems_P = matrix_SP.mean(axis=1) - mean, matrix_SP.mean(axis=0) - mean
-    rest_SP = matrix_SP - mean - of_seeds_S[:, None] - of_problems_P[None, :]
-    free = n_seeds - 1, n_problems - 1, (n_seeds - 1) * (n_problems - 1)
-    sums = n_problems * (of_seeds_S**2).sum(), n_seeds * (of_problems_P**2).sum(), (rest_SP**2).sum()
-    seeds, others, rest = (float(total) / max(1, degrees) for total, degrees in zip(sums, free, strict=True))
-    spread, degrees = max(
-        (seeds + others - rest, _satterthwaite((seeds, others, rest), free)),
-        (seeds, free[0]),
-        (others, free[1]),
+    # Two-way analysis of variance: effects of seeds and problems, and residuals.
+    effects_S, effects_P = matrix_SP.mean(axis=1) - mean, matrix_SP.mean(axis=0) - mean
+    residuals_SP = matrix_SP - mean - effects_S[:, None] - effects_P[None, :]
+    freedoms = n_seeds - 1, n_problems - 1, (n_seeds - 1) * (n_problems - 1)
+    ms_seeds = float(n_problems * (effects_S**2).sum()) / max(1, freedoms[0])
+    ms_problems = float(n_seeds * (effects_P**2).sum()) / max(1, freedoms[1])
+    ms_residuals = float((residuals_SP**2).sum()) / max(1, freedoms[2])
+    combined = ms_seeds + ms_problems - ms_residuals
+    # The largest of the three variances, with its degrees of freedom.
+    variance, freedom = max(
+        (combined, _satterthwaite((ms_seeds, ms_problems, ms_residuals), freedoms)),
+        (ms_seeds, freedoms[0]),
+        (ms_problems, freedoms[1]),
     )
-    if spread <= 0:
+    if variance <= 0:  # all differences are equal
         return mean, 0.0, 1.0 if mean == 0 else 0.0
-    error = math.sqrt(spread / (n_seeds * n_problems))
-    return mean, float(stdtrit(degrees, 0.975)) * error, 2 * float(stdtr(degrees, -abs(mean) / error))
+    error = math.sqrt(variance / (n_seeds * n_problems))
+    half_width = float(stdtrit(freedom, 0.975)) * error
+    p_value = 2 * float(stdtr(freedom, -abs(mean) / error))
+    return mean, half_width, p_value
 
 
-def _satterthwaite(mean_squares: Sequence[float], free: Sequence[int]) -> float:
-    seeds, others, rest = mean_squares
-    parts = [square**2 / degrees for square, degrees in zip(mean_squares, free, strict=True) if degrees]
-    return (seeds + others - rest) ** 2 / sum(parts) if sum(parts) else 1.0
+def _satterthwaite(mean_squares: Sequence[float], freedoms: Sequence[int]) -> float:
+    """Returns the degrees of freedom of MS_s + MS_p − MS_e (Satterthwaite's approximation)."""
+    ms_seeds, ms_problems, ms_residuals = mean_squares
+    denominator = 0.0
+    for mean_square, freedom in zip(mean_squares, freedoms, strict=True):
+        if freedom:
+            denominator += mean_square**2 / freedom
+    return (ms_seeds + ms_problems - ms_residuals) ** 2 / denominator if denominator else 1.0

@@ -1,4 +1,4 @@
-"""A check, before anything runs, that a table can be filled from what its experiments will write."""
+"""Checks, before anything runs, that the table's experiments will write all that it shows."""
 
 from __future__ import annotations
 
@@ -66,19 +66,20 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
 }
 
 
-def known_metrics(root: PolicyIteration) -> set[str]:
+def recordable_metrics(root: PolicyIteration) -> set[str]:
     """Returns the names of all metrics that such an experiment may record in an iteration."""
-    names = {f"{group}/{name}" for group, group_names in METRICS.items() for name in group_names}
+    names: set[str] = set()
+    for prefix, names_of_group in METRICS.items():
+        names |= {f"{prefix}/{name}" for name in names_of_group}
     names |= {f"seconds/{name}" for name in (*PHASES, "other", "total")} | {"iteration", "wall_time"}
     names |= {f"diagnostics/{sign}" for sign in (*SIGNS, "stop")}
-    names |= {f"shaping/{shaping.label}" for shaping in root.shaping}
-    names |= {f"{shaping.label}/{name}" for shaping in root.shaping for name in shaping.measures}
-    numbers = {
-        f"{group.name}/{name}{ending}"
-        for group in registered().values()
-        for name in group.numbers
-        for ending in ("", OF_CORRECT, LARGEST)
-    }
+    for shaping in root.shaping:
+        names.add(f"shaping/{shaping.label}")
+        names |= {f"{shaping.label}/{name}" for name in shaping.measures}
+    numbers: set[str] = set()  # of graders, environments and rollouts
+    for group in registered().values():
+        for name in group.numbers:
+            numbers |= {f"{group.name}/{name}{suffix}" for suffix in ("", OF_CORRECT, LARGEST)}
     for evaluation_set in root.evaluation.sets:
         prefix = f"evaluation/{evaluation_set.label}"
         names |= {f"{prefix}/{name}" for name in (*EVALUATED, *numbers)}
@@ -97,14 +98,14 @@ def why_no_metric(root: PolicyIteration, name: str) -> str | None:
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
         return _why_no_domain(root.task, domain) or _why_not_among(name_in_domain, OF_ITERATION)
-    metrics = known_metrics(root)
+    metrics = recordable_metrics(root)
     if name not in metrics:
         packages = {package_of(type(placed.part)) for placed in placed_parts(root)}
         has_users_part = bool(packages - {OWN_PACKAGE})
         return None if has_users_part else did_you_mean(name, sorted(metrics))
-    for beginning, (applies, why) in ONLY_WITH.items():
-        if name.startswith(beginning) and not applies(root):
-            return why
+    for prefix, (applies, why_not) in ONLY_WITH.items():
+        if name.startswith(prefix) and not applies(root):
+            return why_not
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from treetune.tables.curves import AXIS_TITLES, Curve, column_panel
 from treetune.tables.measure import Results
 from treetune.tables.settings import PanelAxis, Reproduction
 from treetune.tables.text import MARKS, number_text, why_empty
-from treetune.view.charts import Better, Series, better_of, draw_series
+from treetune.view.charts import Better, Chart, Series, better_of, draw_series
 from treetune.view.templates import colour_of, palette
 
 if TYPE_CHECKING:
@@ -27,25 +26,17 @@ LEGEND_CHARACTERS_PER_INCH = 14
 LEGEND_LINE = 8
 """The width of a line sample and the space around a name in a legend, in characters."""
 CHART_INCHES = (4.2, 3.0)
+BAND = "range over seeds"
+"""What the bands around curves show."""
 PANELS_ACROSS = 2
 """The number of charts in a row; one more where there are more rows than that."""
-
-
-@dataclass(frozen=True)
-class LineChart:
-    """A chart with lines over the axis `x_name`. It has no series where no finished run recorded any."""
-
-    title: str
-    series: list[Series]
-    x_name: str
-    better: Better
 
 
 def row_colours(table: Reproduction) -> dict[str, str]:
     return {row.name: colour_of(number) for number, row in enumerate(table.rows)}
 
 
-def curve_charts(results: Results, curves: Sequence[Curve]) -> list[LineChart]:
+def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
     """Returns the charts of columns that have a curve of more than one point, each column over every cost.
 
     The title names the evaluation set that is drawn. It is seldom the one that the column reports.
@@ -57,19 +48,19 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[LineChart]:
         title = f"pass@1 on {column.curve} (%)" + (f", {column.name}" if len(columns) > 1 else "")
         for axis, axis_title in AXIS_TITLES.items():
             series = _series(results, curves, column_panel(column), axis)
-            charts.append(LineChart(title, series, axis_title, "up"))
+            charts.append(Chart(title, series, "up", BAND, x_name=axis_title))
     return charts
 
 
-def panel_charts(results: Results, curves: Sequence[Curve]) -> list[LineChart]:
-    """Returns a chart for each panel of the table."""
+def panel_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
+    """Returns a chart for each panel of the table, without series where no finished run recorded any."""
     axis = results.plan.table.panels_over
-    return [
-        LineChart(
-            panel.title, _series(results, curves, panel, axis), AXIS_TITLES[axis], _better_direction(panel)
-        )
-        for panel in results.plan.table.panels
-    ]
+    charts = []
+    for panel in results.plan.table.panels:
+        series = _series(results, curves, panel, axis)
+        better = _better_direction(panel)
+        charts.append(Chart(panel.title, series, better, BAND, x_name=AXIS_TITLES[axis]))
+    return charts
 
 
 def _better_direction(panel: Panel) -> Better:
@@ -173,7 +164,7 @@ def draw_panels(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
     return _draw_charts(results, charts, min(len(charts), across), paths)
 
 
-def _draw_charts(results: Results, charts: Sequence[LineChart], across: int, paths: Sequence[Path]) -> Figure:
+def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: Sequence[Path]) -> Figure:
     """Draws charts in rows of `across`, with one legend for all, into each of the files."""
     import matplotlib
     from matplotlib.lines import Line2D

@@ -254,7 +254,7 @@ def carry_out(
         """Starts the next command that a run needs; ends the run where there is none."""
         commands, label = commands_of(plan, run, status), labels[run.key]
         command = commands[0] if commands else ()
-        # Without this, a command that succeeds and writes nothing would be started for ever.
+        # Without this check, a command that succeeds and writes nothing would be started again without end.
         if command in tried[run.key]:
             why = f"{command[0]} succeeded but changed nothing (log {run.log})"
             status, command = RunStatus("failed", status.done, why), ()
@@ -281,13 +281,13 @@ def carry_out(
             if run.key not in already_announced:
                 announce(f"{label}: finished before")
         elif missing:
-            announce(f"{label}: skipped, for it needs {', '.join(missing)}")
+            announce(f"{label}: skipped, because it needs {', '.join(missing)}")
         else:
             announce(f"{label}: {status.state}, {status.why}")
         ended.append((run, status))
 
     def end_command(key: Key, code: int, message: str | None = None) -> None:
-        """Records how a command ended; goes on to the run's next one unless it failed."""
+        """Records how a command ended, and starts the run's next one unless it failed."""
         attempt = attempts.pop(key)
         if message is None:
             message = attempt.error_message() if code else ""
@@ -340,7 +340,7 @@ def _program(name: str) -> str:
     path = str(in_environment) if in_environment.is_file() else shutil.which(name)
     if path is None:
         raise ValueError(
-            f"there is no {name} next to {sys.executable} or on the PATH: run ./scripts/setup.sh"
+            f"{name} is neither next to {sys.executable} nor on the PATH: run ./scripts/setup.sh"
         )
     return path
 
@@ -397,7 +397,7 @@ def slurm_script(plan: TableRuns, launcher: Launcher, working_directory: Path) -
         for run in wave:
             cases.append(f"    {len(cases)}) # {run.label}\n        {_shell_line(plan, run, launcher)} ;;")
     if not task_ranges:
-        raise ValueError("nothing is missing: there is no run to put into a SLURM script")
+        raise ValueError("no run is missing: a SLURM script would be empty")
     logs = Path(table.directory) / "logs"
     comment = """\
 #

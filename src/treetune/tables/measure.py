@@ -305,7 +305,7 @@ def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColum
             if plan.statuses[name, seed].state == "failed"
         ]
         if unmet_needs:
-            raise ValueError(f"skipped, for it needs {', '.join(unmet_needs)}")
+            raise ValueError(f"skipped, because it needs {', '.join(unmet_needs)}")
         raise ValueError(f"{status.state}: {status.why}" if status.why else str(status.state))
     folder = run.directory.path
     common: dict[str, Any] = {
@@ -382,7 +382,7 @@ def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, fl
     if path is None:
         raise ValueError(f"the table doesn't say which number of {result}: set value")
     if not result.is_file():
-        raise ValueError(f"not analysed: {result} is not there")
+        raise ValueError(f"not analysed: {result} is missing")
     value: Any = read_result(analysis)
     for key in path.split("."):
         if isinstance(value, dict) and key in value:
@@ -390,8 +390,8 @@ def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, fl
         elif isinstance(value, list) and key.isdigit() and int(key) < len(value):
             value = value[int(key)]
         else:
-            there = ", ".join(value) if isinstance(value, dict) else type(value).__name__
-            raise ValueError(f"{result} has no {path!r}: at {key!r} there is {there}")
+            content = ", ".join(value) if isinstance(value, dict) else type(value).__name__
+            raise ValueError(f"{result} has no {path!r}: instead of {key!r} it has {content}")
     bounds = None
     if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
         if value["low"] is not None and value["high"] is not None:

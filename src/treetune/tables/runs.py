@@ -1,4 +1,4 @@
-"""The runs of a reproduction, and their state on disk."""
+"""The runs of a table of type `reproduction`, and their state on disk."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class RunStatus:
     done: int = 0
     """The number of iterations in its metrics."""
     why: str = ""
-    """The reason for the state, for people."""
+    """A message with the reason for the state."""
     unmeasured: tuple[str, ...] = ()
     """The evaluations that are missing."""
     unanalysed: tuple[str, ...] = ()

@@ -69,8 +69,11 @@ class ExperimentsTable(Table):
     @override
     def check(self, table: ExperimentsTable) -> Iterable[Finding]:
         names = [row.name for row in self.rows]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            yield Finding(f"two rows are called {', '.join(twice)}", "rows", "give each row its own name")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            yield Finding(
+                f"two rows have the same name: {', '.join(repeated)}", "rows", "give each its own name"
+            )
         if not self.output.endswith(".json"):
             yield Finding(
                 f"output {self.output!r} must end in .json; the Markdown file is named after it",
@@ -257,33 +260,37 @@ class Reproduction(Table):
     @override
     def check(self, table: Reproduction) -> Iterable[Finding]:
         rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
-        named = {"rows": rows, "columns": columns, "seeds": list(map(str, self.seeds))}
-        named["panels"] = [panel.name for panel in self.panels]
-        for what, names in named.items():
-            if twice := sorted({name for name in names if names.count(name) > 1}):
+        names_by_key = {
+            "rows": rows,
+            "columns": columns,
+            "seeds": list(map(str, self.seeds)),
+            "panels": [panel.name for panel in self.panels],
+        }
+        for key, names in names_by_key.items():
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            if repeated:
                 yield Finding(
-                    f"two {what} are called {', '.join(twice)}",
-                    what,
-                    "name each once: each stands for itself",
+                    f"two {key} have the same name: {', '.join(repeated)}", key, "give each its own name"
                 )
         if "/" in self.name or self.name.startswith(".") or not self.name.isprintable():
             yield Finding(
-                f"name {self.name!r} is no plain file name, and the table's files are called after it",
+                f"name {self.name!r} is not a plain file name, but the table's files are named after it",
                 "name",
-                "take letters, digits, '-' and '_'",
+                "use letters, digits, '-' and '_'",
             )
         named_rows: list[tuple[str, str | None]] = [("baseline", self.baseline)]
         for key, pairs in (("pairs", self.pairs), ("comparisons", self.comparisons)):
             for number, pair in enumerate(pairs):
                 named_rows += [(f"{key}.{number}.row", pair.row), (f"{key}.{number}.to", pair.to)]
-        for number, one in enumerate(self.columns):
-            of = None if one.speedup is None else one.speedup.of
-            named_rows += [(f"columns.{number}.speedup.of", of), (f"columns.{number}.over", one.over)]
-            if one.over in rows and self.rows[rows.index(one.over)].cell(one.name).experiment is None:
+        for number, column in enumerate(self.columns):
+            speedup_of = None if column.speedup is None else column.speedup.of
+            named_rows.append((f"columns.{number}.speedup.of", speedup_of))
+            named_rows.append((f"columns.{number}.over", column.over))
+            if column.over in rows and self._experiment_of(column.over, column.name) is None:
                 yield Finding(
-                    f"column {one.name!r} is over the row {one.over!r}, which has no experiment there",
+                    f"column {column.name!r} is over the row {column.over!r}, which has no experiment",
                     f"columns.{number}.over",
-                    "name a row with one",
+                    "name a row with an experiment",
                 )
         for key, named_row in named_rows:
             if named_row is not None and named_row not in rows:
@@ -294,14 +301,14 @@ class Reproduction(Table):
             yield from self._check_until(self.until)
         elif self.comparisons:
             yield Finding(
-                "comparisons are looked at while seeds are run, and the table doesn't say until when",
+                "comparisons decide how many seeds are run, but the table has no `until`",
                 "comparisons",
                 "give until: {difference: …, seeds: {at_least: …, at_most: …}}",
             )
         for name, experiment in self.experiments.items():
             if experiment.fork is not None and experiment.fork not in experiment.needs:
                 yield Finding(
-                    f"{name!r} goes on from {experiment.fork!r}, which isn't among what it needs",
+                    f"{name!r} continues from {experiment.fork!r}, which is not in its needs",
                     ("experiments", name, "fork"),
                     f"write needs: ['{experiment.fork}']",
                 )
@@ -310,18 +317,21 @@ class Reproduction(Table):
                 yield from self._check_name(needed, need)
                 if experiment.shared and needed in self.experiments and not self.experiments[needed].shared:
                     yield Finding(
-                        f"{name!r} is shared by all seeds, and every seed has its own {needed!r}",
+                        f"{name!r} is shared by all seeds, but each seed has its own {needed!r}",
                         need,
                         f"make {needed!r} shared as well, or {name!r} not",
                     )
+        all_needs: set[str] = set()
+        for experiment in self.experiments.values():
+            all_needs |= set(experiment.needs)
         try:
-            if all(needed in self.experiments for one in self.experiments.values() for needed in one.needs):
+            if all_needs <= self.experiments.keys():
                 self._sorter(list(self.experiments))
         except CycleError as error:
             yield Finding(
                 f"experiments need each other in a circle: {' → '.join(error.args[1])}",
                 ("experiments", error.args[1][0], "needs"),
-                "leave one of the needs out",
+                "remove one of the needs",
             )
 
     def _check_row(self, number: int, row: MethodRow) -> Iterator[Finding]:
@@ -331,16 +341,16 @@ class Reproduction(Table):
             key = ("rows", str(number), "cells", name)
             if name not in columns:
                 yield Finding(
-                    f"row {row.name!r} has a cell in column {name!r}, which is none",
+                    f"row {row.name!r} has a cell in column {name!r}, which does not exist",
                     key,
                     did_you_mean(name, list(columns)),
                 )
                 continue
             if cell.value is not None and columns[name].analysis is None:
                 yield Finding(
-                    f"a cell's value is a key path in an analysis, and column {name!r} has none",
+                    f"a cell's value is a key path in an analysis, but column {name!r} shows no analysis",
                     (*key, "value"),
-                    "leave it out, or give the column an analysis",
+                    "remove the value, or give the column an analysis",
                 )
             yield from self._check_name(cell.experiment, (*key, "experiment"))
 
@@ -351,14 +361,14 @@ class Reproduction(Table):
                 yield _no_row(name, f"until.rows.{number}", rows)
         if bool(until.rows) == bool(self.comparisons):
             yield Finding(
-                "until adds seeds to its rows or to the table's comparisons, and there are "
+                "until adds seeds for its rows or for the table's comparisons, but there are "
                 + ("both" if until.rows else "neither"),
                 "until.rows",
                 "declare comparisons: [{row: …, to: …}], or name rows to compare with the baseline",
             )
         if until.rows and (self.baseline is None or self.baseline in until.rows):
             yield Finding(
-                "until adds seeds until differences to the baseline are known, and "
+                "until compares its rows with the baseline, but "
                 + ("the table has none" if self.baseline is None else "the baseline is one of its rows"),
                 "baseline" if self.baseline is None else "until.rows",
                 "name another row as the baseline",
@@ -366,27 +376,54 @@ class Reproduction(Table):
         if until.column is not None and until.column not in columns:
             remedy = did_you_mean(until.column, columns)
             yield Finding(f"there is no column {until.column!r}", "until.column", remedy)
+        else:
+            yield from self._check_judged_rows(until)
         least, most = until.seeds.at_least, until.seeds.at_most
         if (most is not None and most < least) or max(least, most or 0) > len(self.seeds):
             yield Finding(
-                f"until asks for {least} to {most or len(self.seeds)} seeds, and the table names"
+                f"until asks for {least} to {most or len(self.seeds)} seeds, but the table has"
                 f" {len(self.seeds)}",
                 "seeds",
-                "name as many as at_most, and at_least no more than that",
+                "name at least at_most seeds, and set at_least to at most at_most",
             )
             return
         if until.assume == "normal":
             return
         count = most or len(self.seeds)
-        alike = confidence_sequence([0.0] * count, until.bound)
-        if alike.high is not None and alike.high > until.difference:
+        equal = confidence_sequence([0.0] * count, until.bound)
+        if equal.high is not None and equal.high > until.difference:
             yield Finding(
-                f"{count} seeds that all come out alike, where they could differ by ±{until.bound:g}, tell a"
-                f" difference to {alike.high:.2g} and not to {until.difference:g}: all would always be run",
+                f"even {count} seeds with equal differences give a half-width of {equal.high:.2g} with bound"
+                f" {until.bound:g}, and not {until.difference:g}: all seeds would always be run",
                 "until.difference",
-                "ask for a larger difference, name more seeds, say a smaller `bound` where runs can't differ"
-                " as much, or leave `until` out and name the seeds to be run",
+                "set a larger difference, name more seeds, set a smaller `bound` if runs can't differ as"
+                " much, or remove `until` and name the seeds to run",
             )
+
+    def _check_judged_rows(self, until: Until) -> Iterator[Finding]:
+        """Yields a finding for each row that `until` compares, but that has no experiment in its column.
+
+        Without its number, no difference is ever known, and no seed would be added.
+        """
+        keys = {f"until.rows.{number}": name for number, name in enumerate(until.rows)}
+        if until.rows and self.baseline is not None:
+            keys["baseline"] = self.baseline
+        for number, pair in enumerate(self.comparisons):
+            keys |= {f"comparisons.{number}.row": pair.row, f"comparisons.{number}.to": pair.to}
+        row_names = [row.name for row in self.rows]
+        for key, name in keys.items():
+            if name in row_names and self._experiment_of(name, self.judged.name) is None:
+                yield Finding(
+                    f"until compares the row {name!r} in column {self.judged.name!r}, where it has no"
+                    " experiment",
+                    key,
+                    "give the row an experiment there, or compare another row",
+                )
+
+    def _experiment_of(self, row_name: str, column_name: str) -> str | None:
+        """Returns the experiment that fills a row's cell; None where nothing is measured."""
+        row = next(row for row in self.rows if row.name == row_name)
+        return row.cell(column_name).experiment
 
     @property
     def judged(self) -> MeasuredColumn:
@@ -413,7 +450,7 @@ class Reproduction(Table):
     def _check_name(self, name: str | None, key: tuple[str, ...]) -> Iterator[Finding]:
         if name is not None and name not in self.experiments:
             yield Finding(
-                f"{name!r} is none of the table's experiments",
+                f"{name!r} is not one of the table's experiments",
                 key,
                 did_you_mean(name, list(self.experiments)),
             )

@@ -59,7 +59,7 @@ def why_empty(cell: CellResult) -> str:
         return DASH
     if cell.column.reach is not None and cell.seeds:
         return f"reached by {len(cell.seeds)} of {len(cell.seeds) + len(cell.absent)} seeds"
-    # Reasons begin with the run's state: "failed: …", "skipped, for it needs …".
+    # Reasons begin with the run's state: "failed: …", "skipped, because it needs …".
     states = {reason.split(":")[0].split(",")[0] for reason in cell.absent.values()}
     return " / ".join(sorted(STATES.get(state, state) for state in states))
 
@@ -336,14 +336,14 @@ def as_markdown(
     parts = [f"# {table.title or table.name}", frame_as_markdown(main_grid(results))]
     parts.append("\n".join(legend(results)))
     if notes := panel_notes(results.plan, panels):
-        parts.append("## Over training")
+        parts.append("## During training")
         if panels:
             parts.append(frame_as_markdown(panel_grid(results, panels)))
         if figure is not None:
-            parts.append(f"![Over training]({figure})")
+            parts.append(f"![During training]({figure})")
         parts.append("\n".join(notes))
     for head, grid, code, note in (
-        (f"Differences to {table.baseline}", difference_grid(results), (), ""),
+        (f"Differences from {table.baseline}", difference_grid(results), (), ""),
         ("Further differences", pair_grid(results), (), ""),
         ("Costs", cost_grid(results), (), COST_NOTE),
         ("Origin of the numbers", seeds_grid(results), ("experiment", "configuration"), ""),
@@ -351,7 +351,7 @@ def as_markdown(
         if len(grid):
             parts += filter(None, [f"## {head}", frame_as_markdown(grid, code), note])
     facts = {**account, "command": f"`{account['command']}`"}
-    parts += ["## How it was made", "\n".join(f"* {key}: {value}" for key, value in facts.items())]
+    parts += ["## About this table", "\n".join(f"* {key}: {value}" for key, value in facts.items())]
     return "\n\n".join(parts) + "\n"
 
 

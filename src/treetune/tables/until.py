@@ -45,8 +45,8 @@ class DifferenceVerdict:
     next_seed: int | None = None
     """The seed to be run next."""
     further: int | None = None
-    """How many further seeds like these would make it as narrow as the table asks for; None where that can't
-    be told, or where all seeds that are left are too few."""
+    """How many further seeds like these would make the interval as narrow as the table asks for; None where
+    that is unknown, and where all remaining seeds are too few."""
 
 
 def grown(plan: TableRuns) -> TableRuns:
@@ -90,16 +90,17 @@ def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerd
     for count, seed in enumerate(table.seeds[:most], start=1):
         if any(not _is_planned(plan, name, seed) for name in names):
             return verdict(count - 1, "more", seed)
-        runs = [plan.run(name, seed) for name in names]
+        # `settings` refuses a table in which one of the rows has no experiment here.
+        row_experiment, other_experiment = names
+        run, other_run = plan.run(row_experiment, seed), plan.run(other_experiment, seed)
+        runs = (run, other_run)
         try:
-            numbers = [
-                read(plan, run, rows_by_name[name], table.judged).value
-                for run, name in zip(runs, (row, to), strict=True)
-            ]
+            value = read(plan, run, rows_by_name[row], table.judged).value
+            other_value = read(plan, other_run, rows_by_name[to], table.judged).value
         except ValueError:  # one of the runs has no result, or none yet
             to_come = any(plan.statuses[run.key].state in TO_DO for run in runs)
             return verdict(len(differences), "more") if to_come else verdict(count, "lacking")
-        differences.append(numbers[0] - numbers[1])
+        differences.append(value - other_value)
         sequence = until.sequence(differences, table.level)
         if count >= least and sequence.half_width is not None:
             if sequence.half_width <= until.difference:
@@ -115,7 +116,7 @@ def _is_planned(plan: TableRuns, name: str, seed: int) -> bool:
 
 
 def _further_seeds(level: float, until: Until, differences: Sequence[float], most: int) -> int | None:
-    """Returns how many further seeds would do if their differences were those seen so far, over and over."""
+    """Returns how many further seeds would suffice if their differences repeated those so far."""
     if len(differences) < 2:
         return None
     for count in range(len(differences) + 1, most + 1):

@@ -48,14 +48,14 @@ from treetune.tables.text import (
     why_empty,
 )
 from treetune.tables.until import grown, verdicts
-from treetune.view.charts import Chart, line_chart
+from treetune.view.charts import line_chart
 from treetune.view.templates import page
 
 
 def make_table(table: Table, command: str, output: Path | None = None) -> int:
     """Writes the table, copies its files to the folder `output` as well, and returns the exit code.
 
-    `command` is the command line that makes it again. Raises ValueError where a required row has no results.
+    `command` is the command line that writes it again. Raises ValueError where a required row has no results.
     """
     if isinstance(table, ExperimentsTable):
         written = write_experiments_table(table)
@@ -264,13 +264,7 @@ def _over_training(
     return {
         "notes": notes or ["Means over seeds; bands are their range."],
         "colours": {name: colour for name, colour in colours.items() if name in drawn_rows},
-        "charts": [
-            line_chart(
-                Chart(chart.title, chart.series, chart.better, "range over seeds", x_name=chart.x_name)
-            )
-            for chart in charts
-            if chart.series
-        ],
+        "charts": [line_chart(chart) for chart in charts if chart.series],
         "ends": _html(panel_grid(results, panels)),
     }
 

@@ -88,7 +88,7 @@ class Guard:
         self._app, self._token, self._base = app, token, outside.path.rstrip("/")
         self._hosts = [*hosts, *([outside.hostname] if outside.hostname else [])]
         self._origin = f"{outside.scheme}://{outside.netloc}"
-        # Cookies are shared by all ports of a host: each viewer needs a name of its own.
+        # Cookies are shared by all ports of a host, so that each viewer needs another name.
         self.cookie = "treetune-" + hashlib.sha256(token.encode()).hexdigest()[:12]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,9 +133,12 @@ class Guard:
         token = request.query_params.get("token")
         if token is not None and self._is_token(token):
             # Moves the token from the address into a cookie, so that it isn't in the history of pages.
-            rest = [(key, value) for key, value in request.query_params.multi_items() if key != "token"]
+            fields = request.query_params.multi_items()
+            other_fields = [(key, value) for key, value in fields if key != "token"]
             # With a single slash: an address that begins with two names another host.
-            address = "/" + request.url.path.lstrip("/") + (f"?{urlencode(rest)}" if rest else "")
+            address = "/" + request.url.path.lstrip("/")
+            if other_fields:
+                address += f"?{urlencode(other_fields)}"
             redirect = RedirectResponse(address, status_code=303)
             redirect.set_cookie(self.cookie, self._token, COOKIE_S, httponly=True, samesite="strict")
             return redirect
@@ -160,7 +163,7 @@ def _refuse(message: str, status: int = 403) -> Response:
 def application(store: Store, token: str, hosts: Sequence[str] = HOSTS, base_url: str = "") -> ASGIApp:
     """Returns the web application for a store, guarded by the token and the names in `hosts`.
 
-    `base_url` is its address behind a proxy.
+    `base_url` is its public address, where a proxy forwards to it.
     """
     routes = [
         Route(page.path, _endpoint(page, store), methods=["GET", "POST"] if page.save else ["GET"])
@@ -234,7 +237,7 @@ def serve(
         read_only: refuses to write notes.
         host: the address to listen on.
         token: None for this user's token, which is kept in the cache.
-        base_url: the address behind a proxy.
+        base_url: the public address, where a proxy forwards to it.
 
     Raises ValueError for a path that doesn't exist, a port that isn't available, and a token that is too
     short."""
@@ -245,7 +248,7 @@ def serve(
     cache = cache_folder()
     own_folder(cache)  # readable by this user alone: it contains answers and problems
     store = Store(folders, cache, files=files, read_only=read_only)
-    token = token or _kept_token(cache / KEPT)
+    token = token or _users_token(cache / KEPT)
     if len(token) < LEAST_TOKEN:
         raise ValueError(
             f"the token has {len(token)} characters and must have at least {LEAST_TOKEN}: a shorter one could"
@@ -285,8 +288,8 @@ def serve(
         uvicorn.Server(config).run(sockets=[listening])
 
 
-def _kept_token(path: Path) -> str:
-    """Returns this user's token, and makes one where there is none yet."""
+def _users_token(path: Path) -> str:
+    """Returns this user's token, which is created at the first start."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:

@@ -1,12 +1,11 @@
 """Charts of curves: their content, and their drawing.
 
-There are two ways to draw a chart on a page, and one for files:
+All code describes a chart as a `Chart` with `Series`. What draws it depends on the place:
 
     viewer      Chart.as_json ──► assets/charts.js (uPlot), which zooms and updates live
     report      line_chart ──► SVG, because a report and a table are single files that need no script
     PNG         draw_series ──► matplotlib
-
-The terminal draws its own, of characters (`terminal.plot`).
+    terminal    terminal.plot ──► characters
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ N_COLOURS = 12
 Better = Literal["up", "down", ""]
 """The direction that is an improvement; empty for neither."""
 
-BETTER_TEXT: Mapping[Better, str] = {"up": "↑ more is better", "down": "↓ less is better", "": ""}
+BETTER_TEXT: Mapping[Better, str] = {"up": "↑ higher is better", "down": "↓ lower is better", "": ""}
 
 BETTER: Mapping[str, Better] = {
     "episodes/reward": "up",
@@ -174,8 +173,8 @@ class Event:
     x: float
     kind: str
     """Chooses how it is drawn: evaluation, restart, sign or resume."""
-    words: str
-    """The text for people."""
+    text: str
+    """Describes it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Commands that show experiments: in a browser, in a terminal, and as a report."""
+"""Commands that show experiments in a browser, in a terminal, and as a report."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from treetune.cli.command import Argument, Command, import_own_parts, say
 
 
 def view(options: argparse.Namespace) -> int:
-    import treetune.parts  # noqa: F401  (registers them: numbers of answers are known by their parts)
+    import treetune.parts  # noqa: F401  (components declare the titles of their numbers)
     from treetune.view.app import serve
 
     paths = [Path(path) for path in options.paths] or [Path("experiments")]
     token = options.token or os.environ.get("TREETUNE_VIEWER_TOKEN")
-    given = {name: getattr(options, name) for name in ("read_only", "host", "base_url")}
-    serve(paths, say, options.port, token=token, **given)
+    serve(
+        paths,
+        say,
+        options.port,
+        token=token,
+        read_only=options.read_only,
+        host=options.host,
+        base_url=options.base_url,
+    )
     return 0
 
 
@@ -29,15 +36,15 @@ def watch(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    import treetune.parts  # noqa: F401  (registers them: numbers of answers are known by their parts)
+    import treetune.parts  # noqa: F401  (components declare the titles of their numbers)
     from treetune.exceptions import ConfigError
-    from treetune.view.report import write_report
+    from treetune.view.report.write import write_report
 
     for directory in options.experiments:
         try:
             import_own_parts(Path(directory))
-        except ConfigError as error:  # what an experiment recorded can be read without its parts
-            say(f"{directory}: {error}; numbers that only these parts know are left out")
+        except ConfigError as error:  # the experiment can be shown without the user's own components
+            say(f"{directory}: {error}; numbers that only these components declare are left out")
     say(str(write_report([Path(directory) for directory in options.experiments], options.output)))
     return 0
 
@@ -78,7 +85,9 @@ COMMANDS = (
         (
             Argument("folders", {"nargs": "*", "metavar": "FOLDER", "help": "default: experiments"}),
             Argument("--run", {"metavar": "NAME", "help": "open this experiment, as the list names it"}),
-            Argument("--metric", {"action": "append", "metavar": "NAME", "help": "its curve; repeatable"}),
+            Argument(
+                "--metric", {"action": "append", "metavar": "NAME", "help": "show its curve; can be repeated"}
+            ),
             Argument("--once", {"action": "store_true", "help": "print one page and end"}),
         ),
     ),

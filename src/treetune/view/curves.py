@@ -125,11 +125,11 @@ def _places_on_axis(members: Sequence[StoredExperiment], over: str) -> Mapping[f
 
 def _running_sum(experiment: StoredExperiment, over: str) -> Mapping[float, float]:
     """Returns the running sum of an axis' metrics, by finished iterations; it is computed once."""
-    if over not in experiment.kept:
+    if over not in experiment.cache:
         amounts = [sum(row.get(key) or 0.0 for key in OVER[over]) for row in experiment.metrics]
         iterations = [float(row["iteration"] + 1) for row in experiment.metrics]
-        experiment.kept[over] = dict(zip(iterations, itertools.accumulate(amounts), strict=True))
-    return experiment.kept[over]
+        experiment.cache[over] = dict(zip(iterations, itertools.accumulate(amounts), strict=True))
+    return experiment.cache[over]
 
 
 def _distinct_name(names: Sequence[str], all_names: Sequence[str]) -> str:
@@ -275,12 +275,12 @@ def _points_of_single(bunch: Bunch, metric: str) -> list[tuple[float, float]]:
     """
     [member] = bunch.members
     key = f"{metric} {bunch.over}"
-    if key not in member.kept:
+    if key not in member.cache:
         points = member.curve(metric)
         if bunch.places:
             points = [(bunch.places[x], y) for x, y in points if x in bunch.places]
-        member.kept[key] = _thin_points(points)
-    return member.kept[key]
+        member.cache[key] = _thin_points(points)
+    return member.cache[key]
 
 
 def _line(
@@ -402,13 +402,13 @@ def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
 
 
 def _order_of_event(event: Event) -> tuple[float, str, str]:
-    return event.x, event.kind, event.words
+    return event.x, event.kind, event.text
 
 
 def events_of_several(experiments: Mapping[str, StoredExperiment]) -> list[Event]:
     """Returns the events of several experiments with their names, without evaluations, which are points."""
     events = [
-        replace(event, words=f"{name}: {event.words}")
+        replace(event, text=f"{name}: {event.text}")
         for name, experiment in experiments.items()
         for event in events_of(experiment)
         if event.kind != "evaluation"

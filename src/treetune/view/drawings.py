@@ -421,12 +421,12 @@ def tree_html(
         "tree.html",
         problem=group[this].group,
         answer=group[this].trajectory,
-        drawn=_tree_rectangles(group, texts, this, path, top, height, scale, address),
+        rectangles=_tree_rectangles(group, texts, this, path, top, height, scale, address),
         wide=WIDE,
         high=height,
         rows=_path_rows(group, texts, this, path, scale, address),
         shown=len(top.answers),
-        there=len(group),
+        answer_count=len(group),
         above=address(this, top.depth - 1) if address and top.depth else None,
         whole=address(this, 0) if address and top.depth > 1 else None,
     )
@@ -478,7 +478,7 @@ def _tree_rectangles(
                 "shade": shade(min(1.0, max(0.0, step.expected)), 1.0),
                 "credit": shade(step.advantage, scale) if step.advantage is not None else "",
                 "label": label,
-                "words": _tooltip(step, group, texts),
+                "tooltip": _tooltip(step, group, texts),
                 "href": href_of(step, above),
                 "here": id(step) in on_path,
                 "thread": step.thread,
@@ -516,7 +516,7 @@ def _path_rows(
                 "credit": shade(step.advantage, scale) if step.advantage is not None else "",
                 "right": sum(group[number].correct for number in step.answers),
                 "others": len(other_steps),
-                "alike": [
+                "sibling_groups": [
                     (merged, address and address(merged.answers[0], above.depth)) for merged in merged_steps
                 ],
             }

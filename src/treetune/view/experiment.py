@@ -51,7 +51,7 @@ class StoredExperiment:
     """Messages on files that are missing or can't be read."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
     """The plan of an iteration when the run started, by names of metrics."""
-    kept: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
     """Values computed from these, for the next request."""
 
     @property
@@ -90,7 +90,7 @@ class StoredExperiment:
         return not self.running and bool(self.metrics) and self.metrics[-1].get("diagnostics/stop") == 1
 
     @property
-    def bits_rest_on(self) -> Mapping[str, Any]:
+    def environment(self) -> Mapping[str, Any]:
         """The manifest's versions and machine; runs of earlier versions have them at its top."""
         return self.manifest.get("bits_rest_on") or self.manifest
 
@@ -108,10 +108,10 @@ class StoredExperiment:
 
     def curve(self, key: str) -> list[tuple[float, float]]:
         """Returns (finished iterations, value) of a metric, where it is a finite number."""
-        if key not in self.kept:
+        if key not in self.cache:
             points = [(row["iteration"] + 1, row[key]) for row in self.metrics if _is_number(row.get(key))]
-            self.kept[key] = [(float(x), float(y)) for x, y in points]
-        return self.kept[key]
+            self.cache[key] = [(float(x), float(y)) for x, y in points]
+        return self.cache[key]
 
 
 def _is_number(value: object) -> bool:

@@ -90,9 +90,11 @@ def environment() -> Environment:
 
 
 def earned_by_each(rewards: Iterable[float | None]) -> str:
-    """Writes what continuations earned: ``6 earned 1, 3 earned 0``."""
-    known = Counter("an unknown reward" if one is None else number(one) for one in rewards)
-    return ", ".join(f"{times} earned {reward}" for reward, times in known.most_common())
+    """Returns a text on the rewards of continuations: "6 earned 1, 3 earned 0"."""
+    counts: Counter[str] = Counter()
+    for reward in rewards:
+        counts["an unknown reward" if reward is None else number(reward)] += 1
+    return ", ".join(f"{count} earned {reward}" for reward, count in counts.most_common())
 
 
 def in_seconds(seconds: float) -> str:

@@ -63,14 +63,14 @@ KEYS = {
 _KEY = re.compile(rb"\x1b[\[O][0-9;]*[~A-Za-z]|.", re.DOTALL)
 
 HELP = """\
-↑ ↓ j k     choose; in one, scroll
+↑ ↓ j k     select an experiment, or scroll
 Enter l →   open an experiment
-Esc h ←     back to all of them
-n p         the next, the one before
-Space b     a page down, up
-g G         to the top, to the end
-a           answers whole, or a line each
-q           leave"""
+Esc h ←     back to the list
+n p         next, previous experiment
+Space b     page down, up
+g G         first, last line
+a           full answers, or one line each
+q           quit"""
 
 STATES = {
     "running": ("▶", "green"),
@@ -92,7 +92,7 @@ CURVES, EVENTS, ANSWERS = 4, 5, 5
 WHOLE = 4000
 """The most characters of an answer that is shown in all of its lines."""
 
-BETTER = {"up": "up is better", "down": "down is better", "": ""}
+BETTER = {"up": "higher is better", "down": "lower is better", "": ""}
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Dots of a braille pattern, by row and column."""
@@ -121,8 +121,8 @@ def _accuracy(accuracy: Accuracy, *, bounds: bool = True) -> str:
     return f"{accuracy.value:.3f} [{accuracy.low:.3f}, {accuracy.high:.3f}]"
 
 
-def _title(words: str) -> Text:
-    return Text(f"\n{words}", style="bold")
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
 
 
 # All experiments
@@ -206,16 +206,19 @@ def run_page(
     braille: bool = True,
     whole: bool = False,
 ) -> RenderableType:
-    """Returns an experiment's curves (of `metrics`; without them default), its time, events, and a few
-    answers. With `whole`, answers have all of their lines.
+    """Returns a page about an experiment: status, curves, time by phase, events and a few answers.
+
+    Args:
+        metrics: the metrics whose curves are drawn; empty for default ones.
+        whole: shows all lines of answers.
 
     Raises ValueError for files that can't be read and for a metric that was not recorded.
     """
     experiment, status = store.experiment(run), store.status(run)
-    left = f", {duration(status.seconds_left)} left" if status.seconds_left is not None else ""
+    time_left = f", {duration(status.seconds_left)} left" if status.seconds_left is not None else ""
     parts: list[RenderableType] = [
         line_of(run.name, "bold"),
-        _state(status) + line_of(f"  {_progress(status)} iterations{left}"),
+        _state(status) + line_of(f"  {_progress(status)} iterations{time_left}"),
     ]
     if status.why:
         parts.append(_reason(status))
@@ -227,7 +230,8 @@ def run_page(
         over = f" over {accuracy.problems} problems" if accuracy.problems else ""
         text = f"pass@1 on {accuracy.label} after {accuracy.iteration}: {_accuracy(accuracy)}"
         parts.append(line_of(f"{text} (95 % interval{over})" if accuracy.low is not None else text))
-    if charts := _charts_of(experiment, metrics):
+    charts = _charts_of(experiment, metrics)
+    if charts:
         columns = 2 if width >= TWO_CURVES and len(charts) > 1 else 1
         grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
         for _ in range(columns):
@@ -248,14 +252,16 @@ def run_page(
                 Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
             )
         parts += [_title("time by phase"), times]
-    if rows_of_plan := compare_with_plan(experiment):
+    rows_of_plan = compare_with_plan(experiment)
+    if rows_of_plan:
         planned = Table.grid(padding=(0, 2, 0, 0))
         for row in (("", "planned", "measured", ""), *rows_of_plan):
             planned.add_row(*map(Text, row))
         parts += [_title("an iteration, planned and measured"), planned]
-    if events := events_of(experiment)[-EVENTS:]:
+    events = events_of(experiment)[-EVENTS:]
+    if events:
         parts.append(_title("last events"))
-        parts += [line_of(f"after {event.x:.0f}: {event.words}") for event in events]
+        parts += [line_of(f"after {event.x:.0f}: {event.text}") for event in events]
     try:
         title, answers = newest_answers(run, ANSWERS)
     except (ValueError, KeyError, OSError) as error:
@@ -278,8 +284,8 @@ def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Cha
     recorded = metric_names([experiment])
     for name in metrics:
         if name not in recorded:
-            there = ", ".join(recorded) or "none yet"
-            raise ValueError(f"{experiment.name} has no metric {name!r}; there are {there}")
+            available = ", ".join(recorded) or "none yet"
+            raise ValueError(f"{experiment.name} has no metric {name!r}; available: {available}")
     return chosen_charts(made, metrics)
 
 
@@ -289,13 +295,19 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
     title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
     title.append(f"  {BETTER[chart.better]}" if chart.better else "", style="dim")
     if not drawn:
-        return Group(title, Text("no finite value yet", style="dim"))
+        return Group(title, Text("no finite values yet", style="dim"))
+    first, last = min(curve[0][0] for curve in drawn), max(curve[-1][0] for curve in drawn)
+    distinct_values: set[float] = set()
+    for curve in drawn:
+        distinct_values |= {y for _, y in curve}
+    if len(distinct_values) == 1 and first < last:
+        # A flat line, such as the reward of demonstrations, isn't worth several lines of the screen.
+        return Group(title, Text(f"always {number(distinct_values.pop())}, {first:.0f} to {last:.0f}", "dim"))
     low, high = _bounds(drawn)
     labels = [number(high), *[""] * (HEIGHT - 2), number(low)]
     margin = max(map(len, labels))
     dots = plot(drawn, max(8, width - margin - 1), HEIGHT, braille=braille)
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, dots, strict=True)]
-    first, last = min(curve[0][0] for curve in drawn), max(curve[-1][0] for curve in drawn)
     newest = []
     for series in chart.series:
         name = f"{series.name.rpartition(': ')[2]} " if len(chart.series) > 1 else ""
@@ -308,15 +320,16 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
 
 
 def _answer(name: str, score: float | None, outcome: str, text: str, whole: bool) -> Text:
-    points = "?" if score is None else number(score)
-    head = line_of(f"{points:>4}{'' if outcome in ('ok', '') else f' {outcome}'}  {name}  ", "bold")
+    score_text = "?" if score is None else number(score)
+    remark = "" if outcome in ("ok", "") else f" {outcome}"
+    head = line_of(f"{score_text:>4}{remark}  {name}  ", "bold")
     if not whole:
         line = head + line_of(text)
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
-    beginning, left = cut(text, WHOLE)
-    rest = f"\n… and {left} characters more" if left else ""
-    return head + Text(f"\n{visible(beginning)}{rest}\n")
+    beginning, left_out = cut(text, WHOLE)
+    remark = f"\n… and {left_out} more characters" if left_out else ""
+    return head + Text(f"\n{visible(beginning)}{remark}\n")
 
 
 def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | None, str, str]]]:
@@ -381,13 +394,21 @@ def plot(curves: Sequence[Curve], width: int, height: int, *, braille: bool = Tr
                 grid[row][column] = True
     if not braille:
         return ["".join("*" if dot else " " for dot in row) for row in grid]
-    return [
-        "".join(
-            chr(BRAILLE + sum(DOTS[i][j] for i in range(4) for j in range(2) if grid[top + i][left + j]))
-            for left in range(0, columns, across)
-        )
-        for top in range(0, rows, down)
-    ]
+    lines = []
+    for top in range(0, rows, down):
+        characters = [_braille_character(grid, top, left) for left in range(0, columns, across)]
+        lines.append("".join(characters))
+    return lines
+
+
+def _braille_character(grid: Sequence[Sequence[bool]], top: int, left: int) -> str:
+    """Returns the character with the dots of the grid's 4 × 2 cells from there on."""
+    code = BRAILLE
+    for row, codes_of_row in enumerate(DOTS):
+        for column, code_of_dot in enumerate(codes_of_row):
+            if grid[top + row][left + column]:
+                code += code_of_dot
+    return chr(code)
 
 
 def _bounds(curves: Sequence[Curve]) -> tuple[float, float]:
@@ -399,19 +420,19 @@ def _bounds(curves: Sequence[Curve]) -> tuple[float, float]:
 
 def bar(share: float, width: int, *, braille: bool = True) -> str:
     """Returns a bar as long as a share of `width`; what is above 0 can be seen."""
-    whole, rest = divmod(max(0.0, min(1.0, share)) * width, 1)
     if not braille:
         return "#" * max(round(share * width), 1 if share > 0 else 0)
-    part = math.ceil(rest * 8) if share > 0 else 0
-    return "█" * int(whole) + ("" if part == 0 else "█" if part == 8 else "▏▎▍▌▋▊▉"[part - 1])
+    whole, fraction = divmod(max(0.0, min(1.0, share)) * width, 1)
+    eighths = math.ceil(fraction * 8) if share > 0 else 0
+    return "█" * int(whole) + ("", *"▏▎▍▌▋▊▉█")[eighths]
 
 
 # The screen
 
 
 class TerminalView:
-    """The pages and what keys do: all experiments or `open` one of them, `selected` and `top` (the first
-    line)."""
+    """The state of the screen: the list of experiments with the `selected` one, or the `open` experiment from
+    the line `top` on. Draws pages and handles keys."""
 
     def __init__(self, store: Store, console: Console, metrics: Sequence[str]) -> None:
         self.store, self.console, self.metrics = store, console, metrics
@@ -444,9 +465,9 @@ class TerminalView:
             body = self._lines(line_of(error, "red"))
         seen = body[self.top : self.top + room]
         more = f"  {self.top + 1}–{self.top + len(seen)} of {len(body)} lines" if len(body) > room else ""
-        keys = "Esc all · n next · a answers" if self.open else "Enter open"
+        keys = "Esc list · n next · a answers" if self.open else "Enter open"
         heading = Text("treetune watch" + more, style="bold", no_wrap=True, overflow="ellipsis")
-        footer = Text(f"{keys} · q leave · ? keys", style="dim", no_wrap=True, overflow="ellipsis")
+        footer = Text(f"{keys} · q quit · ? help", style="dim", no_wrap=True, overflow="ellipsis")
         lines = (Segments([*line, Segment.line()]) for line in seen)
         return Group(heading, *lines, *[Text("")] * (room - len(seen)), footer)
 
@@ -473,10 +494,10 @@ class TerminalView:
         return self.console.render_lines(page, self.console.options.update(height=None), pad=False)
 
     def _nothing(self) -> Text:
-        return line_of(f"no experiment yet below {', '.join(map(str, self.store.folders))}")
+        return line_of(f"no experiments yet in {', '.join(map(str, self.store.folders))}")
 
     def press(self, key: str) -> bool:
-        """Does what a key means, and returns whether it goes on."""
+        """Handles a key, and returns False for the key that quits."""
         page = max(1, self.console.height - 3)
         steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "top": -(10**6), "end": 10**6}
         if key == "quit":
@@ -521,7 +542,7 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
         sys.stdout.reconfigure(errors="replace")
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
     if not once and not (sys.stdin.isatty() and console.is_terminal and not console.is_dumb_terminal):
-        raise ValueError("standard input or output is not a terminal: --once prints a single page and ends")
+        raise ValueError("standard input or output is not a terminal: use --once to print a single page")
     with TemporaryDirectory() as cache:  # nothing here makes an index of answers
         store = Store(folders, Path(cache))
         watched, runs = TerminalView(store, console, metrics), store.runs()

@@ -80,8 +80,8 @@ def test_many_answers_go_through_in_bunches(tmp_path: Path, monkeypatch: pytest.
     ("label", "iteration", "message"),
     [
         (None, None, "evaluations of easy, hard: choose one with --set"),
-        ("esay", None, "no evaluation of 'esay'; there are easy, hard"),
-        ("easy", 3, "not measured after 3 iterations of .*; it was after 0, 4"),
+        ("esay", None, "no evaluation of 'esay'; it has easy, hard"),
+        ("easy", 3, "not evaluated after 3 iterations of .*, only after 0, 4"),
     ],
 )
 def test_an_evaluation_that_is_not_there_is_answered_with_what_is(
@@ -98,6 +98,6 @@ def test_a_damaged_answer_is_named_and_leaves_no_file(tmp_path: Path) -> None:
     with chosen.answers.open("a") as file:
         file.write('{"problem": "te')
     for name in ("log.eval", "log.json"):
-        with pytest.raises(ValueError, match=r"answers.jsonl:5 is no answer .* evaluate again"):
+        with pytest.raises(ValueError, match=r"answers.jsonl:5 is not an answer .* evaluate again"):
             write_inspect_log(chosen, tmp_path / name)
         assert not (tmp_path / name).exists()

@@ -75,7 +75,7 @@ def test_a_card_is_of_its_own_weights_and_not_of_later_ones(tmp_path: Path) -> N
     write_checkpoint(experiment, 2)
     assert "0.250 [0.125, 0.375]" in model_card(checkpoint_at(first), SAID).text
     last = model_card(checkpoint_at(experiment / "checkpoints/last"), SAID)
-    assert "Nothing was measured on these weights." in last.text
+    assert "These weights were not evaluated." in last.text
 
 
 def test_what_it_is_measured_on_is_not_what_it_was_trained_on(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_nobody_said_is_missing_and_not_made_up(tmp_path: Path) -> None:
     assert len(missing(checkpoint, Licences())) == 3
     assert missing(checkpoint, Licences("mit", "mit", "me/base")) == []
     assert "Licence of the data: not stated" in str(model_card(checkpoint, Licences()))
-    with pytest.raises(ValueError, match=r"lacks .*--license.*--data-license.*--base-model"):
+    with pytest.raises(ValueError, match=r"needs .*--license.*--data-license.*--base-model"):
         parcel_of(checkpoint, "me/tiny", Licences())
 
 
@@ -129,14 +129,14 @@ def test_data_of_the_training_that_it_began_from_is_data_of_the_weights(tmp_path
     assert missing(checkpoint, Licences("mit")) == [OF_THE_DATA]
     card = model_card(checkpoint, SAID)
     assert card.data.datasets == ["someone/sums"]
-    assert "`someone/sums`, revision `v2` (of the training that this one began from)" in card.text
+    assert "`someone/sums`, revision `v2` (in earlier training, which this one started from)" in card.text
     (start / "config.json").unlink()
     assert OF_THE_DATA in missing(checkpoint, Licences("mit"))
 
 
 @pytest.mark.parametrize("name", ["not there/", "a b", "me/tiny/more"])
 def test_a_name_that_is_none_is_refused(policy: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="no repository's name"):
+    with pytest.raises(ValueError, match="is not a repository name"):
         parcel_of(checkpoint_at(policy), name, SAID)
 
 
@@ -145,7 +145,7 @@ def test_damaged_weights_and_what_is_no_checkpoint_are_not_sent(policy: Path) ->
     (policy / "model.safetensors").write_bytes(b"\1" * 64)
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
         parcel_of(checkpoint_at(policy), "me/tiny", SAID)
-    with pytest.raises(ValueError, match="is no checkpoint: give an experiment's"):
+    with pytest.raises(ValueError, match="is not a checkpoint: give one of an experiment"):
         checkpoint_at(policy.parents[3])
 
 
@@ -166,7 +166,7 @@ def test_a_dry_run_shows_what_would_be_sent_and_asks_nobody(policy: Path) -> Non
     with stand_in_hub() as hub:
         done = _push(policy, hub, "--dry-run", token=None)
     assert done.returncode == 0 and hub.requests == []
-    assert "This would be sent to me/tiny (public):" in done.stdout
+    assert "This would be uploaded to me/tiny (public):" in done.stdout
     assert "model.safetensors  64 bytes" in done.stdout
 
 
@@ -175,5 +175,5 @@ def test_without_a_token_and_with_a_wrong_one_it_says_so(policy: Path) -> None:
         none = _push(policy, hub, token=None)
         assert none.returncode == 2 and "HF_TOKEN is not set" in none.stderr and hub.requests == []
         wrong = _push(policy, hub, token="hf_another")
-    assert wrong.returncode == 1 and "didn't take me/tiny" in wrong.stderr and "401" in wrong.stderr
+    assert wrong.returncode == 1 and "uploading me/tiny to" in wrong.stderr and "401" in wrong.stderr
     assert "hf_another" not in wrong.stdout + wrong.stderr

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.view.report.page import Page
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens
-from treetune.view.report import write_report
+from treetune.view.report.write import write_report
 from treetune.vocabulary import Episode, TextCodec
 
 CODEC = TextCodec(

@@ -17,7 +17,7 @@ from treetune.lab.analyzers.step_credit import step_credit
 from treetune.rollouts.credit import Group
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens
 from treetune.tree import answers_of
-from treetune.view.report import write_report
+from treetune.view.report.write import write_report
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 NINE = step_credit([2, 4], 0.0, [0.25, 0.25, -0.75, -0.75], [2, 4], (0.5, 0.75), (0.1, math.inf)).plain()
@@ -50,7 +50,7 @@ def looked_at(path: Path, credit: dict[str, Any], truth: int = 0, **more: Any) -
 
 def test_methods_stand_side_by_side_with_values_intervals_and_costs(tmp_path: Path) -> None:
     html, text = microscope(looked_at(tmp_path / "run", {"K=9": NINE, "GRPO": GROUP}, truth=64))
-    assert "iteration 5" in text and "Truth: 64 continuations" in text and "reward 0, unfinished" in text
+    assert "iteration 5" in text and "means over 64 continuations" in text and "reward 0, unfinished" in text
     assert "812 tokens an answer" in text and "V 0.50 [0.30, 0.70]" in " ".join(text.split())
     assert "+0.25" in text and "-0.75" in text
     assert text.count("-0.00") == 0, "next to nothing has no sign"
@@ -135,6 +135,6 @@ def test_each_turn_is_a_line_with_its_reward_and_what_was_said_to_it_is_marked(t
     page = report(path)
     said = sum(one.text.count("+") + one.text.count("-") for one in answers_of(trees))
     assert len(page.texts("injected")) == said + 1, "and one in the words that explain it"
-    assert "injected and not sampled" in page.text
+    assert "not sampled by the policy" in page.text
     first = next(one for one in answers_of(trees) if one.step_rewards)
     assert [reward for reward in first.step_rewards if f"r {reward:+.3g}" not in page.text] == []

@@ -90,10 +90,10 @@ def test_numbers_have_three_digits_and_no_noise() -> None:
 @pytest.mark.parametrize(
     ("better", "half", "words", "is_there"),
     [
-        ("down", 0.0, "↓ less is better", True),
+        ("down", 0.0, "↓ lower is better", True),
         ("down", 0.0, "band:", False),
         ("", 0.0, "better", False),
-        ("up", 0.1, "↑ more is better; band: range over seeds", True),
+        ("up", 0.1, "↑ higher is better; band: range over seeds", True),
     ],
 )
 def test_a_figure_says_which_way_is_better_and_what_its_band_is(

@@ -17,8 +17,8 @@ from treetune.rollouts.numbers import declared
 from treetune.tables.columns import by_problem, number_in, value_named
 from treetune.view.experiment import StoredExperiment
 from treetune.view.report import sections as base
-from treetune.view.report import write_report
 from treetune.view.report.recorded import NumbersSection
+from treetune.view.report.write import write_report
 
 
 def titles(page: Page) -> set[str | None]:
@@ -64,7 +64,7 @@ def test_signs_of_collapse_are_a_table_with_the_iterations_that_showed_them(tmp_
     words = ("entropy has collapsed", "at the end", "4–6, 9, 12", "train/entropy", "answers are cut off")
     assert lacking(page, *words) == []
     assert "gradient norm does not settle" not in page.text, "it was not looked for"
-    assert "12 of 20 (stopped by a collapse sign)" in page.text
+    assert "12 of 20 (stopped by a sign of collapse)" in page.text
     assert "the run was stopped by a sign of collapse" in page.text
     assert "continues with the same command" not in page.text
 
@@ -90,7 +90,7 @@ def test_a_sign_has_its_key_value_and_threshold_and_the_stop_its_last_good_weigh
         (path / "checkpoints" / f"{number:04d}" / "state.json").write_text("{}")
     page = report(path)
     if not stopped:
-        assert "for fewer than 2 iterations" in page.text and "stopped for it" not in page.text
+        assert "for fewer than 2 iterations" in page.text and "stopped at this sign" not in page.text
         return
     words = (
         "entropy_low",
@@ -179,8 +179,8 @@ def test_values_that_are_no_numbers_are_left_out_of_curves(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("episodes", "words"),
     [
-        (tuple(replace(one, step_values=None) for one in EPISODES), "no values of steps"),
-        ((episode("46\n#46", None, 1.0),), "carry no advantages"),
+        (tuple(replace(one, step_values=None) for one in EPISODES), "no values of states"),
+        ((episode("46\n#46", None, 1.0),), "No advantages are stored"),
     ],
 )
 def test_episodes_without_values_or_credit_are_shown_without(
@@ -227,7 +227,7 @@ def test_a_wrong_directory_is_an_error_that_names_what_lies_below_it(tmp_path: P
 
 @pytest.fixture
 def _the_lists_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    base.all_sections()
+    # Sections that a test defines are not in the reports of other tests.
     monkeypatch.setattr(base, "_SECTIONS", list(base._SECTIONS))
 
 
@@ -318,10 +318,10 @@ def test_each_domain_has_a_curve_and_a_row_with_its_interval_and_weights_are_dra
         share = (0.5 + 25 / 60) * start
         assert f"{name} test {share:.3f} [{share - 0.05:.3f}, {share + 0.05:.3f}]" in page.words
     assert "share of correct answers" in page.text and "spread of the advantages" in page.text
-    assert "nobody could grade" not in page.text, "what is always 0 has no chart"
-    assert "the weights ask for" not in page.text
+    assert "could not be graded" not in page.text, "what is always 0 has no chart"
+    assert "by the domain's weight" not in page.text
     moved = report(of_domains(tmp_path / "moved", moved=True), tmp_path / "mixed")
-    assert "the weights ask for" in moved.text
+    assert "by the domain's weight" in moved.text
     assert [name for name in DOMAINS if f"pass@1 on test, domain {name}" not in moved.text] == []
 
 

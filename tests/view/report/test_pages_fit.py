@@ -15,7 +15,7 @@ from treetune.tables.curves import curves, panel_curves
 from treetune.tables.measure import measure
 from treetune.tables.settings import CellSource, MethodRow
 from treetune.tables.write import as_html
-from treetune.view.report import write_report
+from treetune.view.report.write import write_report
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 BEYOND = """

@@ -1,7 +1,8 @@
-"""The order of next steps by their values, held against their true order."""
+"""The order of next steps by their values, compared with their true order."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from treetune.rollouts.answers import steps_of
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.seeds import derive_seed
-from treetune.vocabulary import joined, token_array
+from treetune.vocabulary import Trajectory, joined, token_array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,36 +39,37 @@ if TYPE_CHECKING:
     from treetune.runtime.sampler import Sampler
 
 CLEAR_ERRORS = 2.0
-"""A pair is clear where its truths differ by more than this many of their standard errors."""
+"""A pair is clear where its true values differ by more than this many of their standard errors."""
 
 Row = Mapping[str, Any]
-Step = tuple[int, ...]
-"""An answer so far: the token ids up to the end of a step."""
+"""A state with its next steps, their true values and their predictions; see `ActionRanking.measure`."""
+PrefixIds = tuple[int, ...]
+"""The token ids of an answer up to the end of a step."""
 
 
 @Analyzer.register("action_ranking")
 @dataclass(frozen=True, kw_only=True)
 class ActionRanking(OfCheckpoints):
-    """Next steps that the policy may take from one state, in the order that values put them in
+    """Compares the order of the policy's next steps by estimated values with their true order
     (Kazemnejad et al., arXiv:2410.01679, section 7: the best of five next steps).
 
-    From each state continuations are sampled and cut at their next step boundary. Different steps are kept;
-    a step that ends the answer is left out, since it is graded and not valued. A step's prediction is the
-    mean of fresh continuations, or the critic's value of the state that it leads to.
+    Continuations of a state are sampled and cut at their next step boundary, which gives its next steps. A
+    step that ends the answer is left out, because it is graded and has no value to estimate. A step is
+    predicted by the mean of fresh continuations, or by the critic's value of the state that it leads to.
     """
 
     rollouts: Annotated[int, Gt(1)] = 256
-    """Continuations of a step whose mean is its truth."""
+    """Continuations of a step, whose mean reward counts as its true value."""
     samples: Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)] = (1, 3, 9)
-    """Numbers of continuations that predict it."""
+    """Values of K: means of K continuations predict a step's value."""
     alternatives: Annotated[int, Gt(1)] = 5
-    """Continuations of a state that give its next steps."""
+    """Continuations of a state, each of which gives a next step."""
     at_least: Annotated[int, Gt(1)] = 3
-    """Different next steps that a state needs."""
+    """The fewest different next steps of a state that is ranked."""
     states: Annotated[int, Gt(0)] = 48
-    """States that are ranked."""
+    """The most states that are ranked at a checkpoint."""
     candidates: Annotated[int, Gt(0)] = 256
-    """States that are tried for it."""
+    """States whose next steps are sampled; many have too few different ones."""
     problems: Annotated[int, Ge(1)] = 64
     """Training problems whose answers give the candidate states."""
 
@@ -77,7 +79,10 @@ class ActionRanking(OfCheckpoints):
 
     def __post_init__(self) -> None:
         if self.at_least > self.alternatives:
-            raise ValueError(f"at_least {self.at_least} of {self.alternatives} alternatives can't be had")
+            raise ValueError(
+                f"at_least is {self.at_least} and exceeds alternatives, which is {self.alternatives}: raise"
+                " alternatives"
+            )
 
     @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
@@ -89,36 +94,43 @@ class ActionRanking(OfCheckpoints):
             trajectories, origins[str(point)], critic = judged_at(
                 sampler, point, work, self.seed, self.problems
             )
-            chosen = choose_states(trajectories, self.candidates, self.seed, point)
-            what = f"next steps after iteration {point}"
-            with sampler.phase(what, "continuations") as show:
+            candidates = choose_states(trajectories, self.candidates, self.seed, point)
+            with sampler.phase(f"next steps after iteration {point}", "continuations") as show:
                 context = context_at(sampler, point, work, self.seed, "actions", show)
-                rows += self.measure(context, chosen, critic)
+                rows += self.measure(context, candidates, critic)
         if not rows:
             raise ValueError(
                 f"none of the {self.candidates} states has {self.at_least} different next steps among"
-                f" {self.alternatives}: the policy is too sure, or its answers have one step: raise"
-                " alternatives, lower at_least, or look at an earlier checkpoint"
+                f" {self.alternatives}: the policy is too certain, or its answers have a single step. Raise"
+                " alternatives, lower at_least, or analyse an earlier checkpoint"
             )
         return Findings({**self.summarise(rows), "answers": origins}, rows)
 
     def measure(
         self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticValues | None
     ) -> list[Row]:
-        """Returns one row for each state that has enough next steps: their truths and predictions."""
-        found = zip(states, self._next_steps(context, states), strict=True)
-        kept = [(state, steps) for state, steps in found if len(steps) >= self.at_least][: self.states]
-        nodes = [(state.trajectory, step) for state, steps in kept for step in steps]
+        """Returns a row for each of the first `states` states with enough next steps."""
+        assert context.engine is not None
+        alternatives = context.engine.run(self._next_steps_of_all(context, states))
+        ranked = []
+        for state, steps in zip(states, alternatives, strict=True):
+            if len(steps) >= self.at_least:
+                ranked.append((state, steps))
+        del ranked[self.states :]
+        # All steps of all states in one list, so that their continuations are sampled together.
+        nodes: list[tuple[Trajectory, PrefixIds]] = []
+        for state, steps in ranked:
+            nodes += [(state.trajectory, step) for step in steps]
         truths = iter(continue_prefixes(context, nodes, self.rollouts, TRUTH))
-        tried = iter(continue_prefixes(context, nodes, sum(self.samples), ESTIMATE))
-        reached = [joined([answer.prompt_ids, token_array(step)]) for answer, step in nodes]
-        values = iter(critic(reached) if critic else ())
+        estimates = iter(continue_prefixes(context, nodes, sum(self.samples), ESTIMATE))
+        state_ids = [joined([answer.prompt_ids, token_array(step)]) for answer, step in nodes]
+        critic_values = iter(critic(state_ids) if critic else ())
         rows: list[Row] = []
-        for state, steps in kept:
-            of_state = [next(truths).rewards for _ in steps]
-            predictions = self._means([next(tried).rewards for _ in steps])
+        for state, steps in ranked:
+            true_rewards = [next(truths).rewards for _ in steps]
+            predictions = self._means([next(estimates).rewards for _ in steps])
             if critic:
-                predictions[CRITIC] = [next(values) for _ in steps]
+                predictions[CRITIC] = [next(critic_values) for _ in steps]
             rows.append(
                 {
                     "checkpoint": context.iteration,
@@ -128,111 +140,117 @@ class ActionRanking(OfCheckpoints):
                     "position": state.position,
                     "text": context.codec.decode(state.prefix_ids),
                     "steps": [context.codec.decode(step[state.start :]) for step in steps],
-                    "truths": [math.fsum(rewards) / len(rewards) for rewards in of_state],
-                    "truth_errors": [math.sqrt(pvariance(r) / len(r)) for r in of_state],
+                    "truths": [math.fsum(rewards) / len(rewards) for rewards in true_rewards],
+                    "truth_errors": [
+                        math.sqrt(pvariance(rewards) / len(rewards)) for rewards in true_rewards
+                    ],
                     "predictions": predictions,
                 }
             )
         return rows
 
-    def _next_steps(self, context: RolloutContext, states: Sequence[ChosenState]) -> list[list[Step]]:
-        """Returns for each state the different answers so far that it may become with one more step."""
+    async def _next_steps_of_all(
+        self, context: RolloutContext, states: Sequence[ChosenState]
+    ) -> list[list[PrefixIds]]:
+        return await asyncio.gather(*(self._next_steps(context, state) for state in states))
+
+    async def _next_steps(self, context: RolloutContext, state: ChosenState) -> list[PrefixIds]:
+        """Returns the different prefixes that the state may become with one more step."""
         assert context.engine is not None and context.settings.sampling is not None
-        requests = [
-            Request(
-                prompt_ids=state.token_ids,
-                seed=_seed(context, state),
-                n=self.alternatives,
-                sampling=replace(
-                    sampling,
-                    max_tokens=context.settings.token_budget(state.trajectory.prompt_ids, sampling.max_tokens)
-                    - state.start,
-                ),
-                reads_logprobs=False,
-            )
-            for state in states
-            for sampling in [context.task.of(state.trajectory.problem).sampling(context.settings.sampling)]
-        ]
-        found = []
-        answered = zip(states, requests, context.engine.generate(requests), strict=True)
-        for state, request, completions in answered:
-            problem, stop = state.trajectory.problem, request.sampling.stop
-            answers = [state.prefix_ids + tuple(completion.token_ids.tolist()) for completion in completions]
-            steps: dict[Step, None] = {}  # in their order, each once
-            for answer in answers:
-                text = context.codec.decode(answer)
-                ends = steps_of(context, problem, token_array(answer), text, stop)
-                end = next(end for end in ends if end > state.start)
-                if end < len(answer):
-                    steps[answer[:end]] = None
-            found.append(list(steps))
-        return found
+        problem, prompt_ids = state.trajectory.problem, state.trajectory.prompt_ids
+        sampling = context.task.of(problem).sampling(context.settings.sampling)
+        budget = context.settings.token_budget(prompt_ids, sampling.max_tokens)
+        request = Request(
+            prompt_ids=state.token_ids,
+            seed=_seed(context, state),
+            n=self.alternatives,
+            sampling=replace(sampling, max_tokens=budget - state.start),
+            reads_logprobs=False,
+        )
+        prefixes: dict[PrefixIds, None] = {}  # a dictionary as an ordered set
+        for completion in await context.engine.sample(request):
+            answer = state.prefix_ids + tuple(completion.token_ids.tolist())
+            text = context.codec.decode(answer)
+            ends = steps_of(context, problem, token_array(answer), text, request.sampling.stop)
+            end = next(end for end in ends if end > state.start)
+            if end < len(answer):  # otherwise the step ends the answer
+                prefixes[answer[:end]] = None
+        return list(prefixes)
 
     def _means(self, rewards: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-        """Returns each estimator's means over its part of a step's rewards: none shares one with another."""
-        parts = itertools.pairwise(itertools.accumulate(self.samples, initial=0))
-        return {
-            f"monte_carlo_{k}": [math.fsum(of_step[start:end]) / k for of_step in rewards]
-            for k, (start, end) in zip(self.samples, parts, strict=True)
-        }
+        """Returns the mean of K rewards of each step, for each K: {"monte_carlo_3": [0.33, 1.0], …}.
+
+        No reward is in the means of two K.
+        """
+        means: dict[str, list[float]] = {}
+        start = 0
+        for k in self.samples:
+            end = start + k
+            means[f"monte_carlo_{k}"] = [math.fsum(of_step[start:end]) / k for of_step in rewards]
+            start = end
+        return means
 
     @override
     def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Returns how often each estimator ranks actions rightly, at every checkpoint and over all of them
-        together."""
-        points = sorted({row["checkpoint"] for row in rows})
+        """Returns how often each estimator ranks steps correctly, at each checkpoint and over all."""
+        by_checkpoint = {}
+        for point in sorted({row["checkpoint"] for row in rows}):
+            by_checkpoint[str(point)] = self._numbers([row for row in rows if row["checkpoint"] == point])
         return {
             "rollouts": self.rollouts,
             "alternatives": self.alternatives,
             "all": self._numbers(rows),
-            "by_checkpoint": {
-                str(point): self._numbers([row for row in rows if row["checkpoint"] == point])
-                for point in points
-            },
+            "by_checkpoint": by_checkpoint,
         }
 
     def _numbers(self, rows: Sequence[Row]) -> dict[str, Any]:
         bootstrap = Bootstrap([row["problem"] for row in rows], self.seed)
-        names = list(dict.fromkeys(name for row in rows for name in row["predictions"]))
         scores: dict[str, Callable[[Row, list[float]], float]] = {
             "pairwise": lambda row, predicted: pairwise(row["truths"], predicted),
             "pairwise_clear": lambda row, predicted: pairwise(row["truths"], predicted, row["truth_errors"]),
             "best": lambda row, predicted: best(row["truths"], predicted),
         }
+        names: dict[str, None] = {}  # a dictionary as an ordered set
+        for row in rows:
+            names |= dict.fromkeys(row["predictions"])
+        estimators: dict[str, dict[str, Any]] = {}
+        for name in names:
+            estimators[name] = {}
+            for measure, score in scores.items():
+                scores_of_rows = [score(row, row["predictions"][name]) for row in rows]
+                estimators[name][measure] = bootstrap(mean_of(scores_of_rows))
+        # Equal predictions choose a step at random.
+        best_by_chance = [best(row["truths"], [0.0] * len(row["truths"])) for row in rows]
         return {
             "states": len(rows),
             "steps": math.fsum(len(row["truths"]) for row in rows) / len(rows),
             "chance": {
                 "pairwise": 0.5,
                 "pairwise_clear": 0.5,
-                "best": math.fsum(best(row["truths"], [0.0] * len(row["truths"])) for row in rows)
-                / len(rows),
+                "best": math.fsum(best_by_chance) / len(rows),
             },
-            "estimators": {
-                name: {
-                    measure: bootstrap(mean_of([score(row, row["predictions"][name]) for row in rows]))
-                    for measure, score in scores.items()
-                }
-                for name in names
-            },
+            "estimators": estimators,
         }
 
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         figure, axes = panels(["Pairs of next steps in the right order", "The best next step found"])
-        numbers = {name: result["numbers"]["all"] for name, result in results.items()}
-        names = sorted({name for one in numbers.values() for name in one["estimators"]}, key=order_of)
-        for i, (label, one) in enumerate(numbers.items()):
-            shift = (i - (len(numbers) - 1) / 2) * 0.16
+        estimator_names: set[str] = set()
+        for result in results.values():
+            estimator_names |= result["numbers"]["all"]["estimators"].keys()
+        names = sorted(estimator_names, key=order_of)
+        for i, (label, result) in enumerate(results.items()):
+            numbers = result["numbers"]["all"]
+            # Experiments are next to each other at each estimator's position on the x axis.
+            shift = (i - (len(results) - 1) / 2) * 0.16
+            xs = [names.index(name) + shift for name in numbers["estimators"]]
             style = style_of(i) | {"linestyle": "none"}
             for panel, measure in zip(axes, ("pairwise", "best"), strict=True):
-                own = [
-                    (names.index(name) + shift, found[measure]) for name, found in one["estimators"].items()
-                ]
-                points_with_bars(panel, [x for x, _ in own], [y for _, y in own], label=label, **style)
+                scores = [measures[measure] for measures in numbers["estimators"].values()]
+                points_with_bars(panel, xs, scores, label=label, **style)
                 panel.axhline(
-                    one["chance"][measure], color=style["color"], linestyle=":", linewidth=1,
+                    numbers["chance"][measure], color=style["color"], linestyle=":", linewidth=1,
                     label=f"{label}: chance",
                 )  # fmt: skip
         for panel in axes:
@@ -244,8 +262,10 @@ class ActionRanking(OfCheckpoints):
 
 
 def _seed(context: RolloutContext, state: ChosenState) -> int:
-    place = (context.iteration, state.trajectory.problem.id, repr(state.prefix_ids))
-    return derive_seed(context.seed, *place, "steps")
+    """Returns the seed of a state's next steps, which other states and continuations don't share."""
+    return derive_seed(
+        context.seed, context.iteration, state.trajectory.problem.id, repr(state.prefix_ids), "steps"
+    )
 
 
 def pairwise(
@@ -253,8 +273,10 @@ def pairwise(
 ) -> float:
     """Returns the share of pairs that the predictions put in the true order; equal predictions count half.
 
-    Pairs of equal truths have no order and don't count, nor, with the truths' standard `errors`,
-    those that differ by less than CLEAR_ERRORS of them. NaN where no pair is left.
+    Pairs of equal true values have no order and don't count. With the standard `errors` of the true values,
+    pairs that differ by at most CLEAR_ERRORS of them don't count either. NaN where no pair counts.
+
+    Example: `pairwise([0.1, 0.5, 0.9], [0.2, 0.2, 1.0])` is 2.5 / 3.
     """
     scores = []
     for a, b in itertools.combinations(range(len(truths)), 2):
@@ -268,7 +290,7 @@ def pairwise(
 
 
 def best(truths: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns the chance that one of the steps with the best prediction, taken at random, truly is the
-    best."""
-    ahead = [i for i, value in enumerate(predictions) if value == max(predictions)]
-    return sum(truths[i] == max(truths) for i in ahead) / len(ahead)
+    """Returns the probability that a step with the best prediction, drawn at random, is truly the best."""
+    highest = max(predictions)
+    best_predicted = [i for i, value in enumerate(predictions) if value == highest]
+    return sum(truths[i] == max(truths) for i in best_predicted) / len(best_predicted)

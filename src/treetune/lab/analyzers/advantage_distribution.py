@@ -1,4 +1,4 @@
-"""Advantages of steps and values of their states, along the answer."""
+"""The distribution of the steps' advantages and values, along the answer."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ Row = Mapping[str, Any]
 @Analyzer.register("advantage_distribution")
 @dataclass(frozen=True, kw_only=True)
 class AdvantageDistribution(OfIterations):
-    """Advantages of the stored episodes' steps, as the credit gave them (before normalisation), and
-    values of the states before them where the credit makes values, by relative step.
+    """Shows the advantages of stored episodes' steps before normalisation, and the values of the states
+    before them where credit estimates values, by relative step.
 
-    Step i of n lies at i / n; `bins` parts that range. With a critic, values are those of the
-    checkpoint whose weights sampled the iteration, and a step is worth the difference of its ends'
-    values (and at the end the reward). What has no value or no advantage is counted and left out.
+    Step i of n is at i / n. With a critic, values are those of the checkpoint whose weights sampled the
+    iteration, and a step's advantage is the difference of the values after and before it, where the reward is
+    the value at the end. Episodes without values or advantages are counted and left out.
     """
 
     bins: Annotated[int, Gt(0)] = 5
+    """Equal parts of the range of relative steps, from 0 to 1."""
     histogram_bins: Annotated[int, Gt(1)] = 40
     """Bars of the figure's histogram of advantages."""
 
@@ -63,14 +64,14 @@ class AdvantageDistribution(OfIterations):
         for point in points:
             episodes = read_episodes(session.directory.iteration(point) / self.file)
             values = self._values(session, point, episodes)
-            for episode, of_states in zip(episodes, values, strict=True):
-                advantages = steps_advantages(
-                    episode, of_states if _leaves_values_to_trainer(session.config) else None
-                )
+            for episode, state_values in zip(episodes, values, strict=True):
+                # Without advantages in the file, they are computed from the critic's values.
+                critic_values = state_values if _leaves_values_to_trainer(session.config) else None
+                advantages = steps_advantages(episode, critic_values)
                 counts["episodes"] += 1
                 counts["episodes_without_advantages"] += advantages is None
-                counts["episodes_without_values"] += of_states is None
-                rows += self._rows(point, episode, advantages, of_states)
+                counts["episodes_without_values"] += state_values is None
+                rows += self._rows(point, episode, advantages, state_values)
         if counts["episodes"] == counts["episodes_without_advantages"]:
             raise ValueError(
                 f"none of the {counts['episodes']} episodes in {session.directory.path} has advantages:"
@@ -82,26 +83,27 @@ class AdvantageDistribution(OfIterations):
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
         if not _leaves_values_to_trainer(config) or self.iterations != "all":
             return super().points(config, directory)
-        # Without its critic an iteration says nothing, and the critic of the start has learnt nothing.
-        critics = [n for n in directory.checkpoints() if (directory.checkpoint(n) / "critic").is_dir()]
-        return evenly([i for i in self.kept(directory) if i in critics] or [0], self.at_most)
+        # An iteration needs the critic of its checkpoint. That of the start (0) has learnt nothing.
+        with_critic = []
+        for point in self.stored_iterations(directory):
+            if point in directory.checkpoints() and (directory.checkpoint(point) / "critic").is_dir():
+                with_critic.append(point)
+        return evenly(with_critic or [0], self.at_most)
 
     @staticmethod
     def _values(session: Session, point: int, episodes: Sequence[Episode]) -> list[tuple[float, ...] | None]:
-        """Values of the states before each episode's steps; None for an episode without any."""
-        critic_is_there = point == 0 or (session.directory.checkpoint(point) / "critic").is_dir()
-        if not _leaves_values_to_trainer(session.config) or not critic_is_there:
+        """Returns the values of the states before each episode's steps; None for an episode without any."""
+        has_critic = point == 0 or (session.directory.checkpoint(point) / "critic").is_dir()
+        if not _leaves_values_to_trainer(session.config) or not has_critic:
             return [episode.step_values for episode in episodes]
         from treetune.lab.analyzers.stored import critic_at, state_values
 
-        starts = [(0, *episode.step_ends[:-1]) for episode in episodes]
-        states = [
-            joined([e.prompt_ids, e.response_ids[:start]])
-            for e, own in zip(episodes, starts)
-            for start in own
-        ]
+        states = []
+        for episode in episodes:
+            for start in (0, *episode.step_ends[:-1]):
+                states.append(joined([episode.prompt_ids, episode.response_ids[:start]]))
         values = iter(state_values(critic_at(session, point), session.ranks.device, states))
-        return [tuple(itertools.islice(values, len(own))) for own in starts]
+        return [tuple(itertools.islice(values, len(episode.step_ends))) for episode in episodes]
 
     @staticmethod
     def _rows(
@@ -127,15 +129,15 @@ class AdvantageDistribution(OfIterations):
     @override
     def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
         edges = [i / self.bins for i in range(self.bins + 1)]
-        parts: list[list[Row]] = [[] for _ in range(self.bins)]
+        rows_by_bin: list[list[Row]] = [[] for _ in range(self.bins)]
         for row in rows:
-            parts[row["step"] * self.bins // row["steps"]].append(row)
+            rows_by_bin[row["step"] * self.bins // row["steps"]].append(row)
         numbers: dict[str, Any] = {"bins": edges}
-        for what in ("advantage", "value"):
-            numbers[what] = {
-                "all": describe([row[what] for row in rows]),
-                "by_position": [describe([row[what] for row in part]) for part in parts],
-                "histogram": self._histogram([row[what] for row in rows if row[what] is not None]),
+        for kind in ("advantage", "value"):
+            numbers[kind] = {
+                "all": describe([row[kind] for row in rows]),
+                "by_position": [describe([row[kind] for row in rows_of_bin]) for rows_of_bin in rows_by_bin],
+                "histogram": self._histogram([row[kind] for row in rows if row[kind] is not None]),
             }
         return numbers
 
@@ -157,14 +159,16 @@ class AdvantageDistribution(OfIterations):
             numbers, colour = result["numbers"], COLOURS[i % len(COLOURS)]
             histogram = numbers["advantage"]["histogram"]
             shares.stairs(histogram["shares"], histogram["edges"], color=colour, label=label)
-            for axes, what in ((along, "advantage"), (values, "value")):
-                centres = [(a + b) / 2 for a, b in itertools.pairwise(numbers["bins"])]
-                known = [(x, d) for x, d in zip(centres, numbers[what]["by_position"]) if d["count"]]
-                xs = [x for x, _ in known]
-                axes.plot(
-                    xs, [d["quantiles"]["50"] for _, d in known], color=colour, marker="o", markersize=4
-                )
-                low, high = ([d["quantiles"][q] for _, d in known] for q in ("5", "95"))
+            for axes, kind in ((along, "advantage"), (values, "value")):
+                xs, low, median, high = [], [], [], []
+                edges = itertools.pairwise(numbers["bins"])
+                for (left, right), of_bin in zip(edges, numbers[kind]["by_position"]):
+                    if of_bin["count"]:
+                        xs.append((left + right) / 2)
+                        low.append(of_bin["quantiles"]["5"])
+                        median.append(of_bin["quantiles"]["50"])
+                        high.append(of_bin["quantiles"]["95"])
+                axes.plot(xs, median, color=colour, marker="o", markersize=4)
                 axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
         shares.set_yscale("log")
         shares.set_ylabel("share of steps", fontsize=8)
@@ -177,15 +181,17 @@ class AdvantageDistribution(OfIterations):
 
 
 def _leaves_values_to_trainer(config: PolicyIteration) -> bool:
-    """Returns whether the episodes lack values and advantages, which the critic gave while training."""
+    """Returns whether episodes have no values and advantages, because the trainer's critic computes them."""
     return config.credit.needs_critic and not config.credit.asks_critic
 
 
 def steps_advantages(
     episode: Episode, critic_values: Sequence[float] | None
 ) -> Sequence[float | None] | None:
-    """Returns one advantage for each step; None for a step without a trained token, and for an episode whose
-    credit gives none."""
+    """Returns an advantage for each step, that of its last trained token.
+
+    None for a step without a trained token, and for an episode without advantages or `critic_values`.
+    """
     if episode.advantages is None:
         return None if critic_values is None else step_advantages(critic_values, episode.reward)
     advantages: list[float | None] = []
@@ -196,16 +202,17 @@ def steps_advantages(
 
 
 def describe(values: Sequence[float | None]) -> dict[str, Any]:
-    """Count, missing ones, mean, standard deviation, quantiles and the share of zeros."""
-    known = [value for value in values if value is not None]
-    if not known:
+    """Returns the number of values and of missing ones, mean, deviation, quantiles and share of zeros."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return {"count": 0, "missing": len(values)}
-    cuts = quantiles(known, n=100, method="inclusive") if len(known) > 1 else known * 99
+    # 99 cuts into hundredths; a single value is every quantile.
+    cuts = quantiles(numbers, n=100, method="inclusive") if len(numbers) > 1 else numbers * 99
     return {
-        "count": len(known),
-        "missing": len(values) - len(known),
-        "mean": fmean(known),
-        "deviation": pstdev(known),
-        "zero": math.fsum(value == 0.0 for value in known) / len(known),
-        "quantiles": {str(q): cuts[q - 1] for q in QUANTILES},
+        "count": len(numbers),
+        "missing": len(values) - len(numbers),
+        "mean": fmean(numbers),
+        "deviation": pstdev(numbers),
+        "zero": math.fsum(value == 0.0 for value in numbers) / len(numbers),
+        "quantiles": {str(percent): cuts[percent - 1] for percent in QUANTILES},
     }

@@ -29,11 +29,12 @@ Plain = Mapping[str, Any]
 
 
 def run_analyzers(root: Runtime, plain: Plain) -> int:
-    """Writes ``analyses/<name>/`` for every analyzer; the exit code.
+    """Writes ``analyses/<name>/`` for every analyzer of an experiment, and returns the exit code.
 
-    An analyzer whose experiment lacks something says so, and the others go on; the exit code is
-    then 1. What was analysed with the same settings already is left as it is; what was interrupted
-    goes on from the requests that were answered. One process; the engine may be as large as it likes.
+    An analyzer that fails, for example because a checkpoint is missing, is reported at the end, and the exit
+    code is 1; the others are carried out. Finished analyses with the same settings are kept, and interrupted
+    ones resume with the requests that were answered. It works in a single process; the engine may use several
+    GPUs.
     """
     assert isinstance(root, PolicyIteration)
     config = root
@@ -42,24 +43,24 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     directory = ExperimentDirectory.of(config)
     _require(config, directory, plain)
     config.model.require()  # before anything heavy is imported
-    failed: dict[str, str] = {}
-    due: list[tuple[Analyzer, Plain, list[int]]] = []
+    failed: dict[str, str] = {}  # messages by the analyzer's label
+    pending: list[tuple[Analyzer, Plain, list[int]]] = []
     for analyzer, settings in dict(zip(config.analyzers, plain["analyzers"], strict=True)).items():
-        with _noted(analyzer, failed):
+        with _collect_failure(analyzer, failed):
             points = analyzer.points(config, directory)
             if _is_done(directory, analyzer, settings, points):
                 print(f"{directory.analysis(analyzer.label)} is done")
             else:
-                due.append((analyzer, settings, points))
-    if due:
-        engine = any(analyzer.needs_engine for analyzer, *_ in due)
+                pending.append((analyzer, settings, points))
+    if pending:
+        needs_engine = any(analyzer.needs_engine for analyzer, *_ in pending)
         with (
             Session.open(config, plain, "analysis") as session,
-            PolicyServer.start(session, needed=engine) as server,
+            PolicyServer.start(session, needed=needs_engine) as server,
             Sampler.open(session, server) as sampler,
         ):
-            for analyzer, settings, points in due:
-                with _noted(analyzer, failed):
+            for analyzer, settings, points in pending:
+                with _collect_failure(analyzer, failed):
                     _analyse(sampler, analyzer, settings, points)
     for label, message in failed.items():
         print(f"{label}: {message}")
@@ -69,20 +70,20 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
 def _require(config: PolicyIteration, directory: ExperimentDirectory, plain: Plain) -> None:
     if not config.analyzers:
         raise ValueError(
-            "the experiment has no analyzers: put some on its right, e.g."
+            "the experiment has no analyzers: append some to --configs, e.g."
             " --configs EXPERIMENT.jsonnet,configs/analyzers/value_accuracy.jsonnet"
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("run_analyzers works in one process: start it with --ranks 1")
+        raise ValueError("run_analyzers needs a single process: start it with --ranks 1")
     stored = directory.path / "config.json"
     if not stored.is_file():
-        raise ValueError(f"{directory.path} holds no experiment: train it with `treetune run` first")
+        raise ValueError(f"{directory.path} has no experiment: train it with `treetune run` first")
     refuse_another(directory.path, plain, config)
 
 
 @contextmanager
-def _noted(analyzer: Analyzer, failed: dict[str, str]) -> Iterator[None]:
-    """Notes the failure of one analyzer, so that the others go on."""
+def _collect_failure(analyzer: Analyzer, failed: dict[str, str]) -> Iterator[None]:
+    """Adds the message of an analyzer's failure to `failed`, so that the next one is carried out."""
     try:
         yield
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
@@ -113,7 +114,7 @@ def _analyse(sampler: Sampler, analyzer: Analyzer, settings: Plain, points: list
         "seconds": round(time.monotonic() - began, 1),
         "numbers": findings.numbers,
     }
-    # The journal only serves to resume. It is by far the largest file, and the states have its results.
+    # The journal is only needed to resume. It is by far the largest file.
     shutil.rmtree(unfinished / JOURNAL, ignore_errors=True)
     save(analyzer.draw({session.config.experiment_name: result}), unfinished)
     write_result(unfinished, result, findings.states, STATES)
@@ -122,14 +123,16 @@ def _analyse(sampler: Sampler, analyzer: Analyzer, settings: Plain, points: list
 
 
 def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Path:
-    """Draws the analysis `name` of several experiments (``DIRECTORY`` or ``NAME=DIRECTORY``) in one
-    figure, and keeps their numbers beside it; the path of the figure without its ending.
+    """Draws an analysis of several experiments in one figure, and writes their numbers next to it.
 
-    Experiments of one NAME, such as a method's seeds, are taken together: their states are one
-    sample, in which a problem stays one problem.
+    Args:
+        name: the analysis, such as "value_accuracy".
+        experiments: ``DIRECTORY`` or ``NAME=DIRECTORY``. The states of experiments with the same NAME, such
+            as the seeds of a method, are pooled; a problem counts as the same problem in all of them.
+        output: the path of the figure without a suffix, which is also returned.
 
-    Raises ValueError for an experiment without this analysis, and for analyses by different
-    analyzers, or of one name with different settings.
+    Raises ValueError for an experiment without this analysis, for analyses by different analyzers, and for
+    experiments of the same NAME with different settings.
     """
     folders: dict[str, list[Path]] = {}
     for text in experiments:
@@ -138,14 +141,16 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
         if not (folder / RESULT).is_file():
             existing = sorted(path.parent.name for path in Path(experiment).glob(f"analyses/*/{RESULT}"))
             raise ValueError(
-                f"{experiment} has no analysis {name!r} ({folder / RESULT} is missing; there:"
-                f" {', '.join(existing) or 'none'}): run_analyzers makes it"
+                f"{experiment} has no analysis {name!r} ({folder / RESULT} is missing; it has:"
+                f" {', '.join(existing) or 'none'}): run run_analyzers first"
             )
         folders.setdefault(label or _read(folder)["experiment"], []).append(folder)
     results = {label: _pool(label, folders_of_label) for label, folders_of_label in folders.items()}
     kinds = sorted({result["analyzer"] for result in results.values()})
     if len(kinds) != 1:
-        raise ValueError(f"analyses {name!r} of different kinds don't go into one figure: {', '.join(kinds)}")
+        raise ValueError(
+            f"analyses {name!r} of different kinds can't be drawn in one figure: {', '.join(kinds)}"
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
     save(Analyzer.registered()[kinds[0]].draw(results), output.parent, output.name)  # type: ignore[attr-defined]
     write_json(output.with_name(f"{output.name}.json"), results)
@@ -155,8 +160,10 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
 def _read(folder: Path) -> dict[str, Any]:
     result = read_result(folder)
     if result["analyzer"] not in Analyzer.registered():
-        known = ", ".join(sorted(Analyzer.registered()))
-        raise ValueError(f"{folder} is by the analyzer {result['analyzer']!r}, which isn't here: {known}")
+        registered = ", ".join(sorted(Analyzer.registered()))
+        raise ValueError(
+            f"{folder} is by the analyzer {result['analyzer']!r}, which is not registered: {registered}"
+        )
     return result
 
 
@@ -167,8 +174,9 @@ def _pool(label: str, folders: Sequence[Path]) -> Mapping[str, Any]:
         return results[0]
     if any(result["settings"] != results[0]["settings"] for result in results):
         raise ValueError(
-            f"the analyses that are to be taken together as {label!r} have different settings"
-            f" ({', '.join(map(str, folders))}): give them different names, or analyse them alike"
+            f"the analyses with the name {label!r} have different settings"
+            f" ({', '.join(map(str, folders))}): give them different names, or analyse them with the same"
+            " settings"
         )
     rows = []
     for folder in folders:

@@ -1,4 +1,4 @@
-"""Credit methods side by side, on the same answers of the same policy, against the truth."""
+"""Compares credit methods on the same answers of the same policy, with each other and with true values."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 @Analyzer.register("credit_bench")
 @dataclass(frozen=True, kw_only=True)
 class CreditBench(OfCheckpoints):
-    """What each of `methods` gains at a checkpoint: how much noise it takes out of the gradient, and at what
-    cost (`treetune.lab.arena.gain`), beside what the true advantages would.
+    """Measures how much each of `methods` reduces the noise of the gradient at a checkpoint, and at what cost
+    (`treetune.lab.arena.gain`), compared with exact advantages. Nothing is trained.
 
-    The answers are to `problems` problems, groups whole: those that the run kept of these weights, or fresh
-    ones where it kept fewer. What states are truly worth, `truth` finds; it is kept by its content in
-    ``truths`` of the experiment, so that it is found once. Nothing is trained.
+    The answers are all those to `problems` problems: the run's own answers by these weights, or fresh ones if
+    it stored those of fewer problems. `truth` finds the true values of states, which are stored in the
+    experiment's folder ``truths`` and found only once.
 
-    Methods that ask for the same continuations share them: tokens are counted for each, and seconds are
-    charged at the speed at which they were sampled.
+    Methods that ask for the same continuations share them. Each is charged for their tokens, and for seconds
+    at the speed at which they were sampled.
     """
 
     methods: Mapping[str, Credit] = field(default_factory=dict, hash=False)
     """The credits to compare, by their names in tables."""
     problems: Annotated[int, Gt(0)] = 16
     truth: TrueValues | None = field(default_factory=ByEngine)
-    """How the true values of states are found; null: they aren't, and there is no ceiling."""
+    """How the true values of states are found; null: methods are not compared with exact advantages."""
 
     needs_engine = True
     needs = (Need(OneLine(), "it continues answers from their beginnings", ONE_LINE_REMEDY),)
@@ -63,7 +63,7 @@ class CreditBench(OfCheckpoints):
             yield Finding(
                 "there are no methods to compare",
                 "methods",
-                "put configs/analyzers/credit_bench.jsonnet on the right",
+                "append configs/analyzers/credit_bench.jsonnet to --configs",
             )
         if self.truth is not None:
             yield from self.truth.check(experiment)
@@ -79,7 +79,7 @@ class CreditBench(OfCheckpoints):
         )
 
     def _at(self, sampler: Sampler, point: int, work: Path) -> dict[str, Any]:
-        """Returns one checkpoint's numbers."""
+        """Returns the numbers of a checkpoint."""
         from treetune.lab.analyzers.credit_measures import Credited, measure, reliability
         from treetune.lab.analyzers.gradients import problem_gradients
         from treetune.lab.analyzers.stored import answers_at, context_at
@@ -87,44 +87,49 @@ class CreditBench(OfCheckpoints):
 
         sampler.server.load_checkpoint(point)
         answers, origin = answers_at(sampler, point, work, self.seed, self.problems, enough=self.problems)
-        names = list(dict.fromkeys(one.problem.id for one in answers))[: self.problems]
-        answers = [one for one in answers if one.problem.id in names]
+        problems = list(dict.fromkeys(answer.problem.id for answer in answers))[: self.problems]
+        answers = [answer for answer in answers if answer.problem.id in problems]
         methods: dict[str, Credited] = {}
         truths: list[Truth] = []
         if self.truth is not None:
             with sampler.phase(f"true values after iteration {point}", "states") as show:
                 context = context_at(sampler, point, work, self.seed, "truth", show)
                 truths = true_values(self.truth, context, sampler.session, point, answers)
-            of_truth = zip(truths, answers, strict=True)
-            methods[TRUE_ADVANTAGES] = Credited(
-                [episode_of(context, answer, one.advantages, one.values) for one, answer in of_truth]
-            )
-        of_engine = Speed(sampler.server.engine)
+            episodes = [
+                episode_of(context, answer, truth.advantages, truth.values)
+                for truth, answer in zip(truths, answers, strict=True)
+            ]
+            methods[TRUE_ADVANTAGES] = Credited(episodes)
+        speed = Speed(sampler.server.engine)
         context = context_at(sampler, point, work, self.seed, "credit")
-        # Those that ask for most come first: what others ask for is then among theirs.
+        # Methods with the most continuations come first, because they sample those of the others, too.
         for name in sorted(self.methods, key=lambda name: -getattr(self.methods[name], "samples", 0)):
             with sampler.phase(f"{name} after iteration {point}", "continuations") as show:
                 context = replace(context, log=replace(context.log, progress=show))
-                with of_engine.measured():
+                with speed.measured():
                     methods[name] = credited(context, self.methods[name], answers)
         reference = credited(context, Rloo(), answers)
-        sampled = sum(len(one.response_ids) for one in answers)
-        found = {}
+        sampled_tokens = sum(len(answer.response_ids) for answer in answers)
         with sampler.phase(f"gradients after iteration {point}", "problems") as show:
-            credits = [reference.episodes, *(one.episodes for one in methods.values())]
-            of_reference, *of_methods = problem_gradients(sampler.session, point, credits, self.seed, show)
-        for (name, one), gradients in zip(methods.items(), of_methods, strict=True):
-            unbiased = name == TRUE_ADVANTAGES or self.methods[name].is_unbiased(context)
-            true = of_methods[0] if truths else of_reference
-            found[name] = gain(of_reference, true, gradients, 1 + one.tokens / sampled, unbiased, self.seed)
+            credits = [reference.episodes, *(method.episodes for method in methods.values())]
+            reference_gradients, *gradients_of_methods = problem_gradients(
+                sampler.session, point, credits, self.seed, show
+            )
+        # True advantages are the first method, if there are any.
+        true_gradients = gradients_of_methods[0] if truths else reference_gradients
+        numbers = {}
+        for (name, method), gradients in zip(methods.items(), gradients_of_methods, strict=True):
+            is_unbiased = name == TRUE_ADVANTAGES or self.methods[name].is_unbiased(context)
+            cost = 1 + method.tokens / sampled_tokens  # in units of sampling the answers
+            numbers[name] = gain(reference_gradients, true_gradients, gradients, cost, is_unbiased, self.seed)
             if truths:
-                found[name] |= measure(truths, one, self.seed)
-            found[name]["seconds"] = of_engine.seconds(one.tokens)
+                numbers[name] |= measure(truths, method, self.seed)
+            numbers[name]["seconds"] = speed.seconds(method.tokens)
         return {
             "answers": origin,
-            "solved": mean([one.reward for one in answers]),
+            "solved": mean([answer.reward for answer in answers]),
             "truth_reliability": reliability(truths) if truths else None,
-            "methods": found,
+            "methods": numbers,
         }
 
     @staticmethod
@@ -132,13 +137,11 @@ class CreditBench(OfCheckpoints):
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         from treetune.lab.arena.gain import draw_gain
 
-        return draw_gain(
-            {
-                f"{name}, after {point} iterations": of_point["methods"]
-                for name, result in results.items()
-                for point, of_point in result["numbers"]["by_checkpoint"].items()
-            }
-        )
+        methods_by_title = {}
+        for name, result in results.items():
+            for point, numbers in result["numbers"]["by_checkpoint"].items():
+                methods_by_title[f"{name}, after {point} iterations"] = numbers["methods"]
+        return draw_gain(methods_by_title)
 
 
 def true_values(
@@ -148,61 +151,67 @@ def true_values(
     point: int,
     answers: Sequence[Trajectory],
 ) -> list[Truth]:
-    """Returns what is true of each answer."""
+    """Returns the true values of the states before the steps of each answer."""
     from treetune.lab.analyzers.credit_measures import Truth
 
-    places = [
-        StateIds(one.problem, one.prompt_ids, one.response_ids[:start])
-        for one in answers
-        for start in (0, *one.step_ends[:-1])
-    ]
-    known = iter(find_values_once(truth, context, session, point, places))
+    states = []
+    for answer in answers:
+        for start in (0, *answer.step_ends[:-1]):
+            states.append(StateIds(answer.problem, answer.prompt_ids, answer.response_ids[:start]))
+    estimates = iter(find_values_once(truth, context, session, point, states))
     truths = []
-    for one in answers:
-        own = [next(known) for _ in one.step_ends]
-        values, noise = tuple(each.value for each in own), tuple(each.noise for each in own)
-        truths.append(Truth(one.problem.id, one.step_ends, values, one.reward, noise))
+    for answer in answers:
+        estimates_of_answer = [next(estimates) for _ in answer.step_ends]
+        values = tuple(estimate.value for estimate in estimates_of_answer)
+        noise = tuple(estimate.noise for estimate in estimates_of_answer)
+        truths.append(Truth(answer.problem.id, answer.step_ends, values, answer.reward, noise))
     return truths
 
 
 class Speed:
-    """The speed of an engine, over all that it sampled while it was measured."""
+    """Measures the speed of an engine."""
 
     def __init__(self, engine: Engine | None) -> None:
         self._engine, self._tokens, self._seconds = engine, 0, 0.0
 
     @contextmanager
     def measured(self) -> Iterator[None]:
+        """Adds the tokens that are sampled in the block, and their seconds, to the measurement."""
         assert self._engine is not None
-        before, begun = self._engine.tokens, time.perf_counter()
+        tokens_before, began = self._engine.tokens, time.perf_counter()
         yield
-        if sampled := self._engine.tokens - before:
-            self._tokens += sampled
-            self._seconds += time.perf_counter() - begun
+        sampled_tokens = self._engine.tokens - tokens_before
+        if sampled_tokens:  # a block that sampled nothing would make the engine look slow
+            self._tokens += sampled_tokens
+            self._seconds += time.perf_counter() - began
 
     def seconds(self, tokens: int) -> float | None:
-        """Returns the seconds of so many tokens; None where none were sampled, as all were there."""
+        """Returns the seconds that so many tokens take.
+
+        None where the speed is unknown, because all continuations were read from the journal.
+        """
         if not tokens:
             return 0.0
         return self._seconds * tokens / self._tokens if self._tokens else None
 
 
 def required_critics(methods: Mapping[str, Credit], experiment: PolicyIteration) -> Iterator[Finding]:
-    """Yields what is wrong with methods that nobody can compute from stored answers."""
+    """Yields a finding for each method that needs a critic which the run didn't train."""
     for name, credit in methods.items():
         if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
             yield Finding(
-                f"{name!r} needs a critic, which is trained with a run and not by an analysis",
+                f"{name!r} needs a critic, and analyses don't train one",
                 ("methods", name),
-                "leave it out, or take a run that trains one, and monte_carlo with the values 'critic' or"
-                " 'control_variate'",
+                "leave the method out, or analyse a run that trains a critic, with the credit monte_carlo and"
+                " the values 'critic' or 'control_variate'",
             )
 
 
 def credited(context: RolloutContext, credit: Credit, answers: Sequence[Trajectory]) -> Credited:
-    """Returns a method's episodes of given answers, in their order, with its cost."""
+    """Returns the episodes that a method makes of these answers, in their order, with its cost."""
     from treetune.lab.analyzers.credit_measures import Credited
 
     episodes, metrics = credit.assign(context, trees_of(answers))
-    of_answer = {episode.trajectory: episode for episode in episodes}
-    return Credited([of_answer[one.id] for one in answers], int(metrics.get("credit/value_tokens", 0)))
+    episode_by_answer = {episode.trajectory: episode for episode in episodes}
+    episodes_in_order = [episode_by_answer[answer.id] for answer in answers]
+    return Credited(episodes_in_order, int(metrics.get("credit/value_tokens", 0)))

@@ -1,4 +1,4 @@
-"""Values and advantages that a method gives steps, held against the true ones."""
+"""Compares the values and advantages that a method gives to steps with the true ones."""
 
 from __future__ import annotations
 
@@ -13,70 +13,85 @@ from treetune.lab.analyzers.figures import Bootstrap, mean_of
 from treetune.vocabulary import Episode
 
 MATTERS = 0.01
-"""A step whose true advantage is smaller has no sign to speak of."""
+"""The least size of a true advantage whose sign is compared; the sign of a smaller one is mostly noise."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The truth about one answer: the problem, where its steps end, the true value before each, and its
-    reward; the variances of the values as estimates, where they are such."""
+    """The true values of the states of an answer.
+
+    Example: `Truth("train/17", step_ends=(12, 20), values=(0.5, 0.25), reward=1.0, noise=(2e-4, 3e-4))`.
+    """
 
     problem: Hashable
     step_ends: tuple[int, ...]
     values: tuple[float, ...]
+    """The true value before each step."""
     reward: float
     noise: tuple[float, ...] = ()
+    """The variance of each value where values are estimates; empty for exact values."""
 
     @property
     def advantages(self) -> list[float]:
-        after = (*self.values[1:], self.reward)
-        return [behind - before for before, behind in zip(self.values, after, strict=True)]
+        """The true advantage of each step: the value after it minus the value before."""
+        values_after = (*self.values[1:], self.reward)
+        return [after - before for before, after in zip(self.values, values_after, strict=True)]
 
 
 def reliability(truths: Sequence[Truth]) -> float | None:
-    """The share of the variance of true advantages that is not their own noise: a correlation with them is
-    that with the exact ones times its root. None where they don't vary."""
-    noise = [
-        before + after
-        for truth in truths
-        if truth.noise
-        for before, after in zip(truth.noise, (*truth.noise[1:], 0.0), strict=True)
-    ]
-    variance = float(np.var([one for truth in truths for one in truth.advantages]))
+    """Returns the share of the variance of true advantages that is not their estimation error.
+
+    A correlation with the estimated advantages is the correlation with exact ones, times the square root of
+    this share. None where the advantages don't vary, or the values are exact.
+    """
+    noise: list[float] = []  # the variance of each advantage, a difference of two estimates
+    advantages: list[float] = []
+    for truth in truths:
+        advantages += truth.advantages
+        if truth.noise:
+            noise_after = (*truth.noise[1:], 0.0)  # the reward at the end is exact
+            noise += [before + after for before, after in zip(truth.noise, noise_after, strict=True)]
+    variance = float(np.var(advantages))
     return 1.0 - float(np.mean(noise)) / variance if variance and noise else None
 
 
 @dataclass(frozen=True)
 class Credited:
-    """The credit of one method: an episode of each answer, and the tokens that were sampled for it."""
+    """The credit of a method: an episode for each answer, and the tokens sampled for all of them."""
 
     episodes: Sequence[Episode]
     tokens: int = 0
 
 
 def measure(truths: Sequence[Truth], credited: Credited, seed: int) -> dict[str, Any]:
-    """Returns ``value_bias``, the mean of value − true value, and ``decisive_signs``, the share of advantages
-    with the right sign at the step that decides most. Intervals are of 95 %, over problems. They are None
-    where a method gives no values, or nothing decides."""
-    off: list[float] = []
-    right: list[float] = []
+    """Returns a method's errors, with 95 % intervals over problems.
+
+    ``value_bias`` is the mean of value − true value; None for a method without values. ``decisive_signs`` is
+    the share of right signs among the advantages of decisive steps: the step of each answer with the largest
+    true advantage, if that is at least `MATTERS`. None where there is none.
+    """
+    value_errors: list[float] = []  # NaN for a step without a value
+    right_signs: list[float] = []  # 1 or 0 for a decisive step, NaN for others
     problems: list[Hashable] = []
     for truth, episode in zip(truths, credited.episodes, strict=True):
         assert episode.advantages is not None, "a method that gives advantages before training"
         true = truth.advantages
         decisive = max(range(len(true)), key=lambda step: abs(true[step]))
         starts = (0, *truth.step_ends[:-1])
-        own = dict(zip((0, *episode.step_ends[:-1]), episode.step_values or ()))
+        # A method may cut answers into other steps than these.
+        value_by_start = dict(zip((0, *episode.step_ends[:-1]), episode.step_values or ()))
         for step, (start, end) in enumerate(zip(starts, truth.step_ends, strict=True)):
             problems.append(truth.problem)
-            off.append(own.get(start, math.nan) - truth.values[step])
-            decides = step == decisive and abs(true[step]) >= MATTERS
-            found = float(episode.advantages[start:end].mean())
-            right.append(float(np.sign(found) == np.sign(true[step])) if decides else math.nan)
+            value_errors.append(value_by_start.get(start, math.nan) - truth.values[step])
+            if step == decisive and abs(true[step]) >= MATTERS:
+                advantage = float(episode.advantages[start:end].mean())
+                right_signs.append(float(np.sign(advantage) == np.sign(true[step])))
+            else:
+                right_signs.append(math.nan)
     bootstrap = Bootstrap(problems, seed)
     return {
-        "value_bias": bootstrap(mean_of(off)),
-        "decisive_signs": bootstrap(mean_of(right)),
+        "value_bias": bootstrap(mean_of(value_errors)),
+        "decisive_signs": bootstrap(mean_of(right_signs)),
         "answers": len(truths),
         "tokens_per_answer": credited.tokens / len(truths),
     }

@@ -44,7 +44,7 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
             for number, name in enumerate(methods):
                 if name not in row["credit"]:
                     continue
-                # The methods' points of a step stand side by side.
+                # The methods' points of a step are next to each other.
                 shift = SPREAD * (number / max(len(methods) - 1, 1) - 0.5)
                 positions, points = [], []
                 for step, point in enumerate(row["credit"][name][kind], 1):
@@ -127,18 +127,18 @@ class CreditMicroscope(OfIterations):
             yield from unanswered(experiment)
 
     @override
-    def kept(self, directory: ExperimentDirectory) -> list[int]:
+    def stored_iterations(self, directory: ExperimentDirectory) -> list[int]:
         """Returns the iterations with stored answers and, where something is to be sampled, stored weights.
         Those of iteration 0 are the start weights, which need no checkpoint."""
         with_answers = iterations_with(directory, "trajectories.arrow")
         iterations = []
-        for point in super().kept(directory):
+        for point in super().stored_iterations(directory):
             has_weights = point == 0 or (directory.checkpoint(point) / "policy").is_dir()
             if point in with_answers and (has_weights or not self.needs_engine):
                 iterations.append(point)
         if not iterations:
             raise ValueError(
-                f"{directory.path} keeps no iteration's answers together with the weights that sampled them:"
+                f"{directory.path} has no iteration with both its answers and the weights that sampled them:"
                 " checkpoints: {keep_every: 5} in the experiment keeps those of every fifth"
             )
         return iterations
@@ -166,7 +166,7 @@ class CreditMicroscope(OfIterations):
         if not credits:
             raise ValueError(
                 f"the credit of iteration {point + 1} gave no advantages before training, as a critic's"
-                " doesn't: name methods, e.g. put configs/analyzers/credit_microscope.jsonnet on the right"
+                " doesn't: name methods, e.g. append configs/analyzers/credit_microscope.jsonnet to --configs"
             )
         chosen = choose(answers, credits, self.answers)
         if self.truth:
@@ -185,7 +185,9 @@ class CreditMicroscope(OfIterations):
         problems = sorted(groups)
         derived_random(self.seed, point, "microscope").shuffle(problems)
         # Sorting keeps the drawn order among groups that are equally mixed.
-        problems.sort(key=lambda problem: len({one.grade.correct for one in groups[problem]}), reverse=True)
+        problems.sort(
+            key=lambda problem: len({answer.grade.correct for answer in groups[problem]}), reverse=True
+        )
         chosen = set(problems[: self.problems])
         return [answer for answer in graded if answer.problem.id in chosen]
 

@@ -44,8 +44,10 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 @Analyzer.register("weight_distance")
 @dataclass(frozen=True, kw_only=True)
 class WeightDistance(OfCheckpoints):
-    """The L2 norm of the policy's weights less the start weights', absolute and over the norm of the
-    start weights, in all and by group: embeddings, every layer, the head, and the rest (norms).
+    """The L2 distance of the policy's weights to the start weights, in all and by group.
+
+    Each distance is absolute, and relative to the norm of the start weights. Groups are the embeddings, every
+    layer, the head, and the rest (norms).
     """
 
     checkpoints: Chosen = "all"
@@ -54,13 +56,16 @@ class WeightDistance(OfCheckpoints):
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.models.policy_files import read_policy
 
-        parameters, _ = sampler.session.model.weights()
+        session = sampler.session
+        parameters, _ = session.model.weights()
         start = {name: weight.detach().cpu() for name, weight in parameters.items()}
+        trust_remote_code = getattr(session.config.model, "trust_remote_code", False)
         numbers = {}
         for point in points:
-            folder = sampler.session.directory.checkpoint(point) / "policy"
-            trusted = getattr(sampler.session.config.model, "trust_remote_code", False)
-            weights = read_policy(folder, trust_remote_code=trusted)[0] if point else start
+            weights: Mapping[str, Tensor] = start
+            if point:
+                folder = session.directory.checkpoint(point) / "policy"
+                weights, _ = read_policy(folder, trust_remote_code=trust_remote_code)
             numbers[str(point)] = distances(weights, start)
         return Findings({"by_checkpoint": numbers})
 
@@ -68,24 +73,22 @@ class WeightDistance(OfCheckpoints):
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         figure, (along, groups) = panels(
-            ["Distance to the start weights, relative", "… of the last checkpoint, by group"]
+            ["Relative distance to the start weights", "… of the last checkpoint, by group"]
         )
-        names = list(
-            dict.fromkeys(
-                name
-                for result in results.values()
-                for numbers in result["numbers"]["by_checkpoint"].values()
-                for name in numbers["groups"]
-            )
-        )
+        group_names: dict[str, None] = {}  # a dictionary as an ordered set
+        for result in results.values():
+            for numbers in result["numbers"]["by_checkpoint"].values():
+                group_names |= dict.fromkeys(numbers["groups"])
+        names = list(group_names)
         for i, (label, result) in enumerate(results.items()):
             style = style_of(i)
             by_point = result["numbers"]["by_checkpoint"]
             values = [numbers["all"]["relative"] for numbers in by_point.values()]
             along.plot([int(point) for point in by_point], values, label=label, markersize=4.5, **style)
             last = list(by_point.values())[-1]["groups"]
-            places = [names.index(name) for name in last]
-            groups.plot(places, [g["relative"] for g in last.values()], linestyle="none", **style)
+            positions = [names.index(name) for name in last]
+            relative = [distance["relative"] for distance in last.values()]
+            groups.plot(positions, relative, linestyle="none", **style)
         iteration_axis(along)
         groups.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
         for axes in (along, groups):
@@ -105,26 +108,33 @@ def group_of(name: str) -> str:
 
 
 def distances(weights: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Any]:
-    """``all`` and ``groups``, each with ``absolute`` and ``relative`` (None for weights that were 0).
+    """Returns the distance of all weights and of each group.
 
-    Raises ValueError if the two are not of one model.
+    Example: `{"all": {"absolute": 0.41, "relative": 0.002}, "groups": {"layer 0": {…}, "head": {…}}}`.
+    `relative` is None for a group whose start weights are all 0. Raises ValueError for weights of different
+    models.
     """
     if weights.keys() != start.keys():
         different = sorted(weights.keys() ^ start.keys())
         raise ValueError(f"the checkpoint and the start weights differ in: {', '.join(different[:3])}")
-    squares: dict[str, tuple[float, float]] = {}
-    for name, unmoved in start.items():  # in the order of the model
-        before = unmoved.detach().double()
-        moved = float((weights[name].detach().double() - before).square().sum())
+    # By group, in the order of the model: the squared norms of the change and of the start weights.
+    changes: dict[str, float] = {}
+    sizes: dict[str, float] = {}
+    for name, start_weight in start.items():
+        before = start_weight.detach().double()
+        change = weights[name].detach().double() - before
         group = group_of(name)
-        far, size = squares.get(group, (0.0, 0.0))
-        squares[group] = (far + moved, size + float(before.square().sum()))
-    whole = (math.fsum(far for far, _ in squares.values()), math.fsum(size for _, size in squares.values()))
-    return {"all": _distance(*whole), "groups": {name: _distance(*both) for name, both in squares.items()}}
+        changes[group] = changes.get(group, 0.0) + float(change.square().sum())
+        sizes[group] = sizes.get(group, 0.0) + float(before.square().sum())
+    return {
+        "all": _distance(math.fsum(changes.values()), math.fsum(sizes.values())),
+        "groups": {group: _distance(changes[group], sizes[group]) for group in changes},
+    }
 
 
-def _distance(far: float, size: float) -> dict[str, float | None]:
-    return {"absolute": math.sqrt(far), "relative": math.sqrt(far / size) if size else None}
+def _distance(squared_change: float, squared_size: float) -> dict[str, float | None]:
+    relative = math.sqrt(squared_change / squared_size) if squared_size else None
+    return {"absolute": math.sqrt(squared_change), "relative": relative}
 
 
 ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
@@ -133,15 +143,14 @@ ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
 @Analyzer.register("kl_to_reference")
 @dataclass(frozen=True, kw_only=True)
 class KlToReference(OfCheckpoints):
-    """KL(policy ‖ start) of whole answers along the checkpoints, beside what the answers earn.
+    """KL(policy ‖ start) of whole answers along the checkpoints, with their rewards.
 
-    Every checkpoint answers the same `problems` of `split`, `samples` times each, sampled as in
-    training; log-probs are the trainer's models', at the temperature of the sampling. An answer's
-    KL is the sum over its tokens of k1 = log p − log p_start or of k3 = exp(−k1) − 1 + k1, both
-    unbiased for the KL of whole answers where all of the distribution is sampled (with top_p or top_k
-    they are those of a policy that the log-probs don't describe to the end). ``accuracy`` is the share of
-    correct answers, ``reward`` the mean of what they earn; the two differ where a wrong or an unfinished
-    answer earns something.
+    Every checkpoint answers the same `problems` of `split`, `samples` times each, sampled as in training.
+    Log-probs are those of the trainer's models at the sampling temperature. An answer's KL is the sum over
+    its tokens of k1 = log p − log p_start or of k3 = exp(−k1) − 1 + k1. Both are unbiased estimates of the KL
+    of whole answers if the whole distribution is sampled; with top_p or top_k they are not, because the
+    log-probs are those of the distribution before it is cut. ``accuracy`` is the share of correct answers and
+    ``reward`` their mean reward, which differ where wrong or unfinished answers have a reward.
     """
 
     checkpoints: Chosen = "all"
@@ -173,11 +182,12 @@ class KlToReference(OfCheckpoints):
                     unfinished_reward=rollout.unfinished_reward,
                     purpose="analysis: kl",
                 )
-            # Rewards are held against distances: without one, an answer says nothing of the two.
-            rows += self._rows(session, point, [one for one in answers_of(trees) if one.grade.is_known])
+            # Rewards are compared with distances, so that answers that could not be graded are left out.
+            graded = [answer for answer in answers_of(trees) if answer.grade.is_known]
+            rows += self._rows(session, point, graded)
         sampling = rollout.sampling
-        exact = sampling.top_p == 1.0 and sampling.top_k < 1
-        return Findings({"whole_distribution_sampled": exact, **self.summarise(rows)}, rows)
+        is_whole = sampling.top_p == 1.0 and sampling.top_k < 1
+        return Findings({"whole_distribution_sampled": is_whole, **self.summarise(rows)}, rows)
 
     def _rows(self, session: Session, point: int, answers: Sequence[Trajectory]) -> list[dict[str, Any]]:
         from treetune.lab.analyzers.stored import StoredModels, rollout_that_samples
@@ -185,36 +195,39 @@ class KlToReference(OfCheckpoints):
 
         sampling = rollout_that_samples(session.config).sampling
         assert sampling is not None
-        # At temperature 0, what the untempered policy gives.
+        # Greedy answers (temperature 0) are scored at temperature 1.
         models = StoredModels(session, point, sampling.temperature or 1.0)
         sequences = Sequences.of([scoring_row(answer) for answer in answers])
         policy_N, start_N = models.policy_logprobs(sequences), models.ref_logprobs(sequences)
         kl = answer_kl(policy_N, start_N, sequences.starts)
-        return [
-            {
+        rows = []
+        for i, answer in enumerate(answers):
+            row = {
                 "checkpoint": point,
                 "problem": answer.problem.id,
                 "answer": answer.id,
                 "reward": answer.reward,
                 "tokens": len(answer.response_ids),
                 "text": answer.text,
-                **{name: values[i] for name, values in kl.items()},
             }
-            for i, answer in enumerate(answers)
-        ]
+            row |= {estimator: values[i] for estimator, values in kl.items()}
+            rows.append(row)
+        return rows
 
     @override
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         numbers: dict[str, dict[str, Any]] = {}
         for point in sorted({row["checkpoint"] for row in rows}):
-            own = [row for row in rows if row["checkpoint"] == point]
-            bootstrap = Bootstrap([row["problem"] for row in own], self.seed)
+            rows_there = [row for row in rows if row["checkpoint"] == point]
+            bootstrap = Bootstrap([row["problem"] for row in rows_there], self.seed)
+            correct = [float(row["reward"] >= CORRECT_SCORE) for row in rows_there]
+            tokens = sum(row["tokens"] for row in rows_there)
             numbers[str(point)] = {
-                "answers": len(own),
-                "accuracy": bootstrap(mean_of([float(row["reward"] >= CORRECT_SCORE) for row in own])),
-                "reward": bootstrap(mean_of([row["reward"] for row in own])),
-                **{str(name): bootstrap(mean_of([row[name] for row in own])) for name in ESTIMATORS},
-                "k1_per_token": math.fsum(row["k1"] for row in own) / sum(row["tokens"] for row in own),
+                "answers": len(rows_there),
+                "accuracy": bootstrap(mean_of(correct)),
+                "reward": bootstrap(mean_of([row["reward"] for row in rows_there])),
+                **{str(name): bootstrap(mean_of([row[name] for row in rows_there])) for name in ESTIMATORS},
+                "k1_per_token": math.fsum(row["k1"] for row in rows_there) / tokens,
             }
         return {"by_checkpoint": numbers}
 
@@ -228,14 +241,13 @@ class KlToReference(OfCheckpoints):
             style = style_of(i)
             by_point = result["numbers"]["by_checkpoint"]
             numbers = list(by_point.values())
-            for name, stroke in zip(ESTIMATORS, ("-", ":"), strict=True):
-                points_with_bars(
-                    along, [int(point) for point in by_point], [n[name] for n in numbers],
-                    linestyle=stroke, label=f"{label}, {name}", **style,
-                )  # fmt: skip
-            points_with_bars(
-                gain, [n["k1"]["value"] for n in numbers], [n["reward"] for n in numbers], **style
-            )
+            iterations = [int(point) for point in by_point]
+            for name, line_style in zip(ESTIMATORS, ("-", ":"), strict=True):
+                estimates = [of_point[name] for of_point in numbers]
+                line = style | {"linestyle": line_style, "label": f"{label}, {name}"}
+                points_with_bars(along, iterations, estimates, **line)
+            distances_k1 = [of_point["k1"]["value"] for of_point in numbers]
+            points_with_bars(gain, distances_k1, [of_point["reward"] for of_point in numbers], **style)
         iteration_axis(along)
         gain.set_xlabel("nats per answer", fontsize=8)
         legend_below(figure, along)
@@ -243,9 +255,9 @@ class KlToReference(OfCheckpoints):
 
 
 def answer_kl(policy_N: Tensor, start_N: Tensor, starts: Sequence[int]) -> dict[str, list[float]]:
-    """Each answer's KL by each estimator; answer i has the tokens ``starts[i]:starts[i + 1]``."""
-    found: dict[str, list[float]] = {}
+    """Returns each answer's KL by each estimator; answer i has the tokens ``starts[i]:starts[i + 1]``."""
+    kl_by_estimator: dict[str, list[float]] = {}
     for name in ESTIMATORS:
-        tokens_N = kl_estimate(policy_N.double(), start_N.double(), name)
-        found[name] = [float(tokens_N[a:b].sum()) for a, b in itertools.pairwise(starts)]
-    return found
+        kl_N = kl_estimate(policy_N.double(), start_N.double(), name)
+        kl_by_estimator[name] = [float(kl_N[start:end].sum()) for start, end in itertools.pairwise(starts)]
+    return kl_by_estimator

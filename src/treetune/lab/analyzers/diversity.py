@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from treetune.runtime.sampler import Sampler
 
 Ids = tuple[int, ...]
+"""The token ids of an answer, or of an n-gram."""
 
 MEASURES = ("unique_answers", "distinct_results", "distinct_ngrams", "overlap")
 
@@ -41,7 +43,7 @@ class Diversity(OfIterations):
     """The diversity of the n stored answers to each problem, averaged over problems:
 
     * ``unique_answers``: different answers (by token ids) / n;
-    * ``distinct_results``: different extracted final answers / n, no answer counting as one;
+    * ``distinct_results``: different extracted final answers / n, where "nothing extracted" counts as one;
     * ``distinct_ngrams``: different n-grams / all n-grams of the answers, averaged over n = 1 … `order`
       (distinct-n of Li et al., arXiv:1510.03055);
     * ``overlap``: mean over pairs of answers of the mean over n of 2·|A ∩ B| / (|A| + |B|), A and B
@@ -51,6 +53,7 @@ class Diversity(OfIterations):
     """
 
     order: Annotated[int, Gt(0)] = 4
+    """The longest n-grams that are counted."""
 
     @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
@@ -69,7 +72,7 @@ class Diversity(OfIterations):
                         "problem": problem,
                         "answers": len(answers),
                         "unique_answers": len(set(ids)) / len(ids),
-                        "distinct_results": len({a.grade.extracted for a in answers}) / len(ids),
+                        "distinct_results": len({answer.grade.extracted for answer in answers}) / len(ids),
                         "distinct_ngrams": distinct_ngrams(ids, self.order),
                         "overlap": overlap(ids, self.order),
                     }
@@ -78,16 +81,17 @@ class Diversity(OfIterations):
 
     @override
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        numbers = {}
+        by_iteration = {}
         for point in sorted({row["iteration"] for row in rows}):
-            own = [row for row in rows if row["iteration"] == point]
-            bootstrap = Bootstrap([row["problem"] for row in own], seed=point)
-            found = {measure: [row[measure] for row in own] for measure in MEASURES}
-            numbers[str(point)] = {"problems": len(own)} | {
-                measure: bootstrap(mean_of([float("nan") if v is None else v for v in values]))
-                for measure, values in found.items()
-            }
-        return {"by_iteration": numbers}
+            rows_there = [row for row in rows if row["iteration"] == point]
+            bootstrap = Bootstrap([row["problem"] for row in rows_there], seed=point)
+            numbers: dict[str, Any] = {"problems": len(rows_there)}
+            for measure in MEASURES:
+                # `mean_of` leaves out NaN: problems for which a measure is not defined.
+                values = [math.nan if row[measure] is None else row[measure] for row in rows_there]
+                numbers[measure] = bootstrap(mean_of(values))
+            by_iteration[str(point)] = numbers
+        return {"by_iteration": by_iteration}
 
     @staticmethod
     @override
@@ -96,7 +100,7 @@ class Diversity(OfIterations):
             "Different answers",
             "Different final answers",
             "Different n-grams",
-            "Overlap of two answers",
+            "Overlap of pairs of answers",
         ]
         figure, axes = panels(titles, rows=2)
         for i, (label, result) in enumerate(results.items()):
@@ -106,7 +110,7 @@ class Diversity(OfIterations):
                 xs = [int(point) for point in by_point]
                 points_with_bars(panel, xs, [numbers[measure] for numbers in by_point.values()], **style)
         for panel in axes:
-            iteration_axis(panel, "iterations before these answers")
+            iteration_axis(panel, "finished iterations when the answers were sampled")
         legend_below(figure, axes[0])
         return figure
 
@@ -116,8 +120,10 @@ def ngrams(ids: Ids, n: int) -> Counter[Ids]:
 
 
 def distinct_ngrams(answers: Sequence[Ids], order: int) -> float | None:
-    """Returns the number of different n-grams over that of all, averaged over the n that any answer is long
-    enough for."""
+    """Returns the share of different n-grams among all, averaged over the n for which there are n-grams.
+
+    None where all answers are empty.
+    """
     shares = []
     for n in range(1, order + 1):
         counts: Counter[Ids] = Counter()
@@ -129,13 +135,17 @@ def distinct_ngrams(answers: Sequence[Ids], order: int) -> float | None:
 
 
 def overlap(answers: Sequence[Ids], order: int) -> float | None:
-    """Mean over pairs of their shared n-grams (Dice), averaged over the n that either is long enough
-    for; None for fewer than two answers.
+    """Returns the mean over pairs of answers of the share of n-grams that both have (Dice's coefficient).
+
+    A pair's share is averaged over the n for which one of both has n-grams. None for fewer than two answers.
     """
-    counted = [[ngrams(answer, n) for n in range(1, order + 1)] for answer in answers]
-    pairs = []
-    for a, b in itertools.combinations(counted, 2):
-        sizes = [(x, y, x.total() + y.total()) for x, y in zip(a, b, strict=True)]
-        shares = [2 * (x & y).total() / size for x, y, size in sizes if size]
-        pairs.append(sum(shares) / len(shares) if shares else 1.0)
-    return sum(pairs) / len(pairs) if pairs else None
+    overlaps = []
+    for first, second in itertools.combinations(answers, 2):
+        shares = []
+        for n in range(1, order + 1):
+            first_counts, second_counts = ngrams(first, n), ngrams(second, n)
+            total = first_counts.total() + second_counts.total()
+            if total:
+                shares.append(2 * (first_counts & second_counts).total() / total)
+        overlaps.append(sum(shares) / len(shares) if shares else 1.0)  # two empty answers are equal
+    return sum(overlaps) / len(overlaps) if overlaps else None

@@ -1,4 +1,4 @@
-"""Numbers with intervals, and what the analyzers' figures share."""
+"""Bootstrap intervals, and the style of the analyzers' figures."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d", "#a6761d")
-"""Told apart by most eyes (M. Okabe and K. Ito, "Color Universal Design", 2008, and two more)."""
+"""Colours that are distinct for colour-blind readers, too (Okabe and Ito, "Color Universal Design", 2008),
+and two more."""
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 PANEL_INCHES = (4.6, 3.6)
 PNG_DOTS_PER_INCH = 130
 
 Number = Mapping[str, float | None]
-"""``value``, ``low``, ``high``."""
+"""A value with its interval: {"value": 0.48, "low": 0.44, "high": 0.53}; all None where it is not defined."""
 
 
 def style_of(number: int) -> dict[str, Any]:
@@ -30,28 +31,28 @@ def style_of(number: int) -> dict[str, Any]:
 
 def panels(titles: Sequence[str], *, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """Returns a figure with a panel for each title in so many `rows`, and the panels."""
-    # Not pyplot: nothing global, no window, whatever the machine has.
+    # pyplot would keep figures in global state, and may open a window.
     from matplotlib.figure import Figure
 
     columns = -(-len(titles) // rows)
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(len(titles))]
-    for one, title in zip(axes, titles, strict=True):
-        one.set_title(title, fontsize=10, loc="left")
-        one.grid(axis="y", color="#e4e4e4", linewidth=0.8)
-        one.set_axisbelow(True)
-        one.spines[["top", "right"]].set_visible(False)
-        one.tick_params(labelsize=8, which="both")
+    for panel, title in zip(axes, titles, strict=True):
+        panel.set_title(title, fontsize=10, loc="left")
+        panel.grid(axis="y", color="#e4e4e4", linewidth=0.8)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(labelsize=8, which="both")
     return figure, axes
 
 
-def iteration_axis(axes: Axes, words: str = "finished iterations") -> None:
-    """Iterations are whole numbers, and so are the ticks."""
+def iteration_axis(axes: Axes, label: str = "finished iterations") -> None:
+    """Labels the x axis, and sets its ticks to whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel(words, fontsize=8)
+    axes.set_xlabel(label, fontsize=8)
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
@@ -65,19 +66,25 @@ def legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
 
 
 def points_with_bars(axes: Axes, xs: Sequence[float], numbers: Sequence[Number], **style: Any) -> None:
-    """Points with their intervals; what has no value is left out."""
-    known = [(x, n["value"], n["low"], n["high"]) for x, n in zip(xs, numbers, strict=True)]
-    drawn = [(x, v, low, high) for x, v, low, high in known if v is not None]
-    if not drawn:
+    """Draws points with their intervals; numbers without a value are left out."""
+    drawn_xs, values, below, above = [], [], [], []
+    for x, number in zip(xs, numbers, strict=True):
+        value, low, high = number["value"], number["low"], number["high"]
+        if value is None:
+            continue
+        drawn_xs.append(x)
+        values.append(value)
+        # matplotlib wants the distances to the ends of the interval, and refuses negative ones.
+        below.append(0.0 if low is None else max(0.0, value - low))
+        above.append(0.0 if high is None else max(0.0, high - value))
+    if not drawn_xs:
         return
-    below = [max(0.0, v - (v if low is None else low)) for _, v, low, _ in drawn]
-    above = [max(0.0, (v if high is None else high) - v) for _, v, _, high in drawn]
-    given = {"markersize": 4.5, "capsize": 2, "linewidth": 1.4, "elinewidth": 1.0} | style
-    axes.errorbar([x for x, *_ in drawn], [v for _, v, *_ in drawn], yerr=[below, above], **given)
+    full_style = {"markersize": 4.5, "capsize": 2, "linewidth": 1.4, "elinewidth": 1.0} | style
+    axes.errorbar(drawn_xs, values, yerr=[below, above], **full_style)
 
 
 def save(figure: Figure, folder: Path, name: str = "figure") -> None:
-    """``name.png`` and ``name.svg``, the same bytes for the same numbers."""
+    """Writes ``name.png`` and ``name.svg``, which have the same bytes for the same numbers."""
     import matplotlib
 
     figure.savefig(folder / f"{name}.png", dpi=PNG_DOTS_PER_INCH)
@@ -89,49 +96,46 @@ RESAMPLES = 1000
 INTERVAL = 0.95
 
 Statistic = Callable[[Any], float]
-"""A function from the indices of some rows (an integer array, an index may come twice) to one number; NaN
-where they don't have it."""
+"""A function of the indices of some rows (an integer array, in which an index may occur more than once) that
+returns a number, or NaN where it is not defined for these rows."""
 
 
 class Bootstrap:
-    """Percentile intervals at 95 % of statistics of rows that belong to clusters (problems)."""
+    """Computes 95 % percentile intervals of statistics of rows, by resampling whole clusters (problems)."""
 
     def __init__(self, clusters: Sequence[Hashable], seed: int) -> None:
         import numpy as np
 
-        numbers: dict[Hashable, list[int]] = {}
+        rows_by_cluster: dict[Hashable, list[int]] = {}
         for row, cluster in enumerate(clusters):
-            numbers.setdefault(cluster, []).append(row)
-        members = [np.array(rows) for rows in numbers.values()]
+            rows_by_cluster.setdefault(cluster, []).append(row)
+        members = [np.array(rows) for rows in rows_by_cluster.values()]
         generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
         self._all = np.arange(len(clusters))
-        self._resamples = (
-            [
-                np.concatenate([members[i] for i in generator.integers(len(members), size=len(members))])
-                for _ in range(RESAMPLES)
-            ]
-            if members
-            else []
-        )
+        self._resamples = []
+        for _ in range(RESAMPLES if members else 0):
+            drawn_clusters = generator.integers(len(members), size=len(members))
+            self._resamples.append(np.concatenate([members[i] for i in drawn_clusters]))
 
     def __call__(self, statistic: Statistic) -> dict[str, float | None]:
-        """``value``, ``low`` and ``high``; None where there is nothing to take it from."""
+        """Returns a statistic of all rows with its interval; None for all three where it is not defined."""
         import numpy as np
 
         if not len(self._all):
             return {"value": None, "low": None, "high": None}
         value = statistic(self._all)
-        drawn = np.array([statistic(rows) for rows in self._resamples])
-        drawn = drawn[np.isfinite(drawn)]
-        if not math.isfinite(value) or not len(drawn):
+        resampled = np.array([statistic(rows) for rows in self._resamples])
+        resampled = resampled[np.isfinite(resampled)]
+        if not math.isfinite(value) or not len(resampled):
             return {"value": None, "low": None, "high": None}
-        tail = 100 * (1 - INTERVAL) / 2
-        low, high = (float(np.percentile(drawn, share)) for share in (tail, 100 - tail))
+        tail_percent = 100 * (1 - INTERVAL) / 2
+        low = float(np.percentile(resampled, tail_percent))
+        high = float(np.percentile(resampled, 100 - tail_percent))
         return {"value": float(value), "low": low, "high": high}
 
 
 def mean_of(values: Sequence[float] | Any) -> Statistic:
-    """The mean of the rows' values, leaving out those that are NaN."""
+    """Returns the statistic "mean of the rows' values"; values that are NaN are left out."""
     import numpy as np
 
     array = np.asarray(values, dtype=float)
@@ -145,7 +149,7 @@ def mean_of(values: Sequence[float] | Any) -> Statistic:
 
 
 def correlation(x: Any, y: Any) -> float:
-    """Returns Pearson's correlation; NaN where one of both doesn't vary."""
+    """Returns Pearson's correlation; NaN where one of both is constant."""
     import numpy as np
 
     x, y = np.ravel(x), np.ravel(y)
@@ -157,8 +161,8 @@ def correlation(x: Any, y: Any) -> float:
 
 
 def right_side(estimates: Any, truths: Any, threshold: float = 0.5) -> Any:
-    """1 where an estimate lies on the truth's side of the threshold, 0 where on the other, 1/2 where
-    one of both lies on it.
+    """Returns 1 where estimate and true value are on the same side of the threshold, 0 where they are on
+    different sides, and 1/2 where one of them equals it.
     """
     import numpy as np
 

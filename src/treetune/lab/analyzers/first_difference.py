@@ -1,4 +1,4 @@
-"""The first difference of two runs: the first iteration, phase and number in which their files differ."""
+"""Finds the first difference between two runs: the iteration, phase, file and number."""
 
 from __future__ import annotations
 
@@ -24,50 +24,56 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TIMED = ("seconds", "memory/", "time", "speed", "tokens_per_second", "sync_", "restarts")
-"""Parts of the names of numbers that depend on time, and differ between any two runs."""
+"""Parts of the names of numbers that depend on time, and so differ between any two runs."""
 
 CHUNK_BYTES = 1 << 20
 
 JOURNALS = "journal"
 
 SEAL, SEAL_BYTES = b"checksum", 128
-"""The word that a checksum begins with, and the most bytes from it to the file's end."""
+"""The word at the beginning of a file's checksum, and the most bytes from there to the end of the file."""
 
 PARTS = {"policy": "weights", "critic": "weights of the critic", "trainer": "trainer's state"}
-"""The folders of a checkpoint, and what they hold."""
+"""The folders of a checkpoint, with a description of their content."""
 
 Differing = tuple[str, str, str] | None
-"""Where two files differ first, and what the first and the second file have there; None where they are the
-same. An example: ``("train/17/0, reward", "1.0", "0.0")``."""
+"""The position of the first difference of two files, and what the first and the second file have there.
+
+Example: `("train/17/0, reward", "1.0", "0.0")`. None for equal files."""
 
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first difference. `iteration` counts from 1, as the console does."""
+    """The first difference between two runs.
+
+    Example: `FirstDifference(2, "credit", "iterations/0001/episodes.arrow: 17#0, reward", "1.0", "0.0")`.
+    """
 
     iteration: int
+    """Counted from 1, as on the console."""
     phase: str
-    place: str
+    position: str
+    """The file, and the position in it."""
     first: str
+    """What the first run has there."""
     second: str
 
     @override
     def __str__(self) -> str:
         return (
-            f"the runs part in iteration {self.iteration}, {self.phase}: {self.place} is {self.first} in the"
-            f" first and {self.second} in the second"
+            f"the runs first differ in iteration {self.iteration}, {self.phase}: {self.position} is"
+            f" {self.first} in the first and {self.second} in the second"
         )
 
 
 def first_difference(first: Path, second: Path) -> FirstDifference | None:
-    """Returns the first difference of two experiments' folders, in the order in which a run writes files: in
-    each iteration the answers, their credit, with the journals of both, the metrics of training, the weights
-    and the trainer's state, the evaluations. None where all files that both have are the same, but for
-    numbers that depend on time.
+    """Returns the first difference between the folders of two experiments, or None.
 
-    Files that only one of them has, such as those of checkpoints that were cleaned up, are no difference; the
-    runs must share an iteration. Raises ValueError where a folder holds no run, and where the runs have no
-    iteration in common.
+    Files are compared in the order in which a run writes them: in each iteration the answers, their credit,
+    the metrics of training, the weights and the trainer's state, and the evaluations. Numbers that depend on
+    time are ignored, and so are files that only one run has, such as those of deleted checkpoints.
+
+    Raises ValueError for a folder without a run, and for runs without a common iteration.
     """
     in_first, in_second = _iterations(first), _iterations(second)
     common = sorted(in_first & in_second)
@@ -81,15 +87,17 @@ def first_difference(first: Path, second: Path) -> FirstDifference | None:
                 continue
             difference = compare(path, second / name)
             if difference is not None:
-                where, value_in_first, value_in_second = difference
-                return FirstDifference(number + 1, phase, f"{name}: {where}", value_in_first, value_in_second)
+                position, value_in_first, value_in_second = difference
+                return FirstDifference(
+                    number + 1, phase, f"{name}: {position}", value_in_first, value_in_second
+                )
     return None
 
 
 def _iterations(run: Path) -> set[int]:
-    """Returns the numbers of a run's iterations. Raises ValueError for a folder that holds no run."""
+    """Returns the numbers of a run's iterations. Raises ValueError for a folder without a run."""
     if not (run / "iterations").is_dir():
-        raise ValueError(f"{run} holds no iterations of a run: name an experiment's folder")
+        raise ValueError(f"{run} has no iterations of a run: give an experiment's folder")
     names = [path.name for path in (run / "iterations").iterdir()]
     return {int(name) for name in names if name.isdigit()}
 
@@ -97,8 +105,9 @@ def _iterations(run: Path) -> set[int]:
 def _comparisons(
     run: ExperimentDirectory, number: int
 ) -> Iterator[tuple[str, Path, Callable[[Path, Path], Differing]]]:
-    """Yields, in the order in which a run writes them, the files and folders of an iteration that are
-    compared: the phase that wrote it, its path, and the function that compares it."""
+    """Yields the files and folders of an iteration to compare, in the order in which a run writes them.
+
+    Each is the phase that wrote it, its path, and the function that compares two such files or folders."""
     folder, finished = run.iteration(number), number + 1
     yield "sampling", folder / "trajectories.arrow", _compare_tables
     yield "sampling", folder / JOURNALS, partial(_compare_journals, phase="rollout")
@@ -108,7 +117,7 @@ def _comparisons(
     for part, content in PARTS.items():
         for path in _files(run.checkpoint(finished) / part):
             yield content, path, _compare_tensors if path.suffix == ".safetensors" else _compare_bytes
-        yield content, run.checkpoint(finished) / part, _compare_seals_of_folders
+        yield content, run.checkpoint(finished) / part, _compare_checksums_of_folders
     for path in _files(run.path / "evaluations" / f"{finished:04d}"):
         if path.name == "summary.json":
             yield "evaluation", path, _compare_numbers
@@ -119,7 +128,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _compare_tensors(first: Path, second: Path) -> Differing:
-    """Compares two files of tensors, by name; names that aren't in both are a difference."""
+    """Compares two files of tensors by name. A name that only one file has is a difference."""
     import numpy as np
     import torch
     from safetensors import SafetensorError, safe_open
@@ -133,31 +142,34 @@ def _compare_tensors(first: Path, second: Path) -> Differing:
                 raise ValueError(
                     f"{path} can't be read as a whole ({error}): it was damaged or cut"
                 ) from error
-        one, other = files
-        if sorted(one.keys()) != sorted(other.keys()):
-            return "the names of its tensors", str(len(one.keys())), f"{len(other.keys())} or others"
-        for name in one.keys():  # noqa: SIM118  (no mapping)
-            a, b = one.get_tensor(name), other.get_tensor(name)
+        first_file, second_file = files
+        if sorted(first_file.keys()) != sorted(second_file.keys()):
+            count = len(second_file.keys())
+            return "the names of its tensors", str(len(first_file.keys())), f"{count} or others"
+        for name in first_file.keys():  # noqa: SIM118  (it can't be iterated over)
+            a, b = first_file.get_tensor(name), second_file.get_tensor(name)
             if (a.shape, a.dtype) != (b.shape, b.dtype):
                 return f"the tensor {name}", f"{a.dtype} {tuple(a.shape)}", f"{b.dtype} {tuple(b.shape)}"
-            # By bytes: not-a-number is itself, and 0.0 is not -0.0.
+            # Compares bytes, because NaN is not equal to itself, and 0.0 is equal to -0.0.
             width = a.element_size()
-            raw = [t.contiguous().view(-1).view(torch.uint8).numpy().reshape(-1, width) for t in (a, b)]
-            off = np.flatnonzero((raw[0] != raw[1]).any(axis=1))
-            if len(off):
-                flat = int(off[0])
+            a_bytes, b_bytes = (
+                tensor.contiguous().view(-1).view(torch.uint8).numpy().reshape(-1, width) for tensor in (a, b)
+            )
+            different = np.flatnonzero((a_bytes != b_bytes).any(axis=1))
+            if len(different):
+                flat = int(different[0])
                 index = [int(i) for i in np.unravel_index(flat, a.shape or (1,))]
-                place = f"the tensor {name} at {index} ({len(off)} of {a.numel()} numbers differ)"
-                return place, f"{a.flatten()[flat].item()!r}", f"{b.flatten()[flat].item()!r}"
+                position = f"the tensor {name} at {index} ({len(different)} of {a.numel()} numbers differ)"
+                return position, f"{a.flatten()[flat].item()!r}", f"{b.flatten()[flat].item()!r}"
     return None
 
 
 def _compare_tables(first: Path, second: Path) -> Differing:
-    """Compares two Arrow files, row by row. Columns that a clock decides are left out."""
+    """Compares two Arrow files row by row, without columns that depend on time."""
     first_table, second_table = _table(first), _table(second)
     if first_table.num_rows != second_table.num_rows:
         return "its number of rows", str(first_table.num_rows), str(second_table.num_rows)
-    # Of each column the first row that differs, and how.
+    # For each column the first row that differs, and the difference.
     differences: list[tuple[int, str, tuple[str, Any, Any]]] = []
     for name in first_table.column_names:
         if name not in second_table.column_names or _is_timed(name):
@@ -174,13 +186,13 @@ def _compare_tables(first: Path, second: Path) -> Differing:
                 differences.append((row, name, within_cell))
                 break
     if not differences:
-        return _compare_seals(first, second, _verify_stream) or _compare_lacking_seals(first, second)
+        return _compare_checksums(first, second, _verify_stream) or _compare_missing_checksums(first, second)
     # The first row, and in it the first column: `min` keeps the first of equals.
-    row, name, (where, value, second_value) = min(differences, key=lambda difference: difference[0])
+    row, name, (path_in_cell, value, second_value) = min(differences, key=lambda difference: difference[0])
     label = f"row {row}"
     if "trajectory" in first_table.column_names:
         label = first_table.column("trajectory")[row].as_py()
-    return f"{label}, {name}{where}", repr(value), repr(second_value)
+    return f"{label}, {name}{path_in_cell}", repr(value), repr(second_value)
 
 
 def _table(path: Path) -> pa.Table:
@@ -189,15 +201,16 @@ def _table(path: Path) -> pa.Table:
     try:
         with path.open("rb") as file:
             table = pa.ipc.open_stream(file).read_all()
-        table.validate(full=True)  # else a flipped bit of an offset is read as what lies anywhere
+        table.validate(full=True)  # otherwise a damaged offset would read memory anywhere
         return table
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} can't be read as a whole ({error}): it was damaged or cut") from error
 
 
 def _within(a: Any, b: Any) -> tuple[str, Any, Any] | None:
-    """Returns the path of the first difference within two nested values, such as ``.grade.reward`` or
-    ``[3]``, and what both have there; None where they are the same."""
+    """Returns the path of the first difference within two nested values, and what both have there.
+
+    Example: `(".grade.reward", 1.0, 0.0)`, or with an index `("[3]", 17, 5)`. None for equal values."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in a:
             if key in b and not _is_timed(key) and (inner := _within(a[key], b[key])) is not None:
@@ -216,7 +229,7 @@ def _within(a: Any, b: Any) -> tuple[str, Any, Any] | None:
         if math.copysign(1.0, a) != math.copysign(1.0, b):  # 0.0 == -0.0, and their bits differ
             return "", a, b
     elif isinstance(a, float) or isinstance(b, float):
-        return "", a, b  # 1 and 1.0 are equal, and not written alike
+        return "", a, b  # 1 and 1.0 are equal, but are written differently
     return None if a == b else ("", a, b)
 
 
@@ -225,20 +238,21 @@ def _is_timed(name: str) -> bool:
 
 
 def _compare_numbers(first: Path, second: Path) -> Differing:
-    """Compares the numbers of two JSON objects that both have and no clock decides."""
+    """Compares the numbers that two JSON objects have in common and that don't depend on time."""
     values = []
     for path in (first, second):
         try:
             value = json.loads(path.read_text())
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON ({error}): it was damaged or cut") from error
-        # A clock has its part in the checksum.
-        values.append({name: one for name, one in value.items() if name != KEY})
-    found = _within(*values)
-    if found is None:
+            raise ValueError(f"{path} is not valid JSON ({error}): it was damaged or cut off") from error
+        # The checksum also covers numbers that depend on time.
+        values.append({name: member for name, member in value.items() if name != KEY})
+    difference = _within(*values)
+    if difference is None:
         verify = partial(read_record, remedy="")
-        return _compare_seals(first, second, verify) or _compare_lacking_seals(first, second)
-    return found[0].lstrip("."), repr(found[1]), repr(found[2])
+        return _compare_checksums(first, second, verify) or _compare_missing_checksums(first, second)
+    path_in_object, first_value, second_value = difference
+    return path_in_object.lstrip("."), repr(first_value), repr(second_value)
 
 
 def _verify_stream(path: Path) -> None:
@@ -246,96 +260,106 @@ def _verify_stream(path: Path) -> None:
         verify_stream(file, str(path), "")
 
 
-def _compare_seals(first: Path, second: Path, verify: Callable[[Path], object]) -> Differing:
-    """Compares whether checksums say that two files or folders of the same content aren't what was
-    written."""
+def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], object]) -> Differing:
+    """Returns a difference if one of two files or folders with equal content is damaged by its checksum, and
+    the other is not."""
 
     def verdict(path: Path) -> str:
         try:
             verify(path)
         except Damaged:
             return "damaged"
-        return "right"
+        return "intact"
 
     verdicts = verdict(first), verdict(second)
     return None if verdicts[0] == verdicts[1] else ("what its checksum covers", *verdicts)
 
 
-def _compare_lacking_seals(first: Path, second: Path) -> Differing:
-    """Compares the seals of two files that are as long and say the same. Files of an earlier version have
-    none, and are shorter by it."""
-    sizes, sealed = [], []
+def _compare_missing_checksums(first: Path, second: Path) -> Differing:
+    """Returns a difference if only one of two files of the same size and content has a checksum.
+
+    Files of earlier versions have none. They are shorter, and so are not compared here."""
+    sizes, has_checksum = [], []
     for path in (first, second):
         with path.open("rb") as file:
             sizes.append(file.seek(0, 2))
             file.seek(max(0, sizes[-1] - SEAL_BYTES))
-            sealed.append(SEAL in file.read())
-    if sizes[0] != sizes[1] or sealed[0] == sealed[1]:
+            has_checksum.append(SEAL in file.read())
+    if sizes[0] != sizes[1] or has_checksum[0] == has_checksum[1]:
         return None
-    words = ["there" if one else "missing or damaged" for one in sealed]
-    return "its checksum", words[0], words[1]
+    states = ["present" if present else "missing or damaged" for present in has_checksum]
+    return "its checksum", states[0], states[1]
 
 
-def _compare_seals_of_folders(first: Path, second: Path) -> Differing:
-    """Compares whether one alone of two folders with the same tensors isn't as it was sealed."""
+def _compare_checksums_of_folders(first: Path, second: Path) -> Differing:
+    """Returns a difference if only one of two folders with equal tensors is damaged by its checksums."""
 
     def verify(path: Path) -> None:
         if damage := damage_of(path):
             raise Damaged(damage)
 
-    return _compare_seals(first, second, verify)
+    return _compare_checksums(first, second, verify)
 
 
 def _compare_journals(first: Path, second: Path, phase: str) -> Differing:
-    """Compares the requests of a phase in two folders of journals, whichever rank answered them in which
-    order. Where one of both has no journal of it, there is nothing to compare."""
-    one, other = (_requests(folder, phase) for folder in (first, second))
-    if not one or not other:
+    """Compares the requests of a phase in two folders of journals, in any order and of any rank.
+
+    None also where one of both has no journal of the phase."""
+    in_first, in_second = (_requests(folder, phase) for folder in (first, second))
+    if not in_first or not in_second:
         return None
-    for key in dict.fromkeys([*one, *other]):
-        if key not in one or key not in other:
-            words = ("answered", "missing or damaged") if key in one else ("missing or damaged", "answered")
-            return f"the {phase}'s request {key}", *words
-        found = _within(one[key], other[key])
-        if found is not None:
-            return f"the {phase}'s request {key}, sample{found[0]}", repr(found[1]), repr(found[2])
+    for key in dict.fromkeys([*in_first, *in_second]):
+        if key not in in_second:
+            return f"the {phase}'s request {key}", "answered", "missing or damaged"
+        if key not in in_first:
+            return f"the {phase}'s request {key}", "missing or damaged", "answered"
+        difference = _within(in_first[key], in_second[key])
+        if difference is not None:
+            path, first_value, second_value = difference
+            return f"the {phase}'s request {key}, sample{path}", repr(first_value), repr(second_value)
     return None
 
 
 def _requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
-    """Returns the answers to each request, without what a clock decides. Lines that are no record are left
-    out, as a run that goes on leaves them out."""
-    found = {}
+    """Returns the samples of each request, without numbers that depend on time. Lines that can't be read are
+    left out, as a resumed run leaves them out."""
+    samples_by_request = {}
     for path in sorted(folder.glob(f"{phase}-*.jsonl")):
         for row in read_rows(path):
             with contextlib.suppress(ValueError, TypeError):
-                key, written = row
-                samples = zip(completions_of_row(row), written, strict=True)
-                found[key] = [_sample(one, numbers) for one, numbers in samples]
-    return found
+                key, stored_samples = row
+                samples = zip(completions_of_row(row), stored_samples, strict=True)
+                samples_by_request[key] = [_sample(completion, stored) for completion, stored in samples]
+    return samples_by_request
 
 
-def _sample(one: Completion, written: list[Any]) -> dict[str, Any]:
-    """Returns what is compared. `written` is last: base64 has several texts for the same numbers."""
+def _sample(completion: Completion, stored: list[Any]) -> dict[str, Any]:
+    """Returns the numbers of a sample that are compared, and last their stored texts.
+
+    Texts can differ where numbers are equal, because base64 has several texts for the same bytes."""
     return {
-        "token_ids": one.token_ids.tolist(),
-        "logprobs": None if one.logprobs is None else one.logprobs.tolist(),
-        "finish_reason": one.finish_reason,
-        "policy_version": one.policy_version,
-        "written": written[:2],
+        "token_ids": completion.token_ids.tolist(),
+        "logprobs": None if completion.logprobs is None else completion.logprobs.tolist(),
+        "finish_reason": completion.finish_reason,
+        "policy_version": completion.policy_version,
+        "written": stored[:2],
     }
 
 
 def _compare_bytes(first: Path, second: Path) -> Differing:
     """Compares two files byte by byte."""
-    at = 0
-    with first.open("rb") as one, second.open("rb") as other:
+
+    def byte_at(chunk: bytes, position: int) -> str:
+        return f"0x{chunk[position]:02x}" if position < len(chunk) else "its end"
+
+    offset = 0  # of the present chunks
+    with first.open("rb") as first_file, second.open("rb") as second_file:
         while True:
-            a, b = one.read(CHUNK_BYTES), other.read(CHUNK_BYTES)
+            a, b = first_file.read(CHUNK_BYTES), second_file.read(CHUNK_BYTES)
             if a != b:
-                place = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-                values = (f"0x{part[place]:02x}" if place < len(part) else "its end" for part in (a, b))
-                return (f"byte {at + place}", *values)  # type: ignore[return-value]
+                common = min(len(a), len(b))
+                position = next((i for i in range(common) if a[i] != b[i]), common)
+                return f"byte {offset + position}", byte_at(a, position), byte_at(b, position)
             if not a:
                 return None
-            at += len(a)
+            offset += len(a)

@@ -1,4 +1,4 @@
-"""Gradients of stored episodes in plain PyTorch."""
+"""Computes gradients of stored episodes in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 
 class Loss:
-    """The experiment's objective on some of an iteration's episodes, as its first minibatch would
-    meet it: with advantages normalised over the whole iteration, and the policy its own old policy.
+    """The experiment's objective on episodes of an iteration, as at the first optimiser step of training.
+
+    Advantages are normalised over the whole iteration, and all ratios to the old policy are 1.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class Loss:
             critic=leaves_values,
             from_values=credit.from_values if leaves_values else None,
         )
-        self.tensors.old_logprobs_N = None  # the ratio is 1, and not 1 up to rounding
+        self.tensors.old_logprobs_N = None  # so that ratios are exactly 1, without rounding errors
 
     def gradients(self, members: Sequence[Unit]) -> tuple[float, list[Tensor]]:
-        """Returns the mean loss over these sequences, and the policy's gradients of it by parameter."""
+        """Returns the loss over these sequences as one minibatch, and its gradient for each of the policy's
+        parameters."""
         objective, scorer, policy = self.settings.objective, self.models.scorer, self.models.policy
         policy.zero_grad(set_to_none=True)
         minibatch = Minibatch.of(self.sequences, members, objective)
@@ -78,22 +80,29 @@ class Loss:
                 )
                 loss.backward()
                 total += float(loss.detach())
-        return total, [p.grad for p in policy.parameters() if p.grad is not None]
+        gradients = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
+        return total, gradients
 
 
 SKETCH = 4096
-"""Numbers that a gradient is projected to. Squared lengths keep their expectation, and are off by 2 %."""
+"""The size of a gradient's projection. Squared lengths have the right expectation and an error of 2 %."""
 
 
 def problem_gradients(
     session: Session, point: int, credits: Sequence[Sequence[Episode]], seed: int, show: Progress
 ) -> NDArray[np.float32]:
-    """Returns the policy's gradient of each problem's episodes with each credit of the same answers,
-    [credits, problems, `SKETCH`], in the problems' order: of the mean of Σ advantage × log-prob, without
-    clipping, penalties or normalisation.
+    """Returns the projected policy gradient of each problem with each credit of the same answers.
 
-    Every gradient is projected by the same random signs and bins (Charikar et al. 2002, "Finding frequent
-    items in data streams"), so that those of other credits are compared with it.
+    The gradient is that of the mean of Σ advantage × log-prob, without clipping, penalties or normalisation.
+    All gradients are projected by the same random bins and signs, so that they can be compared (Charikar et
+    al., "Finding frequent items in data streams", 2002).
+
+    Args:
+        credits: for each credit, the episodes of the same answers in the same order.
+        seed: the seed of the projection.
+
+    Returns:
+        An array of shape [credits, problems, `SKETCH`], with problems in the order of their first answers.
     """
     import torch
 
@@ -103,19 +112,20 @@ def problem_gradients(
     losses = [Loss(session, point, episodes, settings, Outcome()) for episodes in credits]
     sequences, models = losses[0].sequences, losses[0].models
     parameters, scorer = list(models.policy.parameters()), models.scorer
-    draws, size = torch.Generator(), sum(one.numel() for one in parameters)
-    draws.manual_seed(derive_seed(seed, "sketch") % 2**63)
-    bins_D = torch.randint(SKETCH, (size,), generator=draws)
-    signs_D = torch.randint(2, (size,), generator=draws, dtype=torch.int8) * 2 - 1
-    of_problem: dict[str, list[Unit]] = {}
+    generator, size = torch.Generator(), sum(parameter.numel() for parameter in parameters)
+    generator.manual_seed(derive_seed(seed, "sketch") % 2**63)
+    bins_D = torch.randint(SKETCH, (size,), generator=generator)
+    signs_D = torch.randint(2, (size,), generator=generator, dtype=torch.int8) * 2 - 1
+    units_by_problem: dict[str, list[Unit]] = {}
     for index, episode in enumerate(credits[0]):
-        of_problem.setdefault(episode.group, []).append((index,))
-    sketches_CPS = torch.zeros(len(credits), len(of_problem), SKETCH)
-    for number, members in enumerate(of_problem.values()):
+        units_by_problem.setdefault(episode.group, []).append((index,))
+    sketches_CPS = torch.zeros(len(credits), len(units_by_problem), SKETCH)
+    for number, members in enumerate(units_by_problem.values()):
         minibatch = Minibatch.of(sequences, members, settings.objective)
         for batch in micro_batches(
             sequences, minibatch.units, scorer.settings, scorer.ranks, keep_units=False
         ):
+            # One forward pass serves all credits: only the weights of the log-probs differ.
             logprobs_N, *_ = models.policy(batch.inputs, scorer.temperature)
             for loss, sketch_S in zip(losses, sketches_CPS[:, number], strict=True):
                 assert loss.tensors.advantages_N is not None
@@ -123,7 +133,7 @@ def problem_gradients(
                 weights_N = weights_N.to(logprobs_N)
                 parts = torch.autograd.grad(logprobs_N, parameters, weights_N, retain_graph=True)
                 gradient_D = torch.cat([part.flatten().double().cpu() for part in parts])
-                own_S = torch.zeros(SKETCH, dtype=torch.float64)
-                sketch_S += own_S.index_add_(0, bins_D, gradient_D * signs_D)
-        show(number + 1, len(of_problem))
+                projected_S = torch.zeros(SKETCH, dtype=torch.float64)
+                sketch_S += projected_S.index_add_(0, bins_D, gradient_D * signs_D)
+        show(number + 1, len(units_by_problem))
     return sketches_CPS.numpy()

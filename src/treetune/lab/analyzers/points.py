@@ -81,7 +81,9 @@ class OfIterations(Analyzer):
     def needs(self) -> tuple[Need, ...]:
         if self.file != "trajectories.arrow":
             return ()
-        return (Need(SampledAnswers(), "it looks at answers that iterations left", "leave the analysis out"),)
+        return (
+            Need(SampledAnswers(), "it reads the stored answers of iterations", "leave the analysis out"),
+        )
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
@@ -91,17 +93,17 @@ class OfIterations(Analyzer):
     @override
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
         what = f"an iteration with {self.file} in {directory.path}"
-        iterations = self.kept(directory)
+        iterations = self.stored_iterations(directory)
         remedy = f"there are {_comma_separated(iterations)}"
         return choose_points(self.iterations, iterations, self.at_most, what, remedy)
 
-    def kept(self, directory: ExperimentDirectory) -> list[int]:
-        """Returns the iterations that can be looked at. Raises ValueError where there is none."""
+    def stored_iterations(self, directory: ExperimentDirectory) -> list[int]:
+        """Returns the iterations that can be analyzed. Raises ValueError where there is none."""
         iterations = iterations_with(directory, self.file)
         if not iterations:
             raise ValueError(
-                f"{directory.path} has no iteration with {self.file}: `treetune run` leaves them where"
-                " the rollout samples (supervised training doesn't)"
+                f"{directory.path} has no iteration with {self.file}, which `treetune run` writes"
+                " if the rollout samples (supervised training doesn't)"
             )
         return iterations
 

@@ -1,4 +1,4 @@
-"""Stored answers again, with another credit, selection or objective."""
+"""Trains an iteration again from its stored answers, as it was or with another credit or objective."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from treetune.store.checksums import config_hash, read_record
 from treetune.store.files import replace_folder
 from treetune.trainer.tokens import units_of
 from treetune.tree import Tree, trees_of
-from treetune.vocabulary import Episode, Metrics
+from treetune.vocabulary import Column, Episode, Metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,28 +33,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayedStep:
-    """The step of one variant: its episodes, the gradient of its whole loss, and what training changed.
-
-    `gradient` and `change` are flat, float64 and float32; `metrics` are those of credit and of training.
-    `same_as_run` says whether the weights are the run's own after the iteration, to the bit; None where
-    nobody can tell. `parted` says where they first aren't, and how far they went (`first_difference`).
-    `unlike_record` are the numbers of training, the gradient's norm among them, that are others than the run
-    recorded, to the digits that it did; None where it recorded none.
-    """
+    """The result of training an iteration again: as it was ("own"), or as it was changed ("other")."""
 
     episodes: Sequence[Episode]
     gradient: Tensor
+    """The gradient of the loss over all episodes, flat and in float64."""
     change: Tensor
+    """The change of the weights, flat and in float32."""
     metrics: Metrics
+    """The metrics of credit and of training."""
     same_as_run: bool | None
+    """Whether the weights are bit-identical to the run's own after the iteration; None where the run's
+    weights or the trainer's state are not stored."""
     parted: Mapping[str, Any] | None
+    """The first tensor that differs from the run's, as `first_difference` returns it."""
     unlike_record: Sequence[str] | None
+    """The names of training metrics that differ from those that the run recorded, in the recorded digits;
+    None where it recorded none."""
     sampled_tokens: int
 
 
 def compare_steps(steps: Mapping[str, ReplayedStep]) -> dict[str, Any]:
-    """Returns the norms of gradients and of changes of weights for each step ("own" as the run took it, and
-    "other" as changed), the cosines between both, and the correlation of their advantages."""
+    """Returns the norms of each step's gradient and change of weights, and the similarity of both steps.
+
+    The steps are "own", as the run took it, and "other", as it was changed. With both, the result has the
+    cosines of their gradients and changes, and the correlation of their advantages.
+    """
     own, other = steps["own"], steps.get("other")
     result: dict[str, Any] = {}
     for name, step in steps.items():
@@ -76,96 +80,102 @@ def compare_steps(steps: Mapping[str, ReplayedStep]) -> dict[str, Any]:
     return result
 
 
-def _cosine(one: Tensor, other: Tensor) -> float | None:
-    length = float(one.norm()) * float(other.norm())
-    return float(one @ other) / length if length else None
+def _cosine(first: Tensor, second: Tensor) -> float | None:
+    lengths = float(first.norm()) * float(second.norm())
+    return float(first @ second) / lengths if lengths else None
 
 
-def _correlation(one: Sequence[Episode], other: Sequence[Episode]) -> float | None:
-    """Returns the correlation of the advantages of tokens that both train."""
+def _correlation(first: Sequence[Episode], second: Sequence[Episode]) -> float | None:
+    """Returns the correlation of the advantages of tokens that both train; None where it is not defined."""
     import numpy as np
 
     from treetune.lab.analyzers.figures import correlation
 
-    theirs = {episode.trajectory: episode.advantages for episode in other}
-    pairs = [
-        (episode.advantages[episode.trained], advantages[episode.trained])
-        for episode in one
-        if episode.advantages is not None and (advantages := theirs.get(episode.trajectory)) is not None
-    ]
-    if not pairs:
+    second_advantages = {episode.trajectory: episode.advantages for episode in second}
+    columns: tuple[list[Column], list[Column]] = [], []
+    for episode in first:
+        advantages = second_advantages.get(episode.trajectory)
+        if episode.advantages is not None and advantages is not None:
+            columns[0].append(episode.advantages[episode.trained])
+            columns[1].append(advantages[episode.trained])
+    if not columns[0]:
         return None
-    found = correlation(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
-    return None if math.isnan(found) else found
+    coefficient = correlation(np.concatenate(columns[0]), np.concatenate(columns[1]))
+    return None if math.isnan(coefficient) else coefficient
 
 
 def side_by_side(steps: Mapping[str, ReplayedStep]) -> Iterator[dict[str, Any]]:
-    """A row for each answer that any variant trains: what each gives the steps of the first that has it."""
-    of_variants = {name: {e.trajectory: e for e in step.episodes} for name, step in steps.items()}
-    for trajectory in dict.fromkeys(key for episodes in of_variants.values() for key in episodes):
-        having = {name: found[trajectory] for name, found in of_variants.items() if trajectory in found}
-        first = next(iter(having.values()))
+    """Yields a row for each answer that a variant trains, with the credit that each variant gives its steps.
+
+    The steps are those of the first variant that has the answer.
+    """
+    episodes_by_answer: dict[str, dict[str, Episode]] = {}  # by answer and variant
+    for name, step in steps.items():
+        for episode in step.episodes:
+            episodes_by_answer.setdefault(episode.trajectory, {})[name] = episode
+    for answer, episode_by_variant in episodes_by_answer.items():
+        first = next(iter(episode_by_variant.values()))
         starts = (0, *first.step_ends[:-1])
+        advantages: dict[str, list[float] | None] = {}
+        values: dict[str, list[float] | None] = {}
+        for name, episode in episode_by_variant.items():
+            of_tokens, of_steps = episode.advantages, episode.step_values
+            advantages[name] = None if of_tokens is None else [float(of_tokens[start]) for start in starts]
+            values[name] = None if of_steps is None else [float(value) for value in of_steps]
         yield {
-            "answer": trajectory,
+            "answer": answer,
             "reward": first.reward,
             "text": first.text,
             "step_ends": list(first.step_ends),
-            "advantages": {
-                name: None
-                if episode.advantages is None
-                else [float(episode.advantages[start]) for start in starts]
-                for name, episode in having.items()
-            },
-            "values": {
-                name: None if episode.step_values is None else [float(value) for value in episode.step_values]
-                for name, episode in having.items()
-            },
+            "advantages": advantages,
+            "values": values,
         }
 
 
 SAME = {
-    True: "the weights after it are the run's own, to the bit",
-    False: "the weights after it are others than the run's",
-    None: "whether the weights after it are the run's own can't be told, for want of a state or a checkpoint",
+    True: "the resulting weights are bit-identical to the run's",
+    False: "the resulting weights differ from the run's",
+    None: "the resulting weights can't be compared with the run's: a checkpoint or the trainer's state is not"
+    " stored",
 }
 
 
-def in_words(result: Mapping[str, Any]) -> Iterator[str]:
+def describe_result(result: Mapping[str, Any]) -> Iterator[str]:
     """Yields the lines that the command prints."""
     for name in ("own", "other"):
         if name in result:
-            one = result[name]
+            step = result[name]
             yield (
-                f"{name:5}  {one['episodes']} episodes  gradient {one['gradient_norm']:.6g}  change of the"
-                f" weights {one['change_norm']:.6g}  {one['sampled_tokens']} tokens sampled"
+                f"{name:5}  {step['episodes']} episodes  gradient {step['gradient_norm']:.6g}  change of the"
+                f" weights {step['change_norm']:.6g}  {step['sampled_tokens']} tokens sampled"
             )
-    yield f"own    {_recorded(result['own']['unlike_record'])}; {SAME[result['own']['same_as_run']]}"
+    own = result["own"]
+    yield f"own    {_compared_with_record(own['unlike_record'])}; {SAME[own['same_as_run']]}"
     if "other" in result:
-        for key, words in (
+        for key, title in (
             ("cosine_of_gradients", "cosine of the gradients"),
             ("cosine_of_changes", "cosine of the changes"),
             ("correlation_of_advantages", "correlation of the advantages"),
         ):
             value = result[key]
-            yield f"{words}: {'none to be told' if value is None else f'{value:.4f}'}"
-    yield f"answer by answer: {result['folder']}/advantages.jsonl"
+            yield f"{title}: {'not defined' if value is None else f'{value:.4f}'}"
+    yield f"single answers: {result['folder']}/advantages.jsonl"
 
 
-def _recorded(unlike: Sequence[str] | None) -> str:
+def _compared_with_record(unlike: Sequence[str] | None) -> str:
     if unlike is None:
-        return "the run recorded no numbers of this training"
+        return "the run recorded no metrics of this training"
     if unlike:
-        return f"others than the run recorded are {', '.join(unlike)}"
-    return "the gradient's norm and all numbers of training are those that the run recorded"
+        return f"metrics that differ from those that the run recorded: {', '.join(unlike)}"
+    return "all training metrics, the gradient norm included, equal those that the run recorded"
 
 
 REPLACEABLE = ("credit", "selection", "shaping", "trainer")
-"""The keys that a replay may have otherwise: what comes after the answers."""
+"""The keys that a replay may change: those that take effect after the answers are sampled."""
 
 JOURNAL, STATE = "journal", "state"
-"""The files in the folder of a replay with what was sampled for it, by rank, and, while it goes on, the
-trainer's state."""
+"""Names in the folder of a replay: of the journals of its samples, one for each rank, and of the trainer's
+state, which is deleted at the end."""
 
 
 def replay(
@@ -176,72 +186,85 @@ def replay(
     other: PolicyIteration | None,
     exact: bool = False,
 ) -> dict[str, Any]:
-    """Trains iteration `iteration` (from 1) of the run in `path` again, as it was and as `other` has it.
+    """Trains an iteration of a run again, as it was and, with `other`, as `other` has it. Collective.
 
-    Nothing that the run stored is sampled again; what the other credit asks for beyond that is sampled from
-    the weights of then, and kept in the result's folder, ``analyses/replay-…``. The optimiser's state is the
-    stored one; where it is gone, that of a fresh optimiser, or, if `exact`, made again from the episodes of
-    the iterations before. Collective: as many ranks as the run had give its bits. Raises ValueError where the
-    run lacks the answers or the weights."""
+    Nothing that the run stored is sampled again. Other continuations that the other credit needs are sampled
+    with the weights of that iteration, and kept in the result's folder ``analyses/replay-…``. Results are
+    bit-identical with as many ranks as the run had.
+
+    Args:
+        path: the run's directory.
+        iteration: counted from 1.
+        own: the run's experiment.
+        plain: its configuration.
+        other: the changed experiment, if there is one.
+        exact: where the optimiser's state of that iteration is not stored any more, computes it by training
+            the earlier iterations again from their episodes. Otherwise the optimiser starts without a state.
+
+    Raises ValueError where the run's answers or weights of the iteration are not stored.
+    """
     directory = ExperimentDirectory(path)
     point = iteration - 1
     _require(directory, point)
     if other is not None and other.credit.asks_critic and not own.credit.needs_critic:
         raise ValueError(
-            f"the run in {path} trained no critic, which the other credit asks: replay it with a credit"
-            " without one"
+            f"the run in {path} trained no critic, which the other credit needs: replay it with a credit"
+            " that needs none"
         )
     config = replace(own, directory=str(path.parent), experiment_name=path.name)
     variants = {"own": config} | ({} if other is None else {"other": other})
     label = f"replay-{iteration:04d}"
     if other is not None:
         label += f"-{config_hash({key: repr(getattr(other, key)) for key in REPLACEABLE})[:8]}"
-    place = directory.analysis(label)
-    work = place.with_name(f".{place.name}.unfinished")
-    samples = other is not None and other.credit.needs_engine and not _same_credit(own, other)
+    folder = directory.analysis(label)
+    work = folder.with_name(f".{folder.name}.unfinished")
+    needs_engine = other is not None and other.credit.needs_engine and not _same_credit(own, other)
     steps: dict[str, ReplayedStep] = {}
     with (
         Session.open(config, plain, "analysis") as session,
-        PolicyServer.start(session, needed=samples) as server,
+        PolicyServer.start(session, needed=needs_engine) as server,
         Sampler.open(session, server) as sampler,
     ):
         state = _state_before(session, point, work / STATE if exact else None)
         for name, variant in variants.items():
-            steps[name] = _step(sampler, variant, point, state, work, place)
+            steps[name] = _step(sampler, variant, point, state, work, folder)
         result = compare_steps(steps)
         if session.ranks.is_first:
             work.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(work / STATE, ignore_errors=True)
-            whole = {"iteration": iteration, **result}
-            write_result(work, whole, side_by_side(steps), "advantages.jsonl")
-            replace_folder(work, place)
+            write_result(work, {"iteration": iteration, **result}, side_by_side(steps), "advantages.jsonl")
+            replace_folder(work, folder)
         session.ranks.barrier("the replay is written")
-    return result | {"folder": str(place)}
+    return result | {"folder": str(folder)}
 
 
-def _same_credit(one: PolicyIteration, other: PolicyIteration) -> bool:
+def _same_credit(first: PolicyIteration, second: PolicyIteration) -> bool:
     """Returns whether both make the same episodes of the same answers."""
-    return all(getattr(one, key) == getattr(other, key) for key in ("credit", "selection", "shaping"))
+    return all(getattr(first, key) == getattr(second, key) for key in ("credit", "selection", "shaping"))
 
 
 def _require(directory: ExperimentDirectory, point: int) -> None:
+    """Raises ValueError where the files that a replay of iteration `point` (from 0) needs are missing."""
     folder = directory.iteration(point)
     for name in ("trajectories.arrow", "episodes.arrow"):
         if not (folder / name).is_file():
             raise ValueError(
-                f"{folder / name} isn't there: a replay is of an iteration, from 1, that sampled and trained"
+                f"{folder / name} is missing: a replay needs an iteration (counted from 1) that sampled and"
+                " trained"
             )
     if point and not (directory.checkpoint(point) / "policy").is_dir():
-        kept = ", ".join(str(number + 1) for number in [0, *directory.checkpoints()])
+        iterations = ", ".join(str(number + 1) for number in [0, *directory.checkpoints()])
         raise ValueError(
-            f"{directory.checkpoint(point)} isn't there, whose weights sampled the iteration: these can be"
-            f" replayed: {kept}. checkpoints: {{keep_every: 1}} keeps all"
+            f"{directory.checkpoint(point)} is missing, whose weights sampled the iteration. These iterations"
+            f" can be replayed: {iterations}. checkpoints: {{keep_every: 1}} keeps all"
         )
 
 
-def _state_before(session: Session, point: int, made: Path | None) -> Path | None:
-    """Returns the folder of the trainer's state before the iteration: the stored one, or, in `made` if that
-    is given, one made from stored episodes. None for neither, and where training begins afresh. Collective.
+def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | None:
+    """Returns the folder of the trainer's state before an iteration; None for a new trainer. Collective.
+
+    It is the stored state. Where that was deleted, the state is computed from stored episodes and saved in
+    `rebuilt`; None: it isn't computed.
     """
     directory, config = session.directory, session.config
     stored = directory.checkpoint(point) / "trainer"
@@ -249,36 +272,40 @@ def _state_before(session: Session, point: int, made: Path | None) -> Path | Non
         return None
     if stored.is_dir():
         return stored
-    if made is None:
+    if rebuilt is None:
         session.console.say(
-            f"the trainer's state after iteration {point} is gone (the two newest are kept): the step is that"
-            " of a fresh optimiser; --exact makes the state again from the episodes before"
+            f"the trainer's state after iteration {point} was deleted (only the two newest are kept): the"
+            " step is that of a new optimiser; --exact computes the state from the earlier episodes"
         )
         return None
     if config.choose_checkpoint is not None:
         raise ValueError(
-            "an experiment that chooses among epochs can't be made again from its episodes alone: replay it"
-            " without --exact"
+            "the trainer's state can't be computed from the episodes of an experiment that chooses among"
+            " epochs: replay it without --exact"
         )
     trainer = make_trainer(session)
     for earlier in range(point):
         path = directory.iteration(earlier) / "episodes.arrow"
         if not path.is_file():
-            raise ValueError(f"{path} isn't there, from which the state is to be made: leave --exact out")
-        if episodes := read_episodes(path):
+            raise ValueError(f"{path} is missing, which --exact needs: replay without it")
+        episodes = read_episodes(path)
+        if episodes:
             trainer.train(earlier, episodes)
             session.console.say(f"iteration {earlier + 1} of {point} trained again")
-    trainer.save(made)
+    trainer.save(rebuilt)
     trainer.policy.close()
     session.ranks.barrier("the state is written")
-    return made
+    return rebuilt
 
 
 def _step(
     sampler: Sampler, config: PolicyIteration, point: int, state: Path | None, work: Path, earlier: Path
 ) -> ReplayedStep:
-    """Gives credit, and trains from `state`, or from the weights of then. `earlier` is where the same replay
-    may lie."""
+    """Assigns credit to the iteration's answers, and trains on the episodes.
+
+    Training starts from the trainer's `state`, or else from the stored weights. `earlier` is the folder of an
+    earlier replay with the same settings, whose samples are used again if it exists.
+    """
     session, own = sampler.session, sampler.session.config
     folder = session.directory.iteration(point)
     metrics: Metrics = {}
@@ -286,18 +313,18 @@ def _step(
     if _same_credit(own, config):
         episodes = read_episodes(folder / "episodes.arrow")
     else:
-        everyones = trees_of(read_trajectories(folder / "trajectories.arrow"))
-        trees = contiguous_share(everyones, session.ranks.rank, session.ranks.world_size)
-        journal = f"{JOURNAL}-{session.ranks.rank}.jsonl"
-        known = sorted(earlier.glob(f"{JOURNAL}-*.jsonl"))
+        all_trees = trees_of(read_trajectories(folder / "trajectories.arrow"))
+        trees = contiguous_share(all_trees, session.ranks.rank, session.ranks.world_size)
+        journal = work / f"{JOURNAL}-{session.ranks.rank}.jsonl"
+        earlier_journals = sorted(earlier.glob(f"{JOURNAL}-*.jsonl"))
         episodes, metrics, tokens = credited_again(
-            sampler, config, point, trees, "other credit", work / journal, known
+            sampler, config, point, trees, "other credit", journal, earlier_journals
         )
     if not episodes:
         raise ValueError(
             f"the selection ({type(config.selection).__name__}) keeps no episode of this iteration"
         )
-    session.config = config  # the session has another trainer and credit meanwhile
+    session.config = config  # `make_trainer` and others take the trainer and the credit from the session
     try:
         return _trained(session, point, state, episodes, metrics, tokens)
     finally:
@@ -313,17 +340,25 @@ def credited_again(
     journal: Path,
     journals: Sequence[Path] = (),
 ) -> tuple[list[Episode], Metrics, int]:
-    """The episodes that `config` makes of stored answers of iteration `point` (from 0), the metrics, and how
-    many tokens were sampled for it. `what` names it on the console.
+    """Assigns `config`'s credit to stored answers of an iteration.
 
-    Continuations are the run's own, seeds and all: those that it stored are read, and those that it would
-    have sampled besides are sampled from the weights of then and kept in `journal`.
+    Continuations have the seeds that they would have had in the run. Those that the run stored are read, and
+    others are sampled with the weights of the iteration and kept in `journal`.
+
+    Args:
+        point: the iteration, counted from 0.
+        trees: this rank's share of the answers.
+        what: a name for the console.
+        journals: further journals to read.
+
+    Returns:
+        The episodes, the metrics of credit, and the number of tokens that were sampled.
     """
     session, own = sampler.session, sampler.session.config
     engine = sampler.server.engine if config.credit.needs_engine else None
     if engine is not None:
         sampler.server.load_checkpoint(sampling_version(own, point))
-    before = 0 if engine is None else engine.tokens
+    tokens_before = 0 if engine is None else engine.tokens
     stored = sorted((session.directory.iteration(point) / "journal").glob("*.jsonl"))
     with sampler.phase(f"iteration {point + 1}: {what}", "continuations") as show:
         context = sampler.context(
@@ -340,7 +375,7 @@ def credited_again(
             context = context.with_services(critic)
         selected, metrics = credited(session.ranks, config, context, trees)
         episodes = episodes_of_first(session.ranks, "selected episodes", selected)
-    return episodes, metrics, 0 if engine is None else engine.tokens - before
+    return episodes, metrics, 0 if engine is None else engine.tokens - tokens_before
 
 
 def _trained(
@@ -361,13 +396,11 @@ def _trained(
     elif point and restarts:
         metrics = metrics | trainer.restart(episodes)
     elif point:
+        stored_policy = policy_at(session, point)
         with torch.no_grad():
-            for parameter, stored in zip(
-                trainer.model.parameters(), policy_at(session, point).parameters(), strict=True
-            ):
+            for parameter, stored in zip(trainer.model.parameters(), stored_policy.parameters(), strict=True):
                 parameter.copy_(stored)
-    before = trainer.weights()
-    before = {name: tensor.clone() for name, tensor in before.items()}
+    before = {name: tensor.clone() for name, tensor in trainer.weights().items()}
     loss = Loss(session, point, episodes)
     _, parts = loss.gradients(units_of(episodes, in_pairs=loss.settings.objective.needs_pairs))
     gradient = torch.cat([part.detach().flatten().double().cpu() for part in parts])
@@ -375,13 +408,14 @@ def _trained(
     after = trainer.weights()
     names = sorted(after)
     change = torch.cat([(after[name] - before[name]).flatten().float() for name in names])
-    kept_policy = directory.checkpoint(point + 1) / "policy"
+    next_policy = directory.checkpoint(point + 1) / "policy"
+    has_runs_state = not point or restarts or state is not None
     same, parted = None, None
-    if kept_policy.is_dir() and (not point or restarts or state is not None):
+    if next_policy.is_dir() and has_runs_state:
         from treetune.models.policy_files import read_policy
 
-        kept, _ = read_policy(kept_policy)
-        parted = first_difference(kept, after, float(change.norm()))
+        stored_weights, _ = read_policy(next_policy)
+        parted = first_difference(stored_weights, after, float(change.norm()))
         same = parted is None
     trainer.policy.close()
     unlike = _unlike_record(directory.iteration(point) / "metrics.json", metrics)
@@ -389,14 +423,14 @@ def _trained(
 
 
 def first_difference(
-    kept: Mapping[str, Tensor], after: Mapping[str, Tensor], change: float
+    stored: Mapping[str, Tensor], after: Mapping[str, Tensor], change: float
 ) -> dict[str, Any] | None:
     """Returns the first tensor that differs from the checkpoint's by even one bit; None if none does.
 
     Args:
-        kept: The checkpoint's weights.
-        after: The weights after the step that was done again, in the model's order.
-        change: The norm of that step.
+        stored: the checkpoint's weights.
+        after: the weights after the step that was done again, in the model's order.
+        change: the norm of that step.
 
     Returns:
         ``tensor``, the tensor's name; ``numbers``, how many of its ``of`` values differ; ``largest``, the
@@ -404,10 +438,10 @@ def first_difference(
     """
     differences: dict[str, Tensor] = {}
     for name, weight in after.items():
-        if name in kept:
-            # The checkpoint may be in a shorter type than the weights that are trained.
-            as_kept = weight.to(kept[name].dtype)
-            differences[name] = (as_kept.double() - kept[name].double()).abs()
+        if name in stored:
+            # The checkpoint may have a shorter type than the weights that are trained.
+            as_stored = weight.to(stored[name].dtype)
+            differences[name] = (as_stored.double() - stored[name].double()).abs()
     norm = math.sqrt(sum(float((difference**2).sum()) for difference in differences.values()))
     for name, difference in differences.items():
         numbers = int((difference != 0).sum())
@@ -423,12 +457,11 @@ def first_difference(
 
 
 def _unlike_record(path: Path, metrics: Metrics) -> list[str] | None:
-    """Returns the names of training metrics that the run recorded otherwise; None if it recorded none."""
+    """Returns the names of training metrics that differ from the run's record; None if it recorded none."""
     if not path.is_file():
         return None
-    recorded = {
-        name: value for name, value in read_record(path, METRICS_REMEDY).items() if name.startswith("train/")
-    }
+    record = read_record(path, METRICS_REMEDY)
+    recorded = {name: value for name, value in record.items() if name.startswith("train/")}
     if not recorded:
         return None
     # `metrics_row` rounds as the run's record does.

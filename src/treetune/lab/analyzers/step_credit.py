@@ -1,4 +1,4 @@
-"""The credit of the steps of an answer with intervals, for pages and tables."""
+"""The credit of an answer's steps, with intervals, for pages and tables."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 QUANTILE = 1.959963984540054
-"""The quantile of the normal distribution: estimates and so many standard errors to both sides are 95 %
-intervals."""
+"""The 97.5 % quantile of the normal distribution: half the width of a 95 % interval, in standard errors."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A number and its 95 % interval; without one where nobody knows how sure it is."""
+    """A number and its 95 % interval; `low` and `high` are None where the error is unknown."""
 
     value: float
     low: float | None = None
@@ -22,23 +21,31 @@ class Shown:
 
     @staticmethod
     def of(value: float, error: float | None, least: float = -math.inf, most: float = math.inf) -> Shown:
-        """Returns an interval from its standard error; what lies outside of the possible, from `least` to
-        `most`, is cut off."""
+        """Returns a number with the interval of its standard error, cut off at `least` and `most`.
+
+        The value itself may be outside of these: then the interval reaches to the value.
+        """
         if error is None:
             return Shown(value)
-        half = QUANTILE * error
-        return Shown(value, min(max(value - half, least), value), max(min(value + half, most), value))
+        half_width = QUANTILE * error
+        low = max(value - half_width, least)
+        high = min(value + half_width, most)
+        return Shown(value, min(low, value), max(high, value))
 
 
 @dataclass(frozen=True)
 class StepCredit:
-    """The value before each step, None where the credit has no value there, and its advantage."""
+    """The credit of each step of an answer.
+
+    Example: `StepCredit(values=(Shown(0.5, 0.2, 0.8), None), advantages=(Shown(0.25), Shown(0.25)))`.
+    """
 
     values: tuple[Shown | None, ...]
+    """The value before each step; None where credit has no value there."""
     advantages: tuple[Shown, ...]
 
     def plain(self) -> dict[str, Any]:
-        """Returns the same in JSON's types."""
+        """Returns it as dictionaries and tuples, for JSON."""
         return asdict(self)
 
 
@@ -46,41 +53,61 @@ def step_credit(
     step_ends: Sequence[int],
     reward: float,
     advantages: Sequence[float],
-    own_ends: Sequence[int] = (),
+    credit_ends: Sequence[int] = (),
     values: Sequence[float] | None = None,
     errors: Sequence[float] | None = None,
 ) -> StepCredit:
-    """Returns the credit of the steps that end at `step_ends`, from a training row: an advantage for each
-    token, and what credit holds the beginnings of its own steps to be worth, which end at `own_ends`.
+    """Returns the credit of an answer's steps, from the numbers of a training row.
 
-    The advantage of a step is the mean of its tokens'. Its interval is that of the difference of the values
-    around it as if these were independent: too wide where both rest on the same continuations.
+    Credit may cut the answer into other steps than those that are asked for, for example where it merges
+    steps.
+
+    Args:
+        step_ends: the ends of the steps that are asked for.
+        reward: the answer's reward.
+        advantages: the advantage of each token. A step's advantage is their mean.
+        credit_ends: the ends of credit's own steps.
+        values: the value before each of credit's own steps.
+        errors: the standard errors of these values; NaN or infinite for a value that isn't shown.
+
+    The interval of an advantage is that of the difference of the values before and after the step, as if the
+    two were independent. It is too wide where both are estimated from the same continuations.
     """
     starts = (0, *step_ends[:-1])
-    known: dict[int, tuple[float, float | None]] = {}
+    value_by_start: dict[int, tuple[float, float | None]] = {}  # with its standard error
     if values is not None:
-        own_errors = errors if errors is not None else [None] * len(values)
-        for start, value, error in zip((0, *own_ends[:-1]), values, own_errors, strict=True):
+        errors_or_none = errors if errors is not None else [None] * len(values)
+        for start, value, error in zip((0, *credit_ends[:-1]), values, errors_or_none, strict=True):
             if error is None or math.isfinite(error):
-                known[start] = value, error
+                value_by_start[start] = value, error
     least, most = min(0.0, reward), max(1.0, reward)
-    shown = []
+    shown_values, shown_advantages = list[Shown | None](), list[Shown]()
     for start, end in zip(starts, step_ends, strict=True):
-        own = advantages[start:end]
-        mean = math.fsum(own) / len(own) if len(own) else 0.0
-        shown.append(Shown.of(mean, _error_between(known, start, end)))
-    return StepCredit(
-        tuple(Shown.of(*known[start], least, most) if start in known else None for start in starts),
-        tuple(shown),
-    )
+        shown_value = None
+        if start in value_by_start:
+            shown_value = Shown.of(*value_by_start[start], least, most)
+        of_tokens = advantages[start:end]
+        mean = math.fsum(of_tokens) / len(of_tokens) if len(of_tokens) else 0.0
+        shown_values.append(shown_value)
+        shown_advantages.append(Shown.of(mean, _error_of_difference(value_by_start, start, end)))
+    return StepCredit(tuple(shown_values), tuple(shown_advantages))
 
 
-def _error_between(known: dict[int, tuple[float, float | None]], start: int, end: int) -> float | None:
-    """The standard error of the difference of the values around a step; None where it has none, or where a
-    value within cuts the step."""
-    before = [place for place in known if place <= start]
-    if not before or any(start < place < end for place in known):
+def _error_of_difference(
+    value_by_start: dict[int, tuple[float, float | None]], start: int, end: int
+) -> float | None:
+    """Returns the standard error of the difference of the values after and before a step.
+
+    None where an error is unknown, and where a value inside of the step cuts it into two.
+    """
+    positions_before = [position for position in value_by_start if position <= start]
+    if not positions_before or any(start < position < end for position in value_by_start):
         return None
-    behind = [place for place in known if place >= end]
-    errors = [known[max(before)][1], known[min(behind)][1] if behind else 0.0]
-    return None if None in errors else math.hypot(*errors)  # type: ignore[arg-type]
+    _, error_before = value_by_start[max(positions_before)]
+    error_after: float | None = 0.0  # after the last step comes the reward, which is exact
+    positions_after = [position for position in value_by_start if position >= end]
+    if positions_after:
+        _, error_after = value_by_start[min(positions_after)]
+    if error_before is None or error_after is None:
+        return None
+    return math.hypot(error_before, error_after)

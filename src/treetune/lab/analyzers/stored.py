@@ -1,4 +1,4 @@
-"""Models and answers that an experiment left, made ready to use."""
+"""Loads models and answers of an experiment for analyses."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def _trusted(session: Session) -> bool:
 
 
 def _fill(module: nn.Module, directory: Path, trusted: bool) -> None:
-    """Puts stored weights into a module of the same architecture."""
+    """Copies stored weights into a module of the same architecture."""
     weights, _ = read_policy(directory, trust_remote_code=trusted)
     parameters = saved_weights(module)
     if parameters.keys() != weights.keys():
         different = sorted(parameters.keys() ^ weights.keys())
         raise ValueError(
-            f"{directory} is not of the model that the configuration describes: the weights"
-            f" {', '.join(different[:3])} are in one of them alone"
+            f"{directory} has the weights of another model than the configuration describes: only one of both"
+            f" has {', '.join(different[:3])}"
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -74,8 +74,8 @@ def _fill(module: nn.Module, directory: Path, trusted: bool) -> None:
 
 
 def rollout_that_samples(config: PolicyIteration) -> Rollout:
-    """Returns the rollout by which the policy answers: the run's, or the evaluation's where the rollout
-    samples nothing.
+    """Returns the rollout with which the policy answers: the run's, or the evaluation's if the run's doesn't
+    sample (as in supervised training).
 
     Raises ValueError where neither samples.
     """
@@ -96,8 +96,11 @@ def context_at(
     purpose: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RolloutContext:
-    """Returns a context for sampling, with the policy's own settings; requests outlive a crash. It lends the
-    policy's distributions and, where one is trained, the critic."""
+    """Returns a context for sampling with the experiment's own settings.
+
+    Answered requests are kept in a journal, so that an interrupted analysis resumes. Credit methods find the
+    policy's distributions in the context, and the critic if the experiment trains one.
+    """
     context = sampler.context(
         rollout_that_samples(sampler.session.config),
         seed=seed,
@@ -111,10 +114,11 @@ def context_at(
 
 
 def distributions_at(session: Session, point: int) -> Distributions:
-    """Returns the policy's distributions after `point` iterations, which are computed when they are asked."""
+    """Returns the policy's distributions after `point` iterations; the policy is loaded on each use."""
 
-    def along(rows: Sequence[Episode]) -> list[tuple[Column, Column]]:
-        device, found = session.ranks.device, []
+    def squares_and_entropies(rows: Sequence[Episode]) -> list[tuple[Column, Column]]:
+        """Returns for each row Σ π² and the entropy of each response token's distribution."""
+        device, columns = session.ranks.device, []
         model = policy_at(session, point)
         policy = PolicyModule(model, terms=lambda logits_CV, _: (logits_CV.softmax(-1).square().sum(-1),))
         for row in rows:
@@ -123,15 +127,15 @@ def distributions_at(session: Session, point: int) -> Distributions:
             inputs = ModelInputs(ids_T[None], at_N, ids_T[at_N + 1])
             with torch.no_grad():
                 _, entropy_T, squares_T = policy(inputs, session.temperature, with_terms=True)
-            found.append((squares_T.double().cpu().numpy(), entropy_T.double().cpu().numpy()))
-        return found
+            columns.append((squares_T.double().cpu().numpy(), entropy_T.double().cpu().numpy()))
+        return columns
 
-    return Distributions(along)
+    return Distributions(squares_and_entropies)
 
 
 def credit_critic_at(sampler: Sampler, point: int) -> Critic | None:
-    """The critic after `point` iterations as credit is lent it, loaded when it is asked; None where the
-    experiment trains none."""
+    """Returns the critic after `point` iterations in the form that credit uses; None where the experiment
+    trains none. It is loaded on each use."""
     session = sampler.session
     if not session.config.credit.needs_critic:
         return None
@@ -145,38 +149,43 @@ def credit_critic_at(sampler: Sampler, point: int) -> Critic | None:
 def answers_at(
     sampler: Sampler, point: int, work: Path, seed: int, problems: int, *, enough: int = 1
 ) -> tuple[list[Trajectory], str]:
-    """Answers to training problems by the weights after `point` iterations, and whether they were
-    ``stored`` or ``sampled``: where the run didn't keep any, as after its last iteration, or kept those of
-    fewer than `enough` problems, `problems` problems are answered now. The engine has to hold these weights.
-    What nobody could grade is left out.
+    """Returns graded answers to training problems by the weights after `point` iterations, and their origin.
+
+    Answers of an iteration that the run stored have the origin "stored". Where it stored none, as after its
+    last iteration, or those of fewer than `enough` problems, `problems` problems are answered now, with the
+    origin "sampled". The engine must hold these weights.
     """
     session = sampler.session
     stored = session.directory.iteration(point) / "trajectories.arrow"
-    kept = session.config.problems_per_iteration
-    if stored.is_file() and (kept is None or kept >= enough):
+    stored_problems = session.config.problems_per_iteration
+    if stored.is_file() and (stored_problems is None or stored_problems >= enough):
         trajectories = read_trajectories(stored)
-        versions = {segment.policy_version for t in trajectories for segment in t.segments} - {None}
+        versions: set[int | None] = set()
+        for trajectory in trajectories:
+            versions |= {segment.policy_version for segment in trajectory.segments}
+        versions.discard(None)  # injected text
         if versions != {point}:
             raise ValueError(
                 f"{stored} was sampled by the policy versions {sorted(map(str, versions))}, not by the"
                 f" weights after {point} iterations alone"
             )
-        return [one for one in trajectories if one.grade.is_known], "stored"
+        return [answer for answer in trajectories if answer.grade.is_known], "stored"
     rollout = rollout_that_samples(session.config)
     with sampler.phase(f"answers after iteration {point}", "answers") as show:
         context = context_at(sampler, point, work, seed, "answers", show)
-        chosen = draw_problems(
-            session.train_problems, min(problems, len(session.train_problems)), seed, point
-        )
-        trees, _ = rollout.run(context, chosen)
-    return [one for one in answers_of(trees) if one.grade.is_known], "sampled"
+        count = min(problems, len(session.train_problems))
+        trees, _ = rollout.run(context, draw_problems(session.train_problems, count, seed, point))
+    return [answer for answer in answers_of(trees) if answer.grade.is_known], "sampled"
 
 
 def judged_at(
     sampler: Sampler, point: int, work: Path, seed: int, problems: int
 ) -> tuple[list[Trajectory], str, Callable[[Sequence[TokenIds]], list[float]] | None]:
-    """Loads the weights after `point` iterations into the engine, and returns their answers (`answers_at`)
-    and the critic's function of states; None without one."""
+    """Loads the weights after `point` iterations into the engine, and returns their answers and critic.
+
+    Returns the answers with their origin, as `answers_at` does, and a function from states to the critic's
+    values, or None where the experiment trains no critic.
+    """
     session = sampler.session
     sampler.server.load_checkpoint(point)
     trajectories, origin = answers_at(sampler, point, work, seed, problems)
@@ -186,21 +195,22 @@ def judged_at(
 
 
 SEQUENCES_AT_ONCE = 64
+"""The states in a batch of the critic."""
 
 
 class StoredModels:
-    """The models of an experiment after `point` iterations, for the stages of the trainer's preparation.
+    """Computes the log-probs and values of an experiment's models after `point` iterations.
 
-    Each is loaded when it is first asked. They run as in training on one rank, in the layout that any
-    model takes.
+    It has the methods that `trainer.preparation.prepare` needs. Models run as in training on one rank, with
+    padded batches, which every model supports.
     """
 
     def __init__(self, session: Session, point: int, temperature: float) -> None:
         settings = session.config.trainer
         self.session, self.point = session, point
         self.objective = settings.objective
-        alone = replace(settings, layout="padded", sequence_parallel_size=1, tensor_parallel_size=1)
-        self.scorer = Scorer(alone, session.ranks, temperature)
+        single_rank = replace(settings, layout="padded", sequence_parallel_size=1, tensor_parallel_size=1)
+        self.scorer = Scorer(single_rank, session.ranks, temperature)
 
     @cached_property
     def policy(self) -> PolicyModule:
@@ -211,7 +221,7 @@ class StoredModels:
         return self.scorer.logprobs(self.policy, sequences)
 
     def old_logprobs(self, sequences: Sequences) -> PolicyScores:
-        """Returns log-probs alone: no analysis compares them with the engine's."""
+        """Returns log-probs alone; analyses need no comparison with the engine's."""
         return self.scorer.scored(self.policy, sequences, nucleus=None)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
@@ -222,18 +232,18 @@ class StoredModels:
 
 
 def state_values(critic: CriticModule, device: torch.device, states: Sequence[TokenIds]) -> list[float]:
-    """Returns the critic's value of each state, given as all tokens up to it (prompt included)."""
-    order = sorted(range(len(states)), key=lambda i: len(states[i]))
+    """Returns the critic's value of each state, given as all tokens up to it, prompt included."""
+    order = sorted(range(len(states)), key=lambda i: len(states[i]))  # so that batches need little padding
     values = [0.0] * len(states)
     with torch.no_grad():
         for start in range(0, len(order), SEQUENCES_AT_ONCE):
-            own = order[start : start + SEQUENCES_AT_ONCE]
-            rows = [torch.from_numpy(states[i].astype("int64")) for i in own]
-            # Padded on the right: under causal attention no state sees what stands behind it.
+            batch = order[start : start + SEQUENCES_AT_ONCE]
+            rows = [torch.from_numpy(states[i].astype("int64")) for i in batch]
+            # Padding is at the right end, where causal attention hides it from the states' own tokens.
             input_ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             lengths_B = torch.tensor([len(row) for row in rows])
             last_B = torch.arange(len(rows)) * input_ids_BT.shape[1] + lengths_B - 1
-            found_B = critic(ModelInputs(input_ids_BT.to(device), last_B.to(device))).cpu()
-            for i, value in zip(own, found_B.tolist(), strict=True):
+            values_B = critic(ModelInputs(input_ids_BT.to(device), last_B.to(device))).cpu()
+            for i, value in zip(batch, values_B.tolist(), strict=True):
                 values[i] = value
     return values

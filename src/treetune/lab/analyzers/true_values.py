@@ -1,4 +1,4 @@
-"""States of a policy's answers and their true values, by continuations or expanded in this process."""
+"""Chooses states of a policy's answers, and finds their true values by many continuations."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ if TYPE_CHECKING:
     from treetune.runtime.session import Session
 
 AT_ONCE = 256
-"""States that are valued before the next are begun: what an interruption costs at most."""
+"""The number of states whose values are found before they are stored; an interruption loses at most these."""
 
 
 class StateIds(NamedTuple):
-    """A state: what was asked, and the ids that are there of the answer."""
+    """A state: a problem's prompt and the beginning of an answer to it."""
 
     problem: Problem
     prompt_ids: TokenIds
     begun_ids: TokenIds
+    """The ids of the answer so far."""
 
 
 class EstimatedValue(NamedTuple):
-    """The value of a state, and its variance as an estimate of the true one."""
+    """The estimated value of a state, and the variance of the estimate."""
 
     value: float
     noise: float
@@ -54,34 +55,36 @@ class TrueValues(Registrable):
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        """Yields what is wrong with it in an experiment."""
+        """Yields the reasons why it can't be used in an experiment."""
         return ()
 
     def find(
         self, context: RolloutContext, session: Session, point: int, states: Sequence[StateIds]
     ) -> list[EstimatedValue]:
-        """Returns each state's value, by the weights after `point` iterations, which the engine holds."""
+        """Returns each state's value under the weights after `point` iterations, which the engine holds."""
         raise NotImplementedError
 
     def described(self) -> str:
-        """Returns all settings on which its values depend, as text."""
+        """Returns a text with all settings that its values depend on."""
         raise NotImplementedError
 
 
 @TrueValues.register("continuations")
 @dataclass(frozen=True, kw_only=True)
 class ByEngine(TrueValues):
-    """The mean of `samples` continuations of each state by the engine, for models of any size. They share no
-    seed with those of a method."""
+    """The mean reward of `samples` continuations of each state by the engine, for models of any size.
+
+    Their seeds differ from those of any credit method, so that its errors are independent of theirs."""
 
     samples: Annotated[int, Gt(1)] = 512
+    """Continuations of each state."""
 
     @override
     def find(
         self, context: RolloutContext, session: Session, point: int, states: Sequence[StateIds]
     ) -> list[EstimatedValue]:
-
-        return [mean_and_noise(one.rewards) for one in continue_states(context, states, self.samples, TRUTH)]
+        estimates = continue_states(context, states, self.samples, TRUTH)
+        return [mean_and_noise(estimate.rewards) for estimate in estimates]
 
     @override
     def described(self) -> str:
@@ -89,25 +92,25 @@ class ByEngine(TrueValues):
 
 
 def mean_and_noise(rewards: Sequence[float]) -> EstimatedValue:
-    """Returns the mean of rewards, and its variance."""
-    mean = sum(rewards) / len(rewards)
-    squares = sum((one - mean) ** 2 for one in rewards)
-    return EstimatedValue(mean, squares / (len(rewards) - 1) / len(rewards))
+    """Returns the mean of rewards, and the variance of the mean."""
+    count = len(rewards)
+    mean = sum(rewards) / count
+    squares = sum((reward - mean) ** 2 for reward in rewards)
+    return EstimatedValue(mean, squares / (count - 1) / count)
 
 
 def find_values_once(
     truth: TrueValues, context: RolloutContext, session: Session, point: int, states: Sequence[StateIds]
 ) -> list[EstimatedValue]:
-    """Returns the true values of states; values that an earlier call found are read from ``truths`` of the
-    experiment.
+    """Returns the true values of states, and stores them in the experiment's folder ``truths``.
 
-    They are stored by what they depend on: weights, task, sampling, settings, prompt and prefix. So another
-    call with the same states samples nothing, and after an interruption it resumes.
+    Values are stored under a hash of all that they depend on: weights, task, sampling, settings, prompt and
+    prefix. Another call with the same states only reads them, and an interrupted call resumes.
     """
     keys = [_key(state) for state in states]
     state_by_key = dict(zip(keys, states, strict=True))
     file = session.directory.path / "truths" / f"{_setting(truth, context, session, point)}.jsonl"
-    value_by_key = dict(_read(file))
+    value_by_key = dict(_stored_values(file))
     missing = [key for key in state_by_key if key not in value_by_key]
     file.parent.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(missing), AT_ONCE):
@@ -115,15 +118,15 @@ def find_values_once(
         values = truth.find(context, session, point, [state_by_key[key] for key in batch])
         with file.open("a") as out:
             for key, value in zip(batch, values, strict=True):
-                # The line's end comes first: an interruption may have cut the last line short.
+                # The line break comes first, because an interruption may have cut off the previous line.
                 out.write("\n" + json.dumps([key, *value]))
         value_by_key |= zip(batch, values, strict=True)
         context.log.progress(start + len(batch), len(missing))
     return [value_by_key[key] for key in keys]
 
 
-def _read(file: Path) -> Iterator[tuple[str, EstimatedValue]]:
-    """Yields the content of the file; a line that an interruption cut short counts as not written."""
+def _stored_values(file: Path) -> Iterator[tuple[str, EstimatedValue]]:
+    """Yields the keys and values in a file, without a line that an interruption cut off."""
     if not file.is_file():
         return
     for line in file.read_text().splitlines():
@@ -135,6 +138,7 @@ def _read(file: Path) -> Iterator[tuple[str, EstimatedValue]]:
 
 
 def _key(state: StateIds) -> str:
+    """Returns a hash of a state, under which its value is stored."""
     digest = hashlib.blake2b(repr((state.problem.id, state.problem.gold)).encode(), digest_size=12)
     for ids in (state.prompt_ids, state.begun_ids):
         digest.update(len(ids).to_bytes(4, "big") + ids.tobytes())
@@ -142,7 +146,7 @@ def _key(state: StateIds) -> str:
 
 
 def _setting(truth: TrueValues, context: RolloutContext, session: Session, point: int) -> str:
-    """Returns the name of a file from what all of its values have in common."""
+    """Returns the name of the file of values: a hash of the weights and settings that they all depend on."""
     assert context.settings.sampling is not None
     settings = (
         repr(context.task),
@@ -156,7 +160,7 @@ def _setting(truth: TrueValues, context: RolloutContext, session: Session, point
 
 
 def weights_digest(session: Session, point: int) -> bytes:
-    """Returns a digest of the policy after `point` iterations: the same for equal weights alone."""
+    """Returns a hash of the policy's weights after `point` iterations."""
     import torch
 
     from treetune.lab.analyzers.stored import policy_at
@@ -176,16 +180,17 @@ def whole_ids(state: StateIds) -> TokenIds:
 
 
 TRUTH, ESTIMATE = "analysis: truth", "analysis: estimate"
-"""Purposes of continuations. Seeds derive from them: what judges shares none with what is judged, nor
-with those that the run itself was credited by."""
+"""Purposes of continuations, from which their seeds derive. So estimates are independent of the true values
+that they are compared with, and both are independent of the run's own continuations."""
 
 
 @dataclass(frozen=True)
 class ChosenState:
-    """The state before step `step` (from 0: the prompt alone) of one of the policy's answers."""
+    """A state of one of the policy's answers, the one before a step."""
 
     trajectory: Trajectory
     step: int
+    """The step after the state, counted from 0; the state before step 0 is the prompt."""
 
     @property
     def start(self) -> int:
@@ -198,7 +203,7 @@ class ChosenState:
 
     @property
     def position(self) -> float:
-        """The share of the answer's tokens that lies behind it, in [0, 1)."""
+        """The share of the answer's tokens that belong to the state, in [0, 1)."""
         return self.start / self.trajectory.step_ends[-1]
 
     @property
@@ -209,19 +214,18 @@ class ChosenState:
 def choose_states(
     trajectories: Sequence[Trajectory], count: int, seed: int, point: int, *, prompts: bool = False
 ) -> list[ChosenState]:
-    """Returns at most `count` different states between the steps of these answers, or their prompts.
+    """Returns at most `count` different states between the steps of these answers, or with `prompts` prompts.
 
-    Drawn as often as the policy comes there: answers by chance, steps by chance, each distinct state
-    once. The same for the same answers and `seed`.
+    All steps of all answers are equally likely, so that a state is drawn in proportion to how often the
+    policy reaches it; a state that is drawn again is skipped. Equal answers and seeds give equal states.
     """
-    states = [
-        (i, step)
-        for i, trajectory in enumerate(trajectories)
-        for step in ([0] if prompts else range(1, len(trajectory.step_ends)))
-    ]
-    derived_random(seed, point, "prompts" if prompts else "states").shuffle(states)
+    candidates: list[tuple[int, int]] = []  # an answer's position, and a step
+    for i, trajectory in enumerate(trajectories):
+        steps = range(1) if prompts else range(1, len(trajectory.step_ends))
+        candidates += [(i, step) for step in steps]
+    derived_random(seed, point, "prompts" if prompts else "states").shuffle(candidates)
     chosen: dict[tuple[str, tuple[int, ...]], ChosenState] = {}
-    for i, step in states:
+    for i, step in candidates:
         if len(chosen) == count:
             break
         state = ChosenState(trajectories[i], step)
@@ -235,59 +239,69 @@ def continue_prefixes(
     samples: int,
     purpose: str,
 ) -> list[Estimate]:
-    """Returns what `samples` continuations of each (an answer to the problem, prefix ids) earn, sampled as
-    the answers were. The prefix need not be the answer's own."""
-    states = [StateIds(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
+    """Returns the rewards of `samples` continuations of each node: an answer, which gives the problem and its
+    prompt, and the ids of a prefix, which need not be the answer's own."""
+    states = [
+        StateIds(answer.problem, answer.prompt_ids, token_array(prefix_ids)) for answer, prefix_ids in nodes
+    ]
     return continue_states(context, states, samples, purpose)
 
 
 def continue_states(
     context: RolloutContext, states: Sequence[StateIds], samples: int, purpose: str
 ) -> list[Estimate]:
-    """Returns what `samples` continuations of each state earn."""
+    """Returns the rewards of `samples` continuations of each state.
+
+    Raises NothingGraded where a continuation could not be graded.
+    """
     assert context.settings.sampling is not None, "the context is that of a rollout that samples"
     if not states:
         return []
-    wanted = [
-        ProblemStates(problem, prompt_ids, [[Segment(begun_ids)]], [(0, len(begun_ids))])
-        for problem, prompt_ids, begun_ids in states
+    # Each state is treated as a problem of its own, with a single answer so far and a single state.
+    problem_states = [
+        ProblemStates(
+            state.problem, state.prompt_ids, [[Segment(state.begun_ids)]], [(0, len(state.begun_ids))]
+        )
+        for state in states
     ]
     plan = ContinuationPlan(FixedBudget(samples), context.settings.sampling, purpose)
-    found, everyones = estimates(context, wanted, StepBoundaries(), plan)
-    if lost := sum(estimate.earned.count(None) for estimate in everyones):
+    estimates_by_problem, all_estimates = estimates(context, problem_states, StepBoundaries(), plan)
+    ungraded = sum(estimate.earned.count(None) for estimate in all_estimates)
+    if ungraded:
         raise NothingGraded(
-            f"{lost} continuations could not be graded, and the analysis needs all of them: run it again when"
-            " what grades them is there. What was sampled is kept"
+            f"{ungraded} continuations could not be graded, and the analysis needs all of them: run it again"
+            " when the grader is available. What was sampled is kept"
         )
-    return [estimate for [estimate] in found]
+    return [estimate for [estimate] in estimates_by_problem]
 
 
 ROWS = 1024
-"""Continuations at a time."""
+"""The number of continuations in a batch."""
 LEAST_WEIGHT = 1e-6
-"""A continuation that is less likely than this, given its state, is let go: it can't move a value further."""
+"""Continuations with a smaller weight are dropped, because they can't change a value noticeably."""
 
 
 @TrueValues.register("in_process")
 @dataclass(frozen=True, kw_only=True)
 class InProcess(TrueValues):
-    """`samples` continuations of each state in plain PyTorch, all of a batch token by token: for models so
-    small that a server's bookkeeping costs more than the model.
+    """The mean reward of `samples` continuations of each state, sampled in plain PyTorch. It is fast for
+    models so small that a server costs more time than the model.
 
-    Where the task knows what is decided (`KnowsDecisions`), a continuation takes both ways at such a
-    place, each with its probability, and ends where the reward is certain. What is left to chance is what
-    lies between, which hardly matters: few samples are as good as thousands. Unbiased.
+    Where the task knows which tokens decide the reward (`KnowsDecisions`), a continuation takes both the
+    right and a wrong token there, each with its probability, and ends where the reward is certain. Only
+    tokens that hardly matter are then sampled, so that a few samples are as precise as thousands. Unbiased.
     """
 
     samples: Annotated[int, Gt(1)] = 256
+    """Continuations of each state."""
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         sampling = experiment.rollout.sampling
         if sampling is not None and (sampling.top_p < 1 or sampling.top_k != -1 or sampling.stop):
             yield Finding(
-                "in_process samples whole distributions up to the end token, and the rollout has top_p, top_k"
-                " or stop strings",
+                "in_process samples from whole distributions up to the end token, but the rollout has top_p,"
+                " top_k or stop strings",
                 "truth",
                 "choose truth: {type: 'continuations'}",
             )
@@ -308,13 +322,17 @@ class InProcess(TrueValues):
 
 
 class NextTokens(Protocol):
-    """Answers which token comes next, for a batch that it remembers. Chances are float64 of shape [B, V]."""
+    """Computes the probabilities of the next token for a batch of sequences, which it keeps.
 
-    def begin(self, ids_BT: np.ndarray) -> np.ndarray: ...
+    Probabilities are float64 of shape [batch, vocabulary].
+    """
+
+    def begin(self, ids_BT: np.ndarray) -> np.ndarray:
+        """Starts a new batch."""
+        ...
 
     def extend(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
-        """Replaces the batch by these of its rows, where a row may occur several times, each with one more
-        token."""
+        """Replaces the batch by some of its rows, each extended by a token. A row may occur several times."""
         ...
 
 
@@ -343,42 +361,49 @@ class PolicySteps:
             ids = torch.from_numpy(ids_BT.astype("int64")).to(self._model.device)
             out = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True)
             self._cache = out.past_key_values
-            chances_BV = (out.logits[:, -1].double() / self._temperature).softmax(-1)
-        chances: np.ndarray = chances_BV.cpu().numpy()
-        return chances
+            probabilities_BV = (out.logits[:, -1].double() / self._temperature).softmax(-1)
+        as_numpy: np.ndarray = probabilities_BV.cpu().numpy()
+        return as_numpy
 
 
 @dataclass
 class _Path:
-    """A continuation: its state and sample, the row of the batch that it goes on from, its weight, its ids
-    behind the state, and the whole answer's text so far, where the task reads it on the way."""
+    """A continuation of a state."""
 
     state: int
     sample: int
     row: int
+    """Its row in the batch of `NextTokens`."""
     weight: float
+    """The probability of the decisions on the path."""
     ids: list[int]
+    """The tokens after the state."""
     text: str = ""
+    """The text of the whole answer so far; empty where the task doesn't read it."""
 
 
 def expand_continuations(
     steps: NextTokens, context: RolloutContext, states: Sequence[StateIds], samples: int
 ) -> list[EstimatedValue]:
-    """Returns the value of each state, from `samples` continuations each. Chance comes from the state and the
-    context's seed alone."""
-    order = sorted(range(len(states)), key=lambda i: len(whole_ids(states[i])))
-    found: dict[int, EstimatedValue] = {}
-    for _, alike in groupby(order, key=lambda i: len(whole_ids(states[i]))):
-        numbers = list(alike)
-        for start in range(0, len(numbers), max(1, ROWS // samples)):
-            batch = numbers[start : start + max(1, ROWS // samples)]
-            values = _StateBatch(steps, context, [states[i] for i in batch], samples).values()
-            found |= zip(batch, values, strict=True)
-    return [found[i] for i in range(len(states))]
+    """Returns the value of each state from `samples` continuations.
+
+    Random numbers derive from the state and the context's seed, so that a value doesn't depend on the batch.
+    """
+    lengths = [len(whole_ids(state)) for state in states]
+    order = sorted(range(len(states)), key=lambda i: lengths[i])
+    batch_size = max(1, ROWS // samples)
+    values: dict[int, EstimatedValue] = {}
+    for _, same_length in groupby(order, key=lambda i: lengths[i]):  # batches have no padding
+        positions = list(same_length)
+        for start in range(0, len(positions), batch_size):
+            batch = positions[start : start + batch_size]
+            values_of_batch = _StateBatch(steps, context, [states[i] for i in batch], samples).values()
+            values |= zip(batch, values_of_batch, strict=True)
+    return [values[i] for i in range(len(states))]
 
 
 class _StateBatch:
-    """States of one length, continued together."""
+    """States of the same length, which are continued together."""
 
     def __init__(
         self, steps: NextTokens, context: RolloutContext, states: Sequence[StateIds], samples: int
@@ -387,30 +412,29 @@ class _StateBatch:
 
         assert context.settings.sampling is not None
         self.steps, self.context, self.states = steps, context, states
-        self.budgets = [
-            context.settings.token_budget(one.prompt_ids, context.settings.sampling.max_tokens)
-            - len(one.begun_ids)
-            for one in states
-        ]
-        most = max(self.budgets)
-        # One number decides a step of all paths of a sample: they are different paths, each by fair chance.
-        seeds = [
-            derive_seed(context.seed, one.problem.id, repr(one.begun_ids.tolist()), "expansion")
-            for one in states
-        ]
-        self.chance = np.stack([np.random.default_rng(seed).random((samples, most)) for seed in seeds])
+        self.budgets = []  # the most tokens that may follow each state
+        for state in states:
+            budget = context.settings.token_budget(state.prompt_ids, context.settings.sampling.max_tokens)
+            self.budgets.append(budget - len(state.begun_ids))
+        # A random number for each state, sample and position. Paths of the same sample share them, which
+        # doesn't bias their mean: each path alone follows a fair draw.
+        uniform = []
+        for state in states:
+            begun = repr(state.begun_ids.tolist())
+            seed = derive_seed(context.seed, state.problem.id, begun, "expansion")
+            uniform.append(np.random.default_rng(seed).random((samples, max(self.budgets))))
+        self.uniform = np.stack(uniform)
         self.earned = np.zeros((len(states), samples))
-        self.paths = [
-            _Path(state, sample, state, 1.0, [], self._text(state, []))
-            for state in range(len(states))
-            for sample in range(samples)
-        ]
+        self.paths = []
+        for number in range(len(states)):
+            for sample in range(samples):
+                self.paths.append(_Path(number, sample, number, 1.0, [], self._text(number, [])))
 
     def _text(self, state: int, ids: Sequence[int]) -> str:
         begun: list[int] = self.states[state].begun_ids.tolist()
         return self.context.codec.decode([*begun, *ids])
 
-    def _knowing(self, state: int) -> KnowsDecisions | None:
+    def _task_with_decisions(self, state: int) -> KnowsDecisions | None:
         task = self.context.task.of(self.states[state].problem)
         return task if isinstance(task, KnowsDecisions) else None
 
@@ -419,17 +443,18 @@ class _StateBatch:
 
         self.paths = [path for path in self.paths if not self._is_over(path)]
         if self.paths:
-            chances_BV = self.steps.begin(np.stack([whole_ids(one) for one in self.states]))
+            probabilities_BV = self.steps.begin(np.stack([whole_ids(state) for state in self.states]))
         while self.paths:
-            self.paths = [path for path in self._next(chances_BV) if not self._is_over(path)]
+            extended = self._extend_paths(probabilities_BV)
+            self.paths = [path for path in extended if not self._is_over(path)]
             if self.paths:
                 rows, tokens = [path.row for path in self.paths], [path.ids[-1] for path in self.paths]
-                chances_BV = self.steps.extend(rows, tokens)
+                probabilities_BV = self.steps.extend(rows, tokens)
                 for row, path in enumerate(self.paths):
                     path.row = row
-        return [mean_and_noise(of_state.tolist()) for of_state in self.earned]
+        return [mean_and_noise(rewards_of_state.tolist()) for rewards_of_state in self.earned]
 
-    def _next(self, chances_BV: np.ndarray) -> Iterator[_Path]:
+    def _extend_paths(self, probabilities_BV: np.ndarray) -> Iterator[_Path]:
         """Yields each path with one more token, W paths in all.
 
         A path at which nothing is decided gets a drawn token. At a decision it becomes two: one with the
@@ -437,16 +462,16 @@ class _StateBatch:
         """
         import numpy as np
 
-        chances_WV = chances_BV[[path.row for path in self.paths]]
-        right_tokens = [self._right(path) for path in self.paths]  # None where nothing is decided
+        probabilities_WV = probabilities_BV[[path.row for path in self.paths]]
+        right_tokens = [self._right_token(path) for path in self.paths]  # None where nothing is decided
         drawn_shares_W = np.ones(len(self.paths))  # the probability of the tokens that are drawn from
         for number, right_token in enumerate(right_tokens):
             if right_token is not None:
-                drawn_shares_W[number] -= chances_WV[number, right_token]
-                chances_WV[number, right_token] = 0.0
+                drawn_shares_W[number] -= probabilities_WV[number, right_token]
+                probabilities_WV[number, right_token] = 0.0
         # Draws a token by inverting the cumulative sums, whose last column need not be 1.
-        sums_WV = chances_WV.cumsum(1)
-        uniform_W = np.array([self.chance[path.state, path.sample, len(path.ids)] for path in self.paths])
+        sums_WV = probabilities_WV.cumsum(1)
+        uniform_W = np.array([self.uniform[path.state, path.sample, len(path.ids)] for path in self.paths])
         tokens = (sums_WV[:, :-1] <= uniform_W[:, None] * sums_WV[:, -1:]).sum(1)
         for path, right_token, share, token in zip(
             self.paths, right_tokens, drawn_shares_W.tolist(), tokens.tolist(), strict=True
@@ -457,11 +482,12 @@ class _StateBatch:
 
     def _child(self, path: _Path, token: int, weight: float) -> _Path:
         ids = [*path.ids, token]
-        text = self._text(path.state, ids) if self._knowing(path.state) else ""
+        text = self._text(path.state, ids) if self._task_with_decisions(path.state) else ""
         return _Path(path.state, path.sample, path.row, weight, ids, text)
 
-    def _right(self, path: _Path) -> int | None:
-        problem, task = self.states[path.state].problem, self._knowing(path.state)
+    def _right_token(self, path: _Path) -> int | None:
+        """Returns the token that is right at a decision; None where the next token decides nothing."""
+        problem, task = self.states[path.state].problem, self._task_with_decisions(path.state)
         right = None if task is None else task.decision(problem, path.text)
         if right is None:
             return None
@@ -469,8 +495,8 @@ class _StateBatch:
         return int(token)
 
     def _is_over(self, path: _Path) -> bool:
-        """Returns whether nothing can follow; its reward is then noted."""
-        problem, task = self.states[path.state].problem, self._knowing(path.state)
+        """Returns whether the path ends here; if so, its reward is added to its sample."""
+        problem, task = self.states[path.state].problem, self._task_with_decisions(path.state)
         if path.weight < LEAST_WEIGHT:
             return True
         reward = None if task is None else task.decided(problem, path.text)

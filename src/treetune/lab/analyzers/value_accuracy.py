@@ -42,11 +42,11 @@ LINES = ("-", "--", ":", "-.")
 
 def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draws the errors of all estimators of several experiments, whose results are given by name. Colours
-    tell estimators apart; line styles and marks tell experiments apart."""
+    differ by estimator; line styles and marks differ by experiment."""
     titles = [
         "Mean absolute error of values",
         "… by position in the answer",
-        "Share on the right side of 0.5, by position",
+        "Share on the correct side of 0.5, by position",
     ]
     several = any(len(result["numbers"]["by_checkpoint"]) > 1 for result in results.values())
     figure, (errors, along, sides, *training) = panels(
@@ -59,7 +59,7 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     for index, (name, result) in enumerate(results.items()):
         numbers = result["numbers"]["all"]
         bin_centres = [(low + high) / 2 for low, high in itertools.pairwise(numbers["bins"])]
-        # Experiments stand side by side at each place of the x axis.
+        # Experiments are next to each other at each position of the x axis.
         shift = (index - (len(results) - 1) / 2) * 0.16
         positions = [centre + shift * 0.1 for centre in bin_centres]
         for estimator, errors_of_estimator in numbers["estimators"].items():
@@ -91,7 +91,7 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     along.set_ylim(bottom=0)
     for axes in (along, sides):
         axes.set_xlim(0, 1)
-        axes.set_xlabel("share of the answer's tokens behind the state", fontsize=8)
+        axes.set_xlabel("share of the answer's tokens before the state", fontsize=8)
     rollouts = sorted({str(result["numbers"]["rollouts"]) for result in results.values()})
     errors.set_ylabel(f"against {' and '.join(rollouts)} rollouts a state", fontsize=8)
     legend_below(figure, along)
@@ -195,11 +195,11 @@ class ValueAccuracy(OfCheckpoints):
 
     def _means(self, rewards: Sequence[float]) -> dict[str, list[float]]:
         """Returns `repeats` means of K rewards for each K. No reward is in two means."""
-        rest = iter(rewards)
+        unused_rewards = iter(rewards)
         means = {}
         for k in self.samples:
             means[f"monte_carlo_{k}"] = [
-                math.fsum(itertools.islice(rest, k)) / k for _ in range(self.repeats)
+                math.fsum(itertools.islice(unused_rewards, k)) / k for _ in range(self.repeats)
             ]
         return means
 
@@ -241,7 +241,6 @@ class ValueAccuracy(OfCheckpoints):
     @staticmethod
     @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-
         return draw_values(results)
 
 

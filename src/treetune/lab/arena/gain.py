@@ -1,4 +1,4 @@
-"""The gain of a credit: how much noise it takes out of the policy's gradient, and at what cost.
+"""The gain of a credit method: how much it reduces the variance of the policy gradient, and at what cost.
 
 Groups of different problems are independent, so a batch of N problems has a gradient with covariance
 Cov(g)/N, g being one problem's. V = tr Cov(g). Between credits that are unbiased the mean gradient is the
@@ -9,8 +9,11 @@ same, so their V compare directly:
 * gain per token = gain / cost;
 * gain at ρ = gain × (1 + ρ) / (cost + ρ), where ρ is what training a token costs, in units of sampling one.
 
-A biased credit is scaled, as a learning rate would, until the part of its mean gradient along the true one is
-as long as the true one. The rest of it counts as noise of a batch of `BATCH` problems.
+A biased credit is compared after scaling it, which a learning rate could do as well. With g its mean
+gradient and t the true one, it is multiplied by s = |t|² / (g·t), so that the part of s·g along t is t
+itself. The part of s·g across t is its bias, and counts as noise of a batch of `BATCH` problems:
+
+    V(biased credit) = s² V + BATCH · |s·g − t|²
 """
 
 from __future__ import annotations
@@ -57,16 +60,16 @@ def gain(
     reference, target, credit = map(_split_mean, (reference_ND, target_ND, credit_ND))
     columns = []  # each pair's variance and product of means, by problem, in the order of `_gain_and_bias`
     for first, second in ((reference, reference), (target, target), (target, credit), (credit, credit)):
-        noise_N = np.einsum("nd,nd->n", first.rest_ND, second.rest_ND, dtype=np.float64)
+        noise_N = np.einsum("nd,nd->n", first.deviations_ND, second.deviations_ND, dtype=np.float64)
         # The product of two means over N problems has 1/N of their common noise in it, which is taken out.
         product = first.mean_D @ second.mean_D - noise_N.mean() / len(noise_N)
         # The product is not a mean over problems. To bootstrap it like one, a problem's share of it is taken
         # to first order.
-        product_N = product + first.rest_ND @ second.mean_D + second.rest_ND @ first.mean_D
+        product_N = product + first.deviations_ND @ second.mean_D + second.deviations_ND @ first.mean_D
         columns += [noise_N, product_N]
     columns_NM = np.stack(columns, 1)
     (value,), (bias,) = _gain_and_bias(columns_NM.mean(0)[:, None], unbiased).tolist()
-    # A resample is how often it has each problem.
+    # A resample is given by how often it contains each problem.
     generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
     counts_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
     gains_R = np.nan_to_num(_gain_and_bias((counts_RN @ columns_NM).T / problems, unbiased)[0])
@@ -89,11 +92,11 @@ def gain(
 
 
 class _Split(NamedTuple):
-    """Gradients of problems, split into their mean and the rest."""
+    """Gradients of problems, split into their mean and the deviations from it."""
 
     mean_D: Rows
-    rest_ND: Rows
-    """The rows less their mean, scaled by √(N / (N − 1)) so that their mean square is the variance."""
+    deviations_ND: Rows
+    """The rows minus their mean, scaled by √(N / (N − 1)) so that their mean square is the variance."""
 
 
 def _split_mean(rows_ND: Rows) -> _Split:

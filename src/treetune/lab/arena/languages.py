@@ -1,7 +1,14 @@
-"""Languages with exact values: a policy is a table, so that values, advantages and gradients are known.
+"""Toy languages whose policies are tables, so that values, advantages and gradients are known exactly.
 
-A token moves an answer from one status to another, and says so in one of several wordings that mean nothing.
-An answer is correct by its last status. Credit of sampled answers is compared with the exact gradient.
+An answer is a Markov chain: each token moves it from one status to another, and the last status decides
+whether it is correct. Example: in the language "first of 8", the first token moves from status 0 to 1 with
+probability 0.25 and to 2 otherwise; the seven other tokens keep the status, and answers that end in 1 are
+correct. A status can be written in several wordings, which have no meaning:
+
+    token id  =  1 + status · W + wording        (W wordings at most; 0 is the end token)
+
+The arena samples answers from these languages, assigns credit to them, and compares the resulting gradients
+with the exact one.
 """
 
 from __future__ import annotations
@@ -32,35 +39,39 @@ EOS = 0
 
 @dataclass(frozen=True, eq=False)
 class Language:
-    """One policy of one language. T tokens, S statuses, O ways to go on, at most W wordings of a token.
+    """A language with a policy.
 
-    The policy has a logit for each way at each place and status, and one for each wording.
+    Names end with shapes: T positions in an answer, S statuses, O options at each position and status (the
+    statuses that may follow), N answers. The policy has a logit for each option at each position and status,
+    and one for each wording there.
     """
 
     after_TSO: NDArray[np.intp]
-    """The status behind a token, for each way from a status."""
+    """The status after the token, for each option."""
     chances_TSO: NDArray[np.float64]
-    """The probability of each way."""
+    """The probability of each option; 0 where a status has fewer options than others."""
     wordings_TS: NDArray[np.intp]
-    """How many wordings a token has, by the status before it. All are equally likely."""
+    """The number of wordings of the token, by the status before it. All are equally likely."""
     correct_S: NDArray[np.bool_]
-    """Which statuses at the end are correct."""
+    """Whether an answer that ends in a status is correct."""
     step: int = 1
-    """Tokens of a step."""
+    """The number of tokens in a step."""
 
     @property
     def length(self) -> int:
+        """The number of tokens in an answer, without the end token."""
         return len(self.after_TSO)
 
     @cached_property
     def step_ends(self) -> tuple[int, ...]:
-        """Where steps end. The end token, which is certain, belongs to the last one."""
+        """The ends of an answer's steps. The end token, which is certain, belongs to the last step."""
         ends = range(self.step, self.length + 1, self.step)
         return (*ends[:-1], self.length + 1)
 
     @cached_property
     def values_TS(self) -> NDArray[np.float64]:
-        """The probability of a correct answer before each token, and behind the last."""
+        """The probability of a correct answer before each token and after the last, by status."""
+        # Backwards from the end: a value is the mean of the values after the token.
         rows = [self.correct_S.astype(float)]
         for after_SO, chances_SO in zip(self.after_TSO[::-1], self.chances_TSO[::-1], strict=True):
             rows.append((chances_SO * rows[-1][after_SO]).sum(1))
@@ -71,83 +82,103 @@ class Language:
         return int(self.wordings_TS.max())
 
     def statuses(self, token_ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.intp]:
-        """Returns the status before each token of an answer, and behind the last. `token_ids` may end with
-        the end token, or before."""
+        """Returns the status before each token of an answer, and after the last.
+
+        The answer may be unfinished; an end token is ignored."""
         ids = np.asarray(token_ids)[: self.length]
         ids = ids[ids != EOS]
         return np.concatenate([[0], (ids - 1) // self.most_wordings]).astype(np.intp)
 
     def sample(self, begun: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
-        """Returns the rest of each answer. A rest is drawn by its seed alone."""
+        """Returns a completion of each answer that was begun, by the beginning and its seed alone."""
         status_N = np.array([self.statuses(ids)[-1] for ids in begun])
-        place_N = np.array([len(ids) for ids in begun])
+        start_N = np.array([len(ids) for ids in begun])
         seed_N = np.array(seeds, np.uint64)
-        ids_NT: NDArray[np.int32] = np.zeros((len(begun), self.length + 1), np.int32)
+        ids_NT: NDArray[np.int32] = np.zeros((len(begun), self.length + 1), np.int32)  # 0 is the end token
         logprobs_NT = np.zeros(ids_NT.shape)
-        for place in range(int(place_N.min(initial=self.length)), self.length):
-            active = np.flatnonzero(place_N <= place)
+        # All answers are extended position by position; those that begin further on join there.
+        for position in range(int(start_N.min(initial=self.length)), self.length):
+            active = np.flatnonzero(start_N <= position)
             before = status_N[active]
-            way = _drawn(self.chances_TSO[place][before], _uniform(seed_N[active], 2 * place))
-            status_N[active] = after = self.after_TSO[place][before, way]
-            wordings = self.wordings_TS[place][before]
-            wording = (wordings * _uniform(seed_N[active], 2 * place + 1)).astype(int)
-            ids_NT[active, place] = 1 + after * self.most_wordings + wording
-            logprobs_NT[active, place] = np.log(self.chances_TSO[place][before, way] / wordings)
-        rests = zip(ids_NT, logprobs_NT, place_N, strict=True)
-        return [Completion(ids[start:], column[start:], "stop", 0) for ids, column, start in rests]
+            chances_AO = self.chances_TSO[position][before]
+            option = _draw_options(chances_AO, _uniform(seed_N[active], 2 * position))
+            after = self.after_TSO[position][before, option]
+            wordings = self.wordings_TS[position][before]
+            wording = (wordings * _uniform(seed_N[active], 2 * position + 1)).astype(int)
+            status_N[active] = after
+            ids_NT[active, position] = 1 + after * self.most_wordings + wording
+            logprobs_NT[active, position] = np.log(self.chances_TSO[position][before, option] / wordings)
+        completions = []
+        for ids_T, logprobs_T, start in zip(ids_NT, logprobs_NT, start_N, strict=True):
+            completions.append(Completion(ids_T[start:], logprobs_T[start:], "stop", 0))
+        return completions
 
     def distributions(self, rows: Sequence[Episode]) -> list[tuple[Column, Column]]:
-        """Returns for each row Σ π² and the entropy in nats of the distribution of each token, the certain
-        end token too."""
+        """Returns for each row Σ π² and the entropy in nats of each token's distribution, end token
+        included."""
         chances_TSO, wordings_TS = self.chances_TSO, self.wordings_TS
+        # A token is an option and a wording, which is uniform and independent of it.
         squares_TS = (chances_TSO**2).sum(2) / wordings_TS
-        entropy_TS = np.log(wordings_TS) - np.where(
-            chances_TSO > 0, chances_TSO * np.log(np.where(chances_TSO > 0, chances_TSO, 1)), 0
-        ).sum(2)
-        places = np.arange(self.length)
-        found = []
+        logs_TSO = np.log(np.where(chances_TSO > 0, chances_TSO, 1))  # 0 log 0 is 0
+        entropy_TS = np.log(wordings_TS) - np.where(chances_TSO > 0, chances_TSO * logs_TSO, 0).sum(2)
+        positions = np.arange(self.length)
+        columns = []
         for row in rows:
             statuses = self.statuses(row.response_ids)[:-1]
-            found.append(
-                (np.append(squares_TS[places, statuses], 1.0), np.append(entropy_TS[places, statuses], 0.0))
-            )
-        return found
+            squares = np.append(squares_TS[positions, statuses], 1.0)
+            entropies = np.append(entropy_TS[positions, statuses], 0.0)
+            columns.append((squares, entropies))
+        return columns
 
     def gradients(
         self, answers: Sequence[Trajectory], episodes: Sequence[Episode], groups: Sequence[int]
     ) -> NDArray[np.float32]:
-        """Returns one row for each group, [groups, parameters]: the mean over its answers of Σ advantage ×
-        ∇ log-prob over trained tokens. `groups` says how many answers each group has, in their order."""
-        count = len(groups)
-        owner: NDArray[np.intp] = np.repeat(np.arange(count), groups)
-        status_NT = np.stack([self.statuses(one.response_ids) for one in answers])
-        ids_NT = np.stack([one.response_ids[: self.length] for one in answers])
-        advantages_NT = np.stack([(e.advantages * e.trained)[: self.length] for e in episodes])
-        advantages_NT = advantages_NT / np.array(groups)[owner][:, None]
+        """Returns the policy gradient of each group of answers.
+
+        It is the mean over the group's answers of Σ advantage × ∇ log-prob over trained tokens. The gradient
+        of a softmax' log-probability by its logits is 1 for what was chosen, minus the probabilities.
+
+        Args:
+            groups: the number of answers in each group; the answers are in the order of the groups.
+
+        Returns:
+            An array of shape [groups, parameters].
+        """
+        n_groups = len(groups)
+        group_N: NDArray[np.intp] = np.repeat(np.arange(n_groups), groups)
+        status_NT = np.stack([self.statuses(answer.response_ids) for answer in answers])
+        ids_NT = np.stack([answer.response_ids[: self.length] for answer in answers])
         wording_NT = (ids_NT - 1) % self.most_wordings
-        rows = []
-        statuses, ways = self.after_TSO.shape[1:]
-        for place in range(self.length):
-            before, after = status_NT[:, place], status_NT[:, place + 1]
-            weight = advantages_NT[:, place]
-            of_ways = np.zeros((count, statuses, ways))
-            taken = (self.after_TSO[place][before] == after[:, None]) & (self.chances_TSO[place][before] > 0)
-            np.add.at(of_ways, (owner, before), weight[:, None] * (taken - self.chances_TSO[place][before]))
-            of_wordings = np.zeros((count, statuses, self.most_wordings))
-            possible = self.wordings_TS[place][before][:, None]
-            options = np.arange(self.most_wordings)[None, :]
-            score = (options == wording_NT[:, place, None]) - (options < possible) / possible
-            np.add.at(of_wordings, (owner, before), weight[:, None] * score)
-            rows += [of_ways.reshape(count, -1), of_wordings.reshape(count, -1)]
-        return np.concatenate(rows, 1).astype(np.float32)
+        weights_NT = np.stack([(episode.advantages * episode.trained)[: self.length] for episode in episodes])
+        weights_NT = weights_NT / np.array(groups)[group_N][:, None]
+        columns = []
+        n_statuses, n_options = self.after_TSO.shape[1:]
+        for position in range(self.length):
+            before, after = status_NT[:, position], status_NT[:, position + 1]
+            weight_N1 = weights_NT[:, position, None]
+            chances_NO = self.chances_TSO[position][before]
+            is_taken_NO = (self.after_TSO[position][before] == after[:, None]) & (chances_NO > 0)
+            of_options = np.zeros((n_groups, n_statuses, n_options))
+            np.add.at(of_options, (group_N, before), weight_N1 * (is_taken_NO - chances_NO))
+            n_wordings_N1 = self.wordings_TS[position][before][:, None]
+            wordings_1W = np.arange(self.most_wordings)[None, :]
+            is_written_NW = wordings_1W == wording_NT[:, position, None]
+            chances_NW = (wordings_1W < n_wordings_N1) / n_wordings_N1
+            of_wordings = np.zeros((n_groups, n_statuses, self.most_wordings))
+            np.add.at(of_wordings, (group_N, before), weight_N1 * (is_written_NW - chances_NW))
+            columns += [of_options.reshape(n_groups, -1), of_wordings.reshape(n_groups, -1)]
+        return np.concatenate(columns, 1).astype(np.float32)
 
 
-def _drawn(chances_NO: NDArray[np.float64], uniform_N: NDArray[np.float64]) -> NDArray[np.intp]:
-    return np.minimum((uniform_N[:, None] >= chances_NO.cumsum(1)).sum(1), (chances_NO > 0).sum(1) - 1)
+def _draw_options(chances_NO: NDArray[np.float64], uniform_N: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Returns an option for each row, by inverting the cumulative sums of its probabilities."""
+    options = (uniform_N[:, None] >= chances_NO.cumsum(1)).sum(1)
+    last_options = (chances_NO > 0).sum(1) - 1  # rounding can leave the last sum a little below 1
+    return np.minimum(options, last_options)
 
 
 def _uniform(seeds: NDArray[np.uint64], counter: int) -> NDArray[np.float64]:
-    """Returns numbers from 0 to 1 by seed and counter alone, whatever is drawn beside them.
+    """Returns random numbers in [0, 1) that depend only on seed and counter.
 
     They are splitmix64 of both (Steele et al., "Fast splittable pseudorandom number generators", 2014).
     """
@@ -170,131 +201,149 @@ def table(
     correct: Sequence[int],
     step: int = 1,
 ) -> Language:
-    """Returns the language in which ``chances(place, status)`` are the chances of each status behind a token,
-    and ``wordings(place, status)`` the number of its wordings. Answers begin in status 0."""
-    ways_TS = [
-        [
-            {one: chance for one, chance in chances(place, status).items() if chance}
-            for status in range(statuses)
-        ]
-        for place in range(length)
-    ]
-    most = max(len(ways) for ways_S in ways_TS for ways in ways_S)
-    after: NDArray[np.intp] = np.zeros((length, statuses, most), np.intp)
-    of_way = np.zeros((length, statuses, most))
-    for place, ways_S in enumerate(ways_TS):
-        for status, ways in enumerate(ways_S):
-            after[place, status, : len(ways)] = list(ways)
-            of_way[place, status, : len(ways)] = list(ways.values())
-    counts = [[wordings(place, status) for status in range(statuses)] for place in range(length)]
-    return Language(after, of_way, np.array(counts), np.isin(np.arange(statuses), correct), step)
+    """Returns a language from functions of position and status. Answers begin in status 0.
+
+    Args:
+        length: the number of tokens in an answer.
+        statuses: the number of statuses.
+        chances: ``chances(position, status)`` are the probabilities of the statuses after the token:
+            ``{1: 0.25, 2: 0.75}``.
+        wordings: ``wordings(position, status)`` is the number of the token's wordings.
+        correct: the statuses in which an answer is correct.
+        step: the number of tokens in a step.
+    """
+    options_by_state: dict[tuple[int, int], dict[int, float]] = {}  # by position and status
+    for position in range(length):
+        for status in range(statuses):
+            possible = {after: chance for after, chance in chances(position, status).items() if chance}
+            options_by_state[position, status] = possible
+    most_options = max(len(options) for options in options_by_state.values())
+    after_TSO: NDArray[np.intp] = np.zeros((length, statuses, most_options), np.intp)
+    chances_TSO = np.zeros((length, statuses, most_options))
+    wordings_TS: NDArray[np.intp] = np.zeros((length, statuses), np.intp)
+    for (position, status), options in options_by_state.items():
+        after_TSO[position, status, : len(options)] = list(options)
+        chances_TSO[position, status, : len(options)] = list(options.values())
+        wordings_TS[position, status] = wordings(position, status)
+    is_correct_S = np.isin(np.arange(statuses), correct)
+    return Language(after_TSO, chances_TSO, wordings_TS, is_correct_S, step)
 
 
-def decision(length: int, place: int, success: float = 0.25) -> Language:
-    """One token decides, the one at `place`; all others are one of two free choices."""
+def decision(length: int, deciding: int, success: float = 0.25) -> Language:
+    """Returns a language in which the token at one position decides; all others have two free wordings."""
 
-    def chances(at: int, status: int) -> Mapping[int, float]:
-        return {1: success, 2: 1 - success} if at == place and status == 0 else {status: 1.0}
+    def chances(position: int, status: int) -> Mapping[int, float]:
+        if position == deciding and status == 0:
+            return {1: success, 2: 1 - success}
+        return {status: 1.0}
 
-    return table(length, 3, chances, lambda at, status: 1 if at == place else 2, [1])
+    return table(length, 3, chances, lambda position, status: 1 if position == deciding else 2, [1])
 
 
 def every_choice(length: int, success: float = 0.25) -> Language:
-    """Every choice must be right. After a wrong one the others don't matter."""
+    """Returns a language in which every choice must be right. After a wrong one the others don't matter."""
     right = success ** (1 / length)
-    return table(
-        length,
-        2,
-        lambda at, status: {1: 1.0} if status else {0: right, 1: 1 - right},
-        lambda at, status: 1 + status,
-        [0],
-    )
+
+    def chances(position: int, status: int) -> Mapping[int, float]:
+        return {1: 1.0} if status == 1 else {0: right, 1: 1 - right}  # status 1: something was wrong
+
+    return table(length, 2, chances, lambda position, status: 1 + status, [0])
 
 
 def majority(length: int, success: float = 0.25) -> Language:
-    """More than half of the choices must be right. The status counts the right ones."""
+    """Returns a language in which more than half of the choices must be right. The status counts those."""
 
-    def of(right: float) -> Language:
-        return table(
-            length,
-            length + 1,
-            lambda place, status: (
-                {status + 1: right, status: 1 - right} if status <= place else {status: 1.0}
-            ),
-            lambda place, status: 1,
-            range(length // 2 + 1, length + 1),
-        )
+    def language_with(right: float) -> Language:
+        def chances(position: int, status: int) -> Mapping[int, float]:
+            # Status counts that can't be reached yet have a single option.
+            return {status + 1: right, status: 1 - right} if status <= position else {status: 1.0}
 
+        correct = range(length // 2 + 1, length + 1)
+        return table(length, length + 1, chances, lambda position, status: 1, correct)
+
+    # Bisection: the chance of a right choice at which a share of `success` answers is correct.
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if of(middle).values_TS[0, 0] < success else (low, middle)
-    return of(low)
+        if language_with(middle).values_TS[0, 0] < success:
+            low = middle
+        else:
+            high = middle
+    return language_with(low)
 
 
 def luck(length: int, good: float = 0.6, bad: float = 0.1, success: float = 0.25) -> Language:
-    """The first token decides how likely the last one is to be correct."""
-    chosen = (success - bad) / (good - bad)
+    """Returns a language in which the first token decides how likely the last one is to be correct."""
+    good_chance = (success - bad) / (good - bad)
 
-    def chances(place: int, status: int) -> Mapping[int, float]:
-        if place == 0 and status == 0:
-            return {1: chosen, 2: 1 - chosen}
-        if place == length - 1 and status in (1, 2):
+    def chances(position: int, status: int) -> Mapping[int, float]:
+        if position == 0 and status == 0:
+            return {1: good_chance, 2: 1 - good_chance}
+        if position == length - 1 and status in (1, 2):
             right = good if status == 1 else bad
             return {3: right, 4: 1 - right}
         return {status: 1.0}
 
-    return table(length, 5, chances, lambda place, status: 1 if place in (0, length - 1) else 2, [3])
+    def wordings(position: int, status: int) -> int:
+        return 1 if position in (0, length - 1) else 2
+
+    return table(length, 5, chances, wordings, [3])
 
 
 def wordy(
     steps: int, statuses: int, chances: Callable[[int, int], Mapping[int, float]], correct: Sequence[int]
 ) -> Language:
-    """Steps of three words, each said in one of four wordings; the first word of a step moves."""
-    return table(
-        3 * steps,
-        statuses,
-        lambda place, status: {status: 1.0} if place % 3 else chances(place // 3, status),
-        lambda place, status: 4,
-        correct,
-        step=3,
-    )
+    """Returns a language with steps of three tokens, each in one of four wordings.
+
+    Only the first token of a step changes the status, by ``chances(step, status)``.
+    """
+
+    def chances_of_token(position: int, status: int) -> Mapping[int, float]:
+        return chances(position // 3, status) if position % 3 == 0 else {status: 1.0}
+
+    return table(3 * steps, statuses, chances_of_token, lambda position, status: 4, correct, step=3)
 
 
 def slips(steps: int = 12, wrong: float = 0.11, repaired: float = 0.0) -> Language:
-    """Each step may go wrong, and be `repaired` by a later one."""
-    return wordy(
-        steps,
-        2,
-        lambda step, status: {0: repaired, 1: 1 - repaired} if status else {0: 1 - wrong, 1: wrong},
-        [0],
-    )
+    """Returns a language in which each step may go wrong, and a later one repairs it with some chance."""
+
+    def chances(step: int, status: int) -> Mapping[int, float]:
+        return {0: repaired, 1: 1 - repaired} if status == 1 else {0: 1 - wrong, 1: wrong}
+
+    return wordy(steps, 2, chances, [0])
 
 
 def fork(steps: int = 12, good: float = 0.5, fails: float = 0.025, worse: float = 0.3) -> Language:
-    """One step chooses between a good and a bad route, on which later steps fail now and then."""
+    """Returns a language in which one step chooses a good or a bad route, on which later steps may fail.
+
+    Statuses: 0 before the choice, 1 on the good route, 2 on the bad one, 3 failed.
+    """
 
     def chances(step: int, status: int) -> Mapping[int, float]:
         if status == 0:
             return {1: good, 2: 1 - good} if step == steps // 3 else {0: 1.0}
-        lost = {1: fails, 2: worse}.get(status)
-        return {3: 1.0} if lost is None else {status: 1 - lost, 3: lost}
+        if status == 3:
+            return {3: 1.0}
+        failure = fails if status == 1 else worse
+        return {status: 1 - failure, 3: failure}
 
     return wordy(steps, 4, chances, [1, 2])
 
 
 def walk(steps: int = 12, up: float = 0.44, levels: int = 7) -> Language:
-    """Every step moves the chances a little. Status 0 is the middle level, where answers begin."""
-    order = [levels // 2, *(level for level in range(levels) if level != levels // 2)]
+    """Returns a language in which every step moves a level up or down. High levels are correct at the end."""
+    middle = levels // 2
+    # Answers begin in status 0, which must be the middle level.
+    level_of_status = [middle, *(level for level in range(levels) if level != middle)]
 
     def chances(step: int, status: int) -> Mapping[int, float]:
-        level = order[status]
-        below, above = order.index(max(level - 1, 0)), order.index(min(level + 1, levels - 1))
+        level = level_of_status[status]
+        below = level_of_status.index(max(level - 1, 0))
+        above = level_of_status.index(min(level + 1, levels - 1))
         return {above: up, below: 1 - up}
 
-    return wordy(
-        steps, levels, chances, [status for status, level in enumerate(order) if level > levels // 2]
-    )
+    correct = [status for status, level in enumerate(level_of_status) if level > middle]
+    return wordy(steps, levels, chances, correct)
 
 
 CHOICES: Mapping[str, Callable[[int, float], Language]] = {
@@ -305,13 +354,14 @@ CHOICES: Mapping[str, Callable[[int, float], Language]] = {
     "majority": majority,
     "all": every_choice,
 }
-"""Languages of so many choices and such a chance of a correct answer, by what decides."""
+"""Functions that return a language of some length and chance of a correct answer, by what decides it."""
 WORDY: Mapping[str, Callable[[], Language]] = {
     "slips": slips,
     "repair": partial(slips, wrong=0.16, repaired=0.11),
     "fork": fork,
     "walk": walk,
 }
+"""Functions that return a language with steps of several tokens."""
 LANGUAGES = (
     *("first of 2", "first of 8", "first of 32"),
     *("middle of 8", "middle of 32"),
@@ -319,29 +369,32 @@ LANGUAGES = (
     *("majority of 9", "majority of 33", "luck of 16", "all of 8", "first of 8 at 5 %"),
     *WORDY,
 )
-"""The languages of the arena. They are frozen, so that scores of before can be compared with today's."""
+"""The languages of the arena. They don't change, so that scores can be compared with earlier ones."""
 
 
 def language_of(name: str) -> Language:
-    """Returns a language by its name, such as ``slips``, ``first of 8`` or ``last of 12 at 5 %``, where a
-    quarter of the answers is correct unless a share is given. Raises ValueError for an unknown one."""
+    """Returns a language by its name: ``slips``, ``first of 8``, or ``last of 12 at 5 %``.
+
+    A quarter of the answers is correct unless the name has a percentage. Raises ValueError for another name.
+    """
     if name in WORDY:
         return WORDY[name]()
-    known = re.fullmatch(r"(\w+) of ([1-9]\d?)(?: at ([1-9]\d?) %)?", name)
-    if known is None or known[1] not in CHOICES:
+    match = re.fullmatch(r"(\w+) of ([1-9]\d?)(?: at ([1-9]\d?) %)?", name)
+    if match is None or match[1] not in CHOICES:
         raise ValueError(
-            f"there is no language {name!r}: take one of {', '.join(WORDY)}, or 'WHAT of N' or 'WHAT of N at"
-            f" P %' with {', '.join(CHOICES)} for what decides and N choices"
+            f"there is no language {name!r}: choose one of {', '.join(WORDY)}, or 'WHAT of N' or 'WHAT of N"
+            f" at P %', where WHAT is one of {', '.join(CHOICES)} and N the number of choices"
         )
-    return CHOICES[known[1]](int(known[2]), int(known[3] or 25) / 100)
+    make_language, length, percent = CHOICES[match[1]], int(match[2]), int(match[3] or 25)
+    return make_language(length, percent / 100)
 
 
-# What credit and rollouts are lent
+# Task, grader and engine of a language
 
 
 @dataclass(frozen=True, kw_only=True)
 class LastStatus(Grader):
-    """Looks at an answer's last status."""
+    """Grades an answer by its last status."""
 
     isolation = "inline"
 
@@ -354,7 +407,7 @@ class LastStatus(Grader):
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageTask(Task):
-    """`count` problems of one language. They differ by nothing: each is one more sample of the same."""
+    """A task with `count` problems that are all the same, so that each is another sample."""
 
     language: Language
     count: int
@@ -362,9 +415,13 @@ class LanguageTask(Task):
 
     @override
     def step_boundaries(self, response: str) -> list[int]:
-        words = response.split(" ")
-        starts = range(self.language.step, len(words), self.language.step)
-        return [0, *(len(" ".join(words[:start])) for start in starts), len(response)] if response else [0]
+        if not response:
+            return [0]
+        tokens = response.split(" ")
+        boundaries = [0]
+        for start in range(self.language.step, len(tokens), self.language.step):
+            boundaries.append(len(" ".join(tokens[:start])))
+        return [*boundaries, len(response)]
 
     @override
     def problems(self, split: Split) -> list[Problem]:
@@ -373,7 +430,7 @@ class LanguageTask(Task):
 
 
 class TableEngine(Engine):
-    """Samples from a language's table. Every prompt is one token."""
+    """Samples from a language's table. Every prompt is a single token."""
 
     version = 0
 
@@ -386,56 +443,58 @@ class TableEngine(Engine):
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
-        # A request may be followed by others, which `on_result` returns: they are the next round.
-        waiting = [one for one in requests if isinstance(one, Request)]
-        assert len(waiting) == len(requests), "no answer here waits for anything"
-        while waiting:
-            begun = [one.prompt_ids[1:].tolist() for one in waiting for _ in range(one.n)]
-            rests = iter(
-                self._language.sample(begun, [one.seed + k for one in waiting for k in range(one.n)])
-            )
-            following: list[Request | Later] = []
-            for one in waiting:
-                results.append([next(rests) for _ in range(one.n)])
-                self.tokens += sum(len(each.token_ids) for each in results[-1])
+        # Requests are sampled in rounds: those that `on_result` returns are the next round.
+        this_round = [request for request in requests if isinstance(request, Request)]
+        assert len(this_round) == len(requests), "no request of the arena waits for something else"
+        while this_round:
+            begun: list[list[int]] = []
+            seeds: list[int] = []
+            for request in this_round:
+                begun += [request.prompt_ids[1:].tolist()] * request.n
+                seeds += [request.seed + number for number in range(request.n)]
+            completions = iter(self._language.sample(begun, seeds))
+            next_round: list[Request | Later] = []
+            for request in this_round:
+                samples = [next(completions) for _ in range(request.n)]
+                results.append(samples)
+                self.tokens += sum(len(sample.token_ids) for sample in samples)
                 if on_result is not None:
-                    following += on_result(len(results) - 1, results[-1]) or ()
-            waiting = [one for one in following if isinstance(one, Request)]
+                    next_round += on_result(len(results) - 1, samples) or ()
+            this_round = [request for request in next_round if isinstance(request, Request)]
         return results
 
 
 def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
-    """Returns the context of a phase in which credit and rollouts work on so many problems."""
+    """Returns a context in which rollouts and credit work on problems of a language."""
     task = LanguageTask(language=language, count=problems)
-    longest = language.length + 1
     return RolloutContext(
         task=task,
         engine=TableEngine(language),
         grader=GraderPool(task.grader),
         codec=TextCodec(
-            encode=lambda text: [int(word) for word in text.split()],
-            decode=lambda ids: " ".join(str(one) for one in ids if one != EOS),
+            encode=lambda text: [int(number) for number in text.split()],
+            decode=lambda ids: " ".join(str(token_id) for token_id in ids if token_id != EOS),
             eos_id=EOS,
         ),
         seed=seed,
         iteration=0,
-        settings=AnswerSettings(4096, SamplingParams(max_tokens=longest)),
+        settings=AnswerSettings(4096, SamplingParams(max_tokens=language.length + 1)),
         services=(ShapingMemory(), Distributions(language.distributions)),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrueAdvantages(TokenCredit):
-    """Gives each token the change of the exact probability of a correct answer, V(s_{t+1}) − V(s_t), at no
-    cost. No credit knows these values; it shows what exact values would be worth."""
+    """Gives each token its exact advantage, the change of the probability of a correct answer,
+    V(s_{t+1}) − V(s_t), at no cost. It is an upper bound: no credit method knows these values."""
 
     @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         language: Language = answers[0].problem.data["language"]
-        places = np.arange(language.length + 1)
+        positions = np.arange(language.length + 1)
         rows = []
         for answer in answers:
-            values_T = language.values_TS[places, language.statuses(answer.response_ids)]
-            # The end token, which is certain, changes nothing.
+            values_T = language.values_TS[positions, language.statuses(answer.response_ids)]
+            # The end token is certain, so that its advantage is 0.
             rows.append([*np.diff(values_T).tolist(), 0.0])
         return rows

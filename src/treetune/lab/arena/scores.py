@@ -1,4 +1,4 @@
-"""The arena: every credit on the same answers of the same frozen languages, compared with exact gradients."""
+"""The arena: compares credit methods on the same answers of toy languages with exact gradients."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 ANSWERS = 8
 """Answers to each problem."""
 AT_ONCE = 125
-"""Problems that are credited before the precision of the gain is looked at again."""
+"""Problems that are credited before the precision of the gain is tested again."""
 CRITIC_PROBLEMS = 32
 """Problems from whose answers the critic learns."""
 
 
 class ScoredMethod(NamedTuple):
-    """A credit, and the rollout that makes its answers; None: the eight that all methods share."""
+    """A credit method, and the rollout that makes its answers; None: the answers that all methods share."""
 
     credit: Credit
     rollout: Rollout | None = None
@@ -73,8 +73,11 @@ def shipped_methods() -> dict[str, ScoredMethod]:
 
 
 def methods_of(module: str) -> dict[str, ScoredMethod]:
-    """Returns the credits, and the value estimators with three samples a state, that a module registers, with
-    their defaults. Raises ConfigError where it can't be imported or registers none."""
+    """Returns the credit methods and value estimators that a module registers, with their defaults.
+
+    Value estimators are used with three continuations of each state. Raises ConfigError for a module that
+    can't be imported or registers none.
+    """
     import_parts({"imports": [module]})
     full_name = importlib.import_module(module).__name__
     methods = {}
@@ -102,9 +105,9 @@ def scores(
 ) -> dict[str, dict[str, Any]]:
     """Returns the gain of each method on a language.
 
-    Problem after problem is credited by a method until half the width of its gain's interval is below
-    `precision` times the gain, or there are `most` problems, or it took so many `seconds` of a CPU. Raises
-    ValueError for advantages that are not finite, and for a method that calls itself unbiased and isn't.
+    A method assigns credit to more and more problems until half the width of its gain's interval is below
+    `precision` times the gain, or until it has `most` problems, or has used `seconds` of CPU time. Raises
+    ValueError for advantages that are not finite, and for a method that declares itself unbiased but isn't.
     """
     critic = fitted_critic(language, derive_seed(seed, "critic"))
     context = context_of(language, most, seed).with_services(critic)
@@ -124,7 +127,7 @@ def scores(
         for start in range(0, most, AT_ONCE):
             block_ND, sampled = gradients_of(language, context, method, shared[start : start + AT_ONCE])
             if not np.isfinite(block_ND).all():
-                raise ValueError(f"{name} gives advantages that are no numbers: look for a division by zero")
+                raise ValueError(f"{name} gives advantages that are not finite: look for a division by zero")
             blocks.append(block_ND)
             tokens += sampled
             credit_ND = np.concatenate(blocks)
@@ -137,18 +140,20 @@ def scores(
             if half_width(score) < precision or score["seconds"] > seconds:
                 break
         if unbiased and _is_biased(credit_ND, true_ND[: len(credit_ND)]):
-            raise ValueError(f"{name} calls itself unbiased; its mean gradient isn't the policy gradient")
+            raise ValueError(
+                f"{name} declares itself unbiased, but its mean gradient isn't the policy gradient"
+            )
     if was_collecting:
         gc.enable()
     return scores_by_name
 
 
 def _is_biased(credit_ND: Any, true_ND: Any) -> bool:
-    """Returns whether the mean gradients of a credit and of true advantages surely differ.
+    """Returns whether the mean gradient of a credit method significantly differs from the true one.
 
-    Products of the differences of two problems have the mean 0 where there is no bias, as problems are
-    independent. Their sum over all pairs then varies by √2 times their norm. Among unbiased credits five
-    times that was seen; twelve times is taken for a bias.
+    Problems are independent. So without a bias, the product of two problems' differences has mean 0, and the
+    sum over all pairs has a standard deviation of about √2 times the norm of the products. Unbiased methods
+    were seen to reach five standard deviations; twelve count as a bias.
     """
     differences_ND = credit_ND - true_ND
     products_NN = differences_ND @ differences_ND.T
@@ -159,8 +164,10 @@ def _is_biased(credit_ND: Any, true_ND: Any) -> bool:
 def gradients_of(
     language: Language, context: RolloutContext, method: ScoredMethod, shared: Sequence[Tree]
 ) -> tuple[Any, int]:
-    """Returns a method's gradients of the problems of `shared`, [problems, parameters], and the tokens that
-    its rollout and credit sampled."""
+    """Returns a method's gradient of each problem, [problems, parameters], and the number of sampled tokens.
+
+    `shared` are the answers that methods without a rollout use.
+    """
     trees = shared
     if method.rollout is not None:
         trees, _ = method.rollout.run(context, [tree.problem for tree in shared])
@@ -174,8 +181,8 @@ def gradients_of(
 
 
 def fitted_critic(language: Language, seed: int) -> Critic:
-    """Returns a critic by counting: its value of a state is the mean reward of the answers to
-    `CRITIC_PROBLEMS` problems that had the same status after as many tokens.
+    """Returns a critic that counts: its value of a state is the mean reward of answers that had the same
+    status after as many tokens, among those to `CRITIC_PROBLEMS` problems.
 
     One correct and one wrong answer are added to each count, so that a state without answers is worth one
     half."""
@@ -337,7 +344,7 @@ def run_arena(
     than two problems, and where the folder has scores of another seed or number of problems.
     """
     if most < 2:
-        raise ValueError(f"--problems {most}: noise is known from two on")
+        raise ValueError(f"--problems is {most}: at least 2 are needed to estimate noise")
     scores_to_compare = None if against is None else json.loads(against.read_text())["scores"]
     language_by_name = {name: language_of(name) for name in languages or LANGUAGES}
     methods: dict[str, ScoredMethod] = {}

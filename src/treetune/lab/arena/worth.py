@@ -1,5 +1,5 @@
-"""Which credit pays off for one run: gains and costs of credits, weighed by the run's own cost of
-training."""
+"""Which credit assignment learns most per second of a run: gains and costs of several, weighed by the run's
+own seconds of sampling and training."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def describe_worth(directory: ExperimentDirectory) -> list[str]:
         methods = numbers["methods"]
         lines += [f"after {point} iterations ({numbers['solved']:.0%} solved):", *gain_table(methods)]
         if all(score["gain"]["value"] is None for score in methods.values()):
-            lines.append("no method has a gain here: all answers to each problem earned the same")
+            lines.append("no method has a gain here: all answers to each problem have the same reward")
             continue
         if rho is None:
-            lines.append("no iteration of the run says what its training cost: take the column of your ρ")
+            lines.append("ρ is unknown, as no iteration recorded its seconds: read the column of your ρ")
             continue
         # By the intervals' low ends, so that a wide interval doesn't win.
         best, low_end = best_at(methods, rho, by="low")
-        lines.append(f"In this run a trained token cost as much as {rho:.2g} sampled ones (ρ).")
+        lines.append(f"In this run, training a token took {rho:.2g} times as long as sampling one (ρ).")
         if round(low_end, 2) > 1:
-            lines.append(f"So {best} learns most for the money: at least {low_end:.2f} times what RLOO does.")
+            lines.append(f"So {best} has the highest gain per cost: at least {low_end:.2f} times RLOO's.")
         else:
-            lines.append("No method surely learns more for the money than RLOO does.")
+            lines.append("No method has a higher gain per cost than RLOO beyond sampling error.")
     return lines
 
 

@@ -1,19 +1,19 @@
-// One answer: colours of its tokens, what is known of the one under the pointer, and mathematics.
+// The page of an answer: colours tokens, describes the token under the pointer, and sets formulas.
 'use strict';
 (() => {
   const FULL = 10;
   let at = null, columns = null, box = null;
 
   function colour() {
-    const own = document.querySelector('.tokens');
+    const tokens = document.querySelector('.tokens');
     const choice = document.getElementById('colour');
-    if (!own || !choice) return;
-    if (own !== box) { box = own; columns = JSON.parse(own.dataset.columns); at = null; }
+    if (!tokens || !choice) return;
+    if (tokens !== box) { box = tokens; columns = JSON.parse(tokens.dataset.columns); at = null; }
     const option = choice.selectedOptions[0];
     const column = columns[choice.value], scale = Number(option.dataset.scale);
     const signed = 'signed' in option.dataset;
     document.getElementById('meaning').textContent = option.dataset.meaning;
-    for (const token of own.querySelectorAll('[data-i]')) {
+    for (const token of tokens.querySelectorAll('[data-i]')) {
       const value = column?.[token.dataset.i];
       token.classList.remove(...[...token.classList].filter((name) => /^(s\d+|up|down|plain)$/.test(name)));
       if (value === null || value === undefined) continue;
@@ -30,12 +30,12 @@
     at.classList.add('at');
     const i = Number(at.dataset.i);
     const step = at.closest('li').value;
-    const words = [`token ${i + 1}`, `step ${step}`, at.classList.contains('injected') ? 'injected' : 'sampled'];
+    const facts = [`token ${i + 1}`, `step ${step}`, at.classList.contains('injected') ? 'injected' : 'sampled'];
     for (const [name, column] of Object.entries(columns)) {
-      if (column[i] !== null && column[i] !== undefined) words.push(`${name} ${number(column[i])}`);
-      if (name === 'log-prob' && column[i] !== null) words.push(`probability ${Math.exp(column[i]).toPrecision(4)}`);
+      if (column[i] !== null && column[i] !== undefined) facts.push(`${name} ${number(column[i])}`);
+      if (name === 'log-prob' && column[i] !== null) facts.push(`probability ${Math.exp(column[i]).toPrecision(4)}`);
     }
-    box.querySelector('output').textContent = words.join(' · ');
+    box.querySelector('output').textContent = facts.join(' · ');
   }
   document.addEventListener('pointerover', (event) => { const token = event.target.closest?.('[data-i]'); if (token) point(token); });
   document.addEventListener('click', (event) => {
@@ -48,7 +48,7 @@
     if (next) { point(next); next.scrollIntoView({ block: 'nearest' }); }
   });
 
-  // ---- mathematics, formula by formula: what KaTeX can't read stays as it was written
+  // ---- formulas: those that KaTeX can't read stay as text
   function formulas() {
     for (const span of document.querySelectorAll('.formula:not([data-done])')) {
       span.dataset.done = '';

@@ -6,21 +6,22 @@
   const SIGNS = { evaluation: '◆', restart: '▲', sign: '✖', resume: '●' };
   const drawn = new Map();  // by the figure's id: { text, plot }
 
-  // Of the style sheet, for the theme that is on: a canvas can't read `light-dark(…)`, a known colour is resolved.
-  const known = new Set();
+  // Returns a colour of the style sheet in the present theme. A canvas can't read `light-dark(…)`; the computed value of a
+  // registered property is a plain colour.
+  const registered = new Set();
   function colour(name) {
-    if (!known.has(name)) CSS.registerProperty({ name: `--${name}`, syntax: '<color>', inherits: true, initialValue: 'gray' });
-    known.add(name);
+    if (!registered.has(name)) CSS.registerProperty({ name: `--${name}`, syntax: '<color>', inherits: true, initialValue: 'gray' });
+    registered.add(name);
     return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
   }
   const faint = (ink, percent) => `color-mix(in srgb, ${ink} ${percent}%, transparent)`;
   const log = () => document.getElementById('log')?.checked || false;
-  // What all charts show of their axis: two fields of the form, so that it is in the address.
-  const ends_of_axis = () => ['from', 'to'].map((name) => document.querySelector(`#curves-form [name=${name}]`));
-  const zoom = () => ends_of_axis().map((field) => (field?.value ? Number(field.value) : null));
+  // The limits of the x axis of all charts are two fields of the form, so that the page's address contains them.
+  const axis_fields = () => ['from', 'to'].map((name) => document.querySelector(`#curves-form [name=${name}]`));
+  const zoom = () => axis_fields().map((field) => (field?.value ? Number(field.value) : null));
   function zoomed(values) {
-    ends_of_axis().forEach((field, i) => { if (field) field.value = values[i]; });
-    ends_of_axis()[0]?.dispatchEvent(new Event('input', { bubbles: true }));
+    axis_fields().forEach((field, i) => { if (field) field.value = values[i]; });
+    axis_fields()[0]?.dispatchEvent(new Event('input', { bubbles: true }));
   }
   const smoothing = () => Number(document.getElementById('smoothing')?.value || 0);
 
@@ -31,7 +32,7 @@
     return size >= 1e6 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
   }
 
-  // The mean of what came before, weighed less the longer ago it was, without a bias to the first value.
+  // An exponential moving average, with Adam's correction for the bias towards 0 at the start.
   function smooth(values, factor) {
     if (!factor) return values;
     let sum = 0, weight = 0;
@@ -43,7 +44,7 @@
     });
   }
 
-  // Of what lines and bands need. A band (of few seeds) that is much wider than the lines are is cut.
+  // The limits of the y axis. A band that is much wider than the range of the lines (as with few seeds) is cut off.
   function extent(lines) {
     const [from, to] = zoom();
     const seen = (x) => (from === null || x >= from) && (to === null || x <= to);
@@ -54,19 +55,19 @@
     return around(Math.max(low - most, Math.min(low, ...bounds)), Math.min(high + most, Math.max(high, ...bounds)));
   }
 
-  // A little room around the values; what is always the same lies in the middle.
+  // Adds a margin around the values; a constant curve is in the middle.
   function around(low, high) {
     const room = high > low ? 0.07 * (high - low) : Math.abs(low) || 1;
     const hair = 0.02 * (high - low || room);
     return [low >= 0 && low - room < 0 ? -Math.min(hair, room) : low - room, high + room];
   }
 
-  function table(chart) {  // uPlot wants one x for all: their union, with holes
+  function table(chart) {  // uPlot needs the same x for all lines: their union, with null where a line has no point
     const xs = [...new Set(chart.lines.flatMap((line) => line.x))].sort((a, b) => a - b);
-    const place = new Map(xs.map((x, i) => [x, i]));
+    const position = new Map(xs.map((x, i) => [x, i]));
     const column = (line, values) => {
       const made = new Array(xs.length).fill(null);
-      line.x.forEach((x, i) => { made[place.get(x)] = values[i]; });
+      line.x.forEach((x, i) => { made[position.get(x)] = values[i]; });
       return made;
     };
     return { xs, column };
@@ -80,7 +81,7 @@
       const few = line.x.length <= 40;
       if (factor) {
         data.push(column(line, line.y));
-        series.push({ label: 'as it was', stroke: faint(ink, 33), width: 1, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
+        series.push({ label: 'not smoothed', stroke: faint(ink, 33), width: 1, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
       }
       data.push(smooth(column(line, line.y), factor));
       series.push({ label: chart.lines.length > 1 ? line.name : 'value', stroke: ink, width: 2, dash, spanGaps: true, points: { show: few, size: 5, fill: ink }, value: (_, v) => number(v) });
@@ -116,12 +117,12 @@
     } };
   }
 
-  // What happened where the pointer is, in words: events that are drawn within a few pixels of it.
+  // Writes the events within a few pixels of the pointer below the chart.
   function happened(plot, list) {
-    const place = plot.root.closest('figure')?.querySelector('.happened');
-    if (!place) return;
+    const output = plot.root.closest('figure')?.querySelector('.happened');
+    if (!output) return;
     const near = plot.cursor.left < 0 ? [] : list.filter((event) => Math.abs(plot.valToPos(event.x, 'x') - plot.cursor.left) <= NEAR);
-    place.textContent = near.map((event) => `${SIGNS[event.kind] || '•'} after ${event.x}: ${event.words}`).join(' · ');
+    output.textContent = near.map((event) => `${SIGNS[event.kind] || '•'} after ${event.x}: ${event.text}`).join(' · ');
   }
 
   function events(plot, list) {
@@ -142,35 +143,35 @@
     ctx.restore();
   }
 
-  // The last value of each line, beside its end; those that would cover each other are moved apart.
+  // Writes the last value of each line at its right end; labels that would overlap are moved apart.
   function ends(plot, series) {
     const { ctx, bbox } = plot, step = 13 * devicePixelRatio;
-    const last = series.flatMap((one, i) => {
-      const at = i && one.points.show !== undefined && one.width === 2 ? plot.data[i].findLastIndex((value, k) => value !== null && plot.data[0][k] <= plot.scales.x.max) : -1;
-      return at < 0 ? [] : [{ y: plot.valToPos(plot.data[i][at], 'y', true), value: plot.data[i][at], ink: one.stroke }];
+    const last = series.flatMap((line, i) => {
+      const at = i && line.points.show !== undefined && line.width === 2 ? plot.data[i].findLastIndex((value, k) => value !== null && plot.data[0][k] <= plot.scales.x.max) : -1;
+      return at < 0 ? [] : [{ y: plot.valToPos(plot.data[i][at], 'y', true), value: plot.data[i][at], ink: line.stroke }];
     }).sort((a, b) => a.y - b.y);
     ctx.save();
     ctx.font = `${11 * devicePixelRatio}px system-ui`;
     ctx.textAlign = 'left';
-    last.forEach((one, i) => { if (i) one.y = Math.max(one.y, last[i - 1].y + step); });
+    last.forEach((label, i) => { if (i) label.y = Math.max(label.y, last[i - 1].y + step); });
     let lowest = bbox.top + bbox.height - 4 * devicePixelRatio;  // below are the numbers of the axis
-    for (const one of last.length > 10 ? [] : last.reverse()) {
-      one.y = Math.min(one.y, lowest);
-      lowest = one.y - step;
-      ctx.fillStyle = typeof one.ink === 'function' ? one.ink() : one.ink;
-      ctx.fillText(number(one.value), bbox.left + bbox.width + 4 * devicePixelRatio, one.y + 4 * devicePixelRatio);
+    for (const label of last.length > 10 ? [] : last.reverse()) {
+      label.y = Math.min(label.y, lowest);
+      lowest = label.y - step;
+      ctx.fillStyle = typeof label.ink === 'function' ? label.ink() : label.ink;
+      ctx.fillText(number(label.value), bbox.left + bbox.width + 4 * devicePixelRatio, label.y + 4 * devicePixelRatio);
     }
     ctx.restore();
   }
 
   function draw(again) {
     for (const figure of document.querySelectorAll('[data-chart]')) {
-      const place = figure.querySelector('.plot'), before = drawn.get(figure.id);
+      const box = figure.querySelector('.plot'), before = drawn.get(figure.id);
       const text = figure.dataset.chart;
-      if (!again && before && before.text === text && before.place === place) continue;
+      if (!again && before && before.text === text && before.box === box) continue;
       before?.plot.destroy();
-      const { data, made } = options(JSON.parse(text), Math.max(200, place.clientWidth));
-      drawn.set(figure.id, { text, place, plot: new uPlot(made, data, place) });
+      const { data, made } = options(JSON.parse(text), Math.max(200, box.clientWidth));
+      drawn.set(figure.id, { text, box, plot: new uPlot(made, data, box) });
     }
     for (const [id, { plot }] of drawn) if (!document.getElementById(id)) { plot.destroy(); drawn.delete(id); }
   }

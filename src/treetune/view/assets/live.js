@@ -1,9 +1,9 @@
-// What changes on disk is shown without a reload, and what forms say is asked for without a button.
+// Shows changes on disk without a reload, and sends forms without a button.
 'use strict';
 (() => {
   const POLL_MS = 2000, WAIT_MS = 20000, SEEN = 'X-Treetune-Seen';
 
-  // ---- live: the page asks for itself, and is answered with nothing while nothing has changed
+  // ---- live: the page requests itself again; the server answers 204 as long as nothing has changed
   let asking = null;
   async function refresh() {
     if (asking || document.hidden) return;
@@ -26,7 +26,7 @@
     for (const old of document.querySelectorAll('[data-live]')) {
       const made = next.getElementById(old.id);
       if (made) Idiomorph.morph(old, made, { callbacks: {
-        // What somebody has typed, ticked, opened or drawn stays.
+        // Keeps text that was typed, boxes that were ticked, details that were opened, and drawn charts.
         beforeNodeMorphed: (node) => !(node instanceof Element && (node.hasAttribute('data-kept') || node === document.activeElement)),
         beforeAttributeUpdated: (name, node) => !((name === 'open' && (node.matches('details') || node.matches('dialog'))) ||
           (name === 'checked' || name === 'value') && node.matches('input') && (node.checked !== node.defaultChecked || node.value !== node.defaultValue) || name === 'class' && node.matches('tr.at, tbody')),
@@ -38,25 +38,25 @@
   setInterval(refresh, POLL_MS);
   document.addEventListener('visibilitychange', refresh);
 
-  // ---- what takes long, or few look at, comes after the page: in a `details`, as soon as that is opened
-  async function fill(place) {
-    const address = place.dataset.later;
-    delete place.dataset.later;
+  // ---- slow parts are loaded after the page; those in a `details` when it is opened
+  async function fill(element) {
+    const address = element.dataset.later;
+    delete element.dataset.later;
     try {
       const answer = await fetch(address, { signal: AbortSignal.timeout(WAIT_MS) });
       const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
-      place.replaceChildren(...(page.getElementById('part') || page.querySelector('main')).childNodes);
-    } catch (error) { place.textContent = `It didn't come: ${error.message}`; }
+      element.replaceChildren(...(page.getElementById('part') || page.querySelector('main')).childNodes);
+    } catch (error) { element.textContent = `Loading failed: ${error.message}`; }
     changed();
   }
   function later() {
-    for (const place of document.querySelectorAll('[data-later]')) if (place.closest('details')?.open !== false) fill(place);
+    for (const element of document.querySelectorAll('[data-later]')) if (element.closest('details')?.open !== false) fill(element);
   }
   document.addEventListener('toggle', later, true);
   document.addEventListener('treetune:changed', later);
   later();
 
-  // ---- forms that show what they say as soon as it is said, at their own address
+  // ---- forms that update the page and its address as soon as a field changes
   let soon = null;
   async function submit(form) {
     const query = new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ''));

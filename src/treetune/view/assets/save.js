@@ -1,4 +1,4 @@
-// What is on the screen, as one file that asks for nothing: the page as it stands, with its styles, fonts, scripts.
+// Saves the page as one HTML file with its styles, fonts and scripts; the file makes no requests.
 'use strict';
 (() => {
   const LEADING_BREAK = 'pre, textarea';
@@ -8,7 +8,7 @@
     if (!answer.ok) throw new Error(`${address}: ${answer.status}`);
     return answer;
   }
-  // Line ends as a parser leaves them: hashes are of that.
+  // With the line ends that a parser makes, because browsers compute hashes over these.
   async function text(address) { return (await (await file(address)).text()).replace(/\r\n?/g, '\n'); }
   async function dataAddress(address) {
     const blob = await (await file(address)).blob();
@@ -19,22 +19,22 @@
       reader.readAsDataURL(blob);
     });
   }
-  async function hash(words) {
-    const digest = new Uint8Array(await crypto.subtle.digest('SHA-256', new TextEncoder().encode(words)));
+  async function hash(text) {
+    const digest = new Uint8Array(await crypto.subtle.digest('SHA-256', new TextEncoder().encode(text)));
     return `'sha256-${btoa(String.fromCharCode(...digest))}'`;
   }
   async function style(address) {
-    // Of a font's formats the first, which every browser of today reads.
-    let words = (await text(address)).replace(/,\s*url\([^)]*\.(?:woff|ttf)\)\s*format\("\w+"\)/g, '');
-    for (const reference of new Set([...words.matchAll(/url\(([^)'"]+)\)/g)].map((found) => found[1]))) {
-      words = words.replaceAll(`url(${reference})`, `url(${await dataAddress(new URL(reference, new URL(address, location.href)))})`);
+    // Keeps only the first format of each font, which all present browsers read.
+    let css = (await text(address)).replace(/,\s*url\([^)]*\.(?:woff|ttf)\)\s*format\("\w+"\)/g, '');
+    for (const reference of new Set([...css.matchAll(/url\(([^)'"]+)\)/g)].map((match) => match[1]))) {
+      css = css.replaceAll(`url(${reference})`, `url(${await dataAddress(new URL(reference, new URL(address, location.href)))})`);
     }
-    return words;
+    return css;
   }
-  // Of the page's own files those that what is on it needs: `data-saved` says for which elements.
+  // Returns whether the page has elements that need a file: `data-saved` is a selector for them.
   const needed = (element) => document.querySelector(element.dataset.saved || 'body') !== null;
 
-  // What only the browser knows, as attributes.
+  // Writes the present values of form fields as attributes.
   function controls(copy) {
     const before = document.querySelectorAll('input, select, textarea');
     copy.querySelectorAll('input, select, textarea').forEach((control, i) => {
@@ -43,31 +43,31 @@
       else if (now.matches('select')) [...control.options].forEach((option, k) => option.toggleAttribute('selected', now.options[k].selected));
       else if (now.matches('textarea')) control.textContent = now.value;
       else control.setAttribute('value', now.value);
-      // Scripts of the file still do what these say; the others ask a viewer that isn't there.
+      // These work by scripts alone, also in the file; all others need the viewer.
       if (!('own' in now.dataset) && now.id !== 'colour') { control.disabled = true; delete control.dataset.key; }
     });
   }
 
   function inert(copy) {
-    for (const one of copy.querySelectorAll('[data-unsaved], script, link, noscript')) one.remove();
-    for (const one of copy.querySelectorAll('details:has([data-later])')) one.remove();  // nobody has asked for it
-    for (const one of copy.querySelectorAll('.plot')) one.replaceChildren();  // drawn anew from the chart's data
-    for (const one of copy.querySelectorAll('.formula[data-done]:not(.unread)')) {
-      one.textContent = one.firstElementChild.title;
-      delete one.dataset.done;
+    for (const element of copy.querySelectorAll('[data-unsaved], script, link, noscript')) element.remove();
+    for (const details of copy.querySelectorAll('details:has([data-later])')) details.remove();  // not loaded
+    for (const plot of copy.querySelectorAll('.plot')) plot.replaceChildren();  // the script draws it again from the chart's data
+    for (const formula of copy.querySelectorAll('.formula[data-done]:not(.unread)')) {
+      formula.textContent = formula.firstElementChild.title;
+      delete formula.dataset.done;
     }
-    for (const one of copy.querySelectorAll('a[href]:not([href^="#"])')) { one.removeAttribute('href'); delete one.dataset.key; }
+    for (const link of copy.querySelectorAll('a[href]:not([href^="#"])')) { link.removeAttribute('href'); delete link.dataset.key; }
     for (const form of copy.querySelectorAll('form:not([method=dialog])')) {
       for (const name of ['action', 'method', 'data-instant']) form.removeAttribute(name);
       for (const button of form.querySelectorAll('button')) { button.disabled = true; delete button.dataset.key; }
     }
-    for (const one of copy.querySelectorAll('*')) {
-      one.removeAttribute('style');  // what scripts set by hand; they set it again
-      for (const name of ['data-href', 'data-live', 'data-mark', 'data-kept', 'formaction']) one.removeAttribute(name);
+    for (const element of copy.querySelectorAll('*')) {
+      element.removeAttribute('style');  // scripts set it again
+      for (const name of ['data-href', 'data-live', 'data-mark', 'data-kept', 'formaction']) element.removeAttribute(name);
     }
     copy.querySelector('dialog').open = false;
-    // A parser drops the first line end in these.
-    for (const one of copy.querySelectorAll(LEADING_BREAK)) if (one.textContent.startsWith('\n')) one.prepend('\n');
+    // A parser drops the first line end in these elements.
+    for (const element of copy.querySelectorAll(LEADING_BREAK)) if (element.textContent.startsWith('\n')) element.prepend('\n');
   }
 
   async function page(when) {
@@ -76,11 +76,11 @@
     const head = copy.querySelector('head'), body = copy.querySelector('body');
     inert(copy);
     delete body.dataset.mark;
-    const add = (place, name, words) => {
+    const add = (parent, name, text) => {
       const made = document.createElement(name);
-      made.textContent = words;
-      place.append(made);
-      return hash(words);
+      made.textContent = text;
+      parent.append(made);
+      return hash(text);
     };
     const styles = [], scripts = [];
     for (const link of document.querySelectorAll('link[rel=stylesheet]')) {
@@ -95,7 +95,7 @@
     const charset = head.querySelector('meta[charset]');
     charset.after(policy);
     head.querySelector('title').textContent = `${title()} · saved ${when}`;
-    body.querySelector('#saved').textContent = `saved ${when}; nothing here is live`;
+    body.querySelector('#saved').textContent = `saved ${when}; this file is not updated`;
     return `<!doctype html>\n${copy.outerHTML}\n`;
   }
 
@@ -104,7 +104,7 @@
 
   async function save() {
     const when = `${new Date().toISOString().slice(0, 19).replace('T', ' ')} UTC`;
-    const said = document.getElementById('saved');
+    const status = document.getElementById('saved');
     try {
       const made = new Blob([await page(when)], { type: 'text/html' });
       const link = document.createElement('a');
@@ -112,9 +112,9 @@
       link.download = `${title()} ${when}.html`.replace(/[^\w.-]+/g, '_').slice(-150);
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 60000);
-      said.textContent = `saved as ${link.download}`;
-    } catch (error) { said.textContent = `not saved: ${error.message}`; }
-    setTimeout(() => { said.textContent = ''; }, 8000);
+      status.textContent = `saved as ${link.download}`;
+    } catch (error) { status.textContent = `not saved: ${error.message}`; }
+    setTimeout(() => { status.textContent = ''; }, 8000);
   }
   document.getElementById('save').addEventListener('click', save);
 })();

@@ -1,10 +1,10 @@
-// What all pages share: keys, rows, theme.
+// Shared by all pages: keyboard shortcuts, rows of tables, theme.
 'use strict';
 (() => {
   const PAIR_MS = 4000;
 
   // ---- keys: an element with data-key="g e" is clicked (or gets the focus) when g, then e is pressed
-  const OWN = { 'j': 'the next row', 'k': 'the row before', 'Enter': 'open the row', 'x': 'choose the row' };
+  const ROW_KEYS = { 'j': 'next row', 'k': 'previous row', 'Enter': 'open the row', 'x': 'select the row' };
   let first = '', firstAt = 0;
   const visible = (element) => element.getClientRects().length > 0;
   document.addEventListener('keydown', (event) => {
@@ -16,8 +16,8 @@
     if (document.getElementById('keys').open && event.key !== '?') return;
     const key = first && Date.now() - firstAt < PAIR_MS ? `${first} ${event.key}` : event.key;
     first = '';
-    const found = [...document.querySelectorAll(`[data-key="${CSS.escape(key)}"]`)].find(visible);
-    if (found) { event.preventDefault(); act(found); }
+    const element = [...document.querySelectorAll(`[data-key="${CSS.escape(key)}"]`)].find(visible);
+    if (element) { event.preventDefault(); act(element); }
     else if (['j', 'k', 'Enter', 'x'].includes(event.key)) rows(event);
     else if (document.querySelector(`[data-key^="${CSS.escape(event.key)} "]`)) { first = event.key; firstAt = Date.now(); }
   });
@@ -41,13 +41,13 @@
     const dialog = document.getElementById('keys');
     if (dialog.open) { dialog.close(); return; }
     const list = document.getElementById('keys-list');
-    const said = new Map(Object.entries(document.querySelector('[data-rows]') ? OWN : {}));
+    const meanings = new Map(Object.entries(document.querySelector('[data-rows]') ? ROW_KEYS : {}));
     for (const element of document.querySelectorAll('[data-key]')) {
-      if (visible(element)) said.set(element.dataset.key, element.title || element.textContent.trim());
+      if (visible(element)) meanings.set(element.dataset.key, element.title || element.textContent.trim());
     }
-    list.replaceChildren(...[...said].flatMap(([key, words]) => {
+    list.replaceChildren(...[...meanings].flatMap(([key, text]) => {
       const term = document.createElement('dt'), meaning = document.createElement('dd');
-      term.textContent = key; meaning.textContent = words;
+      term.textContent = key; meaning.textContent = text;
       return [term, meaning];
     }));
     dialog.showModal();
@@ -63,10 +63,10 @@
   document.addEventListener('click', (event) => {
     const group = event.target.closest('tbody');
     if (event.target.matches('[data-fold]')) group.classList.toggle('folded');
-    if (event.target.matches('[data-ticks]')) for (const one of group.querySelectorAll('[name=run]')) one.checked = event.target.checked;
+    if (event.target.matches('[data-ticks]')) for (const box of group.querySelectorAll('[name=run]')) box.checked = event.target.checked;
   });
 
-  // ---- what is read one after the other is one place in the browser's history: back leads to the list
+  // ---- links to the next and previous answer replace the browser's history entry, so that Back returns to the list
   document.addEventListener('click', (event) => {
     const step = event.target.closest('a[data-step]');
     if (!step || event.ctrlKey || event.metaKey || event.shiftKey) return;

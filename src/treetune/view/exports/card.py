@@ -1,7 +1,7 @@
-"""A checkpoint for the Hugging Face hub: its model card (what the weights are, how they were made, what was
-measured), and sending both in one commit.
+"""Writes a checkpoint's model card, and uploads both to the Hugging Face hub in one commit.
 
-Sending was only tried against a stand-in on this machine: no weights have been sent to the hub itself yet.
+The card describes the weights, how they were trained, and their evaluations. Uploading is tested against a
+local stand-in for the hub only; nothing has been uploaded to the hub itself yet.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,19 +22,19 @@ from treetune.view.exports.evaluations import task_of_set
 from treetune.view.templates import FOLDER as TEMPLATES
 
 if TYPE_CHECKING:
-    from huggingface_hub import ModelCard
+    from huggingface_hub import EvalResult, ModelCard
 
 TAGS = ("treetune", "reinforcement-learning")
 FOLDER = "the folder "
-"""Begins the name of a base model that no hub has."""
-MOST_STARTS = 8
-"""Experiments that are followed back to the model which all began with."""
+"""The prefix of a base model's name where only its folder is known: "the folder rho-1b"."""
+MOST_PARENTS = 8
+"""The most experiments that are followed back to find the base model."""
 
 TOKEN = "HF_TOKEN"
-"""The variable of the environment that has the token. Nothing else is asked, and nobody is told."""
+"""The environment variable with the hub's token. No other source is used, and messages never contain it."""
 
 SILENCE_S = 120.0
-"""How long the hub may take to answer, or to take the next piece of a file."""
+"""The most seconds that the hub may take to answer, or to accept the next piece of a file."""
 
 CARD = "README.md"
 
@@ -43,8 +43,10 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class Licences:
-    """Facts that nobody can read from an experiment: the licence of the weights, that of the data, and the
-    base model's name where it lay in a folder. Licences are names such as ``mit`` or ``apache-2.0``."""
+    """Facts that an experiment doesn't contain: licences, and the hub's name of a base model from a folder.
+
+    Example: `Licences(weights="apache-2.0", data="mit", base_model="microsoft/rho-math-1b-v0.1")`.
+    """
 
     weights: str | None = None
     data: str | None = None
@@ -61,23 +63,26 @@ class Checkpoint:
 
     @property
     def measured(self) -> dict[str, Mapping[str, Any]]:
-        """The summaries of the sets that were measured on these weights."""
-        evaluations = self.experiment.evaluations.items()
-        return {label: own[self.iteration] for label, own in evaluations if self.iteration in own}
+        """The summaries of these weights, by evaluation set."""
+        measured = {}
+        for label, summaries in self.experiment.evaluations.items():
+            if self.iteration in summaries:
+                measured[label] = summaries[self.iteration]
+        return measured
 
 
 def checkpoint_at(path: Path) -> Checkpoint:
     """Reads a checkpoint's folder (``checkpoints/0004`` or ``checkpoints/last``), or the ``policy`` in it.
 
-    Raises ValueError for what is none.
+    Raises ValueError for another path.
     """
-    named = path if path.name == "policy" else path / "policy"
-    if CHECKPOINTS not in named.parts or not named.parent.parent.name == CHECKPOINTS:
+    policy_path = path if path.name == "policy" else path / "policy"
+    if policy_path.parent.parent.name != CHECKPOINTS:
         raise ValueError(
-            f"{path} is no checkpoint: give an experiment's, such as experiments/quickstart/vineppo/"
+            f"{path} is not a checkpoint: give one of an experiment, such as experiments/quickstart/vineppo/"
             f"{CHECKPOINTS}/last"
         )
-    policy = Path(resolve_policy(str(named)))
+    policy = Path(resolve_policy(str(policy_path)))  # "last" is resolved to its iteration
     experiment = policy.parent.parent.parent
     return Checkpoint(policy, int(policy.parent.name), read_experiment(experiment))
 
@@ -86,122 +91,160 @@ def checkpoint_at(path: Path) -> Checkpoint:
 
 
 def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = None) -> ModelCard:
-    """Returns the card, under the repository's name or the experiment's. `missing` says what it lacks."""
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    """Returns the card, titled with the repository's name or else the experiment's.
 
-    def code(text: object) -> str:
-        """Returns what may stand between backticks, also in a table."""
-        return str(text).replace("`", "'").replace("\n", " ").replace("|", "¦")
+    See `missing` for facts that it may lack.
+    """
+    from huggingface_hub import ModelCard, ModelCardData
 
-    experiment, manifest, bits = (
-        checkpoint.experiment,
-        checkpoint.experiment.manifest,
-        checkpoint.experiment.bits_rest_on,
-    )
+    experiment = checkpoint.experiment
     name = name or experiment.name.replace("/", "-")
     base = base_model(experiment, licences)
-    results, rows = [], []
-    for label, summary in checkpoint.measured.items():
-        task = task_of_set(experiment.config, label)
-        data, kind = hub_data(task), name_of_task(task) or "task"
-        low, high = summary.get("ci_low"), summary.get("ci_high")
-        bounds = "not known" if low is None or high is None else f"{low:.3f}, {high:.3f}"
-        settings = ("samples", "temperature", "top_p")
-        results.append(
-            EvalResult(
-                task_type="text-generation",
-                dataset_type=data[0][0] if len(data) == 1 else kind,
-                dataset_name=f"{kind} ({label})",
-                dataset_split=summary.get("split"),
-                dataset_revision=data[0][1] if len(data) == 1 else None,
-                metric_type="pass@1",
-                metric_name=f"pass@1, 95 % interval [{bounds}]",
-                metric_value=round(float(summary["pass_at_1"]), 4),
-                metric_args={key: summary[key] for key in settings if key in summary},
-            )
-        )
-        counts = [str(summary.get(key, "")) for key in ("n_problems", "samples", "temperature")]
-        rows.append([label.replace("|", "¦"), f"{summary['pass_at_1']:.3f} [{bounds}]", *counts])
+    datasets: dict[str, None] = {}  # a dictionary as an ordered set
+    for task in tasks(experiment):
+        datasets |= dict.fromkeys(dataset for dataset, _ in hub_data(task))
+    types = dict.fromkeys(part for part in experiment.method.values() if part != "none")
     card_data = ModelCardData(
         model_name=name,
         library_name="transformers",
         pipeline_tag="text-generation",
         license=licences.weights,
         base_model=base if _HUB_NAME.fullmatch(base) else None,
-        datasets=list(dict.fromkeys(name for one in tasks(experiment) for name, _ in hub_data(one))) or None,
-        tags=[*TAGS, *dict.fromkeys(one for one in experiment.method.values() if one != "none")],
-        eval_results=results or None,
+        datasets=list(datasets) or None,
+        tags=[*TAGS, *types],
+        eval_results=_eval_results(checkpoint) or None,
     )
     planned = experiment.config.get("iterations")
     text = (TEMPLATES / "templates" / "model_card.md").read_text()
-    # A line of the template with a block alone leaves nothing behind.
+    # Jinja leaves an empty line for each line with only a block, and the hub's library sets no `trim_blocks`.
     template = re.sub(r"^(\{%.*%\})\n", r"\1", text, flags=re.MULTILINE).rstrip("\n") + "\n\n"
     return ModelCard.from_template(
         card_data,
         template_str=template,
         name=name,
         iterations=f"{checkpoint.iteration} of {planned}" if planned else checkpoint.iteration,
-        experiment=code(experiment.name),
-        base=f"`{code(base)}`" if " " not in base else base,
-        results=rows,
-        method={part: code(choice) for part, choice in experiment.method.items()},
-        data=_data_lines(experiment, licences, code),
-        facts={
-            "code": f"commit `{manifest['commit']}`" if manifest.get("commit") else "",
-            "configuration": f"hash `{manifest['config']}`" if manifest.get("config") else "",
-            "seed": str(manifest.get("seed", experiment.config.get("seed", ""))),
-            "ranks": str(bits.get("ranks", "")),
-            "versions": ", ".join(
-                f"{one} {version}" for one, version in (bits.get("packages") or {}).items()
-            ),
-        },
-        # A text can't end the code block before its end: JSON has no line break within one.
+        experiment=_code(experiment.name),
+        base=f"`{_code(base)}`" if " " not in base else base,
+        results=_result_rows(checkpoint),
+        method={part: _code(choice) for part, choice in experiment.method.items()},
+        data=_data_lines(experiment, licences),
+        facts=_facts(experiment),
+        # No text can end the Markdown code block early, because a line break in JSON is written as \\n.
         config=json.dumps(_without_folders(experiment.config), indent=1, ensure_ascii=False),
     )
 
 
+def _code(text: object) -> str:
+    """Replaces characters that end inline code or a table's cell in Markdown."""
+    return str(text).replace("`", "'").replace("\n", " ").replace("|", "¦")
+
+
+def _bounds(summary: Mapping[str, Any]) -> str:
+    """Formats the interval of pass@1: "0.463, 0.501"."""
+    low, high = summary.get("ci_low"), summary.get("ci_high")
+    return "not known" if low is None or high is None else f"{low:.3f}, {high:.3f}"
+
+
+def _eval_results(checkpoint: Checkpoint) -> list[EvalResult]:
+    """Returns the accuracies of these weights in the form that the hub reads."""
+    from huggingface_hub import EvalResult
+
+    results = []
+    for label, summary in checkpoint.measured.items():
+        task = task_of_set(checkpoint.experiment.config, label)
+        datasets, kind = hub_data(task), name_of_task(task) or "task"
+        # The hub wants a single data set; a task may have none, or several.
+        dataset, revision = datasets[0] if len(datasets) == 1 else (kind, None)
+        settings = ("samples", "temperature", "top_p")
+        result = EvalResult(
+            task_type="text-generation",
+            dataset_type=dataset,
+            dataset_name=f"{kind} ({label})",
+            dataset_split=summary.get("split"),
+            dataset_revision=revision,
+            metric_type="pass@1",
+            metric_name=f"pass@1, 95 % interval [{_bounds(summary)}]",
+            metric_value=round(float(summary["pass_at_1"]), 4),
+            metric_args={key: summary[key] for key in settings if key in summary},
+        )
+        results.append(result)
+    return results
+
+
+def _result_rows(checkpoint: Checkpoint) -> list[list[str]]:
+    """Returns the rows of the card's table of results."""
+    rows = []
+    for label, summary in checkpoint.measured.items():
+        accuracy = f"{summary['pass_at_1']:.3f} [{_bounds(summary)}]"
+        counts = [str(summary.get(key, "")) for key in ("n_problems", "samples", "temperature")]
+        rows.append([label.replace("|", "¦"), accuracy, *counts])
+    return rows
+
+
+def _facts(experiment: StoredExperiment) -> dict[str, str]:
+    manifest, environment = experiment.manifest, experiment.environment
+    packages = environment.get("packages") or {}
+    return {
+        "code": f"commit `{manifest['commit']}`" if manifest.get("commit") else "",
+        "configuration": f"hash `{manifest['config']}`" if manifest.get("config") else "",
+        "seed": str(manifest.get("seed", experiment.config.get("seed", ""))),
+        "ranks": str(environment.get("ranks", "")),
+        "versions": ", ".join(f"{package} {version}" for package, version in packages.items()),
+    }
+
+
 def missing(checkpoint: Checkpoint, licences: Licences) -> list[str]:
-    """Returns the facts that somebody else must know before they use the weights, and nobody has said."""
-    lacks = []
+    """Returns the facts that users of the weights need and that neither the experiment nor `licences` has."""
+    absent = []
     if licences.weights is None:
-        lacks.append("the weights' licence (--license)")
+        absent.append("the weights' licence (--license)")
     if licences.data is None and has_foreign_data(checkpoint.experiment):
-        lacks.append("the licence of the data (--data-license)")
+        absent.append("the licence of the data (--data-license)")
     if base_model(checkpoint.experiment, licences).startswith(FOLDER):
-        lacks.append("the base model's name (--base-model)")
-    return lacks
+        absent.append("the base model's name (--base-model)")
+    return absent
 
 
-def _data_lines(experiment: StoredExperiment, licences: Licences, code: Any) -> list[str]:
+def _data_lines(experiment: StoredExperiment, licences: Licences) -> list[str]:
+    """Returns the lines of the card's section about data."""
     lines = []
     for number, task in enumerate(tasks(experiment)):
-        when = "" if number == 0 else " (of the training that this one began from)"
-        named = [f"`{code(name)}`, revision `{code(revision)}`" for name, revision in hub_data(task)]
-        named += [f"file `{code(Path(one).name)}`" for one in _files(task)]
-        none = f"The task `{code(name_of_task(task) or 'task')}`{when} names no data set or file."
-        lines += [f"{one}{when}" for one in named] or ([none] if task else [])
+        if not task:  # its configuration can't be read
+            continue
+        when = "" if number == 0 else " (in earlier training, which this one started from)"
+        sources = [f"`{_code(name)}`, revision `{_code(revision)}`" for name, revision in hub_data(task)]
+        sources += [f"file `{_code(Path(file).name)}`" for file in _files(task)]
+        if sources:
+            lines += [source + when for source in sources]
+        else:
+            lines.append(f"The task `{_code(name_of_task(task) or 'task')}`{when} names no data set or file.")
     if _began_from_unknown(experiment):
-        lines.append("What was trained on before that can no longer be read.")
+        lines.append("Data of still earlier training is unknown: its experiment can't be read any more.")
     if has_foreign_data(experiment):
         lines.append(f"Licence of the data: {licences.data or 'not stated'}")
-    prints = experiment.manifest.get("data") or {}
-    return [*lines, *(f"Fingerprint of the {split} split: `{one}`" for split, one in prints.items() if one)]
+    for split, fingerprint in (experiment.manifest.get("data") or {}).items():
+        if fingerprint:
+            lines.append(f"Fingerprint of the {split} split: `{fingerprint}`")
+    return lines
 
 
 def _without_folders(config: Mapping[str, Any]) -> Any:
-    """Returns the configuration with paths that begin where an experiment or a file does, and without the
-    folder of experiments, which says nothing of what was computed."""
+    """Returns the configuration without the folders of this machine.
+
+    Absolute paths are shortened to the experiment or the file that they name: "/scratch/sft/checkpoints/last"
+    becomes "…/sft/checkpoints/last". `directory`, the folder of experiments, is left out.
+    """
 
     def shortened(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: shortened(own) for key, own in value.items()}
+            return {key: shortened(member) for key, member in value.items()}
         if isinstance(value, list | tuple):
-            return [shortened(own) for own in value]
+            return [shortened(item) for item in value]
         if not (isinstance(value, str) and value.startswith(("/", "~"))):
             return value
         parts = Path(value).parts
-        kept = parts.index(CHECKPOINTS) - 1 if CHECKPOINTS in parts else len(parts) - 1
-        return "/".join(["…", *parts[max(1, kept) :]])
+        first = parts.index(CHECKPOINTS) - 1 if CHECKPOINTS in parts else len(parts) - 1
+        return "/".join(["…", *parts[max(1, first) :]])
 
     return shortened({key: value for key, value in config.items() if key != "directory"})
 
@@ -210,100 +253,112 @@ def _without_folders(config: Mapping[str, Any]) -> Any:
 
 
 def base_model(experiment: StoredExperiment, licences: Licences) -> str:
-    """Returns the model that training began from, through the experiments whose checkpoints it began from."""
+    """Returns the model that training started from, followed back through earlier experiments.
+
+    Examples: "microsoft/rho-math-1b-v0.1", "the folder rho-1b", "random weights".
+    """
     if licences.base_model:
         return licences.base_model
     chain = _chain(experiment)
     start = _start(chain[-1])
     if start is None:
         return "random weights"
-    if len(chain) > MOST_STARTS:
+    if len(chain) > MOST_PARENTS:
         return "a chain of experiments"
-    return start if _HUB_NAME.fullmatch(start) and not Path(start).is_dir() else FOLDER + Path(start).name
+    is_folder = Path(start).is_dir() or not _HUB_NAME.fullmatch(start)
+    return FOLDER + Path(start).name if is_folder else start
 
 
 def tasks(experiment: StoredExperiment) -> list[Mapping[str, Any]]:
-    """Returns the tasks that its weights were trained on: its own, and those of the experiments that it began
-    from."""
-    return [one.config.get("task") or {} for one in _chain(experiment)]
+    """Returns the tasks that the weights were trained on: the experiment's, then those of earlier ones."""
+    return [parent.config.get("task") or {} for parent in _chain(experiment)]
 
 
 def hub_data(task: Mapping[str, Any] | None) -> list[tuple[str, str | None]]:
-    """Returns the data sets of the hub that a task's configuration names, with their revisions."""
-    named = {
-        (one["name"], one.get("revision"))
-        for one in _objects(task)
-        if one.get("type") == "hub" and isinstance(one.get("name"), str)
-    }
-    return sorted(named, key=str)
+    """Returns the hub's data sets that a task's configuration names, each with its revision."""
+    datasets = set()
+    for part in _objects(task):
+        if part.get("type") == "hub" and isinstance(part.get("name"), str):
+            datasets.add((part["name"], part.get("revision")))
+    return sorted(datasets, key=str)
 
 
 def has_foreign_data(experiment: StoredExperiment) -> bool:
-    """Returns whether a task that its weights were trained on names files or data sets, or can't be read any
-    more."""
-    named = any(hub_data(one) or _files(one) for one in tasks(experiment))
-    return named or _began_from_unknown(experiment)
+    """Returns whether the weights were trained on files or data sets, or on something that is unknown."""
+    names_data = any(hub_data(task) or _files(task) for task in tasks(experiment))
+    return names_data or _began_from_unknown(experiment)
 
 
 def _chain(experiment: StoredExperiment) -> list[StoredExperiment]:
-    """Returns it, and those whose checkpoints training began from, as far back as they can be read."""
+    """Returns the experiment, the one whose checkpoint it started from, and so on, as far as can be read."""
     chain = [experiment]
-    while len(chain) <= MOST_STARTS and (start := _start(chain[-1])) is not None:
-        parts = Path(start).parts
-        if CHECKPOINTS not in parts:
+    while len(chain) <= MOST_PARENTS:
+        start = _start(chain[-1])
+        if start is None or CHECKPOINTS not in Path(start).parts:
             break
+        parts = Path(start).parts
+        parent = Path(*parts[: parts.index(CHECKPOINTS)])
         try:
-            chain.append(read_experiment(Path(*parts[: parts.index(CHECKPOINTS)])))
+            chain.append(read_experiment(parent))
         except ValueError:
             break
     return chain
 
 
 def _start(experiment: StoredExperiment) -> str | None:
-    """Returns the weights that training began from; None: random ones."""
+    """Returns the name or path of the weights that training started from; None for random weights."""
     start = (experiment.config.get("model") or {}).get("name_or_path")
     return start if isinstance(start, str) else None
 
 
 def _began_from_unknown(experiment: StoredExperiment) -> bool:
-    """Returns whether the chain ends at a checkpoint whose experiment, or its configuration, was not read."""
-    *_, first = _chain(experiment)
+    """Returns whether the chain ends at a checkpoint whose experiment or configuration can't be read."""
+    first = _chain(experiment)[-1]
     start = _start(first)
     return not first.config or (start is not None and CHECKPOINTS in Path(start).parts)
 
 
 def _objects(value: object) -> Iterator[Mapping[str, Any]]:
-    """Yields all objects in a value of a configuration, the outer ones first."""
+    """Yields all objects in a value of a configuration, outer ones first."""
+    members: Iterable[object] = ()
     if isinstance(value, Mapping):
         yield value
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    for own in inner:
-        yield from _objects(own)
+        members = value.values()
+    elif isinstance(value, list | tuple):
+        members = value
+    for member in members:
+        yield from _objects(member)
 
 
 def _files(task: Mapping[str, Any]) -> list[str]:
-    """Returns the files and folders of rows that a task names."""
-    files = dict[str, None]()
-    endings = (".jsonl", ".json", ".parquet", ".arrow")
-    for one in _objects(task):
-        if one.get("type") == "disk":  # its path may be any word; its `train` names a split
-            files[str(one.get("path"))] = None
-        elif one.get("type") != "hub":
+    """Returns the files and folders of rows that a task's configuration names."""
+    files: dict[str, None] = {}  # a dictionary as an ordered set
+    for part in _objects(task):
+        if part.get("type") == "disk":  # any text can be its path, while its `train` names a split
+            files[str(part.get("path"))] = None
+        elif part.get("type") != "hub":
             for key in ("train", "validation", "test", "path", "files"):
-                own = one.get(key)
-                names = own.values() if isinstance(own, Mapping) else own if isinstance(own, list) else [own]
-                for name in names:
-                    if isinstance(name, str) and ("/" in name or name.endswith(endings)):
-                        files[name] = None
+                files |= dict.fromkeys(_file_names(part.get(key)))
     return list(files)
 
 
-# Sending
+def _file_names(value: object) -> list[str]:
+    """Returns the texts of a value that look like paths; the value may be a text, a list or an object."""
+    endings = (".jsonl", ".json", ".parquet", ".arrow")
+    names: Iterable[object] = [value]
+    if isinstance(value, Mapping):
+        names = value.values()
+    elif isinstance(value, list):
+        names = value
+    return [name for name in names if isinstance(name, str) and ("/" in name or name.endswith(endings))]
+
+
+# Uploading
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """The content of a commit: the card's text, and files by their names in the repository."""
+    """The content of a commit: the card's text, and the files by their names in the repository."""
 
     repository: str
     card: str
@@ -317,17 +372,20 @@ class Parcel:
 
 
 def parcel_of(checkpoint: Checkpoint, repository: str, licences: Licences) -> Parcel:
-    """Collects what is sent. Raises ValueError for a name that is none, for weights that are damaged, and for
-    a card that lacks what others must know."""
+    """Returns the files to upload.
+
+    Raises ValueError for an invalid repository name, damaged weights, and a card with missing facts.
+    """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise ValueError(f"{repository!r} is no repository's name (owner/name): {error}") from error
-    if lacks := missing(checkpoint, licences):
-        raise ValueError(f"the model card of {checkpoint.policy.parent} lacks {', '.join(lacks)}: say it")
+        raise ValueError(f"{repository!r} is not a repository name (owner/name): {error}") from error
+    absent = missing(checkpoint, licences)
+    if absent:
+        raise ValueError(f"the model card of {checkpoint.policy.parent} needs {', '.join(absent)}")
     refuse_damaged(checkpoint.policy, "take another checkpoint")
     files = {
         path.relative_to(checkpoint.policy).as_posix(): path
@@ -339,7 +397,7 @@ def parcel_of(checkpoint: Checkpoint, repository: str, licences: Licences) -> Pa
 
 
 def push(parcel: Parcel, *, private: bool) -> str:
-    """Makes the repository where there is none, commits to it, and returns the commit's address.
+    """Creates the repository if it doesn't exist, commits to it, and returns the commit's address.
 
     Raises ValueError without a token, and RuntimeError where the hub refuses or can't be reached.
     """
@@ -351,29 +409,28 @@ def push(parcel: Parcel, *, private: bool) -> str:
     token = os.environ.get(TOKEN)
     if not token:
         raise ValueError(
-            f"{TOKEN} is not set: put a token that may write into the environment"
-            " (huggingface.co/settings/tokens)"
+            f"{TOKEN} is not set: set it to a token with write access (huggingface.co/settings/tokens)"
         )
 
     def client() -> Any:
-        """Returns the library's own, which otherwise waits for ever."""
-        made = default_client_factory()
-        made.timeout = SILENCE_S
-        return made
+        """Returns the library's default client with a timeout; by default it waits without end."""
+        default_client = default_client_factory()
+        default_client.timeout = SILENCE_S
+        return default_client
 
     set_client_factory(client)
     api = HfApi(token=token, library_name="treetune", library_version=__version__)
-    sent: list[Any] = [CommitOperationAdd(CARD, parcel.card.encode())]
-    sent += [CommitOperationAdd(name, path) for name, path in parcel.files.items()]
+    operations: list[Any] = [CommitOperationAdd(CARD, parcel.card.encode())]
+    operations += [CommitOperationAdd(name, path) for name, path in parcel.files.items()]
     try:
         api.create_repo(parcel.repository, private=private, exist_ok=True)
         commit = api.create_commit(
-            parcel.repository, sent, commit_message="Weights and model card from treetune"
+            parcel.repository, operations, commit_message="Weights and model card from treetune"
         )
     except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, RuntimeError, OSError) as error:
-        words = f"{type(error).__name__}: {error}".replace(token, "…")
+        reason = f"{type(error).__name__}: {error}".replace(token, "…")  # an address may contain the token
         raise RuntimeError(
-            f"{api.endpoint} didn't take {parcel.repository}: {words}. The same command tries again; what is"
-            " there already is not sent twice"
-        ) from None
+            f"uploading {parcel.repository} to {api.endpoint} failed: {reason}. Run the same command to try"
+            " again; files that were uploaded already are not sent twice"
+        ) from None  # the error that caused this one may contain the token, too
     return commit.commit_url

@@ -1,5 +1,4 @@
-"""Commands that write what others get of an experiment: evaluations in their forms, checkpoints with a
-card."""
+"""Commands that export from experiments: evaluations, notes, and checkpoints with a model card."""
 
 from __future__ import annotations
 
@@ -21,10 +20,12 @@ def export_evaluation(options: argparse.Namespace) -> int:
     writers = {".eval": write_inspect_log, ".json": write_inspect_log, ".parquet": write_parquet}
     write = writers.get(options.output.suffix)
     if write is None:
-        raise ValueError(f"{options.output} must end in one of {', '.join(writers)}, which says its format")
+        raise ValueError(
+            f"{options.output} must end in {' or '.join(writers)}: the suffix chooses the format"
+        )
     evaluation = chosen_evaluation(options.experiment, options.set, options.iteration)
-    written = write(evaluation, options.output)
-    say(f"{written} answers of {evaluation.label} after iteration {evaluation.iteration}: {options.output}")
+    count = write(evaluation, options.output)
+    say(f"{count} answers of {evaluation.label} after iteration {evaluation.iteration}: {options.output}")
     return 0
 
 
@@ -49,8 +50,9 @@ def model_card(options: argparse.Namespace) -> int:
     else:
         write_text(options.output, card)
         say(f"{options.output}")
-    if lacks := missing(checkpoint, licences):
-        print(f"note: the card lacks {', '.join(lacks)}", file=sys.stderr)
+    absent = missing(checkpoint, licences)
+    if absent:
+        print(f"note: the card has no {', '.join(absent)}", file=sys.stderr)
     return 0
 
 
@@ -60,7 +62,7 @@ def push_to_hub(options: argparse.Namespace) -> int:
     parcel = parcel_of(checkpoint_at(options.checkpoint), options.repository, _licences(options))
     if options.dry_run:
         say(parcel.card)
-        say(f"This would be sent to {parcel.repository} ({'private' if options.private else 'public'}):")
+        say(f"This would be uploaded to {parcel.repository} ({'private' if options.private else 'public'}):")
         for line in parcel.lines():
             say(f"  {line}")
         return 0
@@ -75,9 +77,9 @@ def _licences(options: argparse.Namespace) -> Licences:
 
 
 def _output(formats: str) -> Argument:
-    """Returns the argument for the file; its ending is one of the formats."""
-    words = f"its ending is the format: {formats}"
-    return Argument("--output", {"type": Path, "required": True, "metavar": "FILE", "help": words})
+    """Returns the argument for the output file, whose suffix is one of the formats."""
+    help_text = f"its suffix chooses the format: {formats}"
+    return Argument("--output", {"type": Path, "required": True, "metavar": "FILE", "help": help_text})
 
 
 CHECKPOINT = Argument(
@@ -85,7 +87,7 @@ CHECKPOINT = Argument(
 )
 OF_CARDS = (
     Argument("--license", {"metavar": "NAME", "help": "of the weights, such as apache-2.0"}),
-    Argument("--data-license", {"metavar": "NAME", "help": "of the data that they were trained on"}),
+    Argument("--data-license", {"metavar": "NAME", "help": "of the training data"}),
     Argument(
         "--base-model",
         {
@@ -156,8 +158,8 @@ COMMANDS = (
             CHECKPOINT,
             Argument("repository", {"metavar": "OWNER/NAME"}),
             *OF_CARDS,
-            Argument("--private", {"action": "store_true", "help": "a repository that is made is private"}),
-            Argument("--dry-run", {"action": "store_true", "help": "show it and send nothing"}),
+            Argument("--private", {"action": "store_true", "help": "create the repository as private"}),
+            Argument("--dry-run", {"action": "store_true", "help": "print what would be uploaded"}),
         ),
     ),
 )

@@ -1,5 +1,4 @@
-"""An evaluation as it lies on disk, to be written in another form; and as a Parquet file, one row per
-answer."""
+"""Reads a stored evaluation for export, and writes it as a Parquet file with a row for each answer."""
 
 from __future__ import annotations
 
@@ -15,20 +14,23 @@ from treetune.store.files import whole_file
 from treetune.view.experiment import StoredExperiment, read_experiment
 from treetune.view.text import writable
 
-EVALUATE = "`treetune evaluate` measures it"
+EVALUATE = "run `treetune evaluate`"
 
 ROWS_AT_ONCE = 4096
+"""The number of answers in memory while a Parquet file is written."""
 
 METADATA = b"treetune"
-"""Key of the Parquet file's metadata: JSON with the experiment, the set, the iteration and the summary."""
+"""The key in the Parquet file's metadata: JSON with the experiment, set, iteration and summary."""
 
 COUNTS = ("sample", "tokens")
+"""Columns of integers."""
 NUMBERS = ("reward",)
+"""Columns of floats, besides the numbers of graders."""
 
 
 @dataclass(frozen=True)
 class MeasuredSet:
-    """A set, measured after `iteration` finished iterations of an experiment."""
+    """An evaluation of a set, after `iteration` finished iterations of an experiment."""
 
     experiment: StoredExperiment
     label: str
@@ -49,7 +51,7 @@ class MeasuredSet:
         return self.answers.with_name("summary.json").stat().st_mtime
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yields the answers in their order, without holding them all. Raises ValueError for what is none."""
+        """Yields the answers in order, one at a time. Raises ValueError for a line that is not an answer."""
         verify_answers(self.answers)
         with self.answers.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -58,14 +60,22 @@ class MeasuredSet:
                     row["problem"], row["sample"]
                 except (ValueError, KeyError, TypeError) as error:
                     raise ValueError(
-                        f"{self.answers}:{number} is no answer ({error!r}): delete its folder and evaluate"
-                        " again"
+                        f"{self.answers}:{number} is not an answer ({error!r}): delete its folder and"
+                        " evaluate again"
                     ) from error
                 yield row
 
 
 def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> MeasuredSet:
-    """Returns the newest one of the only set, or what is named. Raises ValueError with what there is."""
+    """Returns an experiment's evaluation.
+
+    Args:
+        path: the experiment's directory.
+        label: the evaluation set; None for the only one.
+        iteration: the number of finished iterations; None for the newest.
+
+    Raises ValueError where there is no such evaluation, with those that exist.
+    """
     experiment = read_experiment(path)
     measured = experiment.evaluations
     if not measured:
@@ -75,53 +85,58 @@ def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> M
             raise ValueError(f"{path} has evaluations of {', '.join(measured)}: choose one with --set")
         label = next(iter(measured))
     if label not in measured:
-        raise ValueError(f"{path} has no evaluation of {label!r}; there are {', '.join(measured)}")
+        raise ValueError(f"{path} has no evaluation of {label!r}; it has {', '.join(measured)}")
     iteration = max(measured[label]) if iteration is None else iteration
     if iteration not in measured[label]:
-        there = ", ".join(map(str, measured[label]))
+        evaluated = ", ".join(map(str, measured[label]))
         raise ValueError(
-            f"{label} was not measured after {iteration} iterations of {path}; it was after {there}"
+            f"{label} was not evaluated after {iteration} iterations of {path}, only after {evaluated}"
         )
-    chosen = MeasuredSet(experiment, label, iteration)
-    if not chosen.answers.is_file():
-        raise ValueError(f"{chosen.answers} is not there: delete its folder, and {EVALUATE} again")
-    return chosen
+    evaluation = MeasuredSet(experiment, label, iteration)
+    if not evaluation.answers.is_file():
+        raise ValueError(f"{evaluation.answers} is missing: delete its folder, and {EVALUATE} again")
+    return evaluation
 
 
 def task_of_set(config: Mapping[str, Any], label: str) -> Mapping[str, Any]:
-    """Returns the configuration of the task that a set's problems are of: its own, or the experiment's."""
-    sets = (config.get("evaluation") or {}).get("sets") or ()
-    own = [one.get("task") for one in sets if (one.get("name") or one.get("split")) == label]
-    return next((task for task in own if task), None) or config.get("task") or {}
+    """Returns the configuration of an evaluation set's task, which by default is the experiment's."""
+    for evaluation_set in (config.get("evaluation") or {}).get("sets") or ():
+        name = evaluation_set.get("name") or evaluation_set.get("split")
+        if name == label and evaluation_set.get("task"):
+            return evaluation_set["task"]
+    return config.get("task") or {}
 
 
 def write_parquet(evaluation: MeasuredSet, path: Path) -> int:
-    """Writes the file, whole, and returns how many answers it has.
+    """Writes a Parquet file and returns the number of its answers. An incomplete file is never left.
 
-    Columns: `problem`, `sample`, `prompt`, `gold`, `text`, `extracted`, `reward` (null where nobody could
-    grade), `outcome`, `finish_reason`, `tokens`, …, and each number of a grader or of an answer as
+    Columns: `problem`, `sample`, `prompt`, `gold`, `text`, `extracted`, `reward` (null where the answer could
+    not be graded), `outcome`, `finish_reason`, `tokens`, …, and the numbers of graders and answers as
     ``group/name``.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
-    def kind(name: str) -> pa.DataType:
+    def column_type(name: str) -> pa.DataType:
         if name in COUNTS:
             return pa.int64()
         return pa.float64() if name in NUMBERS or "/" in name else pa.large_string()
 
-    names = dict.fromkeys(name for row in evaluation.rows() for name in _flat(row))
+    # Answers can have different numbers, so that the columns are known after a first reading.
+    names: dict[str, None] = {}  # a dictionary as an ordered set
+    for row in evaluation.rows():
+        names |= dict.fromkeys(_flat(row))
     about = {
         "experiment": evaluation.experiment.name,
         "set": evaluation.label,
         "iteration": evaluation.iteration,
         "summary": evaluation.summary,
     }
-    fields = [pa.field(name, kind(name)) for name in names]
+    fields = [pa.field(name, column_type(name)) for name in names]
     schema = pa.schema(fields, metadata={METADATA: json.dumps(about)})
-    flat, count = map(_flat, evaluation.rows()), 0
+    flat_rows, count = map(_flat, evaluation.rows()), 0
     with whole_file(path, "wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        while rows := list(islice(flat, ROWS_AT_ONCE)):
+        while rows := list(islice(flat_rows, ROWS_AT_ONCE)):
             columns = {name: [row.get(name) for row in rows] for name in schema.names}
             writer.write_table(pa.table(columns, schema=schema))
             count += len(rows)
@@ -129,13 +144,19 @@ def write_parquet(evaluation: MeasuredSet, path: Path) -> int:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Names groups of numbers ``group/name``; writes text that can be written, and whatever else as JSON."""
+    """Returns an answer as a flat row: {"sample": 0, "reward": 1.0, "grade/rule": 1.0, "text": "…"}.
+
+    Groups of numbers become columns ``group/name``, and other values that are not text become JSON.
+    """
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            flat |= {f"{name}/{key}": float(number) for key, number in value.items() if number is not None}
+            for key, number in value.items():
+                if number is not None:
+                    flat[f"{name}/{key}"] = float(number)
         elif name in COUNTS or name in NUMBERS or value is None:
             flat[name] = value
         else:
-            flat[name] = writable(value if isinstance(value, str) else json.dumps(value))
+            text = value if isinstance(value, str) else json.dumps(value)
+            flat[name] = writable(text)
     return flat

@@ -1,9 +1,16 @@
-"""An evaluation as a log of Inspect (UK AI Security Institute, inspect.aisi.org.uk), version 2 of its format.
+"""Writes an evaluation as a log of Inspect (UK AI Security Institute, inspect.aisi.org.uk), format version 2.
 
-``.eval`` is a zip archive of ``header.json``, ``summaries.json`` and a file for each sample; ``.json`` is
-all in one. A problem is a sample, its answers are epochs of that, and a score's value is the reward. What the
-log has no place for stands in `metadata`. Written alike each time: names derive from the evaluation, times
-from its files.
+An ``.eval`` file is a zip archive of ``header.json``, ``summaries.json`` and a file for each sample; a
+``.json`` file has the same content in one object.
+
+    treetune                    Inspect
+    problem                     sample
+    answer number 3 to it       epoch 4 of the sample
+    reward                      value of the score
+    everything else             metadata
+
+Writing the same evaluation again gives the same bytes: ids derive from the evaluation, and times from its
+files.
 """
 
 from __future__ import annotations
@@ -22,30 +29,34 @@ from treetune.view.exports.evaluations import MeasuredSet, task_of_set
 from treetune.view.text import writable
 
 VERSION = 2
-"""Version of the format."""
+"""The version of Inspect's format."""
 
 SHORT = 2000
-"""Characters of a prompt that the list of samples has."""
+"""The most characters of a prompt in the list of samples."""
 
 STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
 
-OWN_FIELDS = ("problem", "sample", "prompt", "text", "gold", "reward", "extracted")
-"""Fields of an answer that the log has a place for."""
+MAPPED_FIELDS = ("problem", "sample", "prompt", "text", "gold", "reward", "extracted")
+"""The fields of an answer that have a counterpart in the log; the others become metadata."""
 
 LISTED = ("id", "epoch", "target", "metadata", "scores", "model_usage", "uuid")
-"""Fields of a sample that the list of samples has too."""
+"""The fields of a sample that are in the list of samples, too."""
 
 SUMMARY_NAMES = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
-"""Numbers of an evaluation's summary that become metrics, beside pass@k."""
+"""The numbers of an evaluation's summary that become metrics, in addition to pass@k."""
 
 
 def write_inspect_log(evaluation: MeasuredSet, path: Path) -> int:
-    """Writes an ``.eval`` or ``.json`` file, whole, and returns how many answers it has."""
+    """Writes an ``.eval`` or ``.json`` file and returns the number of its answers.
+
+    An incomplete file is never left.
+    """
     if path.suffix == ".eval":
         with whole_file(path, "wb") as file:
             return _write_archive(evaluation, file)
     count = 0
     with whole_file(path) as file:
+        # Samples are appended to the header's object one by one, because all of them may not fit in memory.
         header = json.dumps(_header(evaluation), ensure_ascii=False, allow_nan=False)
         file.write(header.removesuffix("}") + ', "samples": [')
         for count, sample in enumerate(_samples(evaluation), 1):
@@ -56,27 +67,26 @@ def write_inspect_log(evaluation: MeasuredSet, path: Path) -> int:
 
 
 def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
-    at = datetime.fromtimestamp(evaluation.measured_at, UTC).timetuple()[:6]
+    written_at = datetime.fromtimestamp(evaluation.measured_at, UTC).timetuple()[:6]
+    earliest = (1980, 1, 1, 0, 0, 0)  # the first date that a zip archive can hold
     summaries = []
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
 
         def put(name: str, value: object) -> None:
-            entry = zipfile.ZipInfo(name, max(at, (1980, 1, 1, 0, 0, 0)))
-            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            entry = zipfile.ZipInfo(name, max(written_at, earliest))
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16  # the file's permissions
             archive.writestr(entry, json.dumps(value, ensure_ascii=False, allow_nan=False))
 
         header = _header(evaluation)
         put("_journal/start.json", {key: header[key] for key in ("version", "eval", "plan")})
         for sample in _samples(evaluation):
             put(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
-            summaries.append(
-                {
-                    **{name: sample[name] for name in LISTED},
-                    "input": sample["input"][:SHORT],
-                    "completed": True,
-                    "message_count": len(sample["messages"]),
-                }
-            )
+            summary = {name: sample[name] for name in LISTED}
+            summary["input"] = sample["input"][:SHORT]
+            summary["completed"] = True
+            summary["message_count"] = len(sample["messages"])
+            summaries.append(summary)
         put("summaries.json", summaries)
         put("header.json", header)
     return len(summaries)
@@ -88,14 +98,14 @@ def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
 def _header(evaluation: MeasuredSet) -> dict[str, Any]:
     summary, experiment = evaluation.summary, evaluation.experiment
     config, manifest = experiment.config, experiment.manifest
-    # The problem, the tokens of an answer, and whether it was graded.
-    rows = [
-        (writable(row["problem"]), row.get("tokens", 0), row.get("reward") is not None)
-        for row in evaluation.rows()
-    ]
-    ids = list(dict.fromkeys(problem for problem, *_ in rows))
-    tokens = sum(tokens for _, tokens, _ in rows)
-    at = datetime.fromtimestamp(evaluation.measured_at, UTC).isoformat(timespec="seconds")
+    ids: dict[str, None] = {}  # a dictionary as an ordered set
+    count = graded = tokens = 0
+    for row in evaluation.rows():
+        ids[writable(row["problem"])] = None
+        count += 1
+        graded += row.get("reward") is not None
+        tokens += row.get("tokens", 0)
+    measured_at = datetime.fromtimestamp(evaluation.measured_at, UTC).isoformat(timespec="seconds")
     settings = {key: summary[key] for key in ("temperature", "top_p", "seed") if key in summary}
     commit, _, changes = (manifest.get("commit") or "").partition("+")
     revision = {"type": "git", "origin": "", "commit": commit, "dirty": bool(changes)}
@@ -107,20 +117,20 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
             "eval_id": _id(evaluation, "eval"),
             "run_id": _id(evaluation, "run"),
             "task_id": _id(evaluation, "task"),
-            "created": at,
+            "created": measured_at,
             "task": f"{name_of_task(task) or 'task'}-{evaluation.label}",
             "task_version": 0,
             "task_args": _writable(task),
             "dataset": {
                 "name": evaluation.label,
                 "samples": len(ids),
-                "sample_ids": ids,
+                "sample_ids": list(ids),
                 "shuffled": False,
             },
             "model": _model(evaluation),
             "model_generate_config": settings,
             "config": {"epochs": summary.get("samples", 1), "epochs_reducer": ["mean"]},
-            "packages": dict(experiment.bits_rest_on.get("packages") or {}),
+            "packages": dict(experiment.environment.get("packages") or {}),
             **({"revision": revision} if commit else {}),
             "metadata": {
                 "experiment": experiment.name,
@@ -132,14 +142,14 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
         },
         "plan": {"name": "plan", "steps": [], "config": settings},
         "results": {
-            "total_samples": len(rows),
-            "completed_samples": len(rows),
+            "total_samples": count,
+            "completed_samples": count,
             "scores": [
                 {
                     "name": _grader(evaluation),
                     "scorer": _grader(evaluation),
-                    "scored_samples": sum(known for *_, known in rows),
-                    "unscored_samples": sum(not known for *_, known in rows),
+                    "scored_samples": graded,
+                    "unscored_samples": count - graded,
                     "params": {},
                     "metrics": {
                         name: {"name": name, "value": value, "params": {}}
@@ -149,22 +159,23 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
             ],
         },
         "stats": {
-            "started_at": at,
-            "completed_at": at,
+            "started_at": measured_at,
+            "completed_at": measured_at,
             "model_usage": {_model(evaluation): _usage(tokens)},
         },
     }
 
 
-def _metrics(summary: Mapping[str, Any], beginning: str = "") -> Iterator[tuple[str, float]]:
+def _metrics(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yields the names and values of a summary's numbers, then those of its domains: "math/pass_at_1"."""
     for name in SUMMARY_NAMES:
         if summary.get(name) is not None:
-            yield beginning + name, summary[name]
+            yield prefix + name, summary[name]
     for k, value in (summary.get("pass_at_k") or {}).items():
         if k != "1":
-            yield f"{beginning}pass_at_{k}", value
-    for domain, own in (summary.get("domains") or {}).items():
-        yield from _metrics(own, f"{domain}/")
+            yield f"{prefix}pass_at_{k}", value
+    for domain, summary_of_domain in (summary.get("domains") or {}).items():
+        yield from _metrics(summary_of_domain, f"{domain}/")
 
 
 def _grader(evaluation: MeasuredSet) -> str:
@@ -173,24 +184,28 @@ def _grader(evaluation: MeasuredSet) -> str:
 
 
 def _model(evaluation: MeasuredSet) -> str:
-    """Names the model as Inspect does: who serves it, then its name."""
+    """Returns the model's name in Inspect's form, provider/model: "treetune/quickstart/vineppo@8"."""
     return f"treetune/{evaluation.experiment.name}@{evaluation.iteration}"
 
 
 def _id(evaluation: MeasuredSet, what: str) -> str:
-    own = [what, evaluation.experiment.name, evaluation.label, evaluation.iteration]
-    named = repr([*own, evaluation.summary.get("checksum"), evaluation.experiment.manifest.get("config")])
-    return hashlib.blake2b(named.encode(), digest_size=11).hexdigest()
+    """Returns an id that is the same whenever the evaluation is exported, and different for another one."""
+    experiment = evaluation.experiment
+    key = [what, experiment.name, evaluation.label, evaluation.iteration]
+    key += [evaluation.summary.get("checksum"), experiment.manifest.get("config")]
+    return hashlib.blake2b(repr(key).encode(), digest_size=11).hexdigest()
 
 
-# Its answers
+# The answers
 
 
 def _samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
     model, grader = _model(evaluation), _grader(evaluation)
-    for stored in evaluation.rows():
-        row, uuid = _writable(stored), _id(evaluation, f"{stored['problem']} {stored['sample']}")
-        prompt, text, usage = row.get("prompt") or "", row.get("text") or "", _usage(row.get("tokens", 0))
+    for stored_row in evaluation.rows():
+        uuid = _id(evaluation, f"{stored_row['problem']} {stored_row['sample']}")
+        row = _writable(stored_row)
+        prompt, text = row.get("prompt") or "", row.get("text") or ""
+        usage = _usage(row.get("tokens", 0))
         answer = {"id": uuid, "role": "assistant", "content": text, "source": "generate", "model": model}
         score = {
             "value": row.get("reward"),
@@ -212,7 +227,7 @@ def _samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
                 "usage": usage,
             },
             "scores": {grader: score} if row.get("reward") is not None else {},
-            "metadata": _kept_beside(row),
+            "metadata": _metadata(row),
             "store": {},
             "events": [],
             "model_usage": {model: usage},
@@ -221,22 +236,24 @@ def _samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
         }
 
 
-def _kept_beside(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the log has no place for: without a score, what the grader extracted too."""
-    beside = {name: value for name, value in row.items() if name not in OWN_FIELDS}
+def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of an answer that have no counterpart in the log."""
+    metadata = {name: value for name, value in row.items() if name not in MAPPED_FIELDS}
+    # The extracted answer is a part of the score, which an answer that was not graded doesn't have.
     if row.get("reward") is None and row.get("extracted") is not None:
-        beside["extracted"] = row["extracted"]
-    return beside
+        metadata["extracted"] = row["extracted"]
+    return metadata
 
 
 def _usage(tokens: int) -> dict[str, int]:
-    """Counts the answer's tokens; the prompt's aren't recorded."""
+    """Returns the numbers of tokens in Inspect's form; prompts count 0, because theirs are not recorded."""
     return {"input_tokens": 0, "output_tokens": tokens, "total_tokens": tokens}
 
 
 def _writable(value: Any) -> Any:
+    """Replaces characters that UTF-8 can't encode, in all texts of a value."""
     if isinstance(value, str):
         return writable(value)
     if isinstance(value, Mapping):
-        return {writable(key): _writable(own) for key, own in value.items()}
-    return [_writable(own) for own in value] if isinstance(value, list | tuple) else value
+        return {writable(key): _writable(member) for key, member in value.items()}
+    return [_writable(item) for item in value] if isinstance(value, list | tuple) else value

@@ -14,7 +14,7 @@ from treetune.view.pages import (
     timeline,
 )
 
-_ROOMS = (experiments, timeline, answers, answer, compare, continuations, configuration, notes, data)
+_MODULES = (experiments, timeline, answers, answer, compare, continuations, configuration, notes, data)
 PAGES: tuple[Page, ...] = tuple(
-    sorted((page for room in _ROOMS for page in room.PAGES), key=lambda page: page.place != "top")
+    sorted((page for module in _MODULES for page in module.PAGES), key=lambda page: page.place != "top")
 )

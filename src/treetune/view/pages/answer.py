@@ -51,11 +51,11 @@ COLOURED_FULLY = 0.95
 Advantages have it at their largest."""
 
 UNRECORDED = (
-    "the trainer recorded no numbers of this answer's tokens: it was not trained, or the iteration has no"
-    " token_signals.arrow"
+    "the trainer recorded no numbers of this answer's tokens: the answer was not trained on, or the iteration"
+    " has no token_signals.arrow"
 )
 VERDICT = ("outcome", "extracted", "message", "seconds")
-"""The attributes of a grade that are shown besides its score."""
+"""The attributes of a grade that are shown in addition to its score."""
 
 
 def show(view: PageRequest) -> Response:
@@ -124,7 +124,8 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         drawing = Markup(threads_html(threaded))
     elif form == "tree" and episode is not None:
         group = answers.group(answer.source.name, answer.row["problem"])
-        this = next((i for i, one in enumerate(group) if one.trajectory == episode.trajectory), 0)
+        names = [member.trajectory for member in group]
+        this = names.index(episode.trajectory) if episode.trajectory in names else 0
 
         base = view.here(answer=None, depth=None, all=None, **{"as": None})
 
@@ -239,19 +240,26 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
     `missing`, if it is. `made` describes how training changes the advantages of credit.
     """
     numbers: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
-    trains = "training advantage" if OF_CREDIT in numbers or not made else f"as credit gave it ({made})"
+    trains = "training advantage"
+    if made and OF_CREDIT not in numbers:
+        trains = f"advantage of credit assignment ({made})"
     kinds = [
         (
             "advantage",
             True,
-            f"blue: made more likely; orange: less; {trains}",
-            "none was given before training (a critic's are found in it, demonstrations have none)",
+            f"blue: made more likely; orange: made less likely; {trains}",
+            "not computed before training (a critic computes them in training, demonstrations have none)",
         ),
-        (OF_CREDIT, True, f"as credit gave it ({made})", ""),
-        ("log-prob", False, "the darker, the less likely when it was sampled", "no log-probs are stored"),
-        ("entropy", False, "the darker, the less sure the policy was, in nats", UNRECORDED),
+        (OF_CREDIT, True, f"before training changes it ({made})", ""),
+        ("log-prob", False, "darker: less likely when it was sampled", "no log-probs are stored"),
+        ("entropy", False, "darker: the policy was less certain, in nats", UNRECORDED),
         ("gap", True, "the trainer's log-prob minus the engine's: blue above, orange below", UNRECORDED),
-        ("log-ratio", True, "blue: likelier when it trained last; orange: less", ""),
+        (
+            "log-ratio",
+            True,
+            "blue: more likely at the last optimiser step than before the iteration; orange: less likely",
+            "",
+        ),
     ]
     colours = []
     for name, signed, meaning, missing in kinds:
@@ -327,15 +335,19 @@ def _chain(
             metrics = row
     assert episode is not None
     rows = [(item, shortened(_text_of(tokens, item.step), OF_A_STEP)) for item in steps]
-    given = [abs(item.given) for item in steps]
-    trained = [abs(item.trained) for item in steps if item.trained is not None]
+    advantages = [abs(item.advantage) for item in steps]
+    trained = [abs(item.trained_advantage) for item in steps if item.trained_advantage is not None]
     shares = [item.share or 0.0 for item in steps]
-    # Steps whose advantage normalisation turned around, or moved away from 0.
-    turned = [item for item in steps if item.trained is not None and item.given * item.trained < 0]
-    moved = [item for item in steps if item.given == 0 and item.trained]
+    # Steps whose advantage changes its sign by normalisation, or becomes other than 0.
+    turned = [
+        item
+        for item in steps
+        if item.trained_advantage is not None and item.advantage * item.trained_advantage < 0
+    ]
+    moved = [item for item in steps if item.advantage == 0 and item.trained_advantage]
     return {
         "steps": rows,
-        "scale": max(given, default=0.0) or 1.0,
+        "scale": max(advantages, default=0.0) or 1.0,
         "trained_scale": max(trained, default=0.0) or 1.0,
         "largest": max(shares, default=0.0) or 1.0,
         "share": math.fsum(shares),
@@ -395,34 +407,38 @@ def _problem_of(answer: StoredAnswer) -> dict[str, Any]:
 
 
 def _facts(answer: StoredAnswer, tokens: Tokens | None) -> dict[str, str]:
-    """Returns facts about the whole answer, for people."""
+    """Returns facts about the whole answer."""
     row, trajectory, episode = answer.row, answer.trajectory, answer.episode
     facts: dict[str, str] = {}
     count = row.get("tokens")
     if count is not None:
         injected = row.get("injected") or 0
-        words = f"{count}, {injected} of them injected" if injected else f"{count}"
-        facts["tokens"] = f"{words}{', cut off by the budget' if row.get('unfinished') else ''}"
+        tokens_text = f"{count}, {injected} of them injected" if injected else f"{count}"
+        facts["tokens"] = tokens_text + (", cut off by the token limit" if row.get("unfinished") else "")
     elif row.get("unfinished"):
         facts["unfinished"] = "it was cut off"
     if answer.source.is_foreign and row.get("finish_reason"):
         facts["ended"] = str(row["finish_reason"]).replace("_", " ")
     if trajectory is not None and trajectory.bonus:
         facts["shaping"] = f"{trajectory.bonus:+.4g}, so the reward is {trajectory.reward:.4g}"
-    if tokens is not None and (versions := sorted({one for one in tokens.versions if one is not None})):
-        facts["sampled by"] = "policy after iteration " + ", ".join(map(str, versions))
-    seconds = [one.seconds for one in trajectory.segments if one.seconds is not None] if trajectory else []
+    versions = (
+        {version for version in tokens.versions if version is not None} if tokens is not None else set()
+    )
+    if versions:
+        facts["sampled by"] = "policy after iteration " + ", ".join(map(str, sorted(versions)))
+    segments = trajectory.segments if trajectory is not None else ()
+    seconds = [segment.seconds for segment in segments if segment.seconds is not None]
     if seconds:
         facts["seconds"] = f"{sum(seconds):.2f} in {len(seconds)} request{'s' if len(seconds) > 1 else ''}"
     if trajectory is not None and trajectory.fork is not None:
-        facts["grew out of"] = (
+        facts["forked from"] = (
             f"answer {trajectory.fork.sample}, after {trajectory.fork.tokens} of its tokens"
         )
     if answer.source.kind == "iteration" and answer.source.episodes is not None:
         if not answer.episodes:
-            facts["credit"] = "none: it was not selected for training"
+            facts["credit"] = "none: the answer was not selected for training"
         elif episode is None:
-            facts["credit"] = f"in {len(answer.episodes)} training rows with other tokens than these"
+            facts["credit"] = f"in {len(answer.episodes)} training rows with other tokens"
         elif episode.pair is not None:
             facts["pair"] = f"{episode.pair}, the {'better' if episode.chosen else 'worse'} of the two"
     return facts
@@ -443,7 +459,7 @@ def _numbers_of(answer: StoredAnswer) -> dict[str, float]:
 PAGES = (
     Page(
         "/answer",
-        "StoredAnswer",
+        "Answer",
         show,
         mark=lambda view: digest(
             view.store.answers(view.run).mark(),

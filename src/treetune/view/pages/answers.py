@@ -118,7 +118,7 @@ def show(view: PageRequest) -> Response:
 
 
 def show_histograms(view: PageRequest) -> Response:
-    """Takes the address of the list. The list loads its histograms after itself, as they may take seconds."""
+    """Takes the address of the list, which loads its histograms afterwards: they may take seconds."""
     answers = view.store.answers(view.run)
     question, _ = question_of_address(view, answers)
     histograms = answers.histograms(question, COUNTED)
@@ -169,7 +169,7 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
         if of != SEVERAL[0] and not names:
             raise NotThere(f"{answers.run.name} has no answers of {of} yet")
     elif of not in sources:
-        raise ValueError(f"there are no answers {of!r}: there are {', '.join(sources)}")
+        raise ValueError(f"there are no answers {of!r}; choose one of {', '.join(sources)}")
     filters = [*_filters(view), *parse_conditions(view.text("where"), columns)]
     question = make_question(view, filters, names)
     if not question.sort and LARGEST in answers.columns(names):
@@ -348,7 +348,7 @@ def mark_of_answers(view: PageRequest) -> str:
 PAGES = (
     Page(
         "/answers",
-        "AnswerStore",
+        "Answers",
         show,
         place="run",
         key="a",

@@ -55,7 +55,9 @@ def show(view: PageRequest) -> Response:
     for name in names:
         first = math.fsum(results[name].share for results in first_results) / len(seeds)
         second = math.fsum(results[name].share for results in second_results) / len(seeds)
-        kinds = {"all", "better" if second > first else "worse" if second < first else "same"}
+        kinds = {"all"}
+        if second != first:
+            kinds.add("better" if second > first else "worse")
         if (first > 0.5) != (second > 0.5):  # one of them is more often right than wrong
             kinds |= {"flipped", "flipped to right" if second > first else "flipped to wrong"}
         asked = first_results[0][name].asked
@@ -65,7 +67,7 @@ def show(view: PageRequest) -> Response:
     return view.render(
         "compare.html",
         sides=sides,
-        there=[view.store.answers(run).sources() for run, _ in sides],
+        files_of_sides=[view.store.answers(run).sources() for run, _ in sides],
         both=both,
         listed=paged(view, [row for row in both if which in row["kinds"]], SHOWN),
         which=which,
@@ -135,7 +137,7 @@ def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
     names = [view.text("first", default_names[0]), view.text("second", default_names[1])]
     for run, sources_of_run, name in zip(runs, sources, names, strict=True):
         if name not in sources_of_run:
-            raise NotThere(f"{run.name} has no answers {name!r}: there are {', '.join(sources_of_run)}")
+            raise NotThere(f"{run.name} has no answers {name!r}; it has {', '.join(sources_of_run)}")
     return [(run, by_name[name]) for run, by_name, name in zip(runs, sources, names, strict=True)]
 
 
@@ -156,7 +158,7 @@ def _pair(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, A
         chosen.append(row)
         texts.append(cut(answers.texts([(source.name, row["place"])])[0], LONGEST))
     marked = differences(texts[0][0], texts[1][0])
-    return {"rows": rows, "chosen": chosen, "marked": marked, "left_out": [left for _, left in texts]}
+    return {"rows": rows, "chosen": chosen, "marked": marked, "left_out": [left_out for _, left_out in texts]}
 
 
 def differences(first: str, second: str) -> list[list[tuple[str, bool]]]:
@@ -164,15 +166,16 @@ def differences(first: str, second: str) -> list[list[tuple[str, bool]]]:
 
     `differences("a b", "a c")` is `[[("a ", False), ("b", True)], [("a ", False), ("c", True)]]`.
     """
-    words = [_WORD.findall(first), _WORD.findall(second)]
+    pieces_of_text = [_WORD.findall(first), _WORD.findall(second)]
     # Without autojunk, long texts of few different words take minutes.
-    steps = difflib.SequenceMatcher(None, words[0], words[1], autojunk=True).get_opcodes()
+    matcher = difflib.SequenceMatcher(None, pieces_of_text[0], pieces_of_text[1], autojunk=True)
+    operations = matcher.get_opcodes()
 
     def pieces(side: int) -> Iterator[tuple[str, bool]]:
-        for kind, *ends in steps:
-            begin, end = ends[2 * side : 2 * side + 2]
+        for kind, *bounds in operations:  # the bounds in the first text, then those in the second
+            begin, end = bounds[2 * side : 2 * side + 2]
             if begin < end:
-                yield visible("".join(words[side][begin:end])), kind != "equal"
+                yield visible("".join(pieces_of_text[side][begin:end])), kind != "equal"
 
     return [list(pieces(0)), list(pieces(1))]
 

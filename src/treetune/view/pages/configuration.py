@@ -1,4 +1,4 @@
-"""A configuration as it was evaluated, and where two of them differ."""
+"""The page of an experiment's evaluated configuration, and of the differences between several."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treetune.view.page import Page, PageRequest
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns each key that holds no further keys, with its value as JSON."""
+    """Returns the values of all keys without further keys below, as JSON: {"trainer.lora": "null", …}."""
     values = {".".join(path): value_at(config, path) for path in key_paths(config)}
     leaves = {name: value for name, value in values.items() if not isinstance(value, dict) or not value}
     return {name: json.dumps(value, ensure_ascii=False) for name, value in leaves.items()}
@@ -25,20 +25,24 @@ def show(view: PageRequest) -> Response:
     settings = [flat(view.store.experiment(run).config) for run in view.runs]
     only = view.choice("only", ("everything", "differences"))
     search = view.text("search").casefold()
-    names = dict.fromkeys(name for own in settings for name in own)
-    keys = [(name, [own.get(name) for own in settings]) for name in names]  # None: it has none
-    different = {name for name, values in keys if len(set(values)) > 1}
-    listed = [
-        (name, values)
-        for name, values in keys
-        if (only == "everything" or name in different)
-        and search in f"{name} {' '.join(v or '' for v in values)}".casefold()
-    ]
+    names: dict[str, None] = {}  # a dictionary as an ordered set
+    for settings_of_run in settings:
+        names |= dict.fromkeys(settings_of_run)
+    different, listed = set[str](), []
+    for name in names:
+        values = [settings_of_run.get(name) for settings_of_run in settings]  # None where it isn't set
+        if len(set(values)) > 1:
+            different.add(name)
+        elif only == "differences":
+            continue
+        searched = " ".join([name, *(value or "" for value in values)])
+        if search in searched.casefold():
+            listed.append((name, values))
     return view.render(
         "configuration.html",
         command=experiment.command if len(view.runs) == 1 else None,
         keys=listed,
-        total=len(keys),
+        total=len(names),
         only=only,
         different=different,
     )

@@ -1,8 +1,8 @@
-"""The continuations from which a state of an answer was valued, on the answer's page or a page of their own.
+"""Shows the continuations that estimate a state's value, on the answer's page or a separate page.
 
 They are read from the iteration's journals, which store finished requests under a hash of the request. The
-request of credit follows from the configuration, the seed and the state's tokens. Made again, it has the same
-hash.
+request of credit follows from the configuration, the seed and the state's tokens: this module builds it again
+to find its hash.
 """
 
 from __future__ import annotations
@@ -89,16 +89,15 @@ def continuations_of(
     from treetune.rollouts.values import AnswerPrefix
     from treetune.store.journal import row_of
 
-    try:  # with a key of their own, so that nothing of a user's package is imported
+    try:  # built alone, without the whole experiment, so that users' packages are not imported
         credit = build(Credit, config.get("credit"), key=("credit",))
         rollout = build(Rollout, config.get("rollout"), key=("rollout",))
     except ConfigError as error:
-        raise ValueError(f"the configuration's parts are not known here ({error})") from error
+        raise ValueError(f"the configuration's components can't be built here ({error})") from error
     trajectory, iteration = answer.trajectory, answer.source.number - 1
     if trajectory is None or not isinstance(credit, MonteCarlo) or not isinstance(rollout, SingleTurn):
         raise ValueError(
-            "only values of the credit 'monte_carlo' on answers of 'single_turn' have continuations that can"
-            " be found again"
+            "continuations are only available for the credit 'monte_carlo' with the rollout 'single_turn'"
         )
     settings = {name: getattr(credit, name) for name in ("temperature", "top_p", "top_k")}
     changes = {name: value for name, value in settings.items() if value is not None}
@@ -120,15 +119,15 @@ def continuations_of(
     folder = run.path / "iterations" / f"{iteration:04d}" / "journal"
     journals = [path for path in sorted(folder.glob("*.jsonl")) if run.follows(folder) and run.follows(path)]
     if not journals:
-        raise ValueError("the journals of this iteration are gone: they hold what was sampled")
+        raise ValueError("the journals of this iteration, which have its continuations, were deleted")
     for path in journals:
         with path.open("rb") as file:
             for line in file:
                 if any(key in line[:KEY_WITHIN] for key in keys) and line.endswith(b"\n"):
                     return completions_of_row(json.loads(row_of(line)))
     raise ValueError(
-        "no continuations of just this state are in the iteration's journals: it may be valued by other"
-        " answers, by a critic, or with a budget or stop strings of its own"
+        "the iteration's journals have no continuations of this state: its value may come from other answers,"
+        " from a critic, or from continuations with another budget or other stop strings"
     )
 
 

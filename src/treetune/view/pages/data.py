@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -92,8 +92,7 @@ def show_rows(view: PageRequest) -> Response:
 
 
 def show_histograms(view: PageRequest) -> Response:
-    """Takes the address of the rows. Their page loads the histograms after itself, as they may take
-    seconds."""
+    """Takes the address of the page of rows, which loads the histograms afterwards: they may take seconds."""
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
@@ -108,7 +107,8 @@ def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
 
     Raises ValueError for a column that isn't numeric.
     """
-    if chosen := view.text("histogram"):
+    chosen = view.text("histogram")
+    if chosen:
         table.check_numeric([chosen])
         return [chosen]
     numbers = table.numeric()
@@ -126,8 +126,10 @@ def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
 
 
 def show_row(view: PageRequest) -> Response:
-    """`?data=` (its name), `?row=` (from 0), `?as=rendered` (Markdown and mathematics), `?all=1`; with the
-    answers to it, where its difficulty was estimated."""
+    """`?data=` (its name), `?row=` (from 0), `?as=rendered` (Markdown and mathematics), `?all=1`.
+
+    Shows also the answers to the row, where its difficulty was estimated.
+    """
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     number = view.integer("row", 0)
@@ -136,32 +138,39 @@ def show_row(view: PageRequest) -> Response:
     everything = view.choice("all", ("", "1"))
 
     def shortened(text: object) -> str:
-        written = visible(text)
-        kept, left_out = cut(written, len(written) if everything else SHOWN)
-        return kept + (f"\n… {left_out:,} more characters" if left_out else "")
+        shown = visible(text)
+        beginning, left_out = cut(shown, len(shown) if everything else SHOWN)
+        return beginning + (f"\n… {left_out:,} more characters" if left_out else "")
 
     def messages(value: Any) -> list[tuple[str, str]]:
         """Returns roles and contents where a field is a conversation."""
-        if not isinstance(value, list) or not all(
-            isinstance(message, Mapping) and "role" in message and isinstance(message.get("content"), str)
-            for message in value
-        ):
+        if not isinstance(value, list):
             return []
-        return [(str(message["role"]), message["content"]) for message in value]
+        turns = []
+        for message in value:
+            if not isinstance(message, Mapping) or "role" not in message:
+                return []
+            if not isinstance(message.get("content"), str):
+                return []
+            turns.append((str(message["role"]), message["content"]))
+        return turns
 
-    named = [name for names in GROUPS.values() for name in names]
-    groups = {title: [name for name in names if name in row] for title, names in GROUPS.items()}
-    groups["Everything else"] = [name for name in row if name not in named]
+    names_by_group: dict[str, list[str]] = {}
+    other_names = list(row)
+    for title, names in GROUPS.items():
+        names_by_group[title] = [name for name in names if name in row]
+        other_names = [name for name in other_names if name not in names]
+    names_by_group["Other fields"] = other_names
+    groups = {}
+    for title, names_of_group in names_by_group.items():
+        if names_of_group:
+            groups[title] = [(name, row[name], messages(row[name])) for name in names_of_group]
     return view.render(
         "row.html",
         data=data,
         number=number,
         total=table.total,
-        groups={
-            title: [(name, row[name], messages(row[name])) for name in names]
-            for title, names in groups.items()
-            if names
-        },
+        groups=groups,
         form=view.choice("as", ("text", "rendered")),
         answers=answers,
         has_more=not everything and _longest([row, answers]) > SHOWN,
@@ -173,8 +182,12 @@ def _longest(value: Any) -> int:
     """Returns the characters of the longest text in a value."""
     if isinstance(value, str):
         return len(value)
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    return max(map(_longest, inner), default=0)
+    members: Iterable[object] = ()
+    if isinstance(value, Mapping):
+        members = value.values()
+    elif isinstance(value, list):
+        members = value
+    return max(map(_longest, members), default=0)
 
 
 def mark(view: PageRequest) -> str:

@@ -48,7 +48,7 @@ COSTS: Mapping[str, tuple[str, str]] = {
     "sampled tokens of continuations": (VALUE_TOKENS, "total"),
     "trained tokens": ("train/tokens", "total"),
     "time in iterations": ("seconds/total", "seconds"),
-    "tokens of an answer, newest": ("episodes/response_tokens", "newest"),
+    "tokens per answer, newest": ("episodes/response_tokens", "newest"),
     "reward, newest": ("episodes/reward", "newest"),
 }
 """Columns with costs: the metric, and what of it is shown. Any other metric shows its newest value, and a key
@@ -59,15 +59,15 @@ GROUPINGS = ("method", "folder", "setting")
 name without the seed."""
 CURVES_OF_ANOTHER: Sequence[tuple[str, str, Better]] = (
     ("mean reward of the answers", "reward", "up"),
-    ("share of right answers, of those that are graded", "right_share", "up"),
-    ("tokens of an answer", "tokens", ""),
+    ("share correct, of the graded answers", "right_share", "up"),
+    ("tokens per answer", "tokens", ""),
     ("share unfinished", "unfinished", ""),
     ("share that failed", "failed", ""),
 )
 """The charts of another program's run over its steps: title, column of the query, and better direction."""
 
 NAMES = ("experiment_name", "directory")
-"""Keys that differ between any two experiments, and are no setting."""
+"""Keys that differ between any two experiments, and so are not settings to compare."""
 
 
 @dataclass(frozen=True)

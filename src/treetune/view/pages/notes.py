@@ -1,5 +1,4 @@
-"""All notes of an experiment, of several, or of all, by label, author and words, also as a data set; and the
-notes on one answer, with the form for one's own."""
+"""The page of notes, which also exports them as a data set; notes and the form on an answer's page."""
 
 from __future__ import annotations
 
@@ -29,96 +28,114 @@ from treetune.view.store.folders import digest
 from treetune.view.text import one_line
 
 SHOWN = 100
-"""Notes of one page."""
+"""The number of notes of a page."""
 
 BEGINNING = 160
-"""Characters of an answer that are shown."""
+"""The number of characters of an answer that are shown."""
 
 SUGGESTED = 24
-"""Labels in use that the form offers."""
+"""The most labels in use that the form offers."""
 
 
 def show(view: PageRequest) -> Response:
-    """`?run=` (also several; without any, all), `?label=`, `?author=`, `?search=`, `?page=`."""
-    notes = {run: view.store.notes(run) for run in view.runs or view.store.runs()}
-    everything = [note for own in notes.values() for note in own.all()]
-    listed = paged(view, sorted(_chosen(view), key=lambda one: -one[1].written), SHOWN)
-    there = {
-        run: {note for own in notes[run].rows().values() for note in own}
-        for run in {run for run, _ in listed.rows}
-    }
-    # Each with whether its answer is stored as it was, and the beginning of its text.
-    rows = [
-        (run, note, note in there[run], one_line(note.about.text, BEGINNING)) for run, note in listed.rows
-    ]
+    """`?run=` (also several; without it all experiments), `?label=`, `?author=`, `?search=`, `?page=`."""
+    notes_by_run = {run: view.store.notes(run) for run in view.runs or view.store.runs()}
+    all_notes: list[Note] = []
+    problems: list[str] = []
+    for notes in notes_by_run.values():
+        all_notes += notes.all()
+        problems += notes.problems()
+    newest_first = sorted(_matching_notes(view), key=lambda run_and_note: -run_and_note[1].written)
+    listed = paged(view, newest_first, SHOWN)
+    # The notes whose answers are still stored unchanged.
+    linked: dict[Run, set[Note]] = {}
+    for run in {run for run, _ in listed.rows}:
+        linked[run] = set()
+        for notes_on_answer in notes_by_run[run].rows().values():
+            linked[run] |= set(notes_on_answer)
+    rows = []
+    for run, note in listed.rows:
+        rows.append((run, note, note in linked[run], one_line(note.about.text, BEGINNING)))
     return view.render(
         "notes.html",
         listed=listed,
         rows=rows,
-        of_all=len(everything),
-        problems=[message for own in notes.values() for message in own.problems()],
-        labels=labels_in_use(notes.values()),
-        authors=sorted({note.author for note in everything}),
+        of_all=len(all_notes),
+        problems=problems,
+        labels=labels_in_use(notes_by_run.values()),
+        authors=sorted({note.author for note in all_notes}),
         formats=FORMATS,
     )
 
 
 def data(view: PageRequest) -> Response:
-    """`?format=`, and the rest as for the page: what it lists, whole, as a file."""
-    suffix = view.choice("format", FORMATS)
-    written = io.BytesIO()
-    chosen = sorted(_chosen(view), key=lambda one: one[1].written)
-    write_notes([(run.name, note) for run, note in chosen], written, suffix)
-    kind = "application/vnd.apache.parquet" if suffix == "parquet" else "application/jsonl"
-    headers = {"Content-Disposition": f'attachment; filename="notes.{suffix}"'}
-    return Response(written.getvalue(), media_type=kind, headers=headers)
+    """`?format=`, and the other fields of the page: all notes that it lists, as a file."""
+    file_format = view.choice("format", FORMATS)
+    file = io.BytesIO()
+    oldest_first = sorted(_matching_notes(view), key=lambda run_and_note: run_and_note[1].written)
+    write_notes([(run.name, note) for run, note in oldest_first], file, file_format)
+    media_type = "application/vnd.apache.parquet" if file_format == "parquet" else "application/jsonl"
+    headers = {"Content-Disposition": f'attachment; filename="notes.{file_format}"'}
+    return Response(file.getvalue(), media_type=media_type, headers=headers)
 
 
-def _chosen(view: PageRequest) -> list[tuple[Run, Note]]:
+def _matching_notes(view: PageRequest) -> list[tuple[Run, Note]]:
+    """Returns the notes that match the filters of the address, each with its experiment."""
     label, author, search = view.text("label"), view.text("author"), view.text("search").casefold()
-    chosen = []
+    matching = []
     for run in view.runs or view.store.runs():
         for note in view.store.notes(run).all():
-            words = " ".join([run.name, note.about.answer, note.text, *note.labels, note.about.text])
-            matches = (not label or label in note.labels) and (not author or author == note.author)
-            if matches and search in words.casefold():
-                chosen.append((run, note))
-    return chosen
+            has_label = not label or label in note.labels
+            has_author = not author or author == note.author
+            text = " ".join([run.name, note.about.answer, note.text, *note.labels, note.about.text])
+            if has_label and has_author and search in text.casefold():
+                matching.append((run, note))
+    return matching
 
 
 def mark(view: PageRequest) -> str:
-    """Changes with answers too: one may be another, or have its index by now."""
-    notes = {run: view.store.notes(run) for run in view.runs or view.store.runs()}
-    answers = [view.store.answers(run).mark() for run, own in notes.items() if own.all()]
-    return digest([(run.name, own.mark()) for run, own in notes.items()], answers)
+    """Returns a mark of the notes, and of the answers, which may be sampled again or be indexed later."""
+    marks: list[object] = []
+    for run in view.runs or view.store.runs():
+        notes = view.store.notes(run)
+        marks.append((run.name, notes.mark()))
+        if notes.all():
+            marks.append(view.store.answers(run).mark())
+    return digest(marks)
 
 
-# The notes on one answer
+# The notes on an answer
 
 
 Draft = tuple[Sequence[str], str, str]
-"""The labels and the text of a form that was not saved, as they were typed, and why it wasn't."""
+"""The labels and the text of a form that could not be saved, and the reason."""
 
 
 def notes_on(view: PageRequest, about: NotedAnswer, draft: Draft | None = None) -> dict[str, Any]:
-    """Returns all `notes` on the answer, and the content of this user's form: `seen` is the version of the
-    note that it was made from, `offered` are the labels that can be ticked. Nothing can be written where
-    there is a `cannot`, which says why."""
+    """Returns the values of an answer's notes and of this user's form in the template.
+
+    `seen` is the version of the note that the form edits, `offered` are the labels that can be ticked, and
+    `cannot` is the reason why notes can't be written; empty where they can.
+    """
     author = system_user()
     notes = [note for note in view.store.notes(view.run).all() if note.about.name == about.name]
-    own = next((note for note in notes if note.author == author), None)
-    saved = (own.labels, own.text) if own else ((), "")
-    labels, text, problem = draft or (*saved, "")
+    users_note = next((note for note in notes if note.author == author), None)
+    if draft is not None:
+        labels, text, problem = draft
+    elif users_note is not None:
+        labels, text, problem = users_note.labels, users_note.text, ""
+    else:
+        labels, text, problem = (), "", ""
     return {
         "about": about,
         "notes": notes,
         "author": author,
         "labels": labels,
         "text": text,
-        "seen": own.version if own else "",
+        "seen": users_note.version if users_note is not None else "",
         "offered": list(dict.fromkeys([*all_labels(view)[:SUGGESTED], *labels])),
         "problem": problem,
-        "cannot": _why_nothing_can_be_written(view),
+        "cannot": _why_not_writable(view),
         "longest": LONGEST_NOTE,
     }
 
@@ -128,23 +145,26 @@ def all_labels(view: PageRequest) -> list[str]:
     return labels_in_use(view.store.notes(run) for run in view.store.runs())
 
 
-def _why_nothing_can_be_written(view: PageRequest) -> str:
-    """Returns nothing where notes can be written."""
+def _why_not_writable(view: PageRequest) -> str:
+    """Returns the reason why notes can't be written; empty where they can."""
     if view.store.read_only:
         return "this viewer was started with --read-only"
     folder = view.run.directory.notes
-    written_to = folder if folder.is_dir() else view.run.path
-    return "" if os.access(written_to, os.W_OK) else f"{written_to} can't be written by {system_user()}"
+    parent = folder if folder.is_dir() else view.run.path  # the folder is created with the first note
+    return "" if os.access(parent, os.W_OK) else f"{system_user()} has no permission to write into {parent}"
 
 
 def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None:
-    """Saves the note of a form. What can't be saved is given back."""
+    """Saves the note of a form. Returns a draft with the reason where it can't be saved."""
     labels: Sequence[str] = [*form.get("label", ()), *form.get("labels", ())]
     text, seen = ("".join(form.get(name, ())[:1]) for name in ("note", "seen"))
-    if cannot := _why_nothing_can_be_written(view):
-        problem = f"Nothing was saved: {cannot}"
+    cannot = _why_not_writable(view)
+    if cannot:
+        problem = f"Not saved: {cannot}"
     elif form.get("about") != [about.name]:
-        problem = "Nothing was saved: the answer is another by now. Save again to put this on it."
+        problem = (
+            "Not saved: the answer was sampled again. Save once more to attach the note to the new answer."
+        )
     else:
         try:
             labels = checked_labels(labels)
@@ -152,11 +172,11 @@ def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None
             return None
         except NoteChanged as error:
             problem = (
-                f"Not saved yet: your note was {'taken away' if error.now is None else 'changed'} meanwhile,"
-                " in another window. Save again to put this in its place."
+                f"Not saved: your note was {'deleted' if error.now is None else 'changed'} in another window."
+                " Save once more to replace it."
             )
         except (ValueError, OSError) as error:
-            problem = f"Nothing was saved: {error}"
+            problem = f"Not saved: {error}"
     return labels, text, problem
 
 

@@ -56,8 +56,8 @@ class ShownSpan:
     start: float
     """In seconds since 1970."""
     end: float
-    words: str = ""
-    """Further facts, for people."""
+    description: str = ""
+    """Further facts."""
     ending: str = ""
     """``open`` for a span that hasn't ended, ``cut`` for one whose process died, so that its end is
     unknown."""
@@ -180,8 +180,8 @@ def _shown_span(
             facts.append(load[iteration])
     facts += [f"{key} {value}" for key, value in about.items() if key not in ("iteration", "why")]
     texts = [", ".join(facts), str(about.get("why", ""))]
-    words = ": ".join(text for text in texts if text)
-    return ShownSpan(span.name, kind, span.start, max(span.start, end), words, ending, about)
+    description = ": ".join(text for text in texts if text)
+    return ShownSpan(span.name, kind, span.start, max(span.start, end), description, ending, about)
 
 
 def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
@@ -206,7 +206,7 @@ def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
             continue
         # The outer phase ends where this one begins …
         result[outer_position] = replace(outer, end=span.start)
-        # … and goes on where this one ends, unless both end there.
+        # … and continues where this one ends, unless both end there.
         if span.end is not None and (outer.end is None or outer.end - span.end > TOUCHING_S):
             result.append(replace(outer, start=span.end))
             newest_of_lane[span.lane] = len(result) - 1
@@ -261,7 +261,7 @@ def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
         events.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": lane.what}})
         for span in lane.spans:
             assert began is not None
-            about = dict(span.about) | {"words": span.words, "ending": span.ending}
+            about = dict(span.about) | {"description": span.description, "ending": span.ending}
             events.append(
                 {
                     "name": span.name,
@@ -290,7 +290,7 @@ class TimelineBar:
     row: int
     kind: str
     ending: str
-    words: str
+    description: str
     start: float
     end: float
 
@@ -328,8 +328,8 @@ def show(view: PageRequest) -> Response:
     began, window = times.start, _window(view, times)
     lanes = [lane for lane in times.lanes if view.text("lane") in ("", lane.name)]
     if not lanes:
-        there = ", ".join(lane.name for lane in times.lanes)
-        raise ValueError(f"there is no lane {view.text('lane')!r}: there are {there}")
+        names = ", ".join(lane.name for lane in times.lanes)
+        raise ValueError(f"there is no lane {view.text('lane')!r}; choose one of {names}")
     alike: dict[tuple[str, str], list[ShownSpan]] = {}
     for lane in lanes:
         for span in lane.spans:
@@ -393,16 +393,16 @@ def clock(seconds: float, length: float) -> str:
     ``0:02.5``."""
     digits = 0 if length >= 20 else 1 if length >= 2 else 2 if length >= 0.2 else 3
     whole = round(seconds, digits)
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    second = f"{rest:0{3 + digits if digits else 2}.{digits}f}"
-    return f"{hours}:{minutes:02d}:{second}" if hours else f"{minutes}:{second}"
+    total_minutes, seconds_left = divmod(whole, 60)
+    hours, minutes = divmod(int(total_minutes), 60)
+    seconds_text = f"{seconds_left:0{3 + digits if digits else 2}.{digits}f}"
+    return f"{hours}:{minutes:02d}:{seconds_text}" if hours else f"{minutes}:{seconds_text}"
 
 
 def took(span: ShownSpan) -> str:
     seconds = span.end - span.start
     if span.ending == "cut":
-        return "cut off when its process died; the end was not recorded"
+        return "its process died; the end was not recorded"
     length = in_seconds(seconds) if seconds < 100 else clock(seconds, seconds)
     return f"{length} so far" if span.ending == "open" else length
 
@@ -422,7 +422,7 @@ def _window(view: PageRequest, times: Times) -> Window:
     start, end = bounds
     if end <= start:
         raise ValueError(
-            f"to is {end:g} and from {start:g}: to must be later, both in seconds since the beginning"
+            f"to is {end:g} and from is {start:g}: to must be later, in seconds since the beginning"
         )
     return Window(start, max(end, start + SHORTEST_S), whole)
 
@@ -449,10 +449,10 @@ def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
         start, end = span.start - began, span.end - began
         left, right = max(start, window.start), min(end, window.end)
         x, width = (left - window.start) / unit, (right - left) / unit
-        remark = f" ({span.words})" if span.words else ""
-        words = f"{span.name}, {clock(start, end - start)}, {took(span)}{remark}"
+        remark = f" ({span.description})" if span.description else ""
+        description = f"{span.name}, {clock(start, end - start)}, {took(span)}{remark}"
         bar = TimelineBar(
-            round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, words, start, end
+            round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, description, start, end
         )
         if width < 1:
             short_bars.setdefault((min(int(x), WIDTH - 1), row), []).append(bar)
@@ -463,7 +463,7 @@ def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
         others = f" and {len(merged) - 1} more here" if len(merged) > 1 else ""
         first, last = min(bar.start for bar in merged), max(bar.end for bar in merged)
         bars.append(
-            TimelineBar(x, 1.0, row, longest.kind, longest.ending, longest.words + others, first, last)
+            TimelineBar(x, 1.0, row, longest.kind, longest.ending, longest.description + others, first, last)
         )
     return bars
 

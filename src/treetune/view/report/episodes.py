@@ -47,7 +47,7 @@ def newest(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | Non
     Files that can't be read are added to the experiment's `missing`. The result is kept for all sections.
     """
     path = experiment.path
-    if "newest" not in experiment.kept and all_texts(path) is not None:
+    if "newest" not in experiment.cache and all_texts(path) is not None:
         folder, run = TemporaryDirectory(), Run(path.name, path)
         candidates: list[AnswerFile] = []
         for source in reversed(sources(run)):
@@ -65,10 +65,10 @@ def newest(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | Non
                 continue
             if answers.sql("SELECT 1 FROM answers WHERE tokens > 0 LIMIT 1"):
                 # The temporary folder of the index is deleted with its object, so that is kept as well.
-                experiment.kept["newest"] = (answers, source, folder)
+                experiment.cache["newest"] = (answers, source, folder)
                 break
-    kept = experiment.kept.setdefault("newest", None)
-    return kept and kept[:2]
+    newest_of_cache = experiment.cache.setdefault("newest", None)
+    return newest_of_cache and newest_of_cache[:2]
 
 
 # Credit microscope

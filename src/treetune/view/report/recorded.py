@@ -1,5 +1,4 @@
-"""Sections about recorded metrics: training, domains, numbers of answers, signs of collapse, time by
-phase."""
+"""Report sections from recorded metrics: training, domains, numbers, signs of collapse, time by phase."""
 
 from __future__ import annotations
 
@@ -33,26 +32,26 @@ from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
 from treetune.view.templates import colour_of, render
 
-TRAINING_NOTE = (
-    "What each iteration recorded: it samples answers or takes demonstrations, gives them credit and trains"
-    " on them. Hover over a point for its value."
-)
+TRAINING_NOTE = "Metrics of each iteration. Hover over a point for its value."
 
 DOMAIN_CURVES: Mapping[str, str] = {
     "reward": "reward of the {trained_on}",
     "correct": "share of correct answers",
     "mixed": "share of problems whose answers differ in score",
-    "learnable": "what is to be learnt: mean p (1 − p) over problems",
+    "learnable": "learnability: mean of p (1 − p) over problems",
     "advantage_std": "spread of the advantages (standard deviation)",
     "advantage_zero": "share of trained tokens whose advantage is 0",
     "response_tokens": "response length (tokens)",
     "unfinished": "share unfinished",
     "unavailable": "share that could not be graded",
-    "weight": "share of problems that the weights ask for",
-    "problems": "problems of the iteration",
+    "weight": "share of problems by the domain's weight",
+    "problems": "problems in the iteration",
 }
-"""The titles of charts by metric. A metric that is 0 in all domains has no chart. The last two have none
-where the weights of domains don't change."""
+"""The titles of charts by metric.
+
+A metric that is 0 in all domains has no chart. `weight` and `problems` have none where the weights of domains
+are constant.
+"""
 
 FROM_ZERO = frozenset({"mixed", "advantage_zero", "unfinished", "unavailable", "weight", "problems"})
 
@@ -62,9 +61,9 @@ SIGN = "diagnostics/"
 SIGN_NAMES: Mapping[Sign, str] = {
     "entropy_low": "entropy has collapsed",
     "answers_short": "answers have collapsed to a few tokens",
-    "answers_at_limit": "answers are as long as they may be",
-    "truncated": "answers are cut off",
-    "no_spread": "answers to a problem earn all the same",
+    "answers_at_limit": "answers reach the token limit",
+    "truncated": "many answers are cut off",
+    "no_spread": "all answers to a problem have the same reward",
     "gradient_noise": "the gradient norm does not settle",
 }
 
@@ -80,11 +79,10 @@ class TrainingSection(ReportSection):
     def html(self, experiment: StoredExperiment) -> str:
         if not experiment.metrics:
             return ""
-        usual = usual_charts([Bunch(experiment.name, 0, [experiment])])
-        charts = [
-            line_chart(replace(chart, series=[replace(one, colour="own") for one in chart.series]))
-            for chart in usual
-        ]
+        charts = []
+        for chart in usual_charts([Bunch(experiment.name, 0, [experiment])]):
+            series = [replace(line, colour="own") for line in chart.series]
+            charts.append(line_chart(replace(chart, series=series)))
         return _note_and_charts(TRAINING_NOTE, charts) if charts else ""
 
 
@@ -109,28 +107,32 @@ class DomainsSection(ReportSection):
         if len(names) < 2:
             return ""
         colours = {name: colour_of(number) for number, name in enumerate(names)}
-        measured = [
-            {"set": label, "domain": name, "colour": colours[name], "summary": summary}
-            for label, points in experiment.evaluations.items()
-            for name, summary in domains_of(points[max(points)]).items()
-        ]
-        charts = []
-        for label, points in experiment.evaluations.items():
-            series = [domain_series(name, points, name, colour) for name, colour in colours.items()]
+        rows, charts = [], []
+        for label, summaries in experiment.evaluations.items():
+            newest = summaries[max(summaries)]
+            for name, summary in domains_of(newest).items():
+                rows.append({"set": label, "domain": name, "colour": colours[name], "summary": summary})
+            series = [domain_series(name, summaries, name, colour) for name, colour in colours.items()]
             charts += accuracy_charts(f"pass@1 on {label}", series)
         weights = [experiment.curve(f"{PREFIX}{name}/weight") for name in names]
         weights_move = any(len({y for _, y in points}) > 1 for points in weights)
-        for number, title in DOMAIN_CURVES.items():
+        for metric, title in DOMAIN_CURVES.items():
+            if metric in ("weight", "problems") and not weights_move:
+                continue
             series = [
-                Series(name, experiment.curve(f"{PREFIX}{name}/{number}"), colour)
+                Series(name, experiment.curve(f"{PREFIX}{name}/{metric}"), colour)
                 for name, colour in colours.items()
             ]
-            says_something = weights_move or number not in ("weight", "problems")
-            if says_something and any(y for line in series for _, y in line.points):
+            if _has_values(series):
                 heading = title.format(trained_on=experiment.trained_on)
-                chart = Chart(heading, series, better_of(f"episodes/{number}"), x_name="iteration")
-                charts.append(line_chart(replace(chart, from_zero=number in FROM_ZERO)))
-        return render("domains.html", colours=colours, measured=measured, charts=charts)
+                chart = Chart(heading, series, better_of(f"episodes/{metric}"), x_name="iteration")
+                charts.append(line_chart(replace(chart, from_zero=metric in FROM_ZERO)))
+        return render("domains.html", colours=colours, measured=rows, charts=charts)
+
+
+def _has_values(series: Sequence[Series]) -> bool:
+    """Returns whether a point of these series is not 0."""
+    return any(y for line in series for _, y in line.points)
 
 
 def domains_of(summary: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -139,10 +141,13 @@ def domains_of(summary: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     return domains if isinstance(domains, Mapping) else {}
 
 
-def domain_series(title: str, points: Mapping[int, Mapping[str, Any]], domain: str, colour: str) -> Series:
-    """Returns a domain's pass@1 at each measured checkpoint, with its interval."""
+def domain_series(title: str, summaries: Mapping[int, Mapping[str, Any]], domain: str, colour: str) -> Series:
+    """Returns a domain's pass@1 at each evaluated checkpoint, with its interval.
+
+    `summaries` are those of an evaluation set, by finished iterations.
+    """
     accuracies, intervals = [], {}
-    for iterations, summary in points.items():
+    for iterations, summary in summaries.items():
         if domain in domains_of(summary):
             of_domain = domains_of(summary)[domain]
             accuracies.append((float(iterations), float(of_domain["pass_at_1"])))
@@ -186,7 +191,7 @@ class NumbersSection(ReportSection):
                     title = f"{name.replace('_', ' ')}, per answer"
                 else:
                     title = declaration.title
-                if any(y for line in series for _, y in line.points):
+                if _has_values(series):
                     charts.append(line_chart(Chart(title, series, better_of(metric), x_name="iteration")))
                 elif any(line.points for line in series):
                     always_0.append(title)
@@ -216,9 +221,9 @@ class DiagnosticsSection(ReportSection):
 
     @override
     def html(self, experiment: StoredExperiment) -> str:
-        """Shows a row for each sign that the run looked for."""
-        looked_for = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
-        if not looked_for:
+        """Shows a row for each sign that the run checked."""
+        checked_signs = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
+        if not checked_signs:
             return ""
         settings: Diagnostics | None = None  # the run's own thresholds, where its configuration has them
         if experiment.config:
@@ -238,39 +243,42 @@ class DiagnosticsSection(ReportSection):
                 weights = good_weights(good, checkpoints)
         return render(
             "diagnostics.html",
-            rows=[_sign_row(experiment, settings, sign) for sign in looked_for],
+            rows=[_sign_row(experiment, settings, sign) for sign in checked_signs],
             stopped=experiment.stopped,
             good_weights=weights,
         )
 
 
 def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: Sign) -> dict[str, Any]:
-    looked = experiment.curve(f"{SIGN}{sign}")
-    seen = [int(iteration) for iteration, counts in looked if counts]
-    # The sign's last message in the words of the log: where it isn't seen now, of when it last was.
-    upto = seen[-1] if seen else int(looked[-1][0])
+    curve = experiment.curve(f"{SIGN}{sign}")  # 1 in iterations with the sign, else 0
+    seen = [int(iteration) for iteration, value in curve if value]
+    # The message is that of the last iteration with the sign, in which the run logged it.
+    upto = seen[-1] if seen else int(curve[-1][0])
     finding = _diagnosed(experiment, settings, upto).get(sign, CollapseSign(sign))
     if seen:
-        kind, verdict = "wrong", "at the end" if looked[-1][1] else "before"
+        kind, verdict = "wrong", "at the end" if curve[-1][1] else "before"
     elif finding.early:
         kind, verdict = "", "too early"
     elif finding.words and settings is not None:
         kind, verdict = "", f"for fewer than {settings.patience} iterations"
     else:
         kind, verdict = "correct", "no"
+    messages = [finding.words] if finding.words else []
+    if seen and REMEDIES[sign]:
+        messages.append(REMEDIES[sign])
     measured: dict[str, str | None] = {}
     for name in METRICS[sign]:
         if points := experiment.curve(name):
-            # None where the threshold is about how much it varies.
+            # The threshold of `gradient_noise` is for a variation; a single value can't be compared with it.
             measured[name] = None if sign == "gradient_noise" else f"{points[-1][1]:.3g}"
     thresholds = settings.thresholds(sign) if settings is not None else {}
     return {
         "sign": sign,
-        "words": SIGN_NAMES[sign],
+        "name": SIGN_NAMES[sign],
         "kind": kind,
         "verdict": verdict,
         "iterations": _ranges(seen),
-        "messages": [words for words in (finding.words, REMEDIES[sign] if seen else "") if words],
+        "messages": messages,
         "measured": measured | {key: f"{value:g}" for key, value in thresholds.items()},
     }
 
@@ -278,7 +286,7 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
 def _diagnosed(
     experiment: StoredExperiment, settings: Diagnostics | None, done: int
 ) -> Mapping[Sign, CollapseSign]:
-    """Returns the signs of the first `done` iterations, as the run itself saw them."""
+    """Returns the signs of collapse after the first `done` iterations, as the run itself found them."""
     if settings is None:
         return {}
     max_tokens = None  # the answers' limit: the rollout's, or that of the rollout which it wraps
@@ -291,7 +299,7 @@ def _diagnosed(
             break
         rollout = rollout.get("rollout")
     rows = [row for row in experiment.metrics if row["iteration"] < done]
-    # Signs in answers are looked for where some are sampled, and were recorded if they were.
+    # `sampled=True` is right for all runs: a run that samples no answers recorded no metrics of answers.
     return diagnose(settings, Watched(sampled=True, max_tokens=max_tokens), rows)
 
 
@@ -314,7 +322,7 @@ class TimesSection(ReportSection):
 
     @override
     def html(self, experiment: StoredExperiment) -> str:
-        """Shares of the whole run, and a bar per iteration."""
+        """Shows the phases' shares of the run, and a bar for each iteration."""
         rows = phase_seconds(experiment)
         totals = phase_totals(rows)
         if not totals:
@@ -322,7 +330,7 @@ class TimesSection(ReportSection):
         return render(
             "times.html",
             totals=totals,
-            words=PHASES,
+            meanings=PHASES,
             whole=math.fsum(totals.values()),
             iterations=len(rows),
             bars=thinned(rows),

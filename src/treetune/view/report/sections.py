@@ -1,4 +1,4 @@
-"""Sections of a report: what one is, and the list of them."""
+"""The base class of a report's sections, and the list of those that were defined."""
 
 from __future__ import annotations
 
@@ -11,25 +11,34 @@ from treetune.view.experiment import StoredExperiment
 
 
 class ReportSection:
-    """A part of the page about one experiment. Defining a sub-class adds it to the page, below those before.
+    """A section of an experiment's part of the report.
 
-    A section writes the HTML below its heading and escapes what it took from files. In its charts the colour
-    class ``own`` is the experiment's. What it looked for and did not find it adds to `experiment.missing`.
+    Defining a sub-class adds it to the report, after the sections that were defined before. A section returns
+    HTML and must escape text from files. In its charts, the colour class ``own`` is the experiment's colour.
+    Messages about missing files go to `experiment.missing`.
+
+    Example::
+
+        class Turns(ReportSection):
+            title = "Turns"
+
+            def html(self, experiment):
+                return f"<p>{len(experiment.metrics)} iterations</p>"
     """
 
     title: ClassVar[str]
     """The heading."""
 
     def applies(self, experiment: StoredExperiment) -> bool:
-        """Returns whether the experiment may have anything to show here."""
+        """Returns whether to call `html` for this experiment."""
         return True
 
     def html(self, experiment: StoredExperiment) -> str:
-        """Returns the content below the title; nothing, and no title, where it is empty."""
+        """Returns the content below the heading. An empty text leaves the section out, heading included."""
         raise NotImplementedError
 
     def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
-        """Returns further columns of the table of results, from an evaluation's summary: heading and text."""
+        """Returns further columns of the table of results: {heading: text}, from an evaluation's summary."""
         return {}
 
     @override
@@ -41,8 +50,6 @@ class ReportSection:
 _SECTIONS: list[ReportSection] = []
 
 
-def all_sections() -> tuple[ReportSection, ...]:
-    """Returns all sections, in the order of the page."""
-    from treetune.view.report import recorded, episodes  # noqa: F401, I001  (they define them, in this order)
-
-    return tuple(_SECTIONS)
+def registered_sections() -> list[ReportSection]:
+    """Returns an instance of each section that was defined so far, in the order of their definitions."""
+    return list(_SECTIONS)

@@ -1,4 +1,4 @@
-"""Reads experiments below folders, their numbers, their answers as columns, and data sets beside them."""
+"""Reads experiments in folders, their numbers and answers, and data sets."""
 
 from treetune.view.store.catalogue import Store
 from treetune.view.store.folders import Run

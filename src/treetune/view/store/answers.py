@@ -1,4 +1,4 @@
-"""The answers of an experiment: filtered, sorted, searched, in pages; and single answers, whole.
+"""The answers of an experiment: filtered, sorted and searched lists, and whole answers.
 
 a page asks ──► AnswerStore.ask ──► DuckDB on the indexes that exist (`index.py`)
                     │
@@ -179,7 +179,10 @@ class AnswerStore:
         return [
             *(item.fault for item in indexed if item.fault),
             *(item.about.note for item in indexed if item.about is not None and item.about.note),
-            *(f"{path} is not read: it is a symbolic link that leads out of the folder" for path in links),
+            *(
+                f"{path} is not read: it is a symbolic link to a file outside of the viewer's folders"
+                for path in links
+            ),
         ]
 
     def mark(self) -> str:
@@ -208,8 +211,8 @@ class AnswerStore:
         self._indexed_by_name[source.name] = indexed
         return indexed
 
-    def _make_indexes(self, missing: Sequence[Indexed], held: threading.Lock | None = None) -> None:
-        """Makes indexes, and deletes those of files that are gone; releases the `held` lock at the end."""
+    def _make_indexes(self, missing: Sequence[Indexed], lock: threading.Lock | None = None) -> None:
+        """Makes indexes, deletes those of files that were deleted, and at the end releases `lock`."""
         try:
             names = {source.name for source in self.sources()}
             for folder in list(self._cache.glob("[ie]*")):
@@ -219,8 +222,8 @@ class AnswerStore:
                 with self._build_lock:
                     self._make_index(item)
         finally:
-            if held is not None:
-                held.release()
+            if lock is not None:
+                lock.release()
 
     def _make_index(self, item: Indexed) -> None:
         newest = self._with_index(item.source)
@@ -240,8 +243,8 @@ class AnswerStore:
         # An OSError that names none of the source's files is about the index.
         if isinstance(error, OSError) and error.filename not in map(str, source.files):
             return (
-                f"{source.title} is not shown, as its index can't be written to {self._cache} ({error}): make"
-                " room there or give write permission, and start the viewer again"
+                f"{source.title} is not shown, because its index can't be written to {self._cache} ({error}):"
+                " free space there or give write permission, and restart the viewer"
             )
         return f"{source.title} can't be read: {error}"
 
@@ -273,11 +276,13 @@ class AnswerStore:
             cursor.register("matching", self._matching(question))
             relation = f"(SELECT * FROM {relation} JOIN matching USING (source, row))"
         [total] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
-        rest = f"FROM {relation} WHERE {where} ORDER BY {by} LIMIT {question.size} OFFSET {question.skipped}"
+        clauses = (
+            f"FROM {relation} WHERE {where} ORDER BY {by} LIMIT {question.size} OFFSET {question.skipped}"
+        )
         if question.skipped < DEEP:
-            return RowPage(as_rows(cursor.execute(f"SELECT * {rest}", values)), total)
-        # Sorting many rows with all of their columns takes long: first which rows, then their columns.
-        keys = cursor.execute(f"SELECT source, row {rest}", values).fetchall()
+            return RowPage(as_rows(cursor.execute(f"SELECT * {clauses}", values)), total)
+        # Sorting many rows with all of their columns takes long, so that the columns are read afterwards.
+        keys = cursor.execute(f"SELECT source, row {clauses}", values).fetchall()
         return RowPage(self._rows_at(keys), total)
 
     def histograms(self, question: RowQuery, columns: Sequence[str]) -> list[Histogram]:
@@ -414,7 +419,7 @@ class AnswerStore:
 
             [trajectory] = trajectories_of(_read_row(source.path, about.answers, row["place"]))
             if trajectory.id != row["answer"]:
-                raise ValueError(f"{source.path} was written again just now: load the page again")
+                raise ValueError(f"{source.path} was rewritten just now: reload the page")
         if about.episodes is not None and source.episodes is not None:
             from treetune.rollouts.rows import episodes_of
             from treetune.rollouts.storage import signals_of

@@ -27,7 +27,7 @@ from treetune.view.store.folders import (
     marks_of,
 )
 from treetune.view.store.foreign import holds_answers
-from treetune.view.store.foreign.layout import gathered
+from treetune.view.store.foreign.layout import group_by_run
 from treetune.view.store.readers import ENDINGS, ESTIMATE, SPLIT, SPLITS, DataSet, kind_of
 from treetune.view.text import writable
 
@@ -74,7 +74,7 @@ class Store:
         for folder in folders:
             if not folder.is_dir():
                 raise ValueError(
-                    f"{folder} is not a directory: give one with experiments below it, such as experiments"
+                    f"{folder} is not a directory: give one that contains experiments, such as experiments"
                 )
         self.folders, self.cache = [folder.resolve() for folder in folders], cache
         self.read_only = read_only
@@ -132,7 +132,7 @@ class Store:
                         experiments[path] = ()
                 elif files := self._foreign_answers(path, entries):
                     foreign_files[path] = files
-            files_by_path = gathered(foreign_files, folder) | experiments
+            files_by_path = group_by_run(foreign_files, folder) | experiments
             for path in sorted(files_by_path):
                 # A file name may be bytes that are not valid text.
                 name = writable(self._name_of(path, folder))
@@ -264,7 +264,7 @@ class DataSets:
             # The path of a data set was checked when it was found, or named on the command line.
             if path != data.path and not self._store.follows(path):
                 raise ValueError(
-                    f"{path} is a symbolic link that leads out of the folder: it is not followed"
+                    f"{path} is a symbolic link to a file outside of the viewer's folders: it is not followed"
                 )
         table = DataSetTable(data)
         with self._lock:

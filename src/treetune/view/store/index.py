@@ -6,7 +6,8 @@ An index is a folder in the viewer's cache, written as a whole and again when th
     texts.parquet   the text of each answer, for searches
     about.json      `About`: where each batch of the Arrow files is, so that one answer costs one batch
 
-Lists and searches thus never read all tokens.
+Lists and searches thus never read all tokens. The column `place` says where an answer is in its file: its row
+in an Arrow file, or the byte where its line begins in JSON lines.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from treetune.view.text import writable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 8
+VERSION = 9
 """The version of an index's files and columns. An index of another version is made again."""
 
 ROWS_IN_GROUP = 2048
@@ -67,7 +68,7 @@ class AnswerFile:
     name: str
     """The name in addresses: ``i4``, ``e4-test``."""
     title: str
-    """The name for people."""
+    """The displayed name."""
     path: Path
     """The file of answers. An iteration on demonstrations has only episodes, which are its answers."""
     episodes: Path | None = None
@@ -77,7 +78,7 @@ class AnswerFile:
     label: str = ""
     """The name of the evaluation set."""
     content: str = "answers"
-    """The kind of text in the file, for people: answers or demonstrations."""
+    """The kind of text in the file, as pages call it: answers or demonstrations."""
     is_foreign: bool = False
     """True for a file of another program's run; its `number` is the step, if that is known."""
 

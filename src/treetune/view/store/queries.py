@@ -35,7 +35,7 @@ class ColumnFilter:
 class RowQuery:
     """A choice of rows, their order, and a page of them.
 
-    Example: `RowQuery(sources=("i4",), filters=(Filter("score", "=", 0.0),), search="therefore",
+    Example: `RowQuery(sources=("i4",), filters=(ColumnFilter("score", "=", 0.0),), search="therefore",
     sort="tokens", descending=True, page=2)`.
     """
 
@@ -45,7 +45,7 @@ class RowQuery:
     search: str = ""
     """A text that the row's text must contain, in upper or lower case."""
     sort: str = ""
-    """A column; empty for the usual order."""
+    """A column; empty for the default order."""
     descending: bool = False
     page: int = 1
     size: int = 50

@@ -56,7 +56,7 @@ class DataSet:
     path: Path
     kind: Kind
     known_from: str
-    """How the viewer found it, for people."""
+    """A description of how the viewer found it."""
 
     @property
     def mark(self) -> str:

@@ -8,7 +8,7 @@ import math
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -352,8 +352,8 @@ class DataSetTable:
         count = unreadable[0][1]
         numbers = ", ".join(str(number) for number, _ in unreadable)
         return file, (
-            f"{count} of its lines are not JSON objects that can be read (cut off, another value, nested too"
-            f" deep, not in UTF-8, or with half a character), and are shown as empty rows: {numbers}"
+            f"{count} lines can't be read as JSON objects (cut off, another value, nested too deeply, not in"
+            f" UTF-8, or with half a character), and are shown as empty rows: {numbers}"
             f"{', …' if count > len(unreadable) else ''}"
         )
 
@@ -398,8 +398,12 @@ def _without_bad_lines(path: Path) -> Any:
 
 def _depth(value: Any) -> int:
     """Returns the levels of nesting in a JSON value: 3 for {"a": [1]}."""
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, children), default=0)
+    members: Iterable[object] = ()
+    if isinstance(value, dict):
+        members = value.values()
+    elif isinstance(value, list):
+        members = value
+    return 1 + max(map(_depth, members), default=0)
 
 
 def _is_conversation(kind: Any) -> bool:

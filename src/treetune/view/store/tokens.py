@@ -317,9 +317,9 @@ class TrainedStep:
     step: CreditedStep
     value_after: Shown | None
     """The value of the state after the step; None at the end of the answer."""
-    given: float
-    """The mean advantage of the step's trained tokens, as credit gave it."""
-    trained: float | None
+    advantage: float
+    """The mean advantage of the step's trained tokens, before training changes it."""
+    trained_advantage: float | None
     """The mean advantage that trained; None where it is unknown."""
     engine_ratio: float | None
     """The mean ratio of the trainer's probabilities to the engine's."""
@@ -417,10 +417,10 @@ class MethodCredit:
     name: str
     cells: tuple[tuple[Shown | None, Shown | None], ...]
     """For each step the value before it, and its advantage."""
-    found_by: str = ""
+    analysis: str = ""
     """The name of the analysis."""
     cost: str = ""
-    """What the analysis sampled for an answer, for people."""
+    """A description of what the analysis sampled for the answer."""
 
     @property
     def scale(self) -> float:
@@ -432,7 +432,7 @@ class MethodCredit:
 def method_of(
     name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, by: str = ""
 ) -> MethodCredit:
-    """Reads what `StepCredit.plain` gave, as the credit microscope writes it."""
+    """Reads a `StepCredit` as the credit microscope writes it (`StepCredit.plain`)."""
     pairs = zip(credit["values"], credit["advantages"], strict=True)
     cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
     return MethodCredit(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")

@@ -1,9 +1,9 @@
-"""Answers of other people's runs, as rows like those of an evaluation.
+"""Reads answers that other programs stored, as rows like those of an evaluation.
 
 A file is read row by row (`files.py`), and each row is mapped by the reader of its format: Inspect's samples
 (`inspect_logs.py`), rollouts of verifiers and prime-rl (`verifiers.py`), and rows that name their fields, as
-verl, SkyRL, slime, TRL and W&B write them (`named_fields.py`). A row whose reader fails is shown as it
-is, and counted with its reason.
+verl, SkyRL, slime, TRL and W&B write them (`named_fields.py`). A row that can't be mapped is shown as
+JSON, and counted with the reason.
 """
 
 from __future__ import annotations
@@ -31,87 +31,95 @@ from treetune.view.store.foreign.line import line
 
 __all__ = ["ENDINGS", "FileReport", "answer_at", "answers_in", "holds_answers", "json_lines"]
 
-AS_IT_IS = "shown as it is"
-"""The id of the problem that rows which can't be mapped are shown under."""
+UNMAPPED = "shown as JSON"
+"""The id of the problem under which rows that can't be mapped are shown."""
 
 EXAMPLES = 3
-"""Places of rows that can't be mapped which the page names, for each reason."""
+"""The number of rows that the page names for each reason."""
 
 
 @dataclass
 class FileReport:
-    """What became of a file's rows: `unmapped` and `unread` hold the places of rows by the reason."""
+    """Counts of a file's rows.
+
+    Example: `FileReport(rows=3, unread={"can't be read as JSON": ["line 2"]})`.
+    """
 
     rows: int = 0
     unmapped: dict[str, list[str]] = field(default_factory=dict)
+    """The rows that are shown as JSON, by the reason."""
     unread: dict[str, list[str]] = field(default_factory=dict)
+    """The rows that are left out, by the reason."""
     remarks: list[str] = field(default_factory=list)
-    """What the file says of itself, such as that its evaluation ended with an error."""
+    """Remarks on the whole file, such as that its evaluation ended with an error."""
 
     def note(self, name: str) -> str:
-        """Says what isn't as it should be; nothing where all rows became answers."""
+        """Returns a message on rows that did not become answers; empty where all did."""
         parts = list[str]()
-        as_they_are = sum(map(len, self.unmapped.values()))
-        left_out = sum(map(len, self.unread.values()))
-        if as_they_are or left_out:
-            shown = self.rows - left_out
-            parts.append(f"{name}: {self.rows:,} rows, {shown:,} shown")
-        if as_they_are:
-            parts.append(f"{as_they_are:,} of these as they are ({_reasons(self.unmapped)})")
-        if left_out:
-            parts.append(f"{left_out:,} not ({_reasons(self.unread)})")
+        unmapped = sum(map(len, self.unmapped.values()))
+        unread = sum(map(len, self.unread.values()))
+        if unmapped or unread:
+            parts.append(f"{name}: {self.rows:,} rows, {self.rows - unread:,} shown")
+        if unmapped:
+            parts.append(f"{unmapped:,} of these as JSON ({_reasons(self.unmapped)})")
+        if unread:
+            parts.append(f"{unread:,} not ({_reasons(self.unread)})")
         parts += [remark if parts else f"{name}: {remark}" for remark in self.remarks]
         return "; ".join(parts)
 
 
-def _reasons(places: Mapping[str, list[str]]) -> str:
-    told = list[str]()
-    for reason, where in places.items():
-        more = ", …" if len(where) > EXAMPLES else ""
-        told.append(f"{reason}: {', '.join(where[:EXAMPLES])}{more}")
-    return "; ".join(told)
+def _reasons(rows_by_reason: Mapping[str, list[str]]) -> str:
+    """Formats reasons with examples: "has no prompt: line 3, line 7"."""
+    texts = list[str]()
+    for reason, rows in rows_by_reason.items():
+        more = ", …" if len(rows) > EXAMPLES else ""
+        texts.append(f"{reason}: {', '.join(rows[:EXAMPLES])}{more}")
+    return "; ".join(texts)
 
 
 def answers_in(path: Path, report: FileReport | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the answers of a file as lines of an evaluation, each with its place: the byte where its line
-    begins, or its number. Samples of a problem are numbered as they come, where the file
-    has no number, or one twice.
+    """Yields the answers of a file as lines of an evaluation, each with its place in the file.
 
-    What can't be mapped is counted in `report`. Raises ValueError for a file that can't be read.
+    The place is the byte where its line begins, or the number of the row. Samples without a number, or with
+    one that an earlier sample of the problem has, get the next free one. Rows that can't be mapped are
+    counted in `report`. Raises ValueError for a file that can't be read.
     """
     report = FileReport() if report is None else report
-    taken: dict[str, set[int]] = {}
-    following: Counter[str] = Counter()
+    used_numbers: dict[str, set[int]] = {}  # by problem
+    next_number: Counter[str] = Counter()
     for row in rows_of(path, report.remarks):
         report.rows += 1
         if row.fault:
             report.unread.setdefault(row.fault, []).append(row.where)
             continue
-        answer, why = _mapped(row)
-        if why:
-            report.unmapped.setdefault(why, []).append(row.where)
+        answer, why_unmapped = _map_row(row)
+        if why_unmapped:
+            report.unmapped.setdefault(why_unmapped, []).append(row.where)
         problem, sample = answer["problem"], answer["sample"]
-        numbers = taken.setdefault(problem, set())
-        if sample is None or sample in numbers:
-            while following[problem] in numbers:
-                following[problem] += 1
-            sample = following[problem]
-        numbers.add(sample)
+        used = used_numbers.setdefault(problem, set())
+        if sample is None or sample in used:
+            while next_number[problem] in used:
+                next_number[problem] += 1
+            sample = next_number[problem]
+        used.add(sample)
         yield row.place, answer | {"sample": sample}
 
 
-def _mapped(row: FileRow) -> tuple[dict[str, Any], str]:
-    """Returns the line of a row, and why it is shown as it is, where it is."""
+def _map_row(row: FileRow) -> tuple[dict[str, Any], str]:
+    """Returns the line of a row, and the reason why it is shown as JSON; empty where it could be mapped."""
     try:
         return _answer_of(row), ""
     except UNREADABLE as error:
-        known = isinstance(error, ValueError)  # of which NotAnAnswer is one
-        why = str(error) if known else f"its fields are not as expected ({type(error).__name__}: {error})"
+        if isinstance(error, ValueError):  # of which NotAnAnswer is one
+            why = str(error)
+        else:
+            why = f"its fields are not as expected ({type(error).__name__}: {error})"
     try:
-        shown = json.dumps(row.content, ensure_ascii=False, indent=1, default=str)
+        text = json.dumps(row.content, ensure_ascii=False, indent=1, default=str)
     except RecursionError:
-        shown = "[its objects are nested too deep to be written]"
-    return line(prompt="", text=shown, reward=None, problem=AS_IT_IS, message=f"{AS_IT_IS}: {why}"), why
+        text = "[its objects are nested too deeply to be written]"
+    unmapped = line(prompt="", text=text, reward=None, problem=UNMAPPED, message=f"{UNMAPPED}: {why}")
+    return unmapped, why
 
 
 def _answer_of(row: FileRow) -> dict[str, Any]:
@@ -126,16 +134,19 @@ def _answer_of(row: FileRow) -> dict[str, Any]:
 
 
 def answer_at(path: Path, place: int) -> Mapping[str, Any]:
-    """Returns the answer at a place that `answers_in` gave. In a .jsonl file its `sample` is the
-    row's own."""
+    """Returns the answer at a place that `answers_in` yielded.
+
+    The number of a sample in a .jsonl file is the row's own, which may differ from that of `answers_in`.
+    """
     if path.suffix == ".jsonl":
-        return _mapped(row_at(path, place))[0]
+        answer, _ = _map_row(row_at(path, place))
+        return answer
     return _answers_by_place(path, stat_of(path))[place]
 
 
 @functools.lru_cache(maxsize=2)
 def _answers_by_place(path: Path, _: object) -> dict[int, dict[str, Any]]:
-    """Is cached until the file's size or time changes."""
+    """Returns all answers of a file by their places. It is cached until the file's size or time changes."""
     return dict(answers_in(path))
 
 

@@ -1,5 +1,7 @@
-"""Messages of a conversation as text: what was said, what was thought, which tools were called and what they
-answered, in the forms in which OpenAI, Anthropic, Inspect, verifiers and TRL write them."""
+"""Writes messages of conversations as text: contents, thoughts, calls of tools and their results.
+
+It reads the forms of OpenAI, Anthropic, Inspect, verifiers and TRL.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")
-"""Names under which a message, or a part of it, has the thought of the model."""
+"""Names of fields in which a message, or a part of it, has the thought of the model."""
 
 MESSAGE_FIELDS = ("content", "tool_calls", "function_call", *THOUGHTS)
-"""An object with a role, or with one of these, is a message."""
+"""An object with a role or with one of these fields is a message."""
 
 
 def is_message(value: object) -> bool:
@@ -23,9 +25,9 @@ def is_conversation(value: object) -> bool:
 
 
 def written(value: Any) -> str:
-    """Writes a text, a message, a conversation, or anything else as JSON.
+    """Returns a text, a message or a conversation as text, and anything else as JSON.
 
-    The role stands before each message of a conversation that has more than one.
+    Each message of a conversation with more than one begins with its role: "user: 2 + 2 ="
     """
     if value is None:
         return ""
@@ -43,22 +45,23 @@ def written(value: Any) -> str:
 
 
 def turns(value: Any) -> list[dict[str, str]]:
-    """Returns speaker and text of each message of a conversation; of anything else nothing."""
+    """Returns the speaker and text of each message of a conversation; nothing for any other value."""
     if not is_conversation(value):
         return []
     return [{"role": _speaker(message), "content": message_text(message)} for message in value]
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """Writes a message: its thought, its content, its calls of tools and what went wrong, in this order."""
-    parts = [_thought(message.get(name)) for name in THOUGHTS if message.get(name)][:1]
+    """Returns a message as text: its thought, its content, its calls of tools, and errors, in this order."""
+    thoughts = [message[name] for name in THOUGHTS if message.get(name)]
+    parts = [_thought(thoughts[0])] if thoughts else []
     parts.append(_content_text(message.get("content")))
     parts += [_call_text(call) for call in _calls_of(message)]
     if message.get("refusal"):
         parts.append(f"[refused] {message['refusal']}")
     if error := message.get("error"):
-        said = error.get("message", error) if isinstance(error, Mapping) else error
-        parts.append(f"[error] {said}")
+        description = error.get("message", error) if isinstance(error, Mapping) else error
+        parts.append(f"[error] {description}")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -81,13 +84,13 @@ def _content_text(content: Any) -> str:
 
 
 def _part_text(part: Any) -> str:
-    """Writes a part of a message's content; of one that is no text its kind alone, in brackets."""
+    """Returns a part of a message's content as text. A part without text, as an image, is "[image]"."""
     if not isinstance(part, Mapping):
         return part if isinstance(part, str) else json.dumps(part, ensure_ascii=False, default=str)
     kind = str(part.get("type") or "")
     if kind in ("reasoning", "thinking", "redacted_thinking"):
-        told = part.get("reasoning") or part.get("thinking") or part.get("text") or part.get("summary")
-        return _thought(told or "[not shown by its provider]")
+        thought = part.get("reasoning") or part.get("thinking") or part.get("text") or part.get("summary")
+        return _thought(thought or "[not shown by its provider]")
     if isinstance(part.get("text"), str):
         return part["text"]
     if kind == "refusal":
@@ -112,15 +115,15 @@ def _calls_of(message: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _call_text(call: Any) -> str:
-    """Writes a call of a tool: its name, and its arguments as they were given."""
+    """Returns a call of a tool as text, with its name and its arguments."""
     if isinstance(call, str):  # verifiers writes each call as JSON in a text
         try:
-            read = json.loads(call)
+            parsed = json.loads(call)
         except ValueError:
-            read = None
-        if not isinstance(read, Mapping):
+            parsed = None
+        if not isinstance(parsed, Mapping):
             return f"<tool_call>\n{call}\n</tool_call>"
-        call = read
+        call = parsed
     if not isinstance(call, Mapping):
         return f"<tool_call>\n{json.dumps(call, ensure_ascii=False, default=str)}\n</tool_call>"
     function = call.get("function")
@@ -130,8 +133,8 @@ def _call_text(call: Any) -> str:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:  # as the model wrote them: what is wrong with them is what a reader looks for
+        except ValueError:  # shown as the model wrote them, so that a reader sees what is wrong
             arguments = {"unreadable": arguments}
-    told = {"name": name, "arguments": arguments}
-    text = f"<tool_call>\n{json.dumps(told, ensure_ascii=False, default=str)}\n</tool_call>"
+    named_call = {"name": name, "arguments": arguments}
+    text = f"<tool_call>\n{json.dumps(named_call, ensure_ascii=False, default=str)}\n</tool_call>"
     return f"{text}\n[not understood] {call['parse_error']}" if call.get("parse_error") else text

@@ -1,4 +1,4 @@
-"""Rows of other programs' files: JSON lines (also while they are written), Inspect's archives and JSON,
+"""Reads rows of other programs' files: JSON lines (also while they are written), Inspect's archives and JSON,
 slime's ``.pt``, TRL's Parquet, W&B's tables."""
 
 from __future__ import annotations
@@ -19,43 +19,55 @@ from treetune.view.store.readers import wandb_rows
 ENDINGS = (".jsonl", ".eval", ".json", ".pt", ".parquet")
 
 FIRST_ROWS = 20
-"""Rows at the beginning of a file, one of which is an answer where it holds answers."""
+"""The number of rows at a file's beginning that are searched for an answer."""
 LONGEST_FIRST_LINE = 32_000_000
 HEAD_BYTES = 1_000_000
-"""The beginning of a JSON file or a pickle, which says whether it can hold answers."""
+"""The size of the beginning of a JSON file or a pickle that shows whether it can have answers."""
 ROWS_AT_ONCE = 1024
 
 ZSTANDARD, LENGTHS_AT = 93, 26
-"""In a zip archive: packing that Python reads from 3.14 on; where a member's head has lengths of names."""
+"""In a zip archive: the number of Zstandard compression, which Python reads only from 3.14 on, and the
+position of the lengths of names in a member's header."""
 LARGEST_SAMPLE_BYTES = 200_000_000
-"""Of a log of Inspect: what unpacks to more is no sample."""
+"""The largest sample of an Inspect log that is unpacked."""
 
 OF_A_TABLE = ("prompt", "completion", "step")
-"""Columns without which a Parquet file is a data set, and no table of completions as TRL writes them."""
+"""The columns of TRL's tables of completions. A Parquet file without them is a data set."""
+
+NOT_AN_OBJECT = "not a JSON object"
 
 UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, NotImplementedError,
     OverflowError, zipfile.BadZipFile,
 )  # fmt: skip
-"""What files raise that are none, or of another kind."""
+"""The errors that damaged files and files of another kind raise."""
 
 
 @dataclass(frozen=True)
 class FileRow:
-    """A row of a file: its `place` for machines, `where` it stands for people, its `content`, or the `fault`
-    for which there is none. A sample of Inspect knows the name of its evaluation's task."""
+    """A row of a file.
+
+    Example: `FileRow(place=1024, where="line 3", content={"prompt": "2+2=", "response": "4", "score": 1.0})`.
+    """
 
     place: int
+    """The byte where its line begins, or its number, counted from 0."""
     where: str
+    """The position, as messages name it."""
     content: Any = None
     fault: str = ""
+    """The reason why it can't be read; empty for a row that could be."""
     is_inspect: bool = False
+    """Whether it is a sample of Inspect."""
     task: str = ""
+    """The name of the evaluation's task, for a sample of Inspect."""
 
 
 def rows_of(path: Path, remarks: list[str]) -> Iterator[FileRow]:
-    """Yields the rows of a file. What it says of itself is added to `remarks`. Raises ValueError for a file
-    that can't be read."""
+    """Yields the rows of a file, and adds remarks on the whole file to `remarks`.
+
+    Raises ValueError for a file that can't be read.
+    """
     if path.suffix == ".jsonl":
         yield from _lines(path, remarks)
     elif path.suffix == ".eval":
@@ -71,7 +83,7 @@ def rows_of(path: Path, remarks: list[str]) -> Iterator[FileRow]:
 
 
 def first_rows(path: Path) -> Iterator[FileRow]:
-    """Yields a few rows at the beginning of a file, without reading much more of it than them."""
+    """Yields a few rows at the beginning of a file, without reading much more of it."""
     if path.suffix == ".jsonl":
         with path.open("rb") as file:
             for _ in range(FIRST_ROWS):
@@ -109,7 +121,7 @@ def first_rows(path: Path) -> Iterator[FileRow]:
 def _numbered(contents: Iterator[Any]) -> Iterator[FileRow]:
     for place, content in enumerate(contents):
         is_object = isinstance(content, Mapping)
-        yield FileRow(place, f"row {place + 1}", content, "" if is_object else "it is no object")
+        yield FileRow(place, f"row {place + 1}", content, "" if is_object else NOT_AN_OBJECT)
 
 
 # JSON lines
@@ -131,7 +143,7 @@ def _lines(path: Path, remarks: list[str]) -> Iterator[FileRow]:
         for number, text in enumerate(file, 1):
             row = _line(place, number, text)
             if row is not None and row.fault and not text.endswith(b"\n"):
-                remarks.append("its last line isn't whole (yet), and not among these")
+                remarks.append("its last line is incomplete and is left out")
                 return
             if row is not None:
                 yield row
@@ -146,17 +158,19 @@ def _line(place: int, number: int, text: bytes) -> FileRow | None:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
-        return FileRow(place, where, fault="it can't be read as JSON")
-    return FileRow(place, where, content, "" if isinstance(content, Mapping) else "it is no object")
+        return FileRow(place, where, fault="not valid JSON")
+    return FileRow(place, where, content, "" if isinstance(content, Mapping) else NOT_AN_OBJECT)
 
 
 def row_at(path: Path, place: int) -> FileRow:
-    """Returns the row whose line begins at a byte. Raises ValueError where none does (any more)."""
+    """Returns the row whose line begins at a byte. Raises ValueError where the file was changed since."""
     with path.open("rb") as file:
         file.seek(place)
         row = _line(place, 0, file.readline())
     if row is None or row.fault:
-        raise ValueError(f"{path} has no answer at byte {place} any more: it was written anew, ask again")
+        raise ValueError(
+            f"{path} has no answer at byte {place} any more, because it was rewritten: reload the page"
+        )
     return row
 
 
@@ -164,7 +178,7 @@ def row_at(path: Path, place: int) -> FileRow:
 
 
 def _samples(path: Path, remarks: list[str]) -> Iterator[FileRow]:
-    """Yields the samples of an archive; one that can't be read has a fault of its own."""
+    """Yields the samples of an archive; one that can't be read is a row with a fault."""
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
         header = _header(file, archive)
         task = _task(header)
@@ -172,28 +186,35 @@ def _samples(path: Path, remarks: list[str]) -> Iterator[FileRow]:
         for place, name in enumerate(_sample_names(archive)):
             try:
                 content = json.loads(_member(file, archive, name))
-                fault = "" if isinstance(content, Mapping) else "it is no object"
+                fault = "" if isinstance(content, Mapping) else NOT_AN_OBJECT
             except UNREADABLE as error:
-                content, fault = None, f"it can't be read ({error})"
+                content, fault = None, f"can't be read ({error})"
             yield FileRow(place, name, content, fault, is_inspect=True, task=task)
 
 
 def _sample_names(archive: zipfile.ZipFile) -> list[str]:
-    """Returns the members that are samples, sorted as people count. An id with a slash is a folder in the
-    name; a sample that was written twice has the same name, and its last content counts."""
+    """Returns the names of the archive's samples, with numbers in their numeric order: 2 before 10.
+
+    An id with a slash becomes a folder in the name. A sample that was written twice is in the archive under
+    the same name, of which reading returns the last content.
+    """
     names = {name for name in archive.namelist() if re.fullmatch(r"samples/.+\.json", name, re.DOTALL)}
 
-    def as_people_count(name: str) -> tuple[list[tuple[int, int, str]], str]:
-        parts = re.split(r"(\d+)", name)
-        return [
-            (int(part[:18]), len(part), "") if part.isdecimal() else (-1, 0, part) for part in parts
-        ], name
+    def natural_order(name: str) -> tuple[list[tuple[int, int, str]], str]:
+        key = []
+        for part in re.split(r"(\d+)", name):
+            # Only the first digits are read as a number: ids can have thousands.
+            key.append((int(part[:18]), len(part), "") if part.isdecimal() else (-1, 0, part))
+        return key, name
 
-    return sorted(names, key=as_people_count)
+    return sorted(names, key=natural_order)
 
 
 def _header(file: IO[bytes], archive: zipfile.ZipFile) -> Mapping[str, Any]:
-    """Returns what the log says of its evaluation: at its end, or, while it goes on, at its beginning."""
+    """Returns the header of a log, which is empty where there is none.
+
+    A finished evaluation has it at the end of the log, and a running one at its beginning.
+    """
     for name in ("header.json", "_journal/start.json"):
         try:
             header = json.loads(_member(file, archive, name))
@@ -205,20 +226,20 @@ def _header(file: IO[bytes], archive: zipfile.ZipFile) -> Mapping[str, Any]:
 
 
 def _member(file: IO[bytes], archive: zipfile.ZipFile, name: str) -> bytes:
-    """Returns the content of a member. Raises ValueError for one that unpacks to too much."""
-    about = archive.getinfo(name)
-    if about.file_size > LARGEST_SAMPLE_BYTES:
-        raise ValueError(f"it unpacks to more than {LARGEST_SAMPLE_BYTES:,} bytes")
-    if about.compress_type != ZSTANDARD:
+    """Returns the content of a member. Raises ValueError for one that is too large."""
+    info = archive.getinfo(name)
+    if info.file_size > LARGEST_SAMPLE_BYTES:
+        raise ValueError(f"larger than {LARGEST_SAMPLE_BYTES:,} bytes")
+    if info.compress_type != ZSTANDARD:
         return archive.read(name)
     import pyarrow as pa
 
-    file.seek(about.header_offset + LENGTHS_AT)
-    file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)  # of name, extra field
+    file.seek(info.header_offset + LENGTHS_AT)
+    file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)  # skips the name and the extra field
     try:
-        return pa.decompress(file.read(about.compress_size), about.file_size, "zstd", asbytes=True)
+        return pa.decompress(file.read(info.compress_size), info.file_size, "zstd", asbytes=True)
     except pa.ArrowException as error:
-        raise ValueError(f"it can't be unpacked: {error}") from error
+        raise ValueError(f"can't be unpacked: {error}") from error
 
 
 def _samples_of_json(path: Path, remarks: list[str]) -> Iterator[FileRow]:
@@ -243,7 +264,7 @@ def _add_status(header: Mapping[str, Any], remarks: list[str]) -> None:
 
 
 def _begins_as_log(path: Path) -> bool:
-    """Returns whether a JSON file is a log of Inspect. It is all in one: read when it is asked for."""
+    """Returns whether a JSON file is a log of Inspect, by its beginning."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     return b'"version"' in head and b'"eval"' in head
@@ -253,15 +274,20 @@ def _begins_as_log(path: Path) -> bool:
 
 
 def _pickled_samples(path: Path) -> Iterator[Any]:
-    """Yields the samples of slime's dump: numbers, texts and tensors alone, whatever else a pickle asks for
-    is refused. Raises ValueError for that."""
+    """Yields the samples of slime's dump.
+
+    Raises ValueError for a pickle with anything but numbers, texts and tensors, which could run code.
+    """
     try:
         import torch
 
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (ImportError, pickle.UnpicklingError, RuntimeError) as error:
-        why = [*re.findall(r"GLOBAL (\S+)", str(error)), *str(error).splitlines()][0]
-        raise ValueError(f"{path} is read by torch, as numbers, texts and tensors alone: {why}") from error
+        # The message names the refused class, among much advice.
+        reasons = [*re.findall(r"GLOBAL (\S+)", str(error)), *str(error).splitlines()]
+        raise ValueError(
+            f"{path} is read with torch, and only numbers, texts and tensors are allowed: {reasons[0]}"
+        ) from error
     yield from loaded["samples"]
 
 

@@ -1,9 +1,9 @@
-"""Samples of Inspect's logs (``.eval``, a zip archive with a file for each sample, and ``.json``).
+"""Maps samples of Inspect's logs (``.eval``, a zip archive with a file for each sample, and ``.json``).
 
-Mapped: the messages of the input and before the first generated one are the prompt, all behind are the
-answer; the first score is the reward, and all values of all scores are numbers; an error of the sample, a
-limit that ended it, the model's stop reason and its tokens. Texts that the log keeps apart as attachments are
-put back.
+The prompt is the messages before the first generated one, and the answer the messages from there on. The
+reward is the first score; all values of all scores become numbers. The sample's error, the limit that ended
+it, the model's stop reason and its tokens are mapped, too. Texts that the log stores as attachments are put
+back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from treetune.exceptions import NotAnAnswer
 from treetune.view.store.foreign.line import (
     UNFINISHED,
-    error_words,
+    describe_error,
     finish_reason_of,
     is_plain,
     line,
@@ -26,36 +26,37 @@ from treetune.view.store.foreign.line import (
 )
 
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
-"""Inspect's letters as it turns them into numbers: correct, partially so, incorrect, no answer."""
+"""The numbers of Inspect's grades: correct, partially correct, incorrect, no answer."""
 WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 
 ATTACHMENT = "attachment://"
 
 OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
 OWN_MODEL = "treetune/"
-"""Begins the model's name in logs that `export_evaluation` wrote, whose samples keep the grader's outcome."""
+"""The prefix of the model's name in logs that `export_evaluation` wrote. Their samples have our graders'
+outcomes."""
 
 
 def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
-    """Returns the line of a sample. Raises NotAnAnswer for what is none."""
+    """Returns the line of a sample. Raises NotAnAnswer for an object that is not a sample."""
     if "id" not in sample or ("input" not in sample and "messages" not in sample):
-        raise NotAnAnswer("it has no id or no input, as a sample of Inspect has")
+        raise NotAnAnswer("it has no id or no input, which a sample of Inspect has")
     attachments = sample.get("attachments") or {}
     output: Mapping[str, Any] = sample.get("output") or {}
     prompt, answer = _split(_with_attachments(sample, attachments), output)
     reward, values, score = _graded(sample.get("scores"), sample.get("score"))
-    error = error_words(sample.get("error")) or error_words(output.get("error"))
+    error = describe_error(sample.get("error")) or describe_error(output.get("error"))
     limit = sample.get("limit")
     reason = next((choice.get("stop_reason") for choice in output.get("choices") or () if choice), None)
-    own = str(output.get("model") or "").startswith(OWN_MODEL)
-    kept: Mapping[str, Any] = (sample.get("metadata") or {}) if own else {}
-    remarks = [str(score.get("explanation") or kept.get("message") or "")]
+    is_exported = str(output.get("model") or "").startswith(OWN_MODEL)
+    exported: Mapping[str, Any] = (sample.get("metadata") or {}) if is_exported else {}
+    remarks = [str(score.get("explanation") or exported.get("message") or "")]
     if isinstance(limit, Mapping):
-        remarks.append(f"ended by its limit of {limit.get('type')} ({limit.get('limit')})")
+        remarks.append(f"stopped by the {limit.get('type')} limit ({limit.get('limit')})")
     if len(values) > 1 and reward is not None:
-        remarks.append(f"of {len(values)} scores the first, {next(iter(values))}, is the reward")
-    if not values and not error and not own:
-        remarks.append("it has no score" if score == {} else "its score is no number")
+        remarks.append(f"the reward is the first of {len(values)} scores, {next(iter(values))}")
+    if not values and not error and not is_exported:
+        remarks.append("it has no score" if score == {} else "its score is not a number")
     epoch = sample.get("epoch")
     return line(
         prompt=prompt,
@@ -66,24 +67,26 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
         error=error,
         finish_reason=UNFINISHED if isinstance(limit, Mapping) else finish_reason_of(reason),
         tokens=_tokens(sample, output),
-        extracted=score.get("answer", kept.get("extracted")),
+        extracted=score.get("answer", exported.get("extracted")),
         message="; ".join(filter(None, remarks)),
-        outcome=kept["outcome"] if kept.get("outcome") in OUTCOMES else None,
-        numbers=values | numbers_in(kept if own else {"metadata": sample.get("metadata")}),
+        outcome=exported["outcome"] if exported.get("outcome") in OUTCOMES else None,
+        numbers=values | numbers_in(exported if is_exported else {"metadata": sample.get("metadata")}),
         sample=epoch - 1 if isinstance(epoch, int) and epoch > 0 else None,
     )
 
 
 def _with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
-    """Returns a sample's input and messages with the texts that its log keeps apart."""
+    """Returns a sample with its attachments in the place of their names."""
     if isinstance(value, str) and value.startswith(ATTACHMENT):
         return attachments.get(value.removeprefix(ATTACHMENT), value)
     if isinstance(value, list):
         return [_with_attachments(part, attachments) for part in value]
     if isinstance(value, Mapping):
-        left = ("attachments", "events", "store")
+        not_needed = ("attachments", "events", "store")
         return {
-            name: _with_attachments(part, attachments) for name, part in value.items() if name not in left
+            name: _with_attachments(part, attachments)
+            for name, part in value.items()
+            if name not in not_needed
         }
     return value
 
@@ -91,8 +94,9 @@ def _with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
 def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, Any]:
     """Returns the prompt and the answer.
 
-    Solvers put system messages before the input, and examples in it may have answers of their own: what the
-    model wrote begins behind as many messages as the input has, or where the log says that it was generated.
+    The answer begins with the first message that the log marks as generated. Older logs have no such marks:
+    there it begins after as many messages as the input has, without the system messages that solvers add. The
+    first assistant message doesn't serve, because the input may contain examples with answers.
     """
     asked = sample.get("input")
     messages = sample.get("messages") or []
@@ -102,8 +106,8 @@ def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, A
     messages_before = 0  # without the system messages, which solvers add
     for position, message in enumerate(messages):
         is_generated = message.get("source") == "generate"
-        is_behind_input = not has_sources and messages_before >= in_input
-        if message.get("role") == "assistant" and (is_generated or is_behind_input):
+        is_after_input = not has_sources and messages_before >= in_input
+        if message.get("role") == "assistant" and (is_generated or is_after_input):
             first = position
             break
         if message.get("role") != "system":
@@ -117,8 +121,10 @@ def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, A
 
 
 def _graded(scores: Any, single: Any) -> tuple[float | None, dict[str, float], Mapping[str, Any]]:
-    """Returns the reward, all values by scorer (and by name within a scorer), and the score that counts: the
-    first one with a number, else the first."""
+    """Returns the reward, all values by scorer (and by name within a scorer), and the reward's score.
+
+    That is the first score with a number, or else the first one. The reward is None without a number.
+    """
     if not scores and single:  # of the first versions of the format
         scores = {"score": single}
     values = dict[str, float]()
@@ -138,11 +144,17 @@ def _graded(scores: Any, single: Any) -> tuple[float | None, dict[str, float], M
 
 
 def _values(name: str, value: Any) -> Sequence[tuple[str, float]]:
-    """Returns the numbers of a score by name: one, or those of an object or a list."""
+    """Returns the numbers of a score by name: ("match", 1.0), or of a list ("match/0", 1.0), …"""
+    members: list[tuple[object, Any]] | None = None
     if isinstance(value, Mapping):
-        return [pair for key, part in value.items() for pair in _values(f"{name}/{key}", part)]
-    if isinstance(value, list):
-        return [pair for index, part in enumerate(value) for pair in _values(f"{name}/{index}", part)]
+        members = list(value.items())
+    elif isinstance(value, list):
+        members = list(enumerate(value))
+    if members is not None:
+        pairs: list[tuple[str, float]] = []
+        for key, member in members:
+            pairs += _values(f"{name}/{key}", member)
+        return pairs
     number = _number(value)
     return [] if number is None else [(name, number)]
 
@@ -161,8 +173,10 @@ def _target(target: Any) -> Any:
 
 
 def _tokens(sample: Mapping[str, Any], output: Mapping[str, Any]) -> float | None:
-    """Returns the tokens of all that the evaluated model wrote: a sample's usage counts all its calls, the
-    output's the last alone."""
+    """Returns the number of tokens that the evaluated model wrote.
+
+    The sample's usage counts all calls of the model; the output's usage is that of the last call only.
+    """
     by_model = sample.get("model_usage")
     usage = by_model.get(output.get("model")) if isinstance(by_model, Mapping) else None
     return output_tokens(usage) or output_tokens(output.get("usage"))

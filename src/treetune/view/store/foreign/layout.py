@@ -1,4 +1,4 @@
-"""The files of another program's run by their steps: a folder for each step (prime-rl's
+"""Finds the step of each file of another program's run: there is a folder for each step (prime-rl's
 ``rollouts/step_3/train/all/traces.jsonl``, SkyRL's ``dumped_evals/global_step_3_evals/gsm8k.jsonl``), or a
 file for each (verl's ``3.jsonl``, slime's ``rollout_3.pt``, TRL's ``completions_00003.parquet``)."""
 
@@ -15,70 +15,85 @@ _STEP_FILE = re.compile(
     r"|test)s?[-_]?)?(?:(?:global_?)?(?:step|iter|iteration)[-_]?)?(\d{1,9})",
     re.IGNORECASE,
 )
-"""A number behind another word is no step: ``aime_2024.jsonl`` and ``math500.jsonl`` are sets of problems."""
+"""A number after another word is not a step: ``aime_2024.jsonl``, ``math500.jsonl``."""
 _STEP_OF_TABLE = re.compile(r"(.*)_(\d{1,9})_[0-9a-f]+\.table", re.IGNORECASE)
 
 ALL, EFFECTIVE = "all", "effective"
-"""prime-rl's folders of all rollouts of a step, and of those among them that trained."""
+"""prime-rl's folders of all rollouts of a step, and of those that were trained on."""
 
-ONE_FOR_ALL = ("traces", "results", "rollouts", "samples")
-"""Names of files that say nothing of what they hold."""
+GENERIC_NAMES = ("traces", "results", "rollouts", "samples")
+"""File names that don't tell what is in the file, so that labels leave them out."""
 
 
 @dataclass(frozen=True)
 class RunStep:
-    """The place of a file in its run: step 3 of ``train``. Files without a number have None."""
+    """The step of a file in its run.
+
+    Example: `RunStep(3, "train")` for ``rollouts/step_3/train/all/traces.jsonl``.
+    """
 
     number: int | None
+    """None for a file without a step."""
     label: str
+    """What the file has of the step."""
 
 
-def gathered(found: Mapping[Path, tuple[Path, ...]], below: Path) -> dict[Path, tuple[Path, ...]]:
-    """Returns the files of each run, in the order of their steps: files in folders of steps belong to the
-    folder above these. `found` has the files of each folder below the one that was given."""
-    runs: dict[Path, list[Path]] = {}
-    for folder, inside in found.items():
-        runs.setdefault(_run_of(folder, below), []).extend(inside)
-    gathered_runs: dict[Path, tuple[Path, ...]] = {}
-    for run, files in runs.items():
-        everything = set(files)
-        kept = [path for path in files if not _stands_among_all(path, everything)]
-        gathered_runs[run] = tuple(sorted(kept, key=lambda path: _rank(path, run)))
-    return gathered_runs
+def group_by_run(
+    files_by_folder: Mapping[Path, tuple[Path, ...]], root: Path
+) -> dict[Path, tuple[Path, ...]]:
+    """Returns the files of each run, in the order of their steps.
+
+    Files in folders of steps belong to the run in the folder above. `files_by_folder` has the files of
+    folders below `root`.
+    """
+    files_by_run: dict[Path, list[Path]] = {}
+    for folder, files in files_by_folder.items():
+        files_by_run.setdefault(_run_of(folder, root), []).extend(files)
+    sorted_files: dict[Path, tuple[Path, ...]] = {}
+    for run, files_of_run in files_by_run.items():
+        all_files = set(files_of_run)
+        distinct = [path for path in files_of_run if not _repeats_another(path, all_files)]
+        sorted_files[run] = tuple(sorted(distinct, key=lambda path: _rank(path, run)))
+    return sorted_files
 
 
-def _run_of(folder: Path, below: Path) -> Path:
-    parts = folder.relative_to(below).parts
-    for place, part in enumerate(parts):
+def _run_of(folder: Path, root: Path) -> Path:
+    """Returns the folder above the first folder of a step, or else the folder itself."""
+    parts = folder.relative_to(root).parts
+    for depth, part in enumerate(parts):
         if _STEP_FOLDER.fullmatch(part):
-            return below.joinpath(*parts[:place])
+            return root.joinpath(*parts[:depth])
     return folder
 
 
-def _stands_among_all(path: Path, files: Iterable[Path]) -> bool:
-    """Returns whether a file repeats rollouts that another one has."""
+def _repeats_another(path: Path, files: Iterable[Path]) -> bool:
+    """Returns whether a file's rollouts are also in another file, prime-rl's file of all rollouts."""
     return path.parent.name == EFFECTIVE and path.parent.with_name(ALL) / path.name in files
 
 
 def step_of(path: Path, run: Path) -> RunStep:
-    """Returns the step of a file, and what it holds of that."""
+    """Returns the step of a file, by its folders or else by its name."""
     folders = path.relative_to(run).parts[:-1]
-    for place, folder in enumerate(folders):
-        if step := _STEP_FOLDER.fullmatch(folder):
-            inside = [part for part in (step[2], *folders[place + 1 :]) if part not in (None, "", ALL)]
-            name = path.name.removesuffix(path.suffix)
-            return RunStep(int(step[1]), " ".join([*inside, *([name] if name not in ONE_FOR_ALL else [])]))
+    for depth, folder in enumerate(folders):
+        match = _STEP_FOLDER.fullmatch(folder)
+        if match is None:
+            continue
+        label_parts = [part for part in (match[2], *folders[depth + 1 :]) if part not in (None, "", ALL)]
+        name = path.name.removesuffix(path.suffix)
+        if name not in GENERIC_NAMES:
+            label_parts.append(name)
+        return RunStep(int(match[1]), " ".join(label_parts))
     if path.suffix == ".json":
-        numbered = _STEP_OF_TABLE.fullmatch(path.stem)
-    elif path.suffix == ".eval":  # begins with the time when it was made
-        numbered = None
+        match = _STEP_OF_TABLE.fullmatch(path.stem)
+    elif path.suffix == ".eval":  # its name begins with the time when it was made
+        match = None
     else:
-        numbered = _STEP_FILE.fullmatch(path.stem)
-    return RunStep(int(numbered[2]), numbered[1] or "") if numbered else RunStep(None, "")
+        match = _STEP_FILE.fullmatch(path.stem)
+    return RunStep(int(match[2]), match[1] or "") if match else RunStep(None, "")
 
 
 def _rank(path: Path, run: Path) -> tuple[float, str, list[int], str]:
-    """Orders files by their steps, then by the numbers in their names."""
+    """Returns a sort key: by step, then by label, then by the numbers in the file's name."""
     step = step_of(path, run)
     numbers = [int(number) for number in re.findall(r"\d+", path.stem)]
     return (-1.0 if step.number is None else step.number), step.label, numbers, str(path)

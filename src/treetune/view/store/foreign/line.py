@@ -1,4 +1,4 @@
-"""The line of an evaluation that an answer of another program becomes, and what all readers share."""
+"""Makes the line of an evaluation from another program's answer, and has helpers of all readers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from treetune.view.store.folders import digest
 from treetune.view.store.foreign.conversation import turns, written
 
 UNFINISHED = "length"
-"""The reason for the end of an answer that was cut off."""
+"""The finish reason of an answer that was cut off."""
 
 _CUT_OFF = re.compile(r"length|too_?long|max_(\w+_)?tokens?|truncat|timed?_?out|context", re.IGNORECASE)
 
 NESTED = 2
-"""Levels of objects of numbers that become numbers of the answer."""
+"""The levels of nested objects whose numbers become numbers of the answer."""
 
 LARGEST_COUNT = 2**53
-"""Tokens and samples; what is more is none."""
+"""The largest number of tokens, and the largest number of a sample, that is believed."""
 
 MOST_NUMBERS = 200
-"""Numbers of one answer that are kept."""
+"""The most numbers of an answer that are stored."""
 
 
 def line(
@@ -41,8 +41,11 @@ def line(
     numbers: Mapping[str, float] | None = None,
     sample: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the line of an evaluation. A rollout that failed is not graded, whatever number stands there:
-    nobody has looked at its answer."""
+    """Returns the line of an evaluation.
+
+    A rollout that failed counts as not graded, even where the program wrote a number: its grader didn't see a
+    whole answer.
+    """
     if outcome is None:
         outcome = "error" if error else "unavailable" if reward is None else "ok"
     return {
@@ -70,8 +73,10 @@ def _count(value: object) -> int | None:
 def problem_name(prompt: Any, task: object = None, identity: object = None, *, unique: bool = False) -> str:
     """Returns the name of a problem: its task and its id, and a digest of its prompt.
 
-    Ids of other programs are often places in a list (0, 1, 2), or 0 for all, and several tasks write into one
-    file: the prompt tells them apart. `unique` says that the task and the id already do.
+    Ids of other programs are often positions in a list (0, 1, 2), or 0 for all, and several tasks write into
+    the same file. So the name contains a hash of the prompt, unless task and id are `unique`.
+
+    Examples: "gsm8k/17@3f2a1b", and "gsm8k/17" if unique.
     """
     parts = [str(part) for part in (task, identity) if is_plain(part) and str(part)]
     mark = digest(written(prompt))
@@ -85,12 +90,12 @@ def is_plain(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a value is a finite number; a bool is one of 0 and 1."""
+    """Returns whether a value is a finite number; True and False count as 1 and 0."""
     return isinstance(value, int | float) and number_of(value) is not None
 
 
 def number_of(value: object) -> float | None:
-    """Returns a value as a number, of a text too; None for NaN, infinity, null and all else."""
+    """Returns a number, or a text of one, as a float; None for NaN, infinity and all else."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -106,7 +111,7 @@ def number_of(value: object) -> float | None:
 
 
 def numbers_in(values: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, float]:
-    """Returns the finite numbers of an object and of those within it, named by their path."""
+    """Returns the finite numbers of an object and of nested ones by their paths: {"metrics/length": 31.0}."""
     numbers = dict[str, float]()
     for path, number in _numbers(values, without, NESTED):
         if len(numbers) == MOST_NUMBERS:
@@ -127,14 +132,14 @@ def _numbers(values: Mapping[str, Any], without: Sequence[str], depth: int) -> I
 
 
 def finish_reason_of(reason: object, *, truncated: object = False) -> str | None:
-    """Returns why an answer ended; `UNFINISHED` for one that was cut off by a limit of length or time."""
+    """Returns an answer's finish reason: `UNFINISHED` where a limit of length or time cut it off."""
     if truncated is True or (isinstance(reason, str) and _CUT_OFF.search(reason)):
         return UNFINISHED
     return reason if isinstance(reason, str) and reason else None
 
 
 def output_tokens(usage: object) -> float | None:
-    """Returns how many tokens the model wrote, of a usage as providers write it."""
+    """Returns the number of tokens that the model wrote, from the usage in a provider's reply."""
     if not isinstance(usage, Mapping):
         return None
     for name in ("output_tokens", "completion_tokens", "generated_tokens"):
@@ -143,24 +148,21 @@ def output_tokens(usage: object) -> float | None:
     return None
 
 
-def error_words(error: Any) -> str:
-    """Describes an error as programs write it: a text, an object, or a list of these."""
+def describe_error(error: Any) -> str:
+    """Returns the text of an error, which programs write as a text, an object, or a list of these."""
     if not error:
         return ""
     if isinstance(error, str):
         return error
     if isinstance(error, list):
-        return "; ".join(filter(None, map(error_words, error)))
+        return "; ".join(filter(None, map(describe_error, error)))
     if isinstance(error, Mapping):
         kind = error.get("type") or error.get("error") or error.get("name")
-        told = next(
-            (
-                error[key]
-                for key in ("message", "error_chain_str", "error_chain_repr", "detail")
-                if error.get(key)
-            ),
-            "",
-        )
-        parts = [part if isinstance(part, str) else written(part) for part in (kind, told) if part]
+        message: Any = ""
+        for key in ("message", "error_chain_str", "error_chain_repr", "detail"):
+            if error.get(key):
+                message = error[key]
+                break
+        parts = [part if isinstance(part, str) else written(part) for part in (kind, message) if part]
         return ": ".join(dict.fromkeys(parts)) or written(error)
     return written(error)

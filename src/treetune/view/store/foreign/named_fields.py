@@ -1,8 +1,8 @@
-"""Rows that name their fields: dumps of verl, SkyRL and slime, tables of TRL and W&B, and whatever else has a
+"""Maps rows with named fields: dumps of verl, SkyRL and slime, tables of TRL and W&B, and other rows with a
 prompt, an answer and a number.
 
-Mapped: the first field of each kind that is there, and each further number. A table of TRL has no reward but
-one column for each reward function: their sum is the reward.
+Of each kind of field, the first name in `NAMES` that a row has is used; all other numbers are mapped, too. A
+table of TRL has a column for each reward function and none for the reward, which is their sum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from treetune.exceptions import NotAnAnswer
 from treetune.view.store.foreign.conversation import is_conversation, is_message
 from treetune.view.store.foreign.line import (
-    error_words,
+    describe_error,
     finish_reason_of,
     is_number,
     line,
@@ -36,22 +36,25 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "finish": ("finish_reason", "stop_reason", "stop_condition", "status"),
     "tokens": ("response_length", "completion_length", "completion_tokens", "output_tokens", "num_tokens"),
 }
-"""By what a row has here, the names that others give it; the first that is there is taken."""
+"""The names of fields in other programs, by their kind here. The first that a row has is used."""
 
 REWARDS_OF_A_TABLE = ("step", "prompt", "completion")
-"""Columns of TRL's table of completions, beside one for each reward function."""
+"""Columns of TRL's table of completions, in addition to those of reward functions."""
 NO_REWARDS = ("step", "advantage", "advantages", *NAMES["tokens"])
+"""Columns of numbers that are not rewards."""
 
 FAILED = ("aborted", "abort", "failed", "error")
-"""Ends of an answer after which nobody has looked at it: slime's status, SkyRL's and servers' reasons."""
+"""Finish reasons of answers that were not graded: slime's status, and reasons of SkyRL and of servers."""
 
 MAIN = ("score", "reward", "total", "overall", "acc", "accuracy", "correct")
-"""Names that are the reward, in an object of several numbers."""
+"""The names of the number that is the reward, in an object of several numbers."""
 
 
 def _split_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a row whose conversation stands in one field with the prompt and the answer apart: the answer
-    begins with the first message of the model."""
+    """Returns a row with prompt and answer as separate fields, where it has the conversation in one field.
+
+    The answer begins with the first message of the model.
+    """
     messages = row.get("messages")
     if not is_conversation(messages) or any(name in row for name in NAMES["text"]):
         return row
@@ -65,7 +68,7 @@ def _split_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_answer(row: Mapping[str, Any]) -> bool:
-    """Returns whether a row has a prompt, an answer and a place for a reward, be it null."""
+    """Returns whether a row has a prompt, an answer, and a reward, which may be null."""
     row = _split_messages(row)
     if _first(row, "prompt") is None or not any(name in row for name in NAMES["text"]):
         return False
@@ -73,13 +76,12 @@ def is_answer(row: Mapping[str, Any]) -> bool:
 
 
 def is_row_of_a_table(row: Mapping[str, Any]) -> bool:
-    """Returns whether a row is one of TRL's table of completions, with a column for each reward function."""
+    """Returns whether a row is from TRL's table of completions, with columns of reward functions."""
     return all(name in row for name in REWARDS_OF_A_TABLE) and bool(_reward_columns(row))
 
 
 def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the line of a row. Raises NotAnAnswer for one that lacks a prompt, an answer or a place for a
-    reward."""
+    """Returns the line of a row. Raises NotAnAnswer for a row without a prompt, an answer or a reward."""
     row = _split_messages(row)
     values = {kind: _first(row, kind) for kind in NAMES}
     prompt, text = values["prompt"], values["text"]
@@ -87,10 +89,12 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
         raise NotAnAnswer(f"it has no prompt ({', '.join(NAMES['prompt'])})")
     if not any(name in row for name in NAMES["text"]):
         raise NotAnAnswer(f"it has no answer ({', '.join(NAMES['text'])})")
-    end, usage = values["finish"], row.get("usage")
+    finish_reason, usage = values["finish"], row.get("usage")
     if isinstance(text, Mapping) and isinstance(text.get("choices"), list):  # a reply of an endpoint
         usage = usage or text.get("usage")
-        end = end or next((choice.get("finish_reason") for choice in text["choices"]), None)
+        finish_reason = finish_reason or next(
+            (choice.get("finish_reason") for choice in text["choices"]), None
+        )
         text = [choice.get("message") or choice.get("text") for choice in text["choices"]]
     if isinstance(text, list) and len(text) > 1 and not is_conversation(text):
         raise NotAnAnswer(f"its answer is a list of {len(text)} values")
@@ -99,9 +103,9 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     if not is_answer(row):
         raise NotAnAnswer(f"it has no reward ({', '.join(NAMES['reward'])})")
     reward, remark = _reward(row, values["reward"])
-    error = error_words(values["error"])
-    if not error and isinstance(end, str) and end.casefold() in FAILED:
-        error = f"the answer ended as {end}"
+    error = describe_error(values["error"])
+    if not error and isinstance(finish_reason, str) and finish_reason.casefold() in FAILED:
+        error = f"the answer ended as {finish_reason}"
     if text is None and not error:
         error = "its answer is null"
     not_numbers = [
@@ -128,7 +132,9 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
         problem=problem_name(prompt, values["task"], values["problem"]),
         gold=gold,
         error=error,
-        finish_reason=finish_reason_of(end, truncated=row.get("truncated") or row.get("is_truncated")),
+        finish_reason=finish_reason_of(
+            finish_reason, truncated=row.get("truncated") or row.get("is_truncated")
+        ),
         tokens=tokens,
         extracted=values["extracted"],
         message=remark,
@@ -137,42 +143,49 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first(row: Mapping[str, Any], kind: str) -> Any:
-    """Returns the value of the first field of a kind that is there and isn't null."""
+    """Returns the value of the first field of a kind that a row has and that isn't null."""
     return next((row[name] for name in NAMES[kind] if row.get(name) is not None), None)
 
 
 def _reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]:
-    """Returns the reward, and a remark where it is made of several numbers or isn't there."""
+    """Returns the reward, and a remark where it is one of several numbers, their sum, or missing."""
     if isinstance(value, Mapping):
         numbers = numbers_in(value)
         if not numbers:
-            return None, "its reward holds no number"
+            return None, "its reward has no number"
         name = next((name for name in MAIN if name in numbers), next(iter(numbers)))
-        return numbers[name], f"of {len(numbers)} numbers {name} is the reward" if len(numbers) > 1 else ""
+        remark = f"the reward is {name}, one of {len(numbers)} numbers" if len(numbers) > 1 else ""
+        return numbers[name], remark
     if isinstance(value, list):
         numbers_of_tokens = [number_of(part) for part in value]
-        known = [number for number in numbers_of_tokens if number is not None]
-        if not known or len(known) < len(value):
-            return (
-                None,
-                "its reward is a list with values that are no numbers" if value else "its reward is empty",
-            )
-        return sum(known), f"the sum of {len(known)} numbers" if len(known) > 1 else ""
+        finite = [number for number in numbers_of_tokens if number is not None]
+        if not value:
+            return None, "its reward is empty"
+        if len(finite) < len(value):
+            return None, "its reward is a list with values that are not numbers"
+        return sum(finite), f"the sum of {len(finite)} numbers" if len(finite) > 1 else ""
     if any(name in row for name in NAMES["reward"]):
         number = number_of(value)
-        return number, "" if number is not None else f"its reward is {json.dumps(value)}, no number"
+        return (
+            number,
+            "" if number is not None else f"its reward is {json.dumps(value)}, which is not a number",
+        )
     columns = _reward_columns(row)
-    parts = {name: number_of(row[name]) for name in columns}
-    known = [number for number in parts.values() if number is not None]  # a function may leave an answer out
-    if not known:
-        return None, f"{', '.join(columns)} hold no number"
-    return sum(known), f"the sum of {', '.join(columns)}" if len(columns) > 1 else ""
+    scores = [number_of(row[name]) for name in columns]
+    finite_scores = [score for score in scores if score is not None]  # a function may skip an answer
+    if not finite_scores:
+        return None, f"{', '.join(columns)} have no number"
+    return sum(finite_scores), f"the sum of {', '.join(columns)}" if len(columns) > 1 else ""
 
 
 def _reward_columns(row: Mapping[str, Any]) -> list[str]:
-    """Returns the columns of reward functions of a row of TRL's table: those that are called so, else all
-    further numbers."""
-    left_out = {*NO_REWARDS, *NAMES["prompt"], *NAMES["text"], *NAMES["gold"], *NAMES["problem"]}
-    columns = [name for name, value in row.items() if name not in left_out and isinstance(value, int | float)]
-    called_so = [name for name in columns if "reward" in name.casefold() or "score" in name.casefold()]
-    return called_so or columns
+    """Returns the columns of reward functions in a row of TRL's table.
+
+    They are those with "reward" or "score" in their names, or else all other columns of numbers.
+    """
+    other_columns = {*NO_REWARDS, *NAMES["prompt"], *NAMES["text"], *NAMES["gold"], *NAMES["problem"]}
+    columns = [
+        name for name, value in row.items() if name not in other_columns and isinstance(value, int | float)
+    ]
+    named_so = [name for name in columns if "reward" in name.casefold() or "score" in name.casefold()]
+    return named_so or columns

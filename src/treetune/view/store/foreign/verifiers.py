@@ -1,7 +1,8 @@
-"""Rollouts of verifiers and prime-rl: lines of ``results.jsonl`` (0.1) and traces (0.4).
+"""Maps rollouts of verifiers and prime-rl: lines of ``results.jsonl`` (0.1) and traces (0.4).
 
-Mapped: prompt and completion with calls, results and thoughts, the reward, the error of one that failed, the
-stop condition, tokens, metrics. Of an episode with several agents the first one's reward counts.
+Prompt and completion with calls of tools, results and thoughts are mapped, and the reward, the error of a
+failed rollout, the stop condition, tokens and metrics. For an episode with several agents, the reward is that
+of the first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from treetune.exceptions import NotAnAnswer
 from treetune.view.store.foreign.conversation import written
 from treetune.view.store.foreign.line import (
-    error_words,
+    describe_error,
     finish_reason_of,
     line,
     number_of,
@@ -22,7 +23,7 @@ from treetune.view.store.foreign.line import (
 )
 
 OF_RESULTS = ("stop_condition", "is_truncated", "is_completed", "example_id")
-"""Fields of which verifiers 0.1 writes some beside a prompt and a completion."""
+"""Fields that verifiers 0.1 writes in addition to a prompt and a completion; a result has some of them."""
 
 NOT_COUNTED = (
     "reward",
@@ -35,7 +36,7 @@ NOT_COUNTED = (
     "prompt",
     "completion",
 )
-"""Fields of a result whose numbers are none of the answer, or are shown elsewhere."""
+"""Fields of a result whose numbers don't describe the answer, or are shown elsewhere."""
 
 
 def is_result(row: Mapping[str, Any]) -> bool:
@@ -43,16 +44,16 @@ def is_result(row: Mapping[str, Any]) -> bool:
 
 
 def is_episode(row: Mapping[str, Any]) -> bool:
-    """Returns whether a row is an episode with its traces, or a trace by itself, as prime-rl writes both."""
+    """Returns whether a row is an episode with its traces, or a single trace; prime-rl writes both."""
     return isinstance(row.get("traces"), list) or (isinstance(row.get("nodes"), list) and "rewards" in row)
 
 
 def answer_of_result(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the line of a result of verifiers 0.1."""
-    error = error_words(row.get("error"))
+    error = describe_error(row.get("error"))
     reward = number_of(row.get("reward"))
     numbers = numbers_in(row, NOT_COUNTED)
-    if error and reward is not None:  # the number that was written for an answer that nobody graded
+    if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
     task = row.get("task") if row.get("task") != "default" else None
     return line(
@@ -64,24 +65,28 @@ def answer_of_result(row: Mapping[str, Any]) -> dict[str, Any]:
         error=error,
         finish_reason=finish_reason_of(row.get("stop_condition"), truncated=row.get("is_truncated")),
         tokens=output_tokens(row.get("token_usage")),
-        message="" if error or reward is not None else "its reward is no number",
+        message="" if error or reward is not None else "its reward is not a number",
         numbers=numbers,
     )
 
 
 def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the line of an episode, or of a trace by itself, of verifiers 0.4."""
+    """Returns the line of an episode or a single trace of verifiers 0.4."""
     traces = row["traces"] if isinstance(row.get("traces"), list) else [row]
     first: Mapping[str, Any] = traces[0] if traces else {}
-    task = next((one for one in (row.get("task"), first.get("task")) if isinstance(one, Mapping)), {})
+    task: Mapping[str, Any] = {}
+    for candidate in (row.get("task"), first.get("task")):
+        if isinstance(candidate, Mapping):
+            task = candidate
+            break
     data = task["data"] if isinstance(task.get("data"), Mapping) else {}
-    asked, answer = _split(first)
-    prompt: Any = asked
-    if not asked:
+    prompt_messages, answer = _split(first)
+    prompt: Any = prompt_messages
+    if not prompt_messages:
         prompt = next((data[name] for name in ("prompt", "question", "instruction") if data.get(name)), "")
     if not traces and not data and not row.get("errors"):
         raise NotAnAnswer("its episode has no trace, no task and no error")
-    error = error_words([*(row.get("errors") or ()), *(first.get("errors") or ())])
+    error = describe_error([*(row.get("errors") or ()), *(first.get("errors") or ())])
     failed = first.get("ok") is False or row.get("ok") is False
     reason = first.get("stop_condition") or row.get("stop_condition")
     if failed and not error:
@@ -98,7 +103,7 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
         prompt=prompt,
         text=text,
         reward=None if error else reward,
-        # A rollout that failed before its first message has the task's prompt alone.
+        # A rollout that failed before its first message has only the task's prompt.
         problem=problem_name(data.get("prompt") or prompt, _environment(row, first), task.get("key")),
         gold=data.get("answer"),
         error=error,
@@ -112,14 +117,17 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
 def _split(trace: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     """Returns the messages before the first one that was sampled, and the others."""
     nodes = [node for node in trace.get("nodes") or () if isinstance(node, Mapping) and node.get("message")]
-    first = next((place for place, node in enumerate(nodes) if node.get("sampled")), len(nodes))
+    first = next((i for i, node in enumerate(nodes) if node.get("sampled")), len(nodes))
     messages = [node["message"] for node in nodes]
     return messages[:first], messages[first:]
 
 
 def _reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
-    """Returns the weighted sum of a trace's rewards, and each of them. None where there is none, or where one
-    of those that count is no number."""
+    """Returns a trace's reward and its scores by name.
+
+    The reward is the trace's own, or else the weighted sum of the scores. None where there is no score, or
+    where a score with a weight other than 0 is not a number.
+    """
     scores, total = dict[str, float](), 0.0
     is_known = True
     for name, reward in (trace.get("rewards") or {}).items():
@@ -132,36 +140,39 @@ def _reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
             continue
         scores[name] = score
         total += score * weight
-    if (whole := number_of(trace.get("reward"))) is not None:
-        return whole, scores
+    own_reward = number_of(trace.get("reward"))
+    if own_reward is not None:
+        return own_reward, scores
     return (total if scores and is_known else None), scores
 
 
 def _environment(row: Mapping[str, Any], trace: Mapping[str, Any]) -> Any:
-    for one in (row, trace):
-        environment = one.get("env")
+    """Returns the name of the environment, from the episode or else from the trace."""
+    for source in (row, trace):
+        environment = source.get("env")
         if isinstance(environment, Mapping) and (environment.get("name") or environment.get("id")):
             return environment.get("name") or environment.get("id")
-        if one.get("env_name"):
-            return one["env_name"]
-        info = one.get("info")
+        if source.get("env_name"):
+            return source["env_name"]
+        info = source.get("info")
         if isinstance(info, Mapping) and info.get("env_name"):
             return info["env_name"]
     return None
 
 
 def _tokens(trace: Mapping[str, Any]) -> float | None:
-    """Returns the tokens that were sampled: of the trace, or of its nodes together."""
-    if (whole := output_tokens(trace.get("usage") or trace.get("token_usage"))) is not None:
-        return whole
+    """Returns the number of sampled tokens, from the trace's usage or else from its nodes."""
+    tokens_of_trace = output_tokens(trace.get("usage") or trace.get("token_usage"))
+    if tokens_of_trace is not None:
+        return tokens_of_trace
     counts = list[float]()
     for node in trace.get("nodes") or ():
         if not isinstance(node, Mapping) or not node.get("sampled"):
             continue
-        own = output_tokens(node.get("usage"))
+        tokens = output_tokens(node.get("usage"))
         ids = node.get("token_ids") or node.get("completion_ids")
-        if own is None and isinstance(ids, list):
-            own = len(ids)
-        if own is not None:
-            counts.append(own)
+        if tokens is None and isinstance(ids, list):
+            tokens = len(ids)
+        if tokens is not None:
+            counts.append(tokens)
     return sum(counts) if counts else None

@@ -1,0 +1,181 @@
+"""Writes the report: one HTML file about one or several experiments that needs no other file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from treetune.store.files import write_text
+from treetune.view.charts import line_chart
+from treetune.view.curves import Bunch, evaluation_charts
+from treetune.view.experiment import StoredExperiment, read_experiment
+from treetune.view.report.episodes import EpisodesSection, MicroscopeSection, TreeSection
+from treetune.view.report.recorded import (
+    DiagnosticsSection,
+    DomainsSection,
+    NumbersSection,
+    TimesSection,
+    TrainingSection,
+    accuracy_charts,
+    domain_series,
+    domains_of,
+)
+from treetune.view.report.sections import ReportSection, registered_sections
+from treetune.view.templates import colour_of, page
+
+SECTIONS: tuple[type[ReportSection], ...] = (
+    TrainingSection,
+    DomainsSection,
+    NumbersSection,
+    DiagnosticsSection,
+    TimesSection,
+    MicroscopeSection,
+    TreeSection,
+    EpisodesSection,
+)
+"""The sections of this package, in the order of the page."""
+
+
+def all_sections() -> list[ReportSection]:
+    """Returns all sections in the order of the page: those of this package, then users' own."""
+    users_sections = [section for section in registered_sections() if type(section) not in SECTIONS]
+    return [*(section_class() for section_class in SECTIONS), *users_sections]
+
+
+def write_report(directories: Sequence[Path], output: Path | None = None) -> Path:
+    """Writes the report, and returns its path.
+
+    Without `output` it is ``report.html`` in the experiment's directory, or for several experiments in the
+    directory above the first one. Raises ValueError for a directory that is not an experiment's.
+    """
+    if not directories:
+        raise ValueError("a report is about one experiment's directory, or several")
+    experiments = [read_experiment(Path(directory)) for directory in directories]
+    if output is None:
+        first = experiments[0].path
+        output = (first if len(experiments) == 1 else first.resolve().parent) / "report.html"
+    results = [
+        _result(experiment, colour_of(i), label)
+        for i, experiment in enumerate(experiments)
+        for label in experiment.evaluations
+    ]
+    further_heads: dict[str, None] = {}
+    for result in results:
+        further_heads |= dict.fromkeys(result["further"])
+    document = page(
+        "report.html",
+        title=", ".join(experiment.name for experiment in experiments),
+        now=time.strftime("%Y-%m-%d %H:%M %Z"),
+        results=results,
+        further=list(further_heads),
+        colours={experiment.name: colour_of(i) for i, experiment in enumerate(experiments)},
+        curves=_accuracy_curves(experiments),
+        experiments=[_about(experiment, colour_of(i)) for i, experiment in enumerate(experiments)],
+        paths=", ".join(str(experiment.path) for experiment in experiments),
+    )
+    write_text(output, document)
+    return output
+
+
+def _result(experiment: StoredExperiment, colour: str, label: str) -> dict[str, Any]:
+    """Returns the table row of an experiment's newest evaluation on a set."""
+    summaries = experiment.evaluations[label]
+    optional = ("ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
+    summary = {**dict.fromkeys(optional), **summaries[max(summaries)]}
+    further: dict[str, str] = {}
+    for section in all_sections():
+        further |= section.columns(summary)
+    return {
+        "experiment": experiment.name,
+        "colour": colour,
+        "set": label,
+        "summary": summary,
+        "k": max(summary.get("pass_at_k") or (), key=int, default=None),
+        "further": further,
+    }
+
+
+def _accuracy_curves(experiments: Sequence[StoredExperiment]) -> list[str]:
+    """Returns a chart of pass@1 over iterations for each evaluation set, with a line for each experiment.
+
+    Several experiments also have a chart for each domain of a set. A single experiment has those in its
+    section on domains.
+    """
+    bunches = [Bunch(experiment.name, i, [experiment]) for i, experiment in enumerate(experiments)]
+    charts = {chart.title.removeprefix("pass@1 on "): chart for chart in evaluation_charts(bunches)}
+    labels: set[str] = set()
+    for experiment in experiments:
+        labels |= set(experiment.evaluations)
+    curves = []
+    for label in sorted(labels):
+        if label in charts:
+            curves.append(line_chart(charts[label]))
+        if len(experiments) == 1:
+            continue
+        domains: set[str] = set()
+        for experiment in experiments:
+            for summary in experiment.evaluations.get(label, {}).values():
+                domains |= set(domains_of(summary))
+        for domain in sorted(domains):
+            series = []
+            for i, experiment in enumerate(experiments):
+                summaries = experiment.evaluations.get(label, {})
+                series.append(domain_series(experiment.name, summaries, domain, colour_of(i)))
+            curves += accuracy_charts(f"pass@1 on {label}, domain {domain}", series)
+    return curves
+
+
+def _about(experiment: StoredExperiment, colour: str) -> dict[str, Any]:
+    """Returns the values of an experiment's part of the page."""
+    # Sections are rendered first, because they add to the experiment's list of missing files.
+    sections = []
+    for section in all_sections():
+        html = section.html(experiment) if section.applies(experiment) else ""
+        if html:
+            sections.append((section.title, html))
+    return {
+        "name": experiment.name,
+        "colour": colour,
+        "facts": _facts(experiment),
+        "config": json.dumps(experiment.config, indent=1, ensure_ascii=False) if experiment.config else "",
+        "missing": experiment.missing,
+        "sections": sections,
+    }
+
+
+def _facts(experiment: StoredExperiment) -> Mapping[str, Any]:
+    def joined(facts: Mapping[str, Any], separator: str = ", ") -> str:
+        """Returns e.g. "torch 2.9.0, vllm 0.12.0"."""
+        return separator.join(f"{key} {value}" for key, value in facts.items() if value)
+
+    manifest, config, environment = experiment.manifest, experiment.config, experiment.environment
+    planned = experiment.expected_iterations
+    if experiment.stopped:
+        state = "stopped by a sign of collapse"
+    elif experiment.running:
+        state = "running"
+    elif planned == len(experiment.metrics):
+        state = "finished"
+    else:
+        state = "not finished"
+    machine = (
+        environment.get("processor"),
+        manifest.get("system"),
+        environment.get("machine"),
+        environment.get("python"),
+    )
+    facts = {
+        "iterations": f"{len(experiment.metrics)} of {planned if planned is not None else '?'} ({state})",
+        "method": joined(experiment.method, " · "),
+        "configuration (hash)": manifest.get("config"),
+        "seed": manifest.get("seed", config.get("seed")),
+        "code (git commit)": manifest.get("commit"),
+        "versions": joined(environment.get("packages") or {}),
+        "machine": ", ".join(str(part) for part in machine if part),
+        "data (hashes)": joined(manifest.get("data") or {}),
+        "directory": str(experiment.path),
+    }
+    return {key: value for key, value in facts.items() if value not in (None, "")}
