@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from treetune.credit.grpo import Group
 from treetune.engine.base import Completion, Engine, OnResult, Request
 from treetune.engine.journal import JournaledEngine, completions_of_row
 from treetune.rollouts.context import AnswerSettings, RolloutContext
-from treetune.rollouts.credit import Group
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import (
     episodes_from_bytes,

@@ -31,13 +31,13 @@ from tests.lab.test_arena import (  # noqa: E402
     exact_variance,
     exact_variance_of_trees,
 )
+from treetune.credit.values.critic import ControlVariate  # noqa: E402
+from treetune.credit.values.filtered import Filtered  # noqa: E402
+from treetune.credit.vineppo import MonteCarlo  # noqa: E402
 from treetune.lab.arena import languages  # noqa: E402
 from treetune.lab.arena.languages import Language  # noqa: E402
 from treetune.lab.arena.scores import ScoredMethod, fitted_critic, gradients_of  # noqa: E402
-from treetune.lab.values.critic import ControlVariate  # noqa: E402
-from treetune.lab.values.over_another import Filtered  # noqa: E402
 from treetune.rollouts.context import RolloutContext  # noqa: E402
-from treetune.rollouts.monte_carlo import MonteCarlo  # noqa: E402
 from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
 
 AT_ONCE, MANY, HALF_WIDTH, SIZE = 5000, 30_000, 0.01, 2
@@ -71,7 +71,7 @@ def exactly(name: str, label: str) -> float:
         behind, before = learnt["credit/filter_behind"], learnt["credit/filter_before"]
         known = replace(credit, values=replace(credit.values, behind=behind, before=before))
         return exact_variance(language, known, SIZE)[0]
-    with patch("treetune.lab.values.critic._share", return_value=1 - learnt["credit/critic_weight"]):
+    with patch("treetune.credit.values.critic._Moments.share", 1 - learnt["credit/critic_weight"]):
         return exact_variance(language, credit, SIZE)[0]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
 from benchmarks.setting import Setting
-from treetune.rollouts.credit import episode_of
+from treetune.credit.episodes import make_episode
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
@@ -107,7 +107,7 @@ def _episodes(sampler: Sampler, count: int) -> list[Episode]:
     generator = derived_random(session.config.seed, "benchmark advantages")
     episodes = []
     for trajectory in answers_of(trees):
-        episode = episode_of(context, trajectory, [generator.gauss(0, 1)] * len(trajectory.step_ends))
+        episode = make_episode(context, trajectory, [generator.gauss(0, 1)] * len(trajectory.step_ends))
         made_up = (-1.0,) * len(episode.response_ids)
         episodes.append(replace(episode, behaviour_logprobs=made_up))
     return episodes

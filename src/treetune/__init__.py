@@ -40,6 +40,11 @@ if TYPE_CHECKING:
         UseOfPairs,
         WholeBatch,
     )
+    from treetune.credit.base import Credit, GroupCredit, TokenCredit
+    from treetune.credit.gae import Gae, gae
+    from treetune.credit.states.base import Budget, FixedBudget
+    from treetune.credit.states.one_line import OneLineStates
+    from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
     from treetune.domains.environments.base import Again, Environment, Game, Turn
     from treetune.domains.environments.calls import NATIVE_FORMATS, calls_of_turn
     from treetune.domains.environments.tools import Tool
@@ -52,15 +57,11 @@ if TYPE_CHECKING:
     from treetune.lab.trees.branching import Branches, Branching
     from treetune.objectives.base import Objective, TokenBatch
     from treetune.objectives.policy_gradient import ClippedPolicyGradient, PolicyGradient
-    from treetune.rollouts.base import Credit, GroupCredit, Rollout, Selection, Shaping, TokenCredit
+    from treetune.rollouts.base import Rollout, Selection, Shaping
     from treetune.rollouts.context import FurtherProblems, RolloutContext
-    from treetune.rollouts.credit import Gae, gae
     from treetune.rollouts.metrics import trajectory_metrics
     from treetune.rollouts.numbers import Number, NumberGroup
     from treetune.rollouts.single_turn import SingleTurn, sample_answers
-    from treetune.rollouts.states import OneLineStates
-    from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstimator
-    from treetune.rollouts.values import Budget, FixedBudget
     from treetune.runtime.analysis import Analyzer, Findings
     from treetune.runtime.sinks import Sink
     from treetune.seeds import derived_random
@@ -228,6 +229,11 @@ _NAMES_IN = {
         "UseOfPairs",
         "WholeBatch",
     ),
+    "treetune.credit.base": ("Credit", "GroupCredit", "TokenCredit"),
+    "treetune.credit.gae": ("Gae", "gae"),
+    "treetune.credit.states.base": ("Budget", "FixedBudget"),
+    "treetune.credit.states.one_line": ("OneLineStates",),
+    "treetune.credit.values.base": ("StepValues", "Valuation", "Value", "ValueEstimator"),
     "treetune.domains.environments.base": ("Again", "Environment", "Game", "Turn"),
     "treetune.domains.environments.calls": ("NATIVE_FORMATS", "calls_of_turn"),
     "treetune.domains.environments.tools": ("Tool",),
@@ -247,15 +253,11 @@ _NAMES_IN = {
     "treetune.lab.trees.branching": ("Branches", "Branching"),
     "treetune.objectives.base": ("Objective", "TokenBatch"),
     "treetune.objectives.policy_gradient": ("ClippedPolicyGradient", "PolicyGradient"),
-    "treetune.rollouts.base": ("Credit", "GroupCredit", "Rollout", "Selection", "Shaping", "TokenCredit"),
+    "treetune.rollouts.base": ("Rollout", "Selection", "Shaping"),
     "treetune.rollouts.context": ("FurtherProblems", "RolloutContext"),
-    "treetune.rollouts.credit": ("Gae", "gae"),
     "treetune.rollouts.metrics": ("trajectory_metrics",),
     "treetune.rollouts.numbers": ("Number", "NumberGroup"),
     "treetune.rollouts.single_turn": ("SingleTurn", "sample_answers"),
-    "treetune.rollouts.states": ("OneLineStates",),
-    "treetune.rollouts.valuation": ("StepValues", "Valuation", "Value", "ValueEstimator"),
-    "treetune.rollouts.values": ("Budget", "FixedBudget"),
     "treetune.runtime.analysis": ("Analyzer", "Findings"),
     "treetune.runtime.sinks": ("Sink",),
     "treetune.seeds": ("derived_random",),

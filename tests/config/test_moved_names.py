@@ -66,6 +66,15 @@ def test_modules_of_today_are_not_said_to_have_moved() -> None:
             "from treetune.episode_generators.gone import something",
             "what treetune.episode_generators.gone had is in treetune.rollouts now",
         ),
+        (
+            "from treetune.rollouts.credit import group_advantages",
+            "what treetune.rollouts.credit had is in treetune.credit now",
+        ),
+        ("from treetune.rollouts.credit import Gae", "write `from treetune import Gae`"),
+        (
+            "from treetune_lab.values.critic import critic_values",
+            "treetune_lab.values.critic is treetune.credit.values.critic now",
+        ),
     ],
 )
 def test_an_import_of_an_old_name_is_told_the_new_one(statement: str, words: str, tmp_path: Path) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from tests.support.shipped import experiment_of, issues_of
-from treetune.contracts import Feature, Forks, OneLine, Turns
+from treetune.contracts import Feature, Finding, Forks, OneLine, Turns
+from treetune.domains.environments.games import GuessNumber
+from treetune.findings import findings
 from treetune.rollouts.single_turn import SingleTurn
 
 sys.path.append(str(Path(__file__).parents[2] / "examples/own_parts"))  # which a line imports from
@@ -82,6 +88,31 @@ def test_what_an_environment_needs_and_is_not_there_is_told_before_a_run(tmp_pat
     search = f"{{type: 'search', corpus: ['{tmp_path}/passages.jsonl']}}"
     experiment = experiment_of(TURNS[1], f"{{rollout+: {{environment+: {{tools: [{search}]}}}}}}")
     assert experiment.missing_for_grades() == [f"{tmp_path}/passages.jsonl isn't there, which is searched"]
+
+
+@dataclass(frozen=True)
+class AskedGame(GuessNumber):
+    """A game that counts how often it is asked what it needs."""
+
+    asked: list[int] = field(default_factory=list, compare=False)
+
+    @override
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        self.asked.append(1)
+        yield Finding("the game's dictionary isn't installed", level="missing")
+
+
+def test_an_environment_is_asked_once_what_it_needs_whether_the_task_or_the_rollout_has_it() -> None:
+    experiment = experiment_of(TURNS[0])
+    for is_in_task in (True, False):
+        game = AskedGame()
+        task = replace(experiment.task, environment=game) if is_in_task else experiment.task
+        rollout = replace(experiment.rollout, environment=None if is_in_task else game)
+        changed = replace(experiment, task=task, rollout=rollout)
+        assert changed.missing_for_grades() == ["the game's dictionary isn't installed"]
+        assert game.asked == [1]
+        findings(changed)
+        assert game.asked == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from treetune.data.asking import Ledger, Prices, without_thought
 from treetune.data.parallel_solutions import (
     Threaded,
     apply_edits,
+    count_sentences,
     parallel_text,
     parts_of,
     results_in,
-    sentences,
 )
 from treetune.data.thread_blocks import BlockRule, SolutionBlock, cut, json_list, ranges, saved_characters
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal
@@ -107,9 +107,9 @@ def test_only_the_thought_is_divided() -> None:
     [
         ([{"source": "b", "destination": ""}], "occurs 2 times"),
         ([{"source": "z", "destination": ""}], "occurs 0 times"),
-        ([{"source": "", "destination": "x"}], "no source and destination"),
-        ([{"source": "a"}], "no source and destination"),
-        (["a"], "no source and destination"),
+        ([{"source": "", "destination": "x"}], "isn't a source and a destination"),
+        ([{"source": "a"}], "isn't a source and a destination"),
+        (["a"], "isn't a source and a destination"),
         ([{"source": "a", "destination": "</Thread>"}], "holds a tag"),
         ([{"source": "a b b", "destination": " "}], "nothing is left"),
         (json.loads(r'[{"source": "a", "destination": "\frac"}]'), "are backslashes doubled"),
@@ -145,6 +145,9 @@ def test_a_result_in_an_outline_is_one_that_only_the_thread_finds() -> None:
         ("Find A. Then find B. Compare them.", 3),
         ("Solve $f(x). G = 1$ for x. Check it.", 2),
         ("Multiply 3.5 by 2. 7 is added then, see Eq. 3 there. Stop.", 3),
+        ("Use U.S. 5 as a base.", 1),
+        ("Solve $f(x). 5 = 1$ for x. 7 is checked.", 2),
+        ("Solve $x + 1.$ 5 is added (as in 2.) 3 remain.", 3),
         ("Encuentra x. ¿Es par? ¡Súmalo!", 3),
         ("先求第一个数。再求第二个数。最后相加。", 3),
         ("まず3.5倍する。次に足す！", 2),
@@ -157,7 +160,7 @@ def test_a_result_in_an_outline_is_one_that_only_the_thread_finds() -> None:
     ],
 )
 def test_sentences_are_counted_as_people_do(text: str, count: int) -> None:
-    assert sentences(text) == count
+    assert count_sentences(text) == count
 
 
 def test_a_thought_before_an_answer_is_passed_over() -> None:

@@ -237,7 +237,7 @@ def test_answers_that_could_not_be_graded_are_graded_later_and_not_asked_again(
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"task": {"type": "rows", "routes": {"code": {"type": "final_answer"}}}}, "no route fits"),
+        ({"task": {"type": "rows", "routes": {"code": {"type": "final_answer"}}}}, "no route matches"),
         ({"task": {"type": "multiplication"}}, "doesn't read rows"),
         ({"answers": {"samples": 4, "temperature": 0}}, "temperature 0 gives the same answer"),
         ({"answers": {"samples": 4, "top_k": 0}}, "top_k is 0"),

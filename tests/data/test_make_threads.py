@@ -186,7 +186,7 @@ def test_wrong_settings_are_told_before_anything_is_asked(
     told("sets messages", endpoint={"extra": {"messages": []}})
     told("extra_for", extra_for={"edits": {}})
     told("has a 'level' already", output_field="level")
-    told("holds the key itself", endpoint={"extra": {"user": KEY}})
+    told("contains the key itself", endpoint={"extra": {"user": KEY}})
     monkeypatch.delenv("SCRIPTED_KEY")
     told("SCRIPTED_KEY, which is not set")
     assert not work.output.exists() and endpoint.asked == []

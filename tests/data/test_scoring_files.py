@@ -141,7 +141,7 @@ def test_rows_of_a_mixture_are_graded_and_cut_by_their_domain(output: Path, tmp_
     assert words["reward"] == 1.0 and words["step_boundaries"] == [0, 4, len(response)]
     assert sums["reward"] == 0.0 and sums["step_boundaries"] == [0, 1, 5, 8, len(response)]
     assert other["outcome"] == "error" and "known are sums, words" in other["message"]
-    assert "says no domain: give it one of sums, words" in unnamed["message"]
+    assert "has no domain: give it one of sums, words" in unnamed["message"]
 
 
 def test_nothing_is_graded_where_what_the_grader_needs_is_not_there(source: Path, output: Path) -> None:

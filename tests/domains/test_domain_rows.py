@@ -13,7 +13,7 @@ import pytest
 from treetune.contracts import Finding
 from treetune.domains.domain_rows import (
     domain_row,
-    normalised,
+    normalise_row,
     prompt_text,
     read_domain_rows,
     row_key,
@@ -107,7 +107,7 @@ def test_an_unknown_source_is_told_before_the_run_with_all_of_them_and_the_neare
     assert finding.key == "routes"
     assert "'math__sums' (did you mean the route 'mathh'?)" in finding.what
     assert "sources are codegen__mine, math__sums, math__sums_hard, ood__raw, and routes" in finding.what
-    with pytest.raises(ValueError, match="no route fits the data_source 'math__sums'"):
+    with pytest.raises(ValueError, match="no route matches the data_source 'math__sums'"):
         task.problems("train")
     assert not findings(rows_task(written))
     by_pattern = RoutedRows(source=InFiles(train=str(written)), routes={"codegen": BAR})
@@ -266,7 +266,7 @@ def test_the_same_rows_give_the_same_bytes_and_a_row_is_known_by_what_is_asked_a
     tmp_path: Path,
 ) -> None:
     one = write(tmp_path / "a.parquet", OWN)
-    again = write(tmp_path / "b.parquet", [normalised(json.loads(json.dumps(row))) for row in OWN])
+    again = write(tmp_path / "b.parquet", [normalise_row(json.loads(json.dumps(row))) for row in OWN])
     assert one.read_bytes() == again.read_bytes()
     same = domain_row("math__sums", "1 + 1?", "2", extra_info={"index": 99})
     assert row_key(same) == row_key(OWN[0])
@@ -286,7 +286,7 @@ def test_the_same_rows_give_the_same_bytes_and_a_row_is_known_by_what_is_asked_a
 )
 def test_a_row_that_is_none_says_what_it_lacks(row: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        normalised(row)
+        normalise_row(row)
 
 
 def test_files_are_read_by_their_ending_in_the_order_of_names(tmp_path: Path) -> None:

@@ -281,9 +281,9 @@ def test_calls_beyond_the_most_are_told_that_there_are_none_left_after_a_snapsho
     [
         ({"tools": (Upper(), Upper())}, "two tools are called upper"),
         ({"tools": (Upper(),), "answer": "done"}, "leaves the result out"),
-        ({"tools": (Upper(),), "call": "("}, "no regular expression"),
-        ({"tools": (Upper(),), "call": "x(?P<tool>y)"}, r"lacks a group \(\?P<argument>"),
-        ({"tools": (Upper(), Lower()), "call": "(?P<argument>y)"}, r"lacks a group \(\?P<tool>"),
+        ({"tools": (Upper(),), "call": "("}, "not a regular expression"),
+        ({"tools": (Upper(),), "call": "x(?P<tool>y)"}, r"has no group \(\?P<argument>"),
+        ({"tools": (Upper(), Lower()), "call": "(?P<argument>y)"}, r"has no group \(\?P<tool>"),
     ],
 )
 def test_tools_that_can_not_be_told_apart_are_refused(given: dict, told: str) -> None:

@@ -18,7 +18,7 @@ from tests.domains.code_grading import needs_sandbox
 from treetune.domains.environments.base import EnvironmentTask
 from treetune.domains.environments.games import GuessNumber, Maze
 from treetune.domains.graders.code import Code
-from treetune.domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader, read_grid, written
+from treetune.domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader, read_grid, write_grid
 from treetune.domains.graders.tagged import OneWord
 from treetune.domains.puzzles.grid_puzzles import (
     GridPuzzles,
@@ -269,7 +269,7 @@ GRID = ((1, 2, 0), (0, 3, 1))
     ],
 )
 def test_rules_do_what_their_names_say(rule: GridTransformation, after: str) -> None:
-    assert written(rule(GRID)) == after
+    assert write_grid(rule(GRID)) == after
 
 
 def test_all_rules_that_explain_the_examples_have_the_same_answer() -> None:
@@ -292,7 +292,7 @@ def test_rules_that_are_told_lead_to_the_gold() -> None:
         told, _, question = problem.prompt.removesuffix(">\n").partition(":")
         chain = [symbols[symbol] for symbol in re.findall(r"[a-z]\d*", told)]
         assert applied(chain, read_grid(question)) == read_grid(problem.gold)  # type: ignore[arg-type]
-        assert question != written(read_grid(problem.gold))  # type: ignore[arg-type]
+        assert question != write_grid(read_grid(problem.gold))  # type: ignore[arg-type]
 
 
 def _clue_holds(clue: str, table: Sequence[str]) -> bool:

@@ -43,7 +43,7 @@ def test_a_null_in_a_structured_gold_is_part_of_it(tmp_path: Path) -> None:
 
 
 def test_golds_with_other_keys_in_each_row_are_refused_where_nulls_fill_them_in(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"have other keys from row to row .* write golds as JSON text"):
+    with pytest.raises(ValueError, match=r"have different keys from row to row .* write golds as JSON text"):
         golds(tmp_path, [routed_row({"x": 1}), routed_row({"y": 2})])
 
 
@@ -114,7 +114,7 @@ def test_a_file_that_is_one_array_is_read(tmp_path: Path) -> None:
     assert [problem.gold for problem in routed(path).problems("train")] == ["1", "2"]
     path = tmp_path / "torn.json"
     path.write_text('[\n {"data_source": "a__b"')
-    with pytest.raises(ValueError, match="begins as one JSON array, and can't be read as that"):
+    with pytest.raises(ValueError, match=r"begins like a JSON array, and can't be read as one"):
         routed(path).problems("train")
 
 

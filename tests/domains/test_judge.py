@@ -118,7 +118,7 @@ def test_a_judge_that_is_down_is_noted_at_the_start_and_told_with_a_grade(
     judge.close()
     assert main(["--configs", str(config), "check_config", "--config-only"]) == 0
     note = " ".join(capsys.readouterr().err.split())
-    assert f"the judge at {part.endpoint.base_url} is not there now (Connection refused)" in note
+    assert f"the judge at {part.endpoint.base_url} can't be reached now (Connection refused)" in note
     (grade,), _ = grades(part, "It is 7")
     assert grade.outcome == "unavailable" and "ClientConnectorError" in (grade.message or "")
 
@@ -218,7 +218,7 @@ def test_a_verdict_is_the_last_one_in_the_form_that_was_asked_for(
     [
         ({"prompt": "{problem} {answer}"}, "prompt has {answer}"),
         ({"prompt": "{problem}"}, "prompt has no {response}"),
-        ({"verdict_pattern": "("}, "no regular expression"),
+        ({"verdict_pattern": "("}, "not a regular expression"),
         ({"verdict_pattern": "yes|no"}, "0 groups"),
         ({"scores": {"yes": 0.5}}, "earns 1 or more"),
         ({"when": "rule_rejects"}, "needs a rule"),
@@ -288,11 +288,11 @@ def test_check_says_that_a_judge_is_down(judge: StandIn, capsys: pytest.CaptureF
         "--config-only",
     ]
     assert main(arguments) == 0
-    assert "is not there now" not in capsys.readouterr().err
+    assert "can't be reached now" not in capsys.readouterr().err
     judge.close()
     assert main(arguments) == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert f"the judge at {judge.base_url} is not there now (Connection refused)" in told
+    assert f"the judge at {judge.base_url} can't be reached now (Connection refused)" in told
 
 
 def test_a_reply_that_was_cut_off_is_no_verdict_and_asked_about_again(judge: StandIn, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_what_a_server_prints_is_taken_and_only_its_end_kept() -> None:
     talking = (
         "import sys; sys.stderr.write('x' * 2_000_000 + chr(10) + 'out of order' + chr(10)); sys.exit(1)"
     )
-    with pytest.raises(Unavailable, match=r"had: out of order$"):
+    with pytest.raises(Unavailable, match=r"available: out of order$"):
         Mcp(command=(sys.executable, "-c", talking)).call_server("echo")
 
 

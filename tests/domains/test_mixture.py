@@ -24,8 +24,8 @@ from treetune.domains.mixture import (
     Proportional,
     Temperature,
     Weighting,
+    allocate_problems,
     first_of_shuffle,
-    shares,
 )
 from treetune.engine.base import SamplingParams
 from treetune.exceptions import NoSplit
@@ -167,10 +167,12 @@ def test_a_small_weight_has_its_share_over_many_iterations() -> None:
 
 
 def test_a_domain_that_runs_short_gives_all_and_the_others_the_rest() -> None:
-    drawn = shares({"a": 8.0, "b": 1.0, "c": 1.0}, {"a": 4, "b": 50, "c": 50}, 24, random.Random(0))
+    drawn = allocate_problems(
+        {"a": 8.0, "b": 1.0, "c": 1.0}, {"a": 4, "b": 50, "c": 50}, 24, random.Random(0)
+    )
     assert drawn == {"a": 4, "b": 10, "c": 10}
     with pytest.raises(ValueError, match=r"problems_per_iteration is 9, and the domains .* have 8 problems"):
-        shares({"a": 1.0, "b": 2.0}, {"a": 4, "b": 4}, 9, random.Random(0))
+        allocate_problems({"a": 1.0, "b": 2.0}, {"a": 4, "b": 4}, 9, random.Random(0))
 
 
 def test_a_domain_of_weight_0_is_measured_and_never_trained_on() -> None:
@@ -274,7 +276,7 @@ def test_further_problems_are_those_that_were_not_drawn() -> None:
 
 
 def test_a_mixture_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="'a/b', which is no name for a domain"):
+    with pytest.raises(ValueError, match="'a/b', which is not a valid name"):
         Mixture(domains={"a/b": Domain(task=Rated(count=2))})
     with pytest.raises(ValueError, match="all domains have the weight 0"):
         Mixture(domains={"a": Domain(task=Rated(count=2), weight=0)})

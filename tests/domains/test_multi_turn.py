@@ -29,6 +29,7 @@ from tests.domains.turns import (
 from tests.support.unruly_environment import Unruly
 from tests.trees import answered
 from treetune.config.build import build
+from treetune.credit.episodes import make_episode
 from treetune.domains.environments.base import Turn
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.mixture import Domain, Mixture
@@ -36,7 +37,6 @@ from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
 from treetune.exceptions import ConfigError, EngineError, Unavailable
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.credit import episode_of
 from treetune.rollouts.storage import read_trajectories, write_trajectories
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader, Isolation
@@ -88,7 +88,7 @@ def test_each_sampled_token_is_trained_once_with_its_logprob_and_no_injected_one
             else:
                 assert segment.logprobs is None and decode(segment.token_ids) in "+-"
             before.append(segment.token_ids)
-        row = episode_of(turns.lent(Letters(), engine, environments), answer)
+        row = make_episode(turns.lent(Letters(), engine, environments), answer)
         of_engine = [segment.logprobs for segment in answer.segments if segment.origin == "sampled"]
         assert plain(row.behaviour_logprobs[row.trained]) == plain(joined(of_engine))
         assert decode(row.response_ids[row.trained]) == answer.text.replace("+", "").replace("-", "")

@@ -19,6 +19,7 @@ from tests.fake_engine import FakeEngine
 from tests.models.chat_models import TURN_END, bpe_tokenizer, random_model, template
 from tests.support.contexts import context_of
 from tests.trees import answered
+from treetune.credit.episodes import make_episode
 from treetune.domains.conversation import Conversation, TurnLimits, actions_of
 from treetune.domains.environments.base import Reward, Turn
 from treetune.domains.environments.calls import ToolCall
@@ -33,7 +34,6 @@ from treetune.findings import missing_requirements
 from treetune.models.chat import Chat
 from treetune.models.tokenizer import codec_of
 from treetune.rollouts.answers import Start
-from treetune.rollouts.credit import episode_of
 from treetune.seeds import derived_random
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.numeric import Numeric
@@ -250,7 +250,7 @@ def test_ids_logprobs_and_masks_are_those_of_one_forward_pass_over_the_templates
     (end,) = codec.encode(TURN_END)
     cuts = set()
     for answer in answers:
-        row = episode_of(context, answer)
+        row = make_episode(context, answer)
         whole = (*plain(answer.prompt_ids), *plain(row.response_ids))
         one_pass = engine.logprobs(whole)[len(answer.prompt_ids) - 1 :]
         assert np.abs(one_pass - row.behaviour_logprobs)[row.trained].max() < 1e-6
@@ -309,7 +309,7 @@ def test_a_grader_reads_the_whole_conversation_also_of_an_answer_that_goes_on_fr
     assert text == answers[0].text and text.count("<tool_response>") == 3
     for answer in answers:
         assert (answer.step_rewards, answer.reward) == ((3.0, 2.0, 1.0), 6.0)
-        assert episode_of(context, answer).step_rewards == answer.step_rewards
+        assert make_episode(context, answer).step_rewards == answer.step_rewards
     started = Start(PROBLEM, answers[0].prompt_ids, 1, answers[0].segments[:2])
     (again,) = context.engine.run(context.get(MultiTurn).answers(context, [started]))
     assert grader.read[-1] == grader.read[0] and again.step_rewards == (3.0, 2.0, 1.0)
@@ -462,7 +462,7 @@ def test_a_server_that_errs_hangs_or_dies_is_an_observation_and_the_next_call_fi
 
 
 def test_servers_that_are_not_there_and_tools_that_they_lack_are_told(tmp_path: Path, ended: None) -> None:
-    with pytest.raises(ValueError, match="can't be had"):
+    with pytest.raises(ValueError, match="is not available"):
         Mcp(command=(sys.executable, "-c", "raise SystemExit('out of order')")).schemas()
     with pytest.raises(ValueError, match=r"didn't list its tools within 0.5 s"):
         Mcp(command=("sleep", "60"), start_seconds=0.5).schemas()

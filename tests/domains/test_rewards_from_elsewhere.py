@@ -17,7 +17,7 @@ from treetune.config import folders
 from treetune.domains import foreign
 from treetune.domains.graders.function import FunctionGrader
 from treetune.domains.graders.weighted import Weighted
-from treetune.rollouts.numbers import columns, measured
+from treetune.rollouts.numbers import add_measured_numbers, columns
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.conformance import Case, conformance
 from treetune.tasks.graders.pool import GraderPool
@@ -171,7 +171,7 @@ def test_rewards_of_turns_are_weighted_and_equal_last_turns_of_other_conversatio
 
 def test_as_many_rewards_as_there_are_not_turns_are_an_error() -> None:
     grader = FunctionGrader(path="foreign_rewards.py:two")
-    with pytest.raises(ValueError, match="or of one for each of its turns: 3"):
+    with pytest.raises(ValueError, match="or one for each of the 3 turns"):
         grader.grade("", CALLED)
 
 
@@ -242,7 +242,7 @@ def test_a_weighted_sum_has_each_reward_as_a_number_and_the_outcome_of_what_fail
     assert grade.numbers == {"rewards/right": 1.0, "rewards/length": -0.65}
     answer = Trajectory(PROBLEM, 0, (1,), (Segment((2,)),), "stop", "4", grade, (1,))
     assert columns(
-        answers_of(measured(trees_of([answer]), TextCodec(encode=list, decode=str, eos_id=0)))
+        answers_of(add_measured_numbers(trees_of([answer]), TextCodec(encode=list, decode=str, eos_id=0)))
     ) == {
         "rewards/right": [1.0],
         "rewards/length": [-0.65],

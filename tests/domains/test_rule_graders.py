@@ -16,7 +16,7 @@ from treetune.domains.graders.codeio import CodeIO
 from treetune.domains.graders.instruction_following import InstructionFollowing
 from treetune.domains.graders.livebench import SCORES, LiveBench, edit_distance
 from treetune.domains.graders.multiple_choice import MultipleChoice
-from treetune.domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader, read_grid, written
+from treetune.domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader, read_grid, write_grid
 from treetune.domains.graders.table import TableGrader
 from treetune.domains.graders.tagged import F1, ExactMatch, OneWord
 from treetune.tasks.graders.base import Grader
@@ -197,7 +197,7 @@ def test_every_way_to_write_a_grid_is_read_and_one_changed_cell_is_seen(
     grid: list[list[int]], data: Any
 ) -> None:
     gold = json.dumps(grid)
-    for text in (gold, str(grid), written(grid), "\n".join(" ".join(map(str, row)) for row in grid)):  # type: ignore[arg-type]
+    for text in (gold, str(grid), write_grid(grid), "\n".join(" ".join(map(str, row)) for row in grid)):  # type: ignore[arg-type]
         assert read_grid(text) == tuple(map(tuple, grid))
         assert reward(GridGrader(), answer(text), gold) == 1
     row = data.draw(st.integers(0, len(grid) - 1))

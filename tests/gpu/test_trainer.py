@@ -17,7 +17,7 @@ from tests.trainer.helpers import (
     weights_of,
 )
 from tests.trainer.test_memory_and_precision import BF16_ROUNDING, PAIRS, name_of
-from treetune.rollouts.credit import Gae
+from treetune.credit.gae import Gae
 
 BFLOAT16 = {"precision": "bfloat16"}
 STAGES: list[dict[str, Any]] = [

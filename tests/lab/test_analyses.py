@@ -17,15 +17,16 @@ import treetune.parts  # noqa: F401  (registers the analyzers)
 from tests.rollouts import tabular_mdp as mdp
 from tests.runs.in_process import FakeSettings, sampled_requests, small, train
 from treetune.config.build import build, checked
+from treetune.credit.gae import Gae
+from treetune.credit.grpo import Group
+from treetune.credit.values.bisect import Bisect
+from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.command import compare_analyses, run_analyzers
 from treetune.lab.analyzers.credit_microscope import OWN, TRUTH, CreditMicroscope, choose
 from treetune.lab.analyzers.gradients import Loss
 from treetune.lab.analyzers.step_credit import Shown, StepCredit
 from treetune.lab.arena.worth import describe_worth, measured_ratio
-from treetune.lab.values.sampled import Bisect
 from treetune.main import main
-from treetune.rollouts.credit import Gae, Group
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.analysis import Analyzer

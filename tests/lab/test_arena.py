@@ -15,7 +15,17 @@ import numpy as np
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
-from tests.rollouts.expectations import Choices
+from tests.credit.expectations import Choices
+from treetune.credit.base import Credit
+from treetune.credit.grpo import Group
+from treetune.credit.literature.com_mcs import CompoundValues
+from treetune.credit.rloo import Rloo
+from treetune.credit.states.by_tokens import EveryNTokens, LowProbability
+from treetune.credit.trees import TreeCredit
+from treetune.credit.values.continuations import FreshContinuations
+from treetune.credit.values.filtered import Filtered
+from treetune.credit.values.siblings import Siblings, ToppedUp
+from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import Engine, Later, OnResult, Request
 from treetune.lab.arena import languages
 from treetune.lab.arena.gain import BATCH, TRUE_ADVANTAGES, at_ratio, best_at, gain, half_width
@@ -29,19 +39,10 @@ from treetune.lab.arena.scores import (
     shipped_methods,
     write_page,
 )
-from treetune.lab.literature.com_mcs import CompoundValues
 from treetune.lab.trees.branching import AtStates
-from treetune.lab.trees.credit import TreeCredit
 from treetune.lab.trees.rollout import TreeRollout
-from treetune.lab.values.over_another import Filtered
-from treetune.lab.values.sampled import Siblings, ToppedUp
-from treetune.lab.values.states import EveryNTokens, LowProbability
 from treetune.main import main
-from treetune.rollouts.base import Credit
-from treetune.rollouts.credit import Group, Rloo
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
-from treetune.rollouts.valuation import FreshContinuations
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Trajectory, token_array
 
@@ -462,7 +463,7 @@ def test_ranks_are_of_gains_that_both_know_and_equal_ones_share_theirs() -> None
 OWN = '''
 from dataclasses import dataclass
 
-from treetune.rollouts.base import Credit, GroupCredit
+from treetune.credit.base import Credit, GroupCredit
 
 
 @Credit.register("half_of_the_best")

@@ -14,6 +14,7 @@ import torch
 
 from tests.support import contexts
 from tests.trainer.helpers import tiny_model
+from treetune.credit.episodes import make_episode
 from treetune.engine.base import SamplingParams
 from treetune.lab.analyzers.credit_measures import Credited, Truth, measure, reliability
 from treetune.lab.analyzers.true_values import (
@@ -29,7 +30,6 @@ from treetune.lab.arena.languages import Language, fork
 from treetune.lab.arena.languages import context_of as context_of_language
 from treetune.lab.signposts import CHATTER, SIGNS, Rule, Signposts
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit import episode_of
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tree import answers_of
@@ -46,7 +46,7 @@ def true_credit(answers: Sequence[Trajectory], factor: float = 1.0) -> tuple[lis
         truths.append(Truth(answer.problem.id, answer.step_ends, values, answer.reward))
         context = context_of_language(language, 1, seed=1)
         own = [factor * one for one in truths[-1].advantages]
-        episodes.append(episode_of(context, answer, own, values if factor else None))
+        episodes.append(make_episode(context, answer, own, values if factor else None))
     return truths, Credited(episodes)
 
 

@@ -16,11 +16,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.rollouts import tabular_mdp as mdp
+from treetune.credit.rloo import Rloo
 from treetune.engine.base import Completion
 from treetune.engine.journal import journal_row
 from treetune.lab.analyzers.first_difference import first_difference
 from treetune.main import main
-from treetune.rollouts.credit import Rloo
 from treetune.rollouts.storage import (
     read_episodes,
     read_trajectories,

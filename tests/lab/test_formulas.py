@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from tests.rollouts import tabular_mdp as mdp
 from tests.trainer.helpers import tiny_model
+from treetune.credit.no_credit import NoCredit
+from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.action_ranking import ActionRanking, best, pairwise
 from treetune.lab.analyzers.advantage_distribution import AdvantageDistribution, describe, steps_advantages
 from treetune.lab.analyzers.distance import KlToReference, answer_kl, distances, group_of
@@ -26,8 +28,6 @@ from treetune.lab.analyzers.stored import state_values
 from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, choose_states, continue_prefixes
 from treetune.lab.analyzers.value_accuracy import ValueAccuracy
 from treetune.models.logprobs import CriticModule, ModelInputs
-from treetune.rollouts.credit import NoCredit
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.tree import trees_of
 from treetune.vocabulary import Episode, TokenIds, Trajectory, token_array
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from treetune.credit.values.base import AnswerState, ValuedAnswer
 from treetune.lab.signposts import SIGNS, Decided, Rule, Signposts, SignpostsGrader
-from treetune.rollouts.valuation import AnswerState, ValuedAnswer
 from treetune.tasks.steps import ends_of_lines
 from treetune.tree import State
 from treetune.vocabulary import Problem

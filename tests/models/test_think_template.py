@@ -113,7 +113,7 @@ def test_the_command_prints_an_example(
     said = capsys.readouterr().out
     assert 'Say "why" first.\nThen what.' in said and "<|im_start|>assistant\n<think>\n" in said
     assert main(command) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_command_prints_an_example(
         (QWEN, {"system": "", "opening": ""}, "nothing would change"),
         (QWEN, {"end_token": "<|stop|>"}, "no token '<|stop|>'"),
         ("{{ raise_exception('never') }}", {}, "refuses a chat"),
-        (None, {}, "is no folder of a model"),
+        (None, {}, "is not the folder of a model"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -132,7 +132,7 @@ def test_what_cannot_be_done_is_refused(
 ) -> None:
     if template is not None:
         with_template(model, template)
-    folder = tmp_path if what.startswith("is no folder") else model
+    folder = tmp_path if what.startswith("is not the folder") else model
     with pytest.raises(ValueError, match=re.escape(what)):
         write_think_model(folder, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()

@@ -14,16 +14,16 @@ from tests.rollouts import tabular_mdp as mdp
 from tests.threads import threads
 from tests.threads.threads import answer, block, part
 from tests.trees import answered
+from treetune.credit.grpo import Group
+from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.mixture import Domain, Mixture
 from treetune.engine.base import SamplingParams
 from treetune.rollouts import numbers
 from treetune.rollouts.answers import before_stop, contiguous_share
 from treetune.rollouts.context import FurtherProblems, RolloutContext
-from treetune.rollouts.credit import Group
 from treetune.rollouts.demonstrations import Demonstrations
 from treetune.rollouts.metrics import domain_advantages, domain_columns, trajectory_metrics
-from treetune.rollouts.monte_carlo import MonteCarlo
-from treetune.rollouts.numbers import Number, NumberGroup, measured
+from treetune.rollouts.numbers import Number, NumberGroup, add_measured_numbers
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.tables.columns import MeasuredColumn, Panel, number_in
@@ -196,7 +196,7 @@ def answers() -> list[Trajectory]:
     """The first three with a number of turns, as a rollout counts it."""
     found = mdp.all_trajectories()
     turns = [replace(one, numbers={"turns/count": float(place)}) for place, one in enumerate(found[:3])]
-    return answers_of(numbers.measured(trees_of([*turns, *found[3:]]), mdp.CODEC))
+    return answers_of(numbers.add_measured_numbers(trees_of([*turns, *found[3:]]), mdp.CODEC))
 
 
 @pytest.mark.usefixtures("_turns")
@@ -227,10 +227,10 @@ def test_evaluations_and_the_line_of_an_iteration_have_what_is_declared_for_them
     means = numbers.number_metrics(numbers.columns(answers()))
     summary = {"pass_at_1": 0.5, **numbers.by_group(means)}
     assert summary["turns"]["count"] == 1.0
-    metrics = numbers.evaluated("test", summary)
+    metrics = numbers.evaluation_metrics("test", summary)
     assert metrics["evaluation/test/turns/count"] == 1.0
     assert not [name for name in metrics if "letters" in name]
-    assert numbers.in_words({"turns/count": 2.25, "turns/letters": 3.0}) == ["turns 2.2"]
+    assert numbers.describe_numbers({"turns/count": 2.25, "turns/letters": 3.0}) == ["turns 2.2"]
 
 
 @pytest.mark.usefixtures("_turns")
@@ -334,7 +334,7 @@ def test_the_form_is_told_and_blocks_within_threads_are_well_formed_only_where_t
 
 
 def measured_answers(codec: TextCodec, answers: Sequence[Trajectory]) -> list[Trajectory]:
-    return answers_of(measured(trees_of(answers), codec))
+    return answers_of(add_measured_numbers(trees_of(answers), codec))
 
 
 def test_without_tags_nothing_is_told() -> None:
@@ -397,7 +397,7 @@ class Written(SingleTurn):
             for number in numbers
             for sample in range(2)
         ]
-        trees = measured(trees_of(written), context.codec)
+        trees = add_measured_numbers(trees_of(written), context.codec)
         metrics = trajectory_metrics(context, answers_of(trees))
         return trees, metrics | {"rollout/own": float(len(written))}
 

@@ -13,11 +13,11 @@ from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.threads import threads
 from tests.trees import answered
+from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import Completion, OnResult, Request, SamplingParams
 from treetune.rollouts.answers import before_stop
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.demonstrations import Demonstrations
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn, sample_answers
 from treetune.tree import trees_of
 from treetune.vocabulary import Metrics, Problem, Trajectory
@@ -144,7 +144,7 @@ def test_a_prompt_that_leaves_no_room_is_named_on_every_rank_before_anything_is_
             {"max_prompt_tokens": 1},
             "'train/0' has a prompt of 2 tokens; max_prompt_tokens allows 1",
         ),
-        (mdp.problems(8), {"max_tokens": 63}, "up to 63; make context_length longer, or say with"),
+        (mdp.problems(8), {"max_tokens": 63}, "up to 63; raise context_length, or set"),
     ],
 )
 def test_wrong_problems_are_refused(problems: list[Problem], given: dict[str, Any], message: str) -> None:

@@ -15,8 +15,8 @@ from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.trees import answered
 from treetune.engine.base import Completion, Request
-from treetune.lab.partial import PartialAnswers
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext
+from treetune.rollouts.partial import PartialAnswers
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.vocabulary import Metrics, Problem, Trajectory

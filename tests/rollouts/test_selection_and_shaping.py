@@ -15,7 +15,13 @@ from tests.trees import answered
 from treetune.rollouts.base import Selection
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.selection import All, CorrectOnly, MixedGroups, PreferencePairs, SomeTokens
-from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty, length_bonuses, overlong_bonus, shaped
+from treetune.rollouts.shaping import (
+    LengthPenalty,
+    OverlongPenalty,
+    apply_shaping,
+    length_bonuses,
+    overlong_bonus,
+)
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
@@ -189,7 +195,7 @@ def test_a_length_penalty_never_rewards_what_is_wrong_nor_prefers_longer_answers
 
 def rolled_out(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
     trajectories, metrics = answered(SINGLE_TURN.run(context, mdp.problems(5)))
-    earned, changed = answered(shaped(context, BOTH, trees_of(trajectories)))
+    earned, changed = answered(apply_shaping(context, BOTH, trees_of(trajectories)))
     return earned, metrics | changed
 
 
@@ -227,4 +233,4 @@ def test_a_length_penalty_can_set_in_later() -> None:
 
 def test_without_shaping_nothing_is_touched_and_no_rank_waits() -> None:
     trajectories, _ = mdp.rolled_out(SINGLE_TURN, 2)
-    assert answered(shaped(mdp.context(ranks=None), (), trees_of(trajectories))) == (trajectories, {})
+    assert answered(apply_shaping(mdp.context(ranks=None), (), trees_of(trajectories))) == (trajectories, {})

@@ -11,11 +11,11 @@ from typing import Any
 
 from tests.columns import plain
 from tests.fake_engine import FakeEngine
+from treetune.credit.grpo import Group
 from treetune.engine.base import Engine, EngineLaunch, Tolerance
 from treetune.engine.settings import Engines, EngineSettings
 from treetune.models.sources import TinyModel
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
-from treetune.rollouts.credit import Group
 from treetune.rollouts.selection import All
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_episodes, read_trajectories

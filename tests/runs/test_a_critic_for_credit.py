@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from tests.runs.in_process import directory_of, episodes_of, small, train, trained
+from treetune.credit.literature.forking_tokens import ForkingTokens
+from treetune.credit.literature.optimal_token_baseline import OptimalTokenBaseline
+from treetune.credit.values.critic import ControlVariate, CriticEstimator
+from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.advantage_distribution import AdvantageDistribution
 from treetune.lab.analyzers.command import run_analyzers
 from treetune.lab.analyzers.credit_bench import CreditBench
 from treetune.lab.analyzers.stored import critic_at, distributions_at, policy_at, state_values
 from treetune.lab.analyzers.true_values import ByEngine
-from treetune.lab.literature.forking_tokens import ForkingTokens
-from treetune.lab.literature.optimal_token_baseline import OptimalTokenBaseline
-from treetune.lab.values.critic import ControlVariate, CriticEstimator
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.runtime.analysis import read_result
 from treetune.runtime.commands import only_generate_episodes
 from treetune.runtime.session import Session

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.runs.in_process import TRAINER, raises_after, small, train, trained, weights_of
+from treetune.credit.no_credit import NoCredit
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.preference import DpoPositive
-from treetune.rollouts.credit import NoCredit
 from treetune.rollouts.selection import CorrectOnly, PreferencePairs
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import training

@@ -23,12 +23,12 @@ from tests.runs.in_process import (
     weights_of,
 )
 from tests.runs.standing_program import SETS
+from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import Completion, Tolerance
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
 from treetune.models.policy_files import read_policy
 from treetune.processes import lifetime
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.runtime import commands, policy_server
 from treetune.runtime.base import Checkpoints
 from treetune.runtime.policy_server import PolicyServer, stored_logprobs

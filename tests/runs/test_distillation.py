@@ -18,8 +18,8 @@ from tests.trainer.helpers import (
     row_logprobs,
     tiny_model,
 )
+from treetune.credit.distillation import Distillation
 from treetune.engine.settings import InProcessSettings
-from treetune.lab.distillation import Distillation
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 
 FROM_THE_TEACHER = ClippedPolicyGradient(kl_coef=1.0, kl_placement="advantage", kl_estimator="k1")

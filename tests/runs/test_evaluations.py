@@ -87,7 +87,7 @@ def test_every_set_is_measured_on_every_checkpoint_once(
         assert texts[0] != texts[1], "both checkpoints answer alike: were the weights exchanged?"
     before = capsys.readouterr().out
     commands.run_evaluation(config, {})
-    assert "all sets are measured" not in before and "all sets are measured" in capsys.readouterr().out
+    assert "all sets are evaluated" not in before and "all sets are evaluated" in capsys.readouterr().out
 
 
 def test_an_evaluation_goes_on_where_it_was_interrupted(finished: PolicyIteration, tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tests.runs.in_process import directory_of, small, train
+from treetune.credit.grpo import Group
+from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.settings import InProcessSettings
 from treetune.lab.analyzers.first_difference import first_difference
 from treetune.lab.certificates import certify, verify
 from treetune.lab.fork import fork
 from treetune.models.policy_files import read_policy
-from treetune.rollouts.credit import Group
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_trajectories
 from treetune.runtime.base import PolicyIteration

@@ -35,9 +35,9 @@ from tests.runs.in_process import (
 )
 from tests.support.faults import CONFIG, ROOT
 from treetune.config import folders
+from treetune.credit.vineppo import MonteCarlo
 from treetune.models import policy_files
 from treetune.models.pretrained import PretrainedModel
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.selection import MixedGroups
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import manifest

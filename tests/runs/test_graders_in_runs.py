@@ -33,6 +33,8 @@ from tests.runs.in_process import (
 )
 from tests.support.stand_in_judge import StandIn, stand_in_judge
 from treetune.config import folders
+from treetune.credit.rloo import Rloo
+from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.domains.graders.function import FunctionGrader
 from treetune.domains.graders.judge import JudgeGrader, JudgeModel
@@ -42,8 +44,6 @@ from treetune.engine.server import start_servers
 from treetune.engine.settings import EngineSettings, VllmSettings
 from treetune.exceptions import EngineError, NothingGraded
 from treetune.main import main
-from treetune.rollouts.credit import Rloo
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import judge_server
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration, without_sandbox

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.runs.in_process import directory_of, small, trained
-from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.credit.vineppo import MonteCarlo
 from treetune.runtime.directory import PREDICTION
 from treetune.store.checksums import read_record, write_record
 from treetune.view.curves import compare_with_plan

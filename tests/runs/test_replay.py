@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tests.runs.in_process import sampled_requests, small, train
+from treetune.credit.grpo import Group
+from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.replay import describe_result, replay
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
-from treetune.rollouts.credit import Group
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.selection import CorrectOnly
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import SIGNALS, read_episodes, read_token_signals

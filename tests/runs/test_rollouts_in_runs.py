@@ -30,15 +30,16 @@ from tests.runs.in_process import (
     trained,
 )
 from tests.support.unruly_environment import Unruly
+from treetune.credit.gae import Gae
+from treetune.credit.grpo import Group
+from treetune.credit.states.by_tokens import EveryNTokens
+from treetune.credit.trees import TreeCredit
 from treetune.domains.environments.base import EnvironmentTask
 from treetune.domains.multi_turn import MultiTurn
 from treetune.engine.settings import InProcessSettings
 from treetune.lab.trees.branching import AtStates, LeastSure
-from treetune.lab.trees.credit import TreeCredit
 from treetune.lab.trees.rollout import TreeRollout
-from treetune.lab.values.states import EveryNTokens
 from treetune.models.policy_files import read_policy
-from treetune.rollouts.credit import Gae, Group
 from treetune.rollouts.selection import MixedGroups
 from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty
 from treetune.rollouts.single_turn import SingleTurn

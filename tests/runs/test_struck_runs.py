@@ -27,21 +27,22 @@ from tests.runs.in_process import (
     train,
 )
 from tests.support.unruly_environment import Unruly
+from treetune.credit.no_credit import NoCredit
+from treetune.credit.rloo import Rloo
+from treetune.credit.states.by_tokens import EveryNTokens
+from treetune.credit.trees import TreeCredit
+from treetune.credit.values.critic import ControlVariate, CriticEstimator
+from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.environments.base import EnvironmentTask
 from treetune.domains.mixture import Curriculum, Domain, Mixture
 from treetune.domains.multi_turn import MultiTurn, TurnStates
 from treetune.engine.settings import Engines
 from treetune.exceptions import EngineError
-from treetune.lab.partial import PartialAnswers
 from treetune.lab.trees.branching import AtStates
-from treetune.lab.trees.credit import TreeCredit
 from treetune.lab.trees.rollout import TreeRollout
-from treetune.lab.values.critic import ControlVariate, CriticEstimator
-from treetune.lab.values.states import EveryNTokens
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
-from treetune.rollouts.credit import NoCredit, Rloo
-from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.partial import PartialAnswers
 from treetune.rollouts.selection import CorrectOnly, MixedGroups
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed

@@ -14,20 +14,22 @@ import pytest
 
 from tests.runs.in_process import TASK, TRAINER, directory_of, small, train
 from treetune.config.build import checked
+from treetune.credit.base import GroupCredit
+from treetune.credit.gae import Gae
+from treetune.credit.no_credit import NoCredit
+from treetune.credit.values.critic import ControlVariate, CriticEstimator
+from treetune.credit.values.smoothed import Smoothed
+from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.graders.judge import JudgeModel
 from treetune.domains.mixture import Curriculum, Domain, Mixture
 from treetune.engine.base import CONTINUATIONS, Request, SamplingParams
 from treetune.engine.settings import Engines, InProcessSettings, VllmSettings
 from treetune.exceptions import ConfigError, SameOnAllRanks
-from treetune.lab.values.critic import ControlVariate, CriticEstimator
-from treetune.lab.values.over_another import Smoothed
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.preference import DpoPositive
 from treetune.objectives.spo import CorrectPaths
-from treetune.rollouts.base import GroupCredit, Rollout
+from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit import Gae, NoCredit
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.selection import All, CorrectOnly, MixedGroups, PreferencePairs
 from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty
 from treetune.rollouts.single_turn import SingleTurn, for_fixed_problems, sample_answers

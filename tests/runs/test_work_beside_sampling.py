@@ -34,9 +34,9 @@ from tests.runs.in_process import (
     weights_of,
 )
 from tests.support.faults import Experiment
-from treetune.lab.partial import PartialAnswers
+from treetune.credit.vineppo import MonteCarlo
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
-from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.partial import PartialAnswers
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_trajectories
 from treetune.runtime import generation, loop

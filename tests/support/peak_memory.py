@@ -102,8 +102,8 @@ class Case:
     def measured(self) -> int:
         """Bytes at the peak of an iteration's training, the second, when all states are there."""
         from tests.trainer.helpers import critic_of
+        from treetune.credit.gae import Gae
         from treetune.models.logprobs import Nucleus
-        from treetune.rollouts.credit import Gae
         from treetune.trainer.core import PolicyTrainer
         from treetune.trainer.ranks import Ranks
 

@@ -177,7 +177,7 @@ def test_scores_tell_right_from_wrong_for_everyone_else() -> None:
     "gold", ["39", "39 from", "39 from 1,2", "from 1 2", "3.5 from 1 2", "1" * 16 + " from 1"]
 )
 def test_a_gold_that_is_none_of_countdown_is_told(gold: str) -> None:
-    with pytest.raises(ValueError, match="none of Countdown"):
+    with pytest.raises(ValueError, match="not one of Countdown"):
         CountdownGrader().grade("<answer>1</answer>", Problem(id="x", prompt="", gold=gold))
 
 

@@ -178,7 +178,7 @@ def test_holding_out_all_rows_is_told_before_they_are_read(tmp_path: Path) -> No
     (finding,) = mistakes(Gsm8k(train=train, validation_size=5))
     assert (finding.key, finding.what) == (
         "validation_size",
-        "validation_size is 5, but the train split holds 5 problems",
+        "validation_size is 5, but the train split has only 5 problems",
     )
     assert Gsm8k(train=train, validation_size=5).size("train") is None
     assert Gsm8k(train=train, validation_size=4).size("train") == 1

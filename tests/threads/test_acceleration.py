@@ -25,7 +25,7 @@ from treetune.config.jsonnet import load
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext, ShapingMemory
-from treetune.rollouts.shaping import WrongAnswers, shaped
+from treetune.rollouts.shaping import WrongAnswers, apply_shaping
 from treetune.threads.shaping import (
     EPSILON,
     Acceleration,
@@ -115,7 +115,7 @@ def test_a_group_compares_with_the_median_of_the_others() -> None:
 def shaped_answers(
     shapings: Sequence[Shaping], group: Sequence[Trajectory]
 ) -> tuple[list[Trajectory], Metrics]:
-    return answered(shaped(threads.context(), shapings, trees_of(group)))
+    return answered(apply_shaping(threads.context(), shapings, trees_of(group)))
 
 
 def test_an_answer_that_is_right_alone_has_nothing_to_be_compared_with_and_that_is_told() -> None:
@@ -245,7 +245,7 @@ def test_all_ranks_remember_the_same_however_many_there_are(world_size: int) -> 
         memory = ShapingMemory({"acceleration": {"train/1": 40.0}})
         trees = trees_of([one for problem in own for one in ANSWERS[2 * problem : 2 * problem + 2]])
         shapings = [rewards(Running(), floor=-0.9)]
-        earned, metrics = answered(shaped(context.with_services(memory), shapings, trees))
+        earned, metrics = answered(apply_shaping(context.with_services(memory), shapings, trees))
         return [one.bonus for one in earned], (metrics, memory)
 
     _, (_, memory) = mdp.assert_ranks_agree(world_size, run_share, codec=lambda: threads.CODEC)
@@ -274,7 +274,7 @@ def test_measured_lengths_that_are_of_something_else_are_refused_before_a_run_be
         with pytest.raises(ValueError, match=message):
             Measured(answers=file).prepare([asked])
     for text, message in (
-        (Path(path).read_text() + '{"problem": "train/2"', r"line 2 of .*damaged.jsonl is no row"),
+        (Path(path).read_text() + '{"problem": "train/2"', r"line 2 of .*damaged.jsonl is not a row"),
         ('{"id": 3}\n', r"line 1 of .*KeyError"),
     ):
         (tmp_path / "damaged.jsonl").write_text(text)

@@ -19,14 +19,14 @@ from tests.runs.shared_server import shared_server
 from tests.support.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
 from tests.support.contexts import context_of
 from tests.support.processes import process_named
+from treetune.credit.base import Credit
+from treetune.credit.grpo import Group
+from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import Completion, Engine, EngineLaunch, OnResult, Request
 from treetune.engine.engine import VllmEngine, start_engine
 from treetune.engine.settings import Engines, VllmSettings
 from treetune.models.pretrained import PretrainedModel
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
-from treetune.rollouts.base import Credit
-from treetune.rollouts.credit import Group
-from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.selection import All
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop

@@ -21,9 +21,9 @@ from tests.trainer.helpers import (
     trained,
     weights_of,
 )
+from treetune.credit.gae import Gae
 from treetune.models.logprobs import ModelInputs, PolicyModule
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
-from treetune.rollouts.credit import Gae
 from treetune.trainer.base import Trainer
 from treetune.trainer.deepspeed_model import training_state, visiting
 from treetune.trainer.deepspeed_model import weights_of as parameters_of

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.helpers import assert_is
+from treetune.credit.gae import Gae
 from treetune.models.logprobs import Nucleus
 from treetune.objectives.base import TokenBatch, kl_estimate
 from treetune.objectives.mle import MaximumLikelihood
@@ -20,7 +21,6 @@ from treetune.objectives.policy_gradient import (
     ClippedPolicyGradient,
     PolicyGradient,
 )
-from treetune.rollouts.credit import Gae
 from treetune.trainer.preparation import (
     normalised,
     rewards_to_come,

@@ -11,11 +11,11 @@ import torch
 
 import treetune.parts  # noqa: F401  (registers them)
 from tests.trainer.helpers import critic_of
+from treetune.credit.gae import Gae
 from treetune.objectives.base import Objective
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.objectives.preference import DirectPreference
-from treetune.rollouts.credit import Gae
 from treetune.trainer.base import Trainer
 from treetune.trainer.preparation import IterationTensors, prepare, scores_old_logprobs
 from treetune.trainer.scoring import PolicyScores

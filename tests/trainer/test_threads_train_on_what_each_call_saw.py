@@ -19,7 +19,7 @@ from tests.trainer.helpers import (
 )
 from tests.trainer.test_update_does_not_depend_on_the_cut import OBJECTIVES
 from tests.trainer.update_program import made
-from treetune.rollouts.credit import Gae
+from treetune.credit.gae import Gae
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import micro_batches
 from treetune.trainer.tokens import Sequences

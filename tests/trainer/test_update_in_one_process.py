@@ -18,13 +18,13 @@ from tests.trainer.helpers import (
     trained,
     weights_of,
 )
+from treetune.credit.gae import Gae
 from treetune.models.logprobs import ModelInputs, PolicyModule
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.other_ratios import ClippedImportance, SequencePolicyGradient
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.objectives.preference import DirectPreference, DpoPositive
 from treetune.objectives.spo import CorrectPaths
-from treetune.rollouts.credit import Gae
 from treetune.trainer.base import Warmup
 
 KL = {"kl_coef": 0.01, "entropy_coef": 0.01}

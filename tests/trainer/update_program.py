@@ -27,10 +27,10 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from safetensors.torch import save_file
 
     from tests.trainer.helpers import critic_of, episodes, paired_episodes, threaded_episodes, tiny_model
+    from treetune.credit.gae import Gae
     from treetune.engine.base import Completion, Request, SamplingParams
     from treetune.models import logprobs
     from treetune.models.lora import Lora
-    from treetune.rollouts.credit import Gae
     from treetune.rollouts.storage import write_episodes
     from treetune.runtime.generation import stored_for_all
     from treetune.trainer import core

@@ -18,12 +18,13 @@ from tests.view.conftest import FIRST, Viewer, mark_of
 from tests.view.recorded import begin_run, episode, record_iteration, trajectory
 from tests.view.report import threaded
 from tests.view.report.synthetic import CODEC
+from treetune.credit.states.base import AnswerPrefix
+from treetune.credit.states.one_line import continuation_request
 from treetune.engine.base import Completion, SamplingParams
 from treetune.engine.journal import journal_row, request_key
 from treetune.objectives.base import TokenBatch
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.context import AnswerSettings
-from treetune.rollouts.states import continuation_request
 from treetune.rollouts.storage import (
     SIGNALS,
     read_token_signals,
@@ -31,7 +32,6 @@ from treetune.rollouts.storage import (
     write_token_signals,
     write_trajectories,
 )
-from treetune.rollouts.values import AnswerPrefix
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain

@@ -191,15 +191,15 @@ def list_parts(options: argparse.Namespace) -> int:
         width = max(len(entry.name or "") for entry in entries)
         for entry in entries:
             outside = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
-            about = textwrap.wrap(
+            lines = textwrap.wrap(
                 outside + reference.summary(entry.part),
                 WIDTH - width - 4,
                 max_lines=2,
                 placeholder=" …",
                 break_on_hyphens=False,
             )
-            say(f"  {entry.name:<{width}}  {about[0] if about else ''}")
-            for line in about[1:]:
+            say(f"  {entry.name:<{width}}  {lines[0] if lines else ''}")
+            for line in lines[1:]:
                 say(f"  {'':<{width}}  {line}")
         say("")
     return 0

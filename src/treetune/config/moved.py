@@ -22,8 +22,21 @@ MOVED = {
     "treetune.exports": "treetune.view.exports",
     "treetune.files": "treetune.store.files",
     "treetune.inference": "treetune.engine",
+    "treetune.lab.distillation": "treetune.credit.distillation",
+    "treetune.lab.literature": "treetune.credit.literature",
+    "treetune.lab.partial": "treetune.rollouts.partial",
+    "treetune.lab.trees.credit": "treetune.credit.trees",
+    "treetune.lab.values": "treetune.credit.values",
+    "treetune.lab.values.over_another": "treetune.credit.values",
+    "treetune.lab.values.sampled": "treetune.credit.values",
+    "treetune.lab.values.states": "treetune.credit.states.by_tokens",
     "treetune.planning": "treetune.runtime.planning",
     "treetune.reports": "treetune.view.report",
+    "treetune.rollouts.credit": "treetune.credit",
+    "treetune.rollouts.monte_carlo": "treetune.credit.vineppo",
+    "treetune.rollouts.states": "treetune.credit.states",
+    "treetune.rollouts.valuation": "treetune.credit.values",
+    "treetune.rollouts.values": "treetune.credit.states",
     "treetune.sandbox": "treetune.domains.sandbox",
     "treetune.sweeps": "treetune.tables",
     "treetune.tasks.environments": "treetune.domains.environments",
@@ -37,6 +50,16 @@ MOVED = {
     },
 }
 """Packages and modules of earlier versions, and where their content is."""
+
+SPLIT = {
+    "treetune.lab.values.over_another",
+    "treetune.lab.values.sampled",
+    "treetune.rollouts.credit",
+    "treetune.rollouts.states",
+    "treetune.rollouts.valuation",
+    "treetune.rollouts.values",
+}
+"""Modules of earlier versions whose content is in several modules of a package now."""
 
 RENAMED = {
     "Limits": "ProgramLimits",
@@ -80,7 +103,7 @@ def _of_module(old: str, new: str) -> str:
     package = new
     while not _is_there(package):
         package = package.rpartition(".")[0]
-    if package == new:
+    if package == new and old not in SPLIT:
         return f"{old} is {new} now"
     return f"what {old} had is in {package} now: CHANGELOG.md says under which names"
 

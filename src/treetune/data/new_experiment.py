@@ -137,7 +137,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainingAmount:
     """How much is trained on. "null" is written as such into the configuration."""
 
     iterations: int
@@ -391,9 +391,9 @@ def _configuration(options: argparse.Namespace, stage: str, own_rows: OwnRows | 
         prompt = "" if is_small else _prompt_of_builtin(options.data)
         sets = [_evaluation_set(split, size) for split, size in _held_out_splits(builtin)]
     sizes = _sizes(texts, is_small)
-    schedule = _schedule(method.kind, n_rows or UNKNOWN_ROWS, is_small)
+    amount = _training_amount(method.kind, n_rows or UNKNOWN_ROWS, is_small)
     if n_rows is None:
-        schedule = replace(schedule, passes="")
+        amount = replace(amount, passes="")
     more = ", ".join(filter(None, [method.more, SMALL_MODEL.get(stage, "") if is_small else ""]))
     if method.kind in ("filtered", "preferences"):
         more = ", ".join(filter(None, [more, "choose_checkpoint: { set: 'validation', rule: 'best' }"]))
@@ -416,7 +416,7 @@ def _configuration(options: argparse.Namespace, stage: str, own_rows: OwnRows | 
         model=_model_text(options, stage, sizes, texts if own_rows is not None else None),
         supervised=method.kind == "supervised",
         sizes=sizes,
-        schedule=schedule,
+        amount=amount,
         sets=sets,
         q=_as_jsonnet,
     )
@@ -503,13 +503,13 @@ def _up_to(number: float, step: int) -> int:
     return math.ceil(number / step) * step
 
 
-def _schedule(kind: Kind, rows: int, is_small: bool) -> Schedule:
+def _training_amount(kind: Kind, rows: int, is_small: bool) -> TrainingAmount:
     """Returns how long and on how much to train, for a number of training rows."""
     if kind == "supervised":
-        return _supervised_schedule(rows, is_small)
+        return _supervised_amount(rows, is_small)
     if kind == "filtered":
         problems = min(rows, 320)
-        return Schedule(
+        return TrainingAmount(
             iterations=5,
             problems=problems,
             samples=8,
@@ -521,7 +521,7 @@ def _schedule(kind: Kind, rows: int, is_small: bool) -> Schedule:
             checkpoint_every=1,
         )
     if kind == "preferences":
-        return Schedule(
+        return TrainingAmount(
             iterations=1,
             problems=min(rows, 200),
             samples=64 if is_small else 16,
@@ -536,7 +536,7 @@ def _schedule(kind: Kind, rows: int, is_small: bool) -> Schedule:
     problems = min(rows, 64, max(8, rows // 3 // 8 * 8))
     passes_wanted, fewest, most = (10, 10, 25) if is_small else (5, 10, 200)
     iterations = min(most, max(fewest, math.ceil(passes_wanted * rows / problems)))
-    return Schedule(
+    return TrainingAmount(
         iterations=iterations,
         problems=problems,
         samples=8,
@@ -550,9 +550,9 @@ def _schedule(kind: Kind, rows: int, is_small: bool) -> Schedule:
     )
 
 
-def _supervised_schedule(rows: int, is_small: bool) -> Schedule:
+def _supervised_amount(rows: int, is_small: bool) -> TrainingAmount:
     if not is_small:
-        return Schedule(
+        return TrainingAmount(
             iterations=2,
             problems="null",
             samples=1,
@@ -567,7 +567,7 @@ def _supervised_schedule(rows: int, is_small: bool) -> Schedule:
     minibatch = 64 if rows >= 6400 else min(16, rows)
     problems = 6400 if rows >= 6400 else rows
     steps_of_a_pass = math.ceil(problems / minibatch)
-    return Schedule(
+    return TrainingAmount(
         iterations=12 if rows >= 6400 else 6,
         problems=6400 if rows > 6400 else "null",
         samples=1,

@@ -31,13 +31,13 @@ MOST_CHARACTERS = 600
 _THREAD_TAG = re.compile("|".join(re.escape(tag) for tag in TAGS))
 _TAG = re.compile(r"</?[A-Za-z]+>")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-# In an outline a capital letter before a full stop is a point or a case ("Find A. Then find B."), no initial.
+# In an outline a single capital letter before a full stop is a point or a case ("Find A. Then find B."), not
+# an initial. Letters with a full stop after each ("e.g.", "U.S.", "π.χ.") are an abbreviation.
 _ABBREVIATION = re.compile(
-    r"(?:\b(?:e\.g|i\.e|cf|vs|resp|Eqs?|Figs?|No|рис|табл|см|ср|гл|стр|напр|ур|теор)|(?-i:\b[а-яё])"
+    r"(?:\b[a-z]\.[a-z]|\b(?:cf|vs|resp|Eqs?|Figs?|No|рис|табл|см|ср|гл|стр|напр|ур|теор)|(?-i:\b[а-яё])"
     r"|\b[\u03b1-\u03c9]\.[\u03b1-\u03c9])\.\Z",
     re.IGNORECASE,
 )
-_BEFORE_A_NUMBER = re.compile(r"[.!?](?=\s+\d)")
 _THOUGHT = re.compile(r"\A(?P<opening>\s*<think>\n?)?(?P<body>.*?)(?P<rest></think>.*)?\Z", re.DOTALL)
 
 
@@ -261,7 +261,7 @@ def _checked_outline(item: object, where: str, known: str, thread: str, count: i
         raise Unreadable(f"{where} holds a line break or another control character; are backslashes doubled?")
     if _TAG.search(text):
         raise Unreadable(f"{where} holds a tag")
-    if len(text) > MOST_CHARACTERS or sentences(text) > MOST_SENTENCES:
+    if len(text) > MOST_CHARACTERS or count_sentences(text) > MOST_SENTENCES:
         raise Unreadable(f"{where} is longer than {MOST_SENTENCES} short sentences")
     if leaked := results_in(text, known, thread, count):
         raise Unreadable(
@@ -270,13 +270,10 @@ def _checked_outline(item: object, where: str, known: str, thread: str, count: i
     return text
 
 
-def sentences(text: str) -> int:
-    """Counts sentences in any script; a dot within a number, a formula or an abbreviation ends none."""
-    ends = set(sentence_ends(text, formulas(text), _ABBREVIATION))
-    # A sentence of an outline may begin with a number, too.
-    for stop in _BEFORE_A_NUMBER.finditer(text):
-        if not _ABBREVIATION.search(text[: stop.end()]):
-            ends.add(stop.end())
+def count_sentences(text: str) -> int:
+    """Counts the sentences of an outline in any script. A full stop within a number, a formula or an
+    abbreviation ends no sentence."""
+    ends = list(sentence_ends(text, formulas(text), _ABBREVIATION, before_numbers=True))
     return 1 + len(ends)
 
 

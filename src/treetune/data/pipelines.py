@@ -21,7 +21,7 @@ from treetune.contracts import Experiment, Finding
 from treetune.data.difficulty.answering import Policy
 from treetune.data.rules.base import Rule
 from treetune.data.templates import check_text, check_value, text_of, value_of
-from treetune.domains.domain_rows import Row, domain_of, domain_row, normalised
+from treetune.domains.domain_rows import Row, domain_of, domain_row, normalise_row
 from treetune.domains.endpoints.settings import EndpointSettings, Prices, check_extra
 from treetune.engine.base import SamplingParams
 from treetune.exceptions import MissingField
@@ -327,7 +327,7 @@ class PrepareData(DataPipeline):
             if not value_of(row_filter.where, fields):
                 return row_filter.name
         if self.copy:
-            row = normalised(fields)
+            row = normalise_row(fields)
             return {**row, "data_source": self.data_source, "ability": self.ability or row["ability"]}
         turns = (MessageTemplate(content=self.prompt),) if isinstance(self.prompt, str) else self.prompt
         messages = [{"role": turn.role, "content": text_of(turn.content, fields)} for turn in turns]

@@ -1,4 +1,11 @@
-"""The state machine of an answer of several turns, without an engine and without an environment."""
+"""The state of an answer of several turns, independent of the engine and the environment.
+
+The rollout `multi_turn` alternates two calls until the answer has ended::
+
+    turn = conversation.next_turn            (None: the answer has ended)
+    conversation.take_completion(…)          what the policy wrote in this turn
+    conversation.take_turn(…)                the environment's reply, which becomes injected tokens
+"""
 
 from __future__ import annotations
 
@@ -16,71 +23,76 @@ from treetune.tasks.thoughts import opening_at_end
 from treetune.vocabulary import FinishReason, GradeOutcome, Segment, TextCodec, TokenIds, joined, token_array
 
 EVENTS = {
-    "cut": "turns that came to turn_tokens",
+    "cut": "turns that reached turn_tokens",
     "observations_cut": "observations that were cut",
-    "turns_spent": "ends for want of turns",
-    "tokens_spent": "ends for want of tokens",
+    "turns_spent": "answers that ended because of max_turns",
+    "tokens_spent": "answers that ended because of max_tokens",
 }
-"""The events that are counted while an answer grows, with their descriptions."""
+"""The events that are counted for each answer, with their descriptions."""
 
 END_OF_HEAD = b"\n"
+"""The separator between the head of a segment's snapshot, which is JSON, and the environment's state."""
 
 OPENING_TOKENS = 32
-"""Tokens at the end of a text that hold a tag which opens a thought, be each a character, and the white space
-behind it."""
+"""Tokens at the end of a text that are read to find a tag that opens a thought. It suffices even if each
+token is one character, and white space follows the tag."""
 
 
 class TurnLimits(NamedTuple):
-    """The bounds of an answer: see the rollout `multi_turn`."""
+    """The limits of an answer's turns. See the keys of the rollout `multi_turn`."""
 
     turn_tokens: int
     max_turns: int
     observation_characters: int
     stop: tuple[str, ...]
     reads_specials: bool = False
+    """Whether the environment reads special tokens."""
 
 
 class NextTurn(NamedTuple):
-    """The turn that an answer needs now.
+    """The next turn that the policy has to write.
 
-    Example: the second turn, behind a prompt of two tokens, a turn of two and an observation of one::
+    Example: the second turn, after a prompt of two tokens, a turn of two and an observation of one::
 
         NextTurn(number=1, context_ids=array([7, 8, 31, 32, 90]), max_tokens=59)
     """
 
     number: int
+    """The number of turns before it."""
     context_ids: TokenIds
-    """All before it: the prompt's tokens, turns and observations."""
+    """All tokens before it: the prompt, turns and observations."""
     max_tokens: int
 
 
 @dataclass(eq=False)
 class Conversation:
-    """An answer of at most `budget` tokens after `prompt_ids`.
-
-    `next_turn` is what to sample next, or None once it has ended; in turn it takes the completion of that
-    turn (`take_completion`) and the environment's answer to the last of its `actions` (`take_turn`).
-    """
+    """An answer of several turns, from its prompt to its end."""
 
     codec: TextCodec
     frame: Callable[[str], str] | None
-    """The text between turns, around an observation; None: that of the model's chat."""
+    """Returns the text between two turns, given the observation; None: the model's chat template is used."""
     limits: TurnLimits
     prompt_ids: TokenIds
     budget: int
+    """The most tokens of the answer, observations included."""
     actions: tuple[str, ...] = ()
-    """The policy's text of each turn so far, as the environment reads it."""
+    """The policy's text of each turn so far, in the form for the environment."""
     turns: list[Turn] = field(default_factory=list)
+    """The environment's replies to the actions."""
     observed: list[list[dict[str, str]]] = field(default_factory=list)
-    """The messages that the policy read behind each turn."""
+    """The messages that the policy read after each turn."""
     segments: list[Segment] = field(default_factory=list)
+    """The answer's tokens: sampled turns, and injected observations between them."""
     events: Counter[str] = field(default_factory=Counter)
+    """Counts of `EVENTS`."""
     finish: FinishReason | None = None
+    """The reason of the answer's end; None while it continues."""
     environment_seconds: float = 0.0
-    """Seconds that it waited for its environment."""
+    """Seconds that the answer waited for its environment."""
 
     @property
     def next_turn(self) -> NextTurn | None:
+        """The turn to sample next; None after the answer's end."""
         if self.finish is not None:
             return None
         max_tokens = min(self.limits.turn_tokens, self._free_tokens)
@@ -88,20 +100,26 @@ class Conversation:
         return NextTurn(len(self.actions), context_ids, max_tokens)
 
     def take_completion(self, completion: Completion) -> bool:
-        """Returns whether the environment is to be asked: not where the answer came to its last token."""
-        spent = len(completion.token_ids) == self._free_tokens
-        self._write(completion.segment())
-        if completion.finish_reason == "length" and spent:
+        """Adds a sampled turn. Returns whether the environment has to reply: not if the tokens are used
+        up."""
+        uses_all_tokens = len(completion.token_ids) == self._free_tokens
+        self._add_turn(completion.segment())
+        if completion.finish_reason == "length" and uses_all_tokens:
             self._end("length", "tokens_spent")
             return False
         self.events["cut"] += completion.finish_reason == "length"
         return True
 
     def take_turn(self, turn: Turn, snapshot: tuple[int, bytes] | None = None) -> None:
-        """Takes the environment's turn; `snapshot` is its state, to continue from here again, behind the
-        number of actions that led there.
+        """Adds the environment's reply to the last action.
 
-        Raises ValueError for an observation that the tokenizer has no tokens for.
+        Args:
+            turn: The reply.
+            snapshot: The number of actions so far and the environment's state after them, if the answer can
+                be continued from here.
+
+        Raises:
+            ValueError: The tokenizer has no tokens for the observation.
         """
         self.turns.append(turn)
         if turn.done:
@@ -110,37 +128,43 @@ class Conversation:
         if len(self.turns) == self.limits.max_turns:
             self._end("length", "turns_spent")
             return
-        most = self.limits.observation_characters
+        longest = self.limits.observation_characters
         texts = [text for _, _, text in turn.results] or [turn.observation]
-        self.events["observations_cut"] += any(len(text) > most for text in texts)
-        said = [
-            {"role": "tool", "name": tool, "tool_call_id": call, "content": text[:most]}
+        self.events["observations_cut"] += any(len(text) > longest for text in texts)
+        results = [
+            {"role": "tool", "name": tool, "tool_call_id": call, "content": text[:longest]}
             for tool, call, text in turn.results
         ]
-        observation = turn.observation[:most]
-        last = int(self.segments[-1].token_ids[-1])
-        injected = between(self.codec, said or observation, last, self.frame)
-        if len(injected) >= self._free_tokens:
+        observation = turn.observation[:longest]
+        last_token = int(self.segments[-1].token_ids[-1])
+        injected_ids = encode_between_turns(self.codec, results or observation, last_token, self.frame)
+        if len(injected_ids) >= self._free_tokens:
             self._end("length", "tokens_spent")
             return
-        self.observed.append(said or [{"role": "user", "content": observation}])
-        if len(injected):
-            packed = None
+        self.observed.append(results or [{"role": "user", "content": observation}])
+        if len(injected_ids):
+            packed_snapshot = None
             if snapshot is not None:
-                actions_done, state = snapshot
+                action_count, state = snapshot
                 rewards = [earlier_turn.reward for earlier_turn in self.turns]
-                packed = json.dumps([actions_done, rewards, self.observed]).encode() + END_OF_HEAD + state
-            self.segments.append(Segment(injected, origin="injected", snapshot=packed))
+                head = json.dumps([action_count, rewards, self.observed]).encode()
+                packed_snapshot = head + END_OF_HEAD + state
+            self.segments.append(Segment(injected_ids, origin="injected", snapshot=packed_snapshot))
 
     def replay(self, segments: Sequence[Segment], turns: Sequence[Turn]) -> None:
-        """Plays segments that are there already once more; `turns` are what followed on the sampled ones.
+        """Takes over segments of an earlier answer, whose environment has been played again.
 
-        Raises ValueError where they follow no more: the environment says something else now.
+        Args:
+            segments: The segments.
+            turns: The environment's replies to the sampled ones.
+
+        Raises:
+            ValueError: The replies make other tokens than those of the segments.
         """
         sampled = [segment for segment in segments if segment.origin == "sampled"]
         for segment, turn in zip(sampled, turns):
-            self._write(segment)
-            if turn.outcome != "ok":  # lost on the way: not this answer's doing
+            self._add_turn(segment)
+            if turn.outcome != "ok":  # the environment failed in the replay, which isn't the answer's fault
                 self.segments = list(segments)
                 self.turns.append(replace(turn, outcome="unavailable"))
                 self._end("stop")
@@ -149,44 +173,54 @@ class Conversation:
         token_ids = joined([segment.token_ids for segment in self.segments]).tolist()
         if token_ids != joined([segment.token_ids for segment in segments]).tolist():
             raise ValueError(
-                "the environment says something else when an answer is played again, so that credit can't go"
-                " on from its middle: let it draw from its seed alone, or say again = 'copy' or 'never'"
+                "the environment replies differently when an answer is played again, so that credit can't"
+                " continue from its middle: let it draw random numbers only from its seed, or set again to"
+                " 'copy' or 'never'"
             )
         self.segments = list(segments)
 
     def restore(self, segments: Sequence[Segment]) -> None:
-        """Takes over segments that are there already, the last of which has a snapshot."""
-        rewards, self.observed, _ = unpacked(segments)
+        """Takes over segments of an earlier answer, the last of which has a snapshot."""
+        rewards, self.observed, _ = unpack_snapshot(segments)
         for segment in segments:
             if segment.origin == "sampled":
-                self._write(segment)
+                self._add_turn(segment)
         self.segments = list(segments)
         self.turns = [Turn(reward=reward) for reward in rewards]
 
     def transcript(self, message: Callable[[str], dict[str, Any]]) -> tuple[str, list[Any], list[float]]:
-        """Returns a problem's `transcript`; `message` makes one of what the policy wrote."""
+        """Returns the `transcript` of a problem: the text, the messages of each turn, and the rewards.
+
+        `message` turns an action into a message of a chat.
+        """
         turns = []
         for action, observed in zip(self.actions, [*self.observed, []], strict=True):
-            policy_message, results = message(action), iter(observed)
+            policy_message = message(action)
+            # Each call gets the id of the next result of its tool.
+            results = iter(observed)
             for call in policy_message.get("tool_calls", ()):
-                fitting = (result for result in results if result.get("name") == call["function"]["name"])
-                call["id"] = next(fitting, {}).get("tool_call_id", call["id"])
+                for result in results:
+                    if result.get("name") == call["function"]["name"]:
+                        call["id"] = result.get("tool_call_id", call["id"])
+                        break
             turns.append([policy_message, *observed])
         text = self.codec.decode(joined([segment.token_ids for segment in self.segments]))
         return text, turns, self.rewards
 
     @property
     def step_ends(self) -> tuple[int, ...]:
-        """The ends of its steps, which are turns with the observation that follows them."""
+        """The ends of the steps, as token offsets. A step is a turn with the observation after it."""
         ends = accumulate(len(segment.token_ids) for segment in self.segments)
-        following = [*self.segments[1:], None]
-        return tuple(end for end, after in zip(ends, following) if after is None or after.origin == "sampled")
+        next_segments = [*self.segments[1:], None]
+        return tuple(
+            end for end, after in zip(ends, next_segments) if after is None or after.origin == "sampled"
+        )
 
     @property
     def rewards(self) -> list[float]:
-        """The reward of each turn by itself; 0 for a last one that was cut off."""
-        earned = [turn.reward for turn in self.turns]
-        return earned + [0.0] * (len(self.step_ends) - len(earned))
+        """The reward of each turn by itself; 0 for a last turn that was cut off."""
+        rewards = [turn.reward for turn in self.turns]
+        return rewards + [0.0] * (len(self.step_ends) - len(rewards))
 
     @property
     def outcome(self) -> GradeOutcome:
@@ -196,7 +230,8 @@ class Conversation:
     def _free_tokens(self) -> int:
         return self.budget - sum(len(segment.token_ids) for segment in self.segments)
 
-    def _write(self, segment: Segment) -> None:
+    def _add_turn(self, segment: Segment) -> None:
+        """Adds a sampled turn, and its text to the actions."""
         before_ids = self.segments[-1].token_ids if self.segments else self.prompt_ids
         self.segments.append(segment)
         self.actions = (*self.actions, action_of(self.codec, before_ids, segment, self.limits))
@@ -210,7 +245,7 @@ class Conversation:
 def actions_of(
     codec: TextCodec, prompt_ids: TokenIds, segments: Sequence[Segment], limits: TurnLimits
 ) -> tuple[str, ...]:
-    """Returns the texts of the sampled turns among `segments` as the environment reads them."""
+    """Returns the texts of the sampled turns among `segments`, in the form for the environment."""
     actions = []
     before_ids = prompt_ids
     for segment in segments:
@@ -221,8 +256,11 @@ def actions_of(
 
 
 def action_of(codec: TextCodec, before_ids: TokenIds, segment: Segment, limits: TurnLimits) -> str:
-    """Returns the text of a sampled turn as the environment reads it: where what stands before it, the prompt
-    or the text between turns, opened a thought, it begins with the tag that did."""
+    """Returns the text of a sampled turn, in the form for the environment.
+
+    If the tokens before it (the prompt, or the text between turns) end with a tag that opens a thought, the
+    text begins with this tag.
+    """
     decode_all = codec.decode_all or codec.decode  # tags of thoughts may be special tokens
     opening = opening_at_end(decode_all(before_ids[-OPENING_TOKENS:]))
     if not limits.reads_specials or codec.decode_all is None:
@@ -232,32 +270,43 @@ def action_of(codec: TextCodec, before_ids: TokenIds, segment: Segment, limits: 
     return opening + before_stop(text, limits.stop)
 
 
-def between(
+def encode_between_turns(
     codec: TextCodec,
     observation: str | Sequence[Mapping[str, str]],
-    last: int,
+    last_token: int,
     frame: Callable[[str], str] | None = None,
 ) -> TokenIds:
-    """Returns the ids between two turns, the first of which ended with the token `last`.
+    """Returns the token ids between two turns.
 
-    Between them stands the observation: a text, or messages with the results of tools. The end of the first
-    turn is not put behind it again. `frame` is used in place of what a chat has there, and for texts alone.
-    Raises ValueError for a chat template that several turns can't be put together from, and for text that the
-    tokenizer has no tokens for.
+    Args:
+        codec: Encodes text.
+        observation: The observation: a text, or messages with the results of tools.
+        last_token: The last token of the first turn. If this is the end token, it isn't repeated.
+        frame: Returns the text between the turns, given an observation that is a text. Without it, or for
+            messages, the model's chat template is used.
+
+    Raises:
+        ValueError: The chat template doesn't support several turns, or the tokenizer has no tokens for the
+            text.
     """
     if frame is not None and isinstance(observation, str):
         return token_array(codec.encode(frame(observation)))
     assert codec.turn_frame is not None, "a model without a chat has a frame"
     ids = token_array(codec.encode(codec.turn_frame(observation)))
-    return ids[1:] if len(ids) and ids[0] == last == codec.eos_id else ids
+    return ids[1:] if len(ids) and ids[0] == last_token == codec.eos_id else ids
 
 
-def unpacked(segments: Sequence[Segment]) -> tuple[list[float], list[Any], tuple[int, bytes] | None]:
-    """Returns the rewards on the way to where these segments end, what the policy read there, and the
-    snapshot; none where they carry no copies."""
+def unpack_snapshot(segments: Sequence[Segment]) -> tuple[list[float], list[Any], tuple[int, bytes] | None]:
+    """Returns the contents of the last segment's snapshot.
+
+    These are the rewards of the turns so far, the messages that the policy read after each of them, and the
+    environment's snapshot. They are empty and None if the segment has no snapshot.
+    """
     snapshot = segments[-1].snapshot if segments else None
     if snapshot is None:
         return [], [], None
     head, _, state = snapshot.partition(END_OF_HEAD)
-    done, rewards, *observed = json.loads(head)  # what was read isn't in those of earlier versions
-    return rewards, observed[0] if observed else [[]] * len(rewards), (done, state)
+    action_count, rewards, *observed = json.loads(head)
+    # Snapshots of earlier versions don't have the messages.
+    messages = observed[0] if observed else [[]] * len(rewards)
+    return rewards, messages, (action_count, state)

@@ -1,8 +1,12 @@
-"""Rows as data sets of many domains have them, in Parquet and in JSON lines.
+"""Rows of data sets with many domains, in Parquet and in JSON lines.
 
-``data_source`` (``<domain>__<name>``) says which grader a row is for, ``prompt`` is a list of messages,
-``reward_model`` holds the ground truth, and ``extra_info`` whatever else a grader may want. This is the
-schema that verl and Reasoning360 read.
+This is the schema of verl and Reasoning360. ``data_source`` (``<domain>__<name>``) decides about the grader,
+``prompt`` is a list of messages, ``reward_model`` contains the ground truth, and ``extra_info`` further
+values for
+graders. Example::
+
+    {"data_source": "math__dapo", "prompt": [{"role": "user", "content": "2 + 2 = ?"}],
+     "reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"index": 17}}
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ ABILITY, APPLY_CHAT_TEMPLATE = "ability", "apply_chat_template"
 REWARD_MODEL, STYLE, GROUND_TRUTH, EXTRA_INFO = "reward_model", "style", "ground_truth", "extra_info"
 
 SCHEMA = (DATA_SOURCE, PROMPT, RAW_PROMPT, ABILITY, APPLY_CHAT_TEMPLATE, REWARD_MODEL, EXTRA_INFO)
-"""The columns of a row; others are columns of its own."""
+"""The columns of the schema. A row may have others."""
 
 LOW_PASS_RATE, HIGH_PASS_RATE = "low_pass_rate", "high_pass_rate"
-"""Columns that a difficulty estimate adds. A row goes whose low rate is too low (a strong model's: it can't
-be solved) or whose high rate is too high (a weak model's: it is too easy)."""
+"""Columns that a difficulty estimate adds. A problem can't be solved if the low rate, a strong model's, is
+too low, and is too easy if the high rate, a weak model's, is too high."""
 
 ROLES = ("system", "user", "assistant", "tool")
 Row = dict[str, Any]
@@ -52,8 +56,8 @@ def domain_row(
     raw_prompt: str = "",
     apply_chat_template: bool = True,
 ) -> Row:
-    """Returns a row of the schema. A `prompt` of text is the user's one message; a `ground_truth` that is no
-    text is written as JSON. Raises ValueError for values that JSON can't hold."""
+    """Returns a row of the schema. A `prompt` that is text becomes one message of the user. A `ground_truth`
+    that isn't text is written as JSON. Raises ValueError for values that can't be written as JSON."""
     check_plain(ground_truth, GROUND_TRUTH)
     check_plain(extra_info, EXTRA_INFO)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
@@ -68,9 +72,11 @@ def domain_row(
     }
 
 
-def normalised(row: Mapping[str, Any]) -> Row:
-    """Returns the row with all columns of the schema, and its own ones. Raises ValueError with what it
-    lacks."""
+def normalise_row(row: Mapping[str, Any]) -> Row:
+    """Returns a row with all columns of the schema, and with its further columns.
+
+    Raises ValueError with the reason if a column is missing or wrong.
+    """
     source = row.get(DATA_SOURCE)
     if not isinstance(source, str) or not source.strip():
         raise ValueError(f"it has no {DATA_SOURCE}, which says which domain it is of, such as 'math__dapo'")
@@ -80,7 +86,7 @@ def normalised(row: Mapping[str, Any]) -> Row:
         state = "no" if ground_truth is None else "an empty"
         raise ValueError(f"its {REWARD_MODEL} has {state} {GROUND_TRUTH}")
     for name, value in row.items():
-        if name not in (PROMPT, EXTRA_INFO):  # `_messages` and `domain_row` look at these
+        if name not in (PROMPT, EXTRA_INFO):  # `_messages` and `domain_row` check these
             check_plain(value, name)
     applies = row.get(APPLY_CHAT_TEMPLATE)
     applies = True if applies is None else applies
@@ -104,17 +110,17 @@ def normalised(row: Mapping[str, Any]) -> Row:
 
 
 def prompt_text(row: Mapping[str, Any]) -> str:
-    """Returns the question without roles: for graders and people, and for models that don't chat."""
+    """Returns the question without roles, for graders, people, and models without a chat."""
     if not row[APPLY_CHAT_TEMPLATE] and row[RAW_PROMPT]:
         return str(row[RAW_PROMPT])
     return "\n\n".join(message["content"] for message in row[PROMPT])
 
 
 def problem_of(row: Mapping[str, Any], id: str) -> Problem:
-    """Returns the problem of a `normalised` row. Its data are the keys of `extra_info`, the source and the
-    ability."""
+    """Returns the problem of a row from `normalise_row`. Its data are the keys of `extra_info`, the source
+    and the ability."""
     messages = tuple(Message(message["role"], message["content"]) for message in row[PROMPT])
-    asked_alone = [message.role for message in messages] == ["user"]
+    is_single_question = [message.role for message in messages] == ["user"]
     as_is = not row[APPLY_CHAT_TEMPLATE]
     return Problem(
         id=id,
@@ -122,36 +128,40 @@ def problem_of(row: Mapping[str, Any], id: str) -> Problem:
         gold=row[REWARD_MODEL][GROUND_TRUTH],
         data={**row[EXTRA_INFO], DATA_SOURCE: row[DATA_SOURCE], ABILITY: row[ABILITY]},
         domain=domain_of(row[DATA_SOURCE]),
-        messages=() if as_is or asked_alone else messages,
+        messages=() if as_is or is_single_question else messages,
         as_is=as_is,
     )
 
 
 def row_key(row: Mapping[str, Any]) -> str:
-    """Returns a hash of source, prompt and ground truth: rows with the same one ask the same question and
-    have the same answer, wherever they are."""
+    """Returns a hash of source, prompt and ground truth. Rows with the same hash have the same question and
+    answer."""
     question = [row[DATA_SOURCE], row[PROMPT], row[RAW_PROMPT], row[APPLY_CHAT_TEMPLATE]]
     text = json.dumps([*question, row[REWARD_MODEL][GROUND_TRUTH]], sort_keys=True)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 
 def read_domain_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yields the rows of a Parquet or JSON-lines file, or of all that match the pattern `path`, `normalised`,
-    each with its place. Raises ValueError."""
+    """Yields the rows of a file, or of all files that match the pattern `path`, as `normalise_row` returns
+    them.
+
+    Each row comes with its place, ``train.jsonl:18``. Raises ValueError for a row or a file that can't be
+    read.
+    """
     for file in files_matching(path):
         for place, row in read_rows(file):
             try:
-                full = normalised(row)
+                full = normalise_row(row)
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from error
             yield place, full
 
 
 def write_parquet(path: Path, rows: Iterable[Row]) -> None:
-    """Writes rows of the schema to a Parquet file, whole or not at all; the same rows give the same bytes.
+    """Writes rows of the schema to a Parquet file, completely or not at all. Equal rows give equal bytes.
 
-    Goes through `rows` twice. Of `extra_info`, text, numbers, truth values and lists of such keep their type;
-    all else is JSON text, which `read_rows` reads again.
+    It iterates over `rows` twice. In `extra_info`, texts, numbers, booleans and lists of these keep their
+    type. All other values become JSON text, which `read_rows` decodes.
     """
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -168,9 +178,12 @@ def write_parquet(path: Path, rows: Iterable[Row]) -> None:
     ):
         batch: list[Row] = []
         for row in rows:
-            more = {name: _stored(row[name], columns[name]) for name in sorted(columns) if name in row}
-            info = {name: _stored(value, kinds[name]) for name, value in row[EXTRA_INFO].items()}
-            batch.append({**{name: row[name] for name in SCHEMA}, EXTRA_INFO: info, **more})
+            further_columns = {
+                name: _encode(row[name], columns[name]) for name in sorted(columns) if name in row
+            }
+            info = {name: _encode(value, kinds[name]) for name, value in row[EXTRA_INFO].items()}
+            schema_columns = {name: row[name] for name in SCHEMA}
+            batch.append({**schema_columns, EXTRA_INFO: info, **further_columns})
             if len(batch) == ROW_GROUP:
                 writer.write_table(pa.Table.from_pylist(batch, schema))
                 batch = []
@@ -178,8 +191,13 @@ def write_parquet(path: Path, rows: Iterable[Row]) -> None:
 
 
 def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Schema:
-    """Returns the schema of a file, given the kinds of values in its `extra_info` (``text``, ``int``,
-    ``float``, ``bool``, ``json``, or ``list of …``) and in its columns beside the schema's own."""
+    """Returns the Arrow schema of a file.
+
+    Args:
+        kinds: The kind of values of each key in `extra_info`: ``text``, ``int``, ``float``, ``bool``,
+            ``json``, or ``list of …``.
+        columns: The kind of values of each further column.
+    """
     import pyarrow as pa
 
     plain = {
@@ -213,12 +231,15 @@ def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Sch
 
 
 _LOST = ("tool_calls", "function_call", "tool_call_id", "images", "audio", "videos")
-"""Keys of messages that change what is asked, and that `Message` has no field for."""
+"""Keys of messages that change the question, and that `Message` has no field for."""
 
 
 def _messages(prompt: Any, raw: str) -> list[dict[str, str]]:
-    """Returns a row's messages, each with role and content alone. Raises ValueError for what is no chat, for
-    a chat that asks nothing, and for one that holds more than text."""
+    """Returns a row's messages, each with only a role and a content.
+
+    Raises ValueError for a prompt that isn't a chat, for a chat without a question, and for one with more
+    than text.
+    """
     if isinstance(prompt, str) and prompt.strip():
         try:
             prompt = messages_in_text(prompt) or [{"role": "user", "content": prompt}]
@@ -237,8 +258,8 @@ def _messages(prompt: Any, raw: str) -> list[dict[str, str]]:
         lost = [name for name in _LOST if message.get(name)]
         if lost:
             raise ValueError(
-                f"its {PROMPT} has a message of the {role} with {', '.join(lost)}, which no prompt here"
-                " holds: write what it says into the content, or leave the row out"
+                f"its {PROMPT} has a message of the {role} with {', '.join(lost)}, which prompts can't"
+                " contain: write it into the content, or leave the row out"
             )
         if role == "user" and not content.strip():
             raise ValueError(f"its {PROMPT} has a message of the user with nothing in its content")
@@ -249,10 +270,10 @@ def _messages(prompt: Any, raw: str) -> list[dict[str, str]]:
 
 
 def _text_content(message: Any) -> str:
-    """Returns a message's content, also where it is a list of parts that are text. Raises ValueError."""
+    """Returns the content of a message, which may be a list of parts of text. Raises ValueError."""
     content = message.get("content") if isinstance(message, Mapping) else None
     if content is None and isinstance(message, Mapping) and any(message.get(name) for name in _LOST):
-        return ""  # refused by what it has beside
+        return ""  # `_messages` refuses the message because of its other keys
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) and content else [None]
@@ -262,21 +283,21 @@ def _text_content(message: Any) -> str:
     kinds = {str(part.get("type")) for part in parts if isinstance(part, Mapping)} - {"text"}
     if kinds:
         raise ValueError(
-            f"its {PROMPT} has a message with {', '.join(sorted(kinds))}: prompts are of text alone"
+            f"its {PROMPT} has a message with {', '.join(sorted(kinds))}: prompts can only contain text"
         )
-    raise ValueError(f"its {PROMPT} holds {str(message)[:80]!r}, which is no {{role, content}}")
+    raise ValueError(f"its {PROMPT} contains {str(message)[:80]!r}, which is not {{role, content}}")
 
 
 def _without_nulls(value: Any) -> Any:
-    """Returns a value without the keys that are null: in an object of Parquet these are what other rows have.
-    (Golds keep theirs; graders take what `extra_info` lacks for absent.)"""
+    """Returns a value without the keys that are null. In Parquet, each object has the keys of all rows, so
+    that null means a missing key. (Golds keep their nulls.)"""
     if isinstance(value, dict):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
-    """Returns a field that is an object, or JSON text of one, as a dictionary."""
+    """Returns a field as a dictionary. It has to be an object, or its JSON text."""
     if value is None:
         raise ValueError(f"it has no {name}")
     if isinstance(value, str):
@@ -290,16 +311,16 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _note_kinds(kinds: dict[str, str], values: Mapping[str, Any]) -> None:
-    """Widens `kinds` to the narrowest kind that holds all values under each name."""
+    """Widens the kind of each name in `kinds`, so that the values fit, too."""
     for name, value in values.items():
         if value is None:
             continue
-        seen, now = kinds.get(name), _kind(value)
-        if seen is None or seen == now:
-            kinds[name] = now
-        elif {seen, now} == {"int", "float"}:
+        earlier_kind, kind = kinds.get(name), _kind(value)
+        if earlier_kind is None or earlier_kind == kind:
+            kinds[name] = kind
+        elif {earlier_kind, kind} == {"int", "float"}:
             kinds[name] = "float"
-        elif {seen, now} == {"list of int", "list of float"}:
+        elif {earlier_kind, kind} == {"list of int", "list of float"}:
             kinds[name] = "list of float"
         else:
             kinds[name] = "json"
@@ -316,12 +337,13 @@ def _kind(value: Any) -> str:
         return "text"
     if isinstance(value, list) and value:
         kinds = {_kind(item) for item in value}
-        if len(kinds) == 1 and (kind := kinds.pop()) in ("bool", "int", "float", "text"):
-            return f"list of {kind}"
+        if len(kinds) == 1 and kinds <= {"bool", "int", "float", "text"}:
+            return f"list of {kinds.pop()}"
     return "json"
 
 
-def _stored(value: Any, kind: str) -> Any:
+def _encode(value: Any, kind: str) -> Any:
+    """Returns a value as it is written to a column of its kind."""
     if value is None or kind != "json":
         return value
     return json.dumps(value, ensure_ascii=False, sort_keys=True)

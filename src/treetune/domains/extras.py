@@ -1,4 +1,4 @@
-"""Packages that one grader, tool or rule alone needs, and that the default set-up leaves out."""
+"""Packages that only one grader, tool or rule needs. The default set-up doesn't install them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 
 def missing_extras(user: str, *modules: str) -> list[str]:
-    """Returns which of these modules `user` lacks, with the remedy; nothing where all are installed."""
+    """Returns a message with the modules that `user` needs and that aren't installed, and the remedy."""
     absent = [module for module in modules if find_spec(module) is None]
     if not absent:
         return []

@@ -1,7 +1,7 @@
-"""Reward functions as verl, TRL and verifiers call them, found by the names of their parameters.
+"""Calls reward functions in the way of verl, TRL and verifiers, according to the names of their parameters.
 
-Needs the standard library alone, so that another Python can run this file for a function whose packages can't
-be installed beside the run's: ``python foreign.py PATH FOLDER…`` answers JSON lines with JSON lines.
+This file only needs the standard library. Another Python can execute it for a function whose packages can't
+be installed together with the run's: ``python foreign.py PATH FOLDER…`` answers JSON lines with JSON lines.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from types import SimpleNamespace
 from typing import Any
 
 Row = Mapping[str, Any]
-"""A problem: ``prompt``, ``gold``, ``data``, ``domain``, ``messages`` where it is a conversation, and the
+"""A problem's ``prompt``, ``gold``, ``data``, ``domain``, its ``messages`` if it is a conversation, and the
 answer's ``transcript``."""
 
 
 GOLD_IS_JSON = "ground_truth_is_json"
-"""Key of a problem's data that is true where its gold is the JSON of a list or of an object that its row had.
-Functions of other libraries get the list or the object, as they do there."""
+"""A key of a problem's data. It is true if the row's gold was a list or an object, which became JSON.
+Functions of other libraries get the list or the object."""
 
 
 class Said(dict[str, Any]):
-    """A message, or a call in it, that is read by keys and by attributes, as those of verifiers are."""
+    """A message or a call whose values are both keys and attributes, as in verifiers."""
 
     __getattr__ = dict.get
 
 
 def file_function(path: str, searched: list[str]) -> Any:
-    """Returns what ``folder/file.py:name`` names, from the working directory or one of the folders."""
+    """Returns the object of ``folder/file.py:name``, from the working directory or one of the folders."""
     file, name = file_of(path, searched), path.rpartition(":")[2]
     module_name = name_in_process(file)
     spec = importlib.util.spec_from_file_location(module_name, file)
@@ -54,7 +54,7 @@ def file_function(path: str, searched: list[str]) -> Any:
 
 
 def file_of(path: str, searched: list[str]) -> Path:
-    """Returns the file of ``folder/file.py:name``. Raises ValueError where there is none."""
+    """Returns the file of ``folder/file.py:name``. Raises ValueError if there is none."""
     file = path.rpartition(":")[0]
     for folder in ("", *searched):
         if Path(folder, file).is_file():
@@ -63,7 +63,7 @@ def file_of(path: str, searched: list[str]) -> Path:
 
 
 def name_in_process(file: Path) -> str:
-    """Returns the name under which a file with a reward becomes a module of this process.
+    """Returns the module name in this process of a file with a reward function.
 
     ``my_reward.py`` becomes ``my_reward``, so that other files can import it. A file with a library's name
     (``json.py``) becomes ``reward_file_json_1a2b3c4d5e6f``, and the library is imported first, so that the
@@ -78,7 +78,7 @@ def name_in_process(file: Path) -> str:
         try:
             importlib.import_module(stem)
         except ImportError:
-            pass  # the file says so itself, if it needs the library
+            pass  # if the file needs the library, its own import raises
         finally:
             sys.path[:] = path
     loaded = sys.modules.get(stem)
@@ -90,27 +90,27 @@ def name_in_process(file: Path) -> str:
 
 
 def gold_of(row: Row) -> Any:
-    """Returns the ground truth as the row had it."""
+    """Returns the ground truth as it was in the row."""
     return json.loads(row["gold"]) if row["data"].get(GOLD_IS_JSON) is True else row["gold"]
 
 
 def message_of(message: Mapping[str, Any]) -> Any:
-    """Returns a message as verifiers has it, of its own class where it is loaded.
+    """Returns a message of verifiers' class, or a `Said` if verifiers isn't loaded.
 
-    ``{"role": "user", "content": "2 + 2?"}`` is a ``UserMessage`` there, and a `Said` elsewhere.
+    ``{"role": "user", "content": "2 + 2?"}`` becomes a ``UserMessage``.
     """
     modules = map(sys.modules.get, ("verifiers.types", "verifiers.legacy.types", "verifiers.v1.types"))
     kind = getattr(next(filter(None, modules), None), f"{message['role'].title()}Message", Said)
     calls = []
     for call in message.get("tool_calls", ()):
-        # verifiers has arguments as JSON text, in the call as well as in its function
+        # In verifiers, arguments are JSON text, both in the call and in its function.
         function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
         calls.append(Said({**call, "function": function, **function}))
     return kind(**{**message, "tool_calls": calls} if calls else message)
 
 
 def verifiers_state(row: Row) -> dict[str, Any]:
-    """Returns an answer in the form of verifiers' `state`, which all functions of a rubric share.
+    """Returns an answer as verifiers' `state`, which all functions of a rubric share.
 
     Its `trajectory` has a step for each turn: ``{"prompt": messages before it, "completion": [the model's
     message], "reward": None, "extras": {}}``.
@@ -120,7 +120,7 @@ def verifiers_state(row: Row) -> dict[str, Any]:
     prompt = list(map(message_of, row["messages"] or [{"role": "user", "content": row["prompt"]}]))
     messages, trajectory = prompt, list[Mapping[str, Any]]()
     for turn, reward in zip(turns, rewards):
-        # Of a turn the first message is the model's, and the others answer it.
+        # The first message of a turn is the model's, and the others are replies to it.
         turn_messages = list(map(message_of, turn))
         step = {"prompt": messages, "completion": turn_messages[:1], "reward": reward or None}
         trajectory.append({**step, "extras": {}})
@@ -134,26 +134,29 @@ def verifiers_state(row: Row) -> dict[str, Any]:
 def call_arguments(
     parameters: Mapping[str, inspect.Parameter], response: str, row: Row, state: Mapping[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Returns the arguments for a function with these parameters, by their order and by name.
+    """Returns the positional and keyword arguments for a function with these parameters.
 
-    The names of its parameters say for which library it was written: ``solution_str`` for verl,
-    ``completions`` for TRL, ``completion``, ``state`` or ``trace`` for verifiers. A function that was written
-    for none gets the response, and the gold or the whole `problem`, by their order.
+    The names of parameters tell for which library the function was written: ``solution_str`` for verl,
+    ``completions`` for TRL, ``completion``, ``state`` or ``trace`` for verifiers. Other functions get the
+    response, and the gold or the whole `problem`, as positional arguments.
     """
     data, conversation = row["data"], list(row["messages"])
     gold = gold_of(row)
     text, turns, rewards = row["transcript"]
     columns = {"answer": gold, "solution": gold, "ground_truth": gold, **data}
     by_name: dict[str, Any]
-    if parameters.keys() & {"solution_str", "solution_strs"}:  # verl, and for whole batches
+    if parameters.keys() & {
+        "solution_str",
+        "solution_strs",
+    }:  # verl; the second name is that of whole batches
         extra = {**data.get("extra_info", data), "rollout_reward_scores": {}, "tool_rewards": []}
-        extra["num_turns"] = 2 * len(turns)  # the prompt and what stands between turns count
+        extra["num_turns"] = 2 * len(turns)  # including the prompt and the messages between turns
         extra["turn_scores"] = list(rewards) if any(rewards) else []
         by_name = {"data_source": data.get("data_source", row["domain"]), "solution_str": text}
         by_name |= {"ground_truth": gold, "extra_info": extra}
         if "solution_strs" in parameters:
             by_name = {f"{name}s": [value] for name, value in by_name.items()}
-    elif "completions" in parameters:  # TRL: texts, or conversations where prompts are; verifiers, by group
+    elif "completions" in parameters:  # TRL (texts, or conversations if prompts are), verifiers (groups)
         columns |= {"answers": gold, "infos": state["info"], "states": state}
         completion = list(itertools.chain.from_iterable(turns)) if conversation else text
         columns |= {"prompts": conversation or row["prompt"], "completions": completion}
@@ -177,13 +180,13 @@ def call_arguments(
 
 
 def read_rewards(result: Any, name: str, turns: int = 1) -> tuple[list[float], dict[str, float]]:
-    """Reads what a function returned: the rewards of so many turns, and numbers to record. Awaits it.
+    """Returns the turns' rewards and the metrics in a function's result, which is awaited if necessary.
 
-    A single number is the last turn's: 1.0 of three turns is ([0.0, 0.0, 1.0], {}). ``{"score": 1.0,
-    "length": 7}`` is ([1.0], {"rewards/score": 1.0, "rewards/length": 7.0}), and None, for no answer, is
-    ([], {}).
+    A single number is the reward of the last turn: 1.0 for three turns gives ([0.0, 0.0, 1.0], {}).
+    ``{"score": 1.0, "length": 7}`` gives ([1.0], {"rewards/score": 1.0, "rewards/length": 7.0}). None, which
+    means that there is no answer, gives ([], {}).
 
-    Raises ValueError for anything but a finite number, one for each turn, a dictionary with these as
+    Raises ValueError unless the result is a finite number, a number for each turn, a dictionary with these as
     ``score`` or ``reward``, a list of one of these, or None.
     """
     if inspect.isawaitable(result):
@@ -208,7 +211,7 @@ def read_rewards(result: Any, name: str, turns: int = 1) -> tuple[list[float], d
 
 
 def _is_finite_number(value: Any) -> bool:
-    """Returns whether a value is a number, also of numpy or torch, and neither infinite nor nan."""
+    """Returns whether a value is a finite number, which may be one of numpy or torch."""
     return not isinstance(value, str) and hasattr(value, "__float__") and math.isfinite(value)
 
 
@@ -217,12 +220,12 @@ async def _awaited(result: Any) -> Any:
 
 
 def grade_answer(function: Any, name: str, response: str, row: Row, arguments: Mapping[str, Any]) -> Any:
-    """Grades an answer by a reward function, or by several with weights.
+    """Grades an answer with a reward function, or with several weighted ones.
 
-    Returns the rewards of the turns and numbers to record, or the function's `Grade` where it returns one.
-    Several functions with weights are a rubric's (`funcs` and `weights`), those of an environment's `rubric`,
-    or the rewards of a task's class (verifiers, from 0.3). Where they set rewards of steps in verifiers'
-    `state`, these are the turns' rewards, and the last turn earns what is left of the sum.
+    Returns the turns' rewards and metrics, or the function's `Grade` if it returns one. Weighted functions
+    are those of a rubric (`funcs` and `weights`), of an environment's `rubric`, or of a task's class
+    (verifiers, from 0.3). If they set rewards of steps in verifiers' `state`, these are the turns' rewards,
+    and the last turn gets the rest of the sum.
     """
     state = verifiers_state(row)
     steps = state["trajectory"]
@@ -251,10 +254,8 @@ def grade_answer(function: Any, name: str, response: str, row: Row, arguments: M
 
 
 def _weighted_functions(function: Any, row: Row) -> tuple[list[tuple[Any, float]], dict[str, Any]]:
-    """Returns the reward functions of a rubric or of a task's class with their weights; none for a function.
-
-    Beside them, objects of the rubric that its functions may ask for by name.
-    """
+    """Returns the reward functions of a rubric or of a task's class with their weights (none for a function),
+    and the rubric's objects, which its functions may have as parameters."""
     if hasattr(function, "data_type"):
         columns = {"prompt": row["prompt"], "answer": gold_of(row), **row["data"]}
         fields = function.data_type().model_fields

@@ -1,13 +1,19 @@
-r"""The steps of the VinePPO paper's code on MATH, made from a description of what it does.
+r"""The steps of the VinePPO paper's code on MATH, written from a description of what that code does.
 
-Stages: formulas become placeholders; the text is cut after sentences, at newlines and after formulas
-that end in a full stop; short parts are merged; formulas are cut at newlines; parts of more than 100
-characters are cut in two, again and again.
+The stages, one after the other:
 
-It differs where the reference could not go on. A response that is one part of under 20 characters
-("The answer is 5.") raised there, because its only boundary was merged away: here it is one step.
-A formula in an environment (``\text{if $x>0$}`` in ``align*``) raised there, because its placeholder
-was never found again: here the outermost formula counts.
+1. Each formula is replaced by a mark (`_MaskedText`), so that no stage cuts within one unless it means to.
+2. The text is cut after sentences and before newlines, and short parts are merged with the next one.
+3. Parts are cut after formulas that end in a full stop.
+4. The formulas come back, and parts are cut at the newlines within them.
+5. Parts of more than 100 characters are cut in two near their middle, again and again.
+
+It differs where the paper's code raised an exception:
+
+* A response that is one part of under 20 characters (``The answer is 5.``) lost its only boundary by merging.
+  Here it is one step.
+* The mark of a formula within another one (``\text{if $x>0$}`` in ``align*``) was never found again. Here the
+  outermost formula counts.
 """
 
 from __future__ import annotations
@@ -16,20 +22,24 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from typing_extensions import override
 
 from treetune.tasks.steps import StepSplitter
 
-MASK = 60
-"""Characters that a formula counts for: in the first stages, and on the way to the middle of a long part."""
+FORMULA_WIDTH = 60
+"""Characters that a formula counts for in stage 2, and where stage 5 looks for the middle of a part."""
 
 SHORT = 20
+"""Parts of fewer characters are merged in stages 2 and 3, unless they end a sentence."""
 TINY = 3
+"""Parts of fewer characters are merged in stage 4."""
 LONG = 100
-HALF_TEXT = 40
-HALF_MATH = 20
+"""Longer parts are cut in stage 5, and are never merged with the next one."""
+SHORTEST_HALF_IN_TEXT = 40
+SHORTEST_HALF_IN_FORMULA = 20
+"""The fewest characters on either side of a cut in stage 5."""
 
 _PAIRS = [
     ("[asy]", "[/asy]"),
@@ -39,19 +49,23 @@ _PAIRS = [
     ("\\[", "\\]"),
     ("$$", "$$"),
 ]
-"""Masked one kind after the other; then inline dollars, then environments of any name."""
+"""Formulas by what opens and closes them. They are masked one kind after the other, in this order; after them
+inline dollars, and then environments of any name."""
 
-_SENTENCE = re.compile(r"(?<!\b[A-Za-z])(?<!\s[A-Za-z]{2})\.(?=\s+[A-Z])")
+_SENTENCE_STOP = re.compile(r"(?<!\b[A-Za-z])(?<!\s[A-Za-z]{2})\.(?=\s+[A-Z])")
+"""A full stop that ends a sentence: not after a single letter, or after a word of two."""
+_NEWLINE = re.compile("\n")
 _DOLLAR = re.compile(r"(?<!\\)\$")
-_BEGIN = re.compile(r"\\begin\{([^{}\n]{1,40})\}")
-_FULL_STOP = (".$", ".$$", ".\\)", ".\\]")
-_OPENER = re.compile(r"\$\$?|\\\(|\\\[|\\begin\{[^{}]*\}|\[asy\]")
-_TEXT_BREAKS = [re.compile(kind) for kind in (r",", r"\sand(?=\s)", r":", r"\sto(?=\s)")]
-_MATH_BREAKS = [
+_BEGIN_ENVIRONMENT = re.compile(r"\\begin\{([^{}\n]{1,40})\}")
+_ENDS_OF_SENTENCES = (".$", ".$$", ".\\)", ".\\]")
+"""Ends of formulas that have a full stop in them."""
+_OPENING = re.compile(r"\$\$?|\\\(|\\\[|\\begin\{[^{}]*\}|\[asy\]")
+_BREAKS_IN_TEXT = [re.compile(kind) for kind in (r",", r"\sand(?=\s)", r":", r"\sto(?=\s)")]
+_BREAKS_IN_FORMULAS = [
     re.compile(kind)
     for kind in (r",\$", r",\\\)", r",\\\]", r"=", r"\\equiv", r"\+", r"\\cancelto")
 ]  # fmt: skip
-"""What a long part is cut behind, the earlier the better."""
+"""Signs after which a long part may be cut. Earlier kinds are tried first."""
 
 
 @StepSplitter.register("math_reference")
@@ -65,127 +79,164 @@ class MathReference(StepSplitter):
     def boundaries(self, response: str) -> list[int]:
         if not response:
             return [0]
-        masked = _Masked(response)
-        parts = masked.sentences()
-        parts = masked.cut_after_full_stops(parts)
-        parts = _merged(masked.lines_of_formulas(parts), _goes_with_the_next)
-        return masked.long_ones_cut([0, *accumulate(map(len, parts))])
+        masked = _MaskedText(response)
+        parts = masked.split_into_sentences()
+        parts = masked.cut_after_formulas_that_end_sentences(parts)
+        parts = masked.unmask_and_cut_lines(parts)
+        parts = _merge_with_next(parts, _is_tiny)
+        offsets = [0, *accumulate(len(part) for part in parts)]
+        return masked.cut_long_parts(offsets)
 
 
-class _Masked:
-    """A text whose formulas are one mark each; `_hidden` holds them in their order."""
+class _Piece(NamedTuple):
+    """A part of a masked text in stage 3."""
+
+    text: str
+    length: int
+    """Characters, with formulas at their full length."""
+    ends_in_full_stop: bool
+    """Whether it ends in a formula that has a full stop."""
+
+    @property
+    def is_short(self) -> bool:
+        return self.length < SHORT and not self.ends_in_full_stop
+
+
+class _MaskedText:
+    """A text in which each formula is one mark: a character that the text doesn't have.
+
+    Example: of ``Let $x=2$.`` the masked text is ``Let #.``, if the mark is ``#``, and the formulas are
+    ``["$x=2$"]``.
+    """
 
     def __init__(self, text: str) -> None:
         self._mark = next(chr(code) for code in range(0xE000, 0x110000) if chr(code) not in text)
         self._text = text
-        self._hidden: list[str] = []
+        self._formulas: list[str] = []
+        """The formulas in the order of their marks."""
         for opening, closing in _PAIRS:
-            self._hide(_between(self._text, opening, closing))
-        self._hide(_between_dollars(self._text))
-        self._hide(_environments(self._text))
+            self._mask(_spans_between(self._text, opening, closing))
+        self._mask(_spans_between_dollars(self._text))
+        self._mask(_spans_of_environments(self._text))
 
-    def _hide(self, spans: Iterator[tuple[int, int]]) -> None:
+    def _mask(self, spans: Iterator[tuple[int, int]]) -> None:
+        """Replaces spans of the text by marks. Marks within a span become part of its formula."""
         pieces: list[str] = []
-        hidden: list[str] = []
-        known = iter(self._hidden)
-        last = 0
+        formulas: list[str] = []
+        earlier_formulas = iter(self._formulas)
+        last_end = 0
         for start, end in spans:
-            before = self._text[last:start]
-            hidden += [next(known) for _ in range(before.count(self._mark))]
-            hidden.append("".join(next(known) if c == self._mark else c for c in self._text[start:end]))
+            before = self._text[last_end:start]
+            formulas += [next(earlier_formulas) for _ in range(before.count(self._mark))]
+            formulas.append(self._unmask(self._text[start:end], earlier_formulas))
             pieces += [before, self._mark]
-            last = end
-        self._hidden = [*hidden, *known]
-        self._text = "".join(pieces) + self._text[last:]
+            last_end = end
+        self._formulas = [*formulas, *earlier_formulas]
+        self._text = "".join(pieces) + self._text[last_end:]
 
-    def _width(self, part: str) -> int:
-        return len(part) + (MASK - 1) * part.count(self._mark)
+    def _unmask(self, part: str, formulas: Iterator[str]) -> str:
+        """Returns a part with the next of the formulas in place of each mark."""
+        return "".join(next(formulas) if character == self._mark else character for character in part)
 
-    def sentences(self) -> list[str]:
-        parts = _cut(self._text, (sign.end() for sign in _SENTENCE.finditer(self._text)))
-        parts = [line for part in parts for line in _cut(part, (m.start() for m in re.finditer("\n", part)))]
-        parts = _merged(parts, lambda part: part == "\n")
-        return _merged(parts, lambda part: self._width(part) < SHORT and not part.rstrip().endswith("."))
+    def split_into_sentences(self) -> list[str]:
+        """Stage 2. Returns masked parts."""
+        parts: list[str] = []
+        sentence_ends = [stop.end() for stop in _SENTENCE_STOP.finditer(self._text)]
+        for sentence in _cut(self._text, sentence_ends):
+            parts += _cut(sentence, [newline.start() for newline in _NEWLINE.finditer(sentence)])
+        parts = _merge_with_next(parts, lambda part: part == "\n")
+        return _merge_with_next(parts, self._is_short)
 
-    def cut_after_full_stops(self, parts: list[str]) -> list[str]:
-        formulas = iter(self._hidden)
-        pieces: list[
-            tuple[str, bool, int]
-        ] = []  # the part, whether its end is a formula's full stop, its length
+    def _is_short(self, part: str) -> bool:
+        width = len(part) + (FORMULA_WIDTH - 1) * part.count(self._mark)
+        return width < SHORT and not part.rstrip().endswith(".")
+
+    def cut_after_formulas_that_end_sentences(self, parts: list[str]) -> list[str]:
+        """Stage 3. Takes and returns masked parts."""
+        formulas = iter(self._formulas)
+        pieces: list[_Piece] = []
         for part in parts:
-            part_so_far, length = "", 0
-            stop = False
+            text, length, ends_in_full_stop = "", 0, False
             for character in part:
-                if stop:
-                    pieces.append((part_so_far, True, length))
-                    part_so_far, length, stop = "", 0, False
-                part_so_far += character
+                if ends_in_full_stop:
+                    pieces.append(_Piece(text, length, True))
+                    text, length, ends_in_full_stop = "", 0, False
+                text += character
                 if character == self._mark:
                     formula = next(formulas)
                     length += len(formula)
-                    stop = formula.endswith(_FULL_STOP)
+                    ends_in_full_stop = formula.endswith(_ENDS_OF_SENTENCES)
                 else:
                     length += 1
-            pieces.append((part_so_far, stop, length))
-        merged: list[tuple[str, bool, int]] = []
+            pieces.append(_Piece(text, length, ends_in_full_stop))
+        merged: list[_Piece] = []
         for piece in pieces:
-            if merged and merged[-1][2] < SHORT and not merged[-1][1]:
+            if merged and merged[-1].is_short:
                 before = merged.pop()
-                piece = (before[0] + piece[0], piece[1], before[2] + piece[2])
+                piece = _Piece(
+                    before.text + piece.text, before.length + piece.length, piece.ends_in_full_stop
+                )
             merged.append(piece)
-        if len(merged) > 1 and merged[-1][2] < SHORT and not merged[-1][1]:
-            rest = merged.pop()[0]
-            merged[-1] = (merged[-1][0] + rest, False, 0)
-        return [part for part, _, _ in merged]
+        texts = [piece.text for piece in merged]
+        if len(texts) > 1 and merged[-1].is_short:  # no part follows that it could be merged with
+            last_text = texts.pop()
+            texts[-1] += last_text
+        return texts
 
-    def lines_of_formulas(self, parts: list[str]) -> list[str]:
-        """The text again: each part with its formulas in place, cut at the newlines in them."""
-        known = iter(self._hidden)
+    def unmask_and_cut_lines(self, parts: list[str]) -> list[str]:
+        """Stage 4. Takes masked parts, and returns them with their formulas, cut at newlines in these."""
+        formulas = iter(self._formulas)
         lines: list[str] = []
         for part in parts:
-            part_so_far: list[str] = []
+            line = ""
             for character in part:
                 if character != self._mark:
-                    part_so_far.append(character)
+                    line += character
                     continue
-                first, *others = _cut(formula := next(known), (m.start() for m in re.finditer("\n", formula)))
-                part_so_far.append(first)
-                for line in others:
-                    lines.append("".join(part_so_far))
-                    part_so_far = [line]
-            lines.append("".join(part_so_far))
+                formula = next(formulas)
+                newlines = [newline.start() for newline in _NEWLINE.finditer(formula)]
+                first_line, *other_lines = _cut(formula, newlines)
+                line += first_line
+                for other_line in other_lines:
+                    lines.append(line)
+                    line = other_line
+            lines.append(line)
         return [line for line in lines if line]
 
-    def long_ones_cut(self, offsets: list[int]) -> list[int]:
-        known = iter(self._hidden)
-        text: list[str] = []
-        masked_text: list[str] = []  # the same with formulas blotted out
+    def cut_long_parts(self, offsets: list[int]) -> list[int]:
+        """Stage 5. Takes the boundaries of parts in the whole text, and returns these with further ones."""
+        formulas = iter(self._formulas)
+        text = ""
+        prose = ""  # the text with each character of a formula replaced by the mark
         widths: list[float] = []
         for character in self._text:
-            piece = next(known) if character == self._mark else character
-            text.append(piece)
-            masked_text.append(character * len(piece))
-            widths += [MASK / len(piece) if character == self._mark else 1] * len(piece)
-        places = [0, *accumulate(widths)]
-        prose, formulas = ("".join(masked_text), places), ("".join(text), places)
-        todo = [(start, end, False) for start, end in pairwise(offsets)]
+            piece = next(formulas) if character == self._mark else character
+            text += piece
+            prose += character * len(piece)
+            width = FORMULA_WIDTH / len(piece) if character == self._mark else 1
+            widths += [width] * len(piece)
+        positions = [0, *accumulate(widths)]
         cuts = set(offsets)
-        while todo:
-            start, end, in_math = todo.pop()
+        to_cut = [(start, end, False) for start, end in pairwise(offsets)]
+        while to_cut:
+            start, end, only_in_formulas = to_cut.pop()
             if end - start <= LONG:
                 continue
-            cut = None if in_math else _break(*prose, start, end, _TEXT_BREAKS, HALF_TEXT)
-            after_text = cut is not None
+            cut = None
+            if not only_in_formulas:
+                cut = _find_cut(prose, positions, start, end, _BREAKS_IN_TEXT, SHORTEST_HALF_IN_TEXT)
+            is_in_text = cut is not None
             if cut is None:
-                cut = _break(*formulas, start, end, _MATH_BREAKS, HALF_MATH)
+                cut = _find_cut(text, positions, start, end, _BREAKS_IN_FORMULAS, SHORTEST_HALF_IN_FORMULA)
             if cut is not None:
                 cuts.add(cut)
-                # Of a part that is cut in a formula, only the right half may not be cut in its text any more.
-                todo += [(start, cut, False), (cut, end, not after_text)]
+                # After a cut in a formula, the right half is cut in formulas only. The left half isn't: this
+                # is how the paper's code does it.
+                to_cut += [(start, cut, False), (cut, end, not is_in_text)]
         return sorted(cuts)
 
 
-def _between(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
+def _spans_between(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
     start = text.find(opening)
     while start >= 0:
         end = text.find(closing, start + len(opening))
@@ -195,70 +246,92 @@ def _between(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]
         start = text.find(opening, end + len(closing))
 
 
-def _between_dollars(text: str) -> Iterator[tuple[int, int]]:
+def _spans_between_dollars(text: str) -> Iterator[tuple[int, int]]:
+    """Yields the spans from each dollar to the next one. Of two neighbouring dollars, the second one
+    opens."""
     start: int | None = None
-    for sign in _DOLLAR.finditer(text):
-        if start is None or sign.start() == start + 1:
-            start = sign.start()
+    for dollar in _DOLLAR.finditer(text):
+        if start is None or dollar.start() == start + 1:
+            start = dollar.start()
         else:
-            yield start, sign.end()
+            yield start, dollar.end()
             start = None
 
 
-def _environments(text: str) -> Iterator[tuple[int, int]]:
-    never_closed: set[str] = set()
+def _spans_of_environments(text: str) -> Iterator[tuple[int, int]]:
+    never_closed: set[str] = set()  # so that the text is searched once for each missing end
     position = 0
-    while (sign := _BEGIN.search(text, position)) is not None:
-        position = sign.end()
-        closing = f"\\end{{{sign[1]}}}"
-        end = -1 if closing in never_closed else text.find(closing, sign.end())
+    while (begin := _BEGIN_ENVIRONMENT.search(text, position)) is not None:
+        position = begin.end()
+        closing = f"\\end{{{begin[1]}}}"
+        end = -1 if closing in never_closed else text.find(closing, begin.end())
         if end < 0:
             never_closed.add(closing)
             continue
         position = end + len(closing)
-        yield sign.start(), position
+        yield begin.start(), position
 
 
-def _cut(text: str, places: Iterator[int]) -> list[str]:
-    """The non-empty parts between the places; one, perhaps empty, where there is nothing to cut."""
-    offsets = [0, *(place for place in places if 0 < place < len(text)), len(text)]
-    return [text[start:end] for start, end in pairwise(offsets)]
+def _cut(text: str, offsets: list[int]) -> list[str]:
+    """Returns the parts of a text between offsets, none of them empty; the text itself if there is nothing to
+    cut."""
+    inner_offsets = [offset for offset in offsets if 0 < offset < len(text)]
+    return [text[start:end] for start, end in pairwise([0, *inner_offsets, len(text)])]
 
 
-def _merged(parts: list[str], with_next: Callable[[str], bool]) -> list[str]:
-    """Each part for which `with_next` holds before the next one; the last one behind the one before it."""
+def _merge_with_next(parts: list[str], needs_next: Callable[[str], bool]) -> list[str]:
+    """Merges each part for which `needs_next` holds with the next one, and the last one with the one before.
+
+    A part of more than `LONG` characters is never merged with the next one.
+    """
     merged: list[str] = []
-    part_so_far = ""
+    current = ""
     for part in parts:
-        part_so_far += part
-        if len(part_so_far) > LONG or not with_next(part_so_far):
-            merged.append(part_so_far)
-            part_so_far = ""
-    if part_so_far:
-        merged[-1:] = [merged[-1] + part_so_far] if merged else [part_so_far]
+        current += part
+        if len(current) > LONG or not needs_next(current):
+            merged.append(current)
+            current = ""
+    if current:
+        if merged:
+            merged[-1] += current
+        else:
+            merged.append(current)
     return merged
 
 
-def _goes_with_the_next(part: str) -> bool:
-    stripped = part.strip()
-    return part == "\n" or len(part) < TINY or _OPENER.fullmatch(stripped) is not None
+def _is_tiny(part: str) -> bool:
+    """Returns whether a part is only a newline, a few characters, or the opening of a formula."""
+    return part == "\n" or len(part) < TINY or _OPENING.fullmatch(part.strip()) is not None
 
 
-def _break(
-    text: str, widths: Sequence[float], start: int, end: int, kinds: list[re.Pattern[str]], half: int
+def _find_cut(
+    text: str,
+    positions: Sequence[float],
+    start: int,
+    end: int,
+    kinds: list[re.Pattern[str]],
+    shortest_half: int,
 ) -> int | None:
-    """Returns the offset behind the sign of the first kind whose nearest to the middle leaves both halves
-    long enough.
+    """Returns the offset after a sign near the middle of a part, or None if there is none to cut after.
 
-    The middle is that of the widths, at which the characters begin. Only the nearest place of a kind
-    is looked at: if one of its halves is too short, the next kind follows, not the next place.
+    Of each kind of sign only the one nearest to the middle is tried: if one of its halves is too short, the
+    next kind follows, not the next sign.
+
+    Args:
+        text: The whole text.
+        positions: The position of each offset, in which a formula counts for `FORMULA_WIDTH` characters; it
+            says where the middle is.
+        start: The offset at which the part begins.
+        end: The offset at which it ends.
+        kinds: Signs to cut after, the preferred kinds first.
+        shortest_half: The fewest characters of each half.
     """
     for kind in kinds:
-        places = [sign.end() for sign in kind.finditer(text, start, end)]
-        if not places:
+        offsets = [sign.end() for sign in kind.finditer(text, start, end)]
+        if not offsets:
             continue
-        middle = widths[start] + widths[end]
-        place = min(places, key=lambda place: abs(2 * widths[place] - middle))
-        if start + half <= place <= end - half:
-            return place
+        twice_the_middle = positions[start] + positions[end]
+        nearest = min(offsets, key=lambda offset: abs(2 * positions[offset] - twice_the_middle))
+        if start + shortest_half <= nearest <= end - shortest_half:
+            return nearest
     return None

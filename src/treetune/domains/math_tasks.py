@@ -1,5 +1,7 @@
-"""MATH, the two sets that models trained on it are measured on as well, and the steps of their solutions:
-prose with formulas, in which a full stop within a formula, a figure or a listing ends no sentence."""
+"""MATH, two further test sets for models that are trained on it, and the steps of their solutions.
+
+Solutions are prose with formulas. A full stop within a formula, a figure or a listing ends no sentence.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,11 @@ _OPENING = re.compile(
     r"|\\(?P<bracket>[\[(])|\\.",
     re.DOTALL,
 )
+"""The opening of a formula, a figure or a listing, or an escaped character, which opens nothing."""
 _END_OF_INLINE = re.compile(r"\\.|(?P<end>\$)|(?P<gap>\n[ \t]*\n)", re.DOTALL)
-# Letters beyond Latin's plain ones: capitals of scripts with two cases, and scripts with one.
+"""In a formula between dollars: an escaped character, its end, or a blank line, which it can't contain."""
+# Letters outside of ASCII that may begin a sentence: capitals of scripts with two cases, and letters of
+# scripts with one.
 _CAPITAL = "".join(letter for letter in map(chr, range(0x80, 0x2000)) if letter.isupper())
 _ONE_CASE = (
     r"\u05d0-\u05ea\u0620-\u064a\u0671-\u06d3\u0904-\u0963\u0985-\u0e3a\u0e40-\u10ff\u1200-\u135a"
@@ -35,59 +40,81 @@ _ONE_CASE = (
 _NO_SPACES = r"\u3040-\u30ff\u3400-\u9fff"
 """Scripts in which a sentence follows without a space."""
 _STOPS = r"。！？｡।॥؟۔։።፧။។"
-"""Signs that end a sentence and nothing else."""
+"""Signs that only ever end a sentence."""
 _PROSE = re.compile(rf"[.!?]\s+(?:[A-Z][a-z]+\s|[{_CAPITAL}]\w+\s)|[{_STOPS}]")
+"""The end of a sentence that prose follows, which no inline formula contains."""
 
 _CLOSINGS = r"(?:[$)\"'”’*]|\\[)\]])*+"
 _WIDE_CLOSINGS = r"(?:[$)\"'”’*」』）】》〉]|\\[)\]])*+"
-_SENTENCE_END = re.compile(
-    rf"[.!?]{_CLOSINGS}(?=\s+[A-Z(\"“„‘«¿¡*$\\{_CAPITAL}{_ONE_CASE}])"
-    rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"
-    rf"|(?<![{_STOPS}])[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"  # a run of stops is tried once
-    rf"|．{_WIDE_CLOSINGS}(?=\s*[^\s\d])"
-    rf"|(?:\u037e|(?<=[\u0370-\u03ff]);){_CLOSINGS}(?=\s+[{_CAPITAL}])"  # the question mark of Greek
-)
+"""What closes between the sign that ends a sentence and the next sentence, also in East Asian scripts."""
+
+
+def _sentence_end_before(characters: str) -> re.Pattern[str]:
+    """Returns a pattern of sentence ends; `characters` may begin the next sentence after a space."""
+    return re.compile(
+        rf"[.!?]{_CLOSINGS}(?=\s+[{characters}])"
+        rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"
+        rf"|(?<![{_STOPS}])[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"  # a run of stops is tried once
+        rf"|．{_WIDE_CLOSINGS}(?=\s*[^\s\d])"
+        rf"|(?:\u037e|(?<=[\u0370-\u03ff]);){_CLOSINGS}(?=\s+[{_CAPITAL}])"  # the question mark of Greek
+    )
+
+
+_BEGINS_A_SENTENCE = rf"A-Z(\"“„‘«¿¡*$\\{_CAPITAL}{_ONE_CASE}"
+_SENTENCE_END = _sentence_end_before(_BEGINS_A_SENTENCE)
+_SENTENCE_END_ALSO_BEFORE_NUMBERS = _sentence_end_before(_BEGINS_A_SENTENCE + r"\d")
 _ENDS_A_SENTENCE = re.compile(
     rf"(?:[.!?:]{_CLOSINGS}|[{_STOPS}．：\u037e]{_WIDE_CLOSINGS}|(?<=[\u0370-\u03ff]);|\\\\|\\\]|\\end\{{[A-Za-z]{{1,24}}\*?\}})\s*+\Z"
 )
+"""The end of a part that ends a sentence or a displayed formula."""
 ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|St|vs|etc|cf|Eq|Fig|No|pp|resp)|\bi\.e|\be\.g|\b[A-Za-zА-Яа-яЁё]"
     r"|\b(?:рис|табл|см|ср|гл|стр|им|ул|напр|ур|теор|Рис|Табл|См|Ср)|\b[\u0370-\u03ff]\.[\u0370-\u03ff]"
     r"|(?:\A|\n)\s*\d+)\.\Z"
 )
+"""The end of a text in an abbreviation, an initial, or the number of a list's item."""
 _LINE = re.compile(r"\n\s*+")
 _ROW = re.compile(
     r"(?P<end>\\\\(?:\[[^\]\n]{0,12}\])?[ \t]{0,20}(?=\n))"
     r"|\\begin\{(?P<inner>[^{}\n]{1,24})\}|\\end\{[^{}\n]{1,24}\}"
 )
+"""The end of a formula's row (``\\\\``), or the begin or end of an environment."""
 _CLAUSE = re.compile(
     r"[,;:](?=\s)|[，；：、،؛]|(?P<before>\s(?:and|so|then|which|because|since|or)(?=\s)|(?<![<>!=:])=(?!=))"
 )
+
+"""A sign after which a long part may be cut, or a word or equals sign before which it may (`before`)."""
 
 _ROWS_ARE_STEPS = {
     "align", "aligned", "alignat", "alignedat", "gather", "gathered", "eqnarray", "split", "multline",
     "equation", "flalign",
 }  # fmt: skip
+"""Environments whose rows may be steps; the rows of others, such as matrices, are not."""
 _LOOK_BACK = 12
+"""Characters before a full stop in which an abbreviation is looked for, and the deepest environments that are
+looked at."""
 _LOOK_AT_END = 200
-"""Characters at the end of a part in which its full stop must stand."""
+"""Characters at the end of a part in which its full stop must be."""
 
 
 class TextSpan(NamedTuple):
-    """A stretch of text that belongs together. `display`: it has lines of its own, so that its rows may be
-    steps."""
+    """A formula, a figure or a listing in a text.
+
+    Example: the first formula of ``Let $x=2$.`` is ``TextSpan(start=4, end=9, display=False)``.
+    """
 
     start: int
     end: int
     display: bool
+    """Whether it is set in lines of its own, so that its rows may be steps."""
 
 
 def formulas(text: str) -> list[TextSpan]:
-    r"""Returns the outermost spans from left to right: ``$…$``, ``\(…\)``, ``$$…$$``, ``\[…\]``,
-    environments, ``[asy]`` figures, listings. Linear in the text.
+    r"""Returns the outermost formulas of a text from left to right, with figures and listings.
 
-    What is not closed is no span: an unpaired dollar, or one that pairs only across a blank line or
-    a sentence ("costs $5. She pays $6"), is text like any other.
+    These are ``$…$``, ``\(…\)``, ``$$…$$``, ``\[…\]``, environments, ``[asy]`` figures, and listings. An
+    opening that is never closed is ordinary text, and so is a dollar whose partner would come after a blank
+    line or the end of a sentence ("costs $5. She pays $6"). The time is linear in the text.
     """
     spans: list[TextSpan] = []
     never_closed: set[str] = set()
@@ -108,17 +135,17 @@ def formulas(text: str) -> list[TextSpan]:
             closing = {"[asy]": "[/asy]", "```": "```", "$$": "$$"}.get(opening[0], "")
         if not closing or closing in never_closed:
             continue
-        at = text.find(closing, position)
-        if at < 0:
-            never_closed.add(closing)
+        closing_start = text.find(closing, position)
+        if closing_start < 0:
+            never_closed.add(closing)  # so that the rest of the text is searched only once for it
             continue
-        position = at + len(closing)
+        position = closing_start + len(closing)
         spans.append(TextSpan(opening.start(), position, display=opening["bracket"] != "("))
     return spans
 
 
 def _end_of_inline(text: str, start: int) -> int | None:
-    """Returns the offset behind the dollar that closes the one before `start`, or None."""
+    """Returns the offset after the dollar that closes the formula whose text begins at `start`, or None."""
     position = start
     while (sign := _END_OF_INLINE.search(text, position)) is not None:
         if sign["gap"]:
@@ -135,115 +162,138 @@ def _end_of_inline(text: str, start: int) -> int | None:
 class Sentences(StepSplitter):
     r"""A step is a sentence, a line, or a row of a displayed formula, with the white space before it.
 
-    Formulas are not cut inside, but for displayed ones at the end of a row (``\\`` and a newline).
-    An answer with nothing to cut at, however short, is one step. Time is linear in the text, but for sorting.
+    A formula is never cut, except a displayed one at the end of a row (``\\`` and a newline). An answer
+    without a place to cut is one step, however short it is. Apart from sorting, the time is linear in the
+    text.
     """
 
     shortest: Annotated[int, Ge(1)] = 20
-    """Characters of the shortest part that ends no sentence or formula: shorter ones go with the part that
-    follows, the last one with the part before it."""
+    """A part with fewer characters that doesn't end a sentence or a formula is merged with the next part, and
+    the last one with the part before it."""
     longest: Annotated[int, Ge(40)] | None = 200
-    """Characters beyond which a part is cut at a comma, a conjunction or a displayed equals sign near its
-    middle, as long as there is one; null never does."""
+    """A part with more characters is cut near its middle at a comma, a conjunction or a displayed equals
+    sign, as long as it has one. null: parts are never cut for their length."""
 
     @override
     def boundaries(self, response: str) -> list[int]:
         if not response:
             return [0]
         spans = formulas(response)
+        possible_cuts = set(_possible_cuts(response, spans)) - {0, len(response)}
         offsets = [0]
-        for cut in sorted({*_cuts(response, spans)} - {0, len(response)}):
+        for cut in sorted(possible_cuts):
             if self._is_step(response[offsets[-1] : cut]):
                 offsets.append(cut)
         if len(offsets) > 1 and not self._is_step(response[offsets[-1] :]):
-            offsets.pop()
+            offsets.pop()  # the last part is merged with the one before it
         offsets.append(len(response))
-        return offsets if self.longest is None else self._cut_long(response, spans, offsets, self.longest)
+        if self.longest is None:
+            return offsets
+        return self._cut_long_parts(response, spans, offsets, self.longest)
 
     def _is_step(self, part: str) -> bool:
         text = part.strip()
         return len(text) >= self.shortest or bool(text and _ENDS_A_SENTENCE.search(text[-_LOOK_AT_END:]))
 
-    def _cut_long(self, text: str, spans: list[TextSpan], offsets: list[int], longest: int) -> list[int]:
+    def _cut_long_parts(
+        self, text: str, spans: list[TextSpan], offsets: list[int], longest: int
+    ) -> list[int]:
+        """Returns the boundaries of parts, with further ones near the middle of each long part."""
         if all(end - start <= longest for start, end in pairwise(offsets)):
             return offsets
-        places = list(_clauses(text, spans))
+        clause_ends = list(_clause_ends(text, spans))  # in order
         cuts = list(offsets)
-        todo = list(pairwise(offsets))
-        while todo:
-            start, end = todo.pop()
-            low, high = bisect_left(places, start + self.shortest), bisect_right(places, end - self.shortest)
+        to_cut = list(pairwise(offsets))
+        while to_cut:
+            start, end = to_cut.pop()
+            # Clause ends from `low` to before `high` leave both halves long enough.
+            low = bisect_left(clause_ends, start + self.shortest)
+            high = bisect_right(clause_ends, end - self.shortest)
             if end - start <= longest or low >= high:
                 continue
-            middle = bisect_left(places, (start + end) // 2, low, high)
-            near = places[max(low, middle - 1) : min(high, middle + 1)]
-            cut = min(near, key=lambda place: abs(2 * place - start - end))
+            # The nearest to the middle is the last one before it or the first one after it.
+            middle = bisect_left(clause_ends, (start + end) // 2, low, high)
+            neighbours = clause_ends[max(low, middle - 1) : min(high, middle + 1)]
+            cut = min(neighbours, key=lambda offset: abs(2 * offset - start - end))
             cuts.append(cut)
-            todo += [(start, cut), (cut, end)]
+            to_cut += [(start, cut), (cut, end)]
         return sorted(cuts)
 
 
-def _cuts(text: str, spans: list[TextSpan]) -> Iterator[int]:
+def _possible_cuts(text: str, spans: list[TextSpan]) -> Iterator[int]:
     """Yields the ends of sentences, the beginnings of lines, and the ends of rows of displayed formulas."""
-    inside = _inside((span.start, span.end) for span in spans)
+    is_inside = _inside((span.start, span.end) for span in spans)
     yield from sentence_ends(text, spans)
     for line in _LINE.finditer(text):
-        if not inside(line.start()):
+        if not is_inside(line.start()):
             yield line.start()
     for span in spans:
-        # The rows of a matrix or a table within the formula are no steps.
-        environments: list[str] = []
-        for sign in _ROW.finditer(text, span.start, span.end) if span.display else ():
-            if sign["inner"] is not None:
-                environments.append(sign["inner"].rstrip("*"))
-            elif sign["end"] is None:
-                del environments[-1:]
-            elif _ROWS_ARE_STEPS.issuperset(environments[-_LOOK_BACK:]):
-                yield sign.end()
+        if span.display:
+            yield from _row_ends(text, span)
+
+
+def _row_ends(text: str, span: TextSpan) -> Iterator[int]:
+    """Yields the ends of a displayed formula's rows, but not of those of a matrix or a table within it."""
+    environments: list[str] = []  # those that are open, the innermost last
+    for sign in _ROW.finditer(text, span.start, span.end):
+        if sign["inner"] is not None:
+            environments.append(sign["inner"].rstrip("*"))
+        elif sign["end"] is None:
+            del environments[-1:]
+        elif _ROWS_ARE_STEPS.issuperset(environments[-_LOOK_BACK:]):
+            yield sign.end()
 
 
 def sentence_ends(
-    text: str, spans: Iterable[TextSpan], abbreviation: re.Pattern[str] = ABBREVIATION
+    text: str,
+    spans: Iterable[TextSpan],
+    abbreviation: re.Pattern[str] = ABBREVIATION,
+    *,
+    before_numbers: bool = False,
 ) -> Iterator[int]:
-    """Yields the offsets behind sentences that another one follows, in Latin and other scripts.
+    """Yields the offset after each sentence that another sentence follows, in Latin and other scripts.
 
     Args:
         text: Prose with formulas.
         spans: Its `formulas`, within which no sentence ends.
         abbreviation: Matches text that ends with the full stop of an abbreviation.
+        before_numbers: Whether a sentence may begin with a number: ``Multiply x by 2. 7 is added.``
     """
-    inside = _inside((span.start, span.end) for span in spans)
-    for end in _SENTENCE_END.finditer(text):
-        in_formula = end[0].endswith(("$", ")", "]"))
+    pattern = _SENTENCE_END_ALSO_BEFORE_NUMBERS if before_numbers else _SENTENCE_END
+    is_inside = _inside((span.start, span.end) for span in spans)
+    for end in pattern.finditer(text):
+        if is_inside(end.end()):
+            continue
+        # An abbreviation ends in a Latin full stop, and nothing closes between this and the next word.
+        may_abbreviate = end[0].startswith(".") and not end[0].endswith(("$", ")", "]"))
         before = text[max(end.start() - _LOOK_BACK, 0) : end.start() + 1]
-        # Signs of other scripts stand behind no abbreviation.
-        may_abbreviate = end[0].startswith(".") and not in_formula
-        if not inside(end.end()) and not (may_abbreviate and abbreviation.search(before)):
-            yield end.end()
+        if may_abbreviate and abbreviation.search(before):
+            continue
+        yield end.end()
 
 
-def _clauses(text: str, spans: list[TextSpan]) -> Iterator[int]:
-    """Yields offsets at which a long part may be cut: not in a formula within a line, a figure or a group of
-    braces."""
-    whole = _inside(
-        (span.start, span.end)
-        for span in spans
-        if not span.display or text.startswith(("[asy]", "```", "\\begin{tabular"), span.start)
-    )
-    outermost: list[tuple[int, int]] = []
+def _clause_ends(text: str, spans: list[TextSpan]) -> Iterator[int]:
+    """Yields offsets at which a long part may be cut: not within an inline formula, a figure, a listing, a
+    table, or a group of braces."""
+    uncut_spans: list[tuple[int, int]] = []
+    for span in spans:
+        is_figure_or_table = text.startswith(("[asy]", "```", "\\begin{tabular"), span.start)
+        if not span.display or is_figure_or_table:
+            uncut_spans.append((span.start, span.end))
+    outermost_groups: list[tuple[int, int]] = []
     for start, end in sorted(braces(text).items()):
-        if not outermost or start >= outermost[-1][1]:
-            outermost.append((start, end + 1))
-    groups = _inside(outermost)
+        if not outermost_groups or start >= outermost_groups[-1][1]:
+            outermost_groups.append((start, end + 1))
+    is_in_span, is_in_group = _inside(uncut_spans), _inside(outermost_groups)
     for sign in _CLAUSE.finditer(text):
-        place = sign.start() if sign["before"] else sign.end()
-        if not whole(place) and not groups(place):
-            yield place
+        offset = sign.start() if sign["before"] else sign.end()
+        if not is_in_span(offset) and not is_in_group(offset):
+            yield offset
 
 
 def _inside(spans: Iterable[tuple[int, int]]) -> Callable[[int], bool]:
-    """Returns whether an offset is within one of some spans, which are in order and apart; their ends are
-    not."""
+    """Returns a function that says whether an offset is within one of the spans, after its start and before
+    its end. The spans are in order and don't overlap."""
     ordered = list(spans)
     starts = [start for start, _ in ordered]
 
@@ -263,10 +313,10 @@ class Math(JsonLines):
     """MATH (Hendrycks et al., 2021, arXiv:2103.03874) in the split of Lightman et al. (2023,
     arXiv:2305.20050): 12,000 problems to train on and the 500 of MATH-500 to test on.
 
-    500 of the 12,000 are held out for validation, as many as in the VinePPO paper (11,500 / 500 /
-    500), chosen here with `split_seed`: not the paper's own 500. A row has a `problem`, a worked
-    `solution` and its `answer`; where that is missing, the gold is the solution, out of which
-    graders take the box. `level` and `type` (or `subject`) go into `Problem.data`.
+    500 of the 12,000 are held out for validation, as many as in the VinePPO paper (11,500 / 500 / 500). They
+    are chosen with `split_seed`, and are not the paper's own 500. A row has a `problem`, a worked `solution`
+    and its `answer`. If the answer is missing, the gold is the solution, and graders read the box in it.
+    `level` and `type` (or `subject`) go into `Problem.data`.
     """
 
     train: tuple[str, ...] = ("data/math/train.jsonl",)
@@ -282,7 +332,7 @@ class Math(JsonLines):
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyTest(JsonLines):
-    """A set to measure on: `problem` and `answer` in each row of the test split, and no solutions."""
+    """A test set without solutions: each row of the test split has a `problem` and an `answer`."""
 
     problem_field: Annotated[str, MinLen(1)] = "problem"
     grader: Grader = MATH_GRADER
@@ -300,8 +350,8 @@ class CollegeMath(OnlyTest):
 @Task.register("olympiadbench")
 @dataclass(frozen=True, kw_only=True)
 class OlympiadBench(OnlyTest):
-    """The open-ended English competition problems in text alone of OlympiadBench (He et al., 2024,
-    arXiv:2402.14008): 674 of them."""
+    """The 674 open-ended English competition problems of OlympiadBench that have no pictures (He et al.,
+    2024, arXiv:2402.14008)."""
 
     test: tuple[str, ...] = ("data/olympiadbench/test.jsonl",)
     keep: tuple[str, ...] = ("type", "subject")

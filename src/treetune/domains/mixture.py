@@ -1,4 +1,5 @@
-"""Mixtures: several tasks as the domains of one, and how their problems are drawn."""
+"""Mixtures: a task that consists of several tasks, its domains, and the rules by which their problems are
+drawn."""
 
 from __future__ import annotations
 
@@ -31,12 +32,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Difficulty(Part):
-    """A selection of training problems that are neither too easy nor too hard: those with a number strictly
-    between two bounds, such as a pass rate between 0.1 and 0.9. A problem without that number raises
-    ValueError when it is read."""
+    """A selection of training problems that are neither too easy nor too hard.
+
+    It keeps problems with a number strictly between two bounds, such as a pass rate between 0.1 and 0.9. A
+    problem without the number raises ValueError when it is read.
+    """
 
     field: Annotated[str, MinLen(1)]
-    """A number in `Problem.data`."""
+    """The key of the number in `Problem.data`."""
     above: float | None = None
     """The lower bound; null: none."""
     below: float | None = None
@@ -45,7 +48,7 @@ class Difficulty(Part):
     def __post_init__(self) -> None:
         if self.above is not None and self.below is not None and self.above >= self.below:
             raise ValueError(
-                f"above is {self.above:g} and below is {self.below:g}, which leaves nothing: the first has to"
+                f"above is {self.above:g} and below is {self.below:g}, which leaves no problem: above has to"
                 " be smaller"
             )
 
@@ -66,14 +69,15 @@ class Domain(Part):
 
     task: Task
     weight: Annotated[float, Ge(0)] = 1.0
-    """Draws of its problems in proportion to the other domains' (see the mixture's `weighting`); 0 only
-    measures it."""
+    """The number of draws of its problems relative to the other domains (see the mixture's `weighting`). With
+    0 the domain is only measured."""
     stop: tuple[str, ...] | None = None
-    """The strings that end its answers; null: the task's own `stop`, or the rollout's where it has none."""
+    """The strings that end its answers; null: the task's own `stop`, or if the task has none, the
+    rollout's."""
     max_tokens: Annotated[int, Gt(0)] | None = None
-    """Tokens of its answers, never more than the rollout or an evaluation set allows."""
+    """The most tokens of its answers. The limits of the rollout and of evaluation sets apply, too."""
     difficulty: Difficulty | None = None
-    """Leaves out training problems; evaluation keeps all."""
+    """Selects training problems. Evaluation uses all problems."""
 
     def __post_init__(self) -> None:
         if self.stop and "" in self.stop:
@@ -113,13 +117,13 @@ class DomainTask(Task):
         return [replace(problem, id=f"{self.name}/{problem.id}", domain=self.name) for problem in problems]
 
     def has(self, split: Split) -> bool:
-        """Returns whether the mixture's split has problems of it."""
+        """Returns whether the mixture's split contains problems of this domain."""
         if split == "train" and not self.domain.weight:
             return False
         try:
             self.task.size(split)
         except NoSplit:
-            return split == "train"  # which it must have: `problems` raises
+            return split == "train"  # the train split is required, so `problems` raises
         return True
 
     @override
@@ -140,7 +144,7 @@ class DomainTask(Task):
         budget = min(task_params.max_tokens, self.domain.max_tokens or task_params.max_tokens)
         return replace(task_params, max_tokens=budget, stop=stop)
 
-    # All else is as the task has it.
+    # Everything else is passed on to the task.
     check_demonstrations: ClassVar[Any] = property(attrgetter("task.check_demonstrations"))
     demonstration: ClassVar[Any] = property(attrgetter("task.demonstration"))
     sequential_demonstration: ClassVar[Any] = property(attrgetter("task.sequential_demonstration"))
@@ -151,8 +155,8 @@ class DomainTask(Task):
 
 
 class Weighting(Registrable):
-    """A rule for how often each domain is drawn, given the domains' own weights and the numbers of their
-    training problems."""
+    """A rule for how often each domain is drawn. It is given the domains' own weights, and the numbers of
+    their training problems."""
 
     def weight(self, base_weight: float, size: int) -> float:
         """Returns a domain's weight, for a rule that is the same in every iteration."""
@@ -161,7 +165,7 @@ class Weighting(Registrable):
     def over_iterations(
         self, base_weights: Mapping[str, float], sizes: Mapping[str, int], drawing: Drawing
     ) -> Iterator[Mapping[str, float]]:
-        """Yields the weights of every iteration from the first to the one that is drawn."""
+        """Yields the weights of all iterations, from the first to the one that is drawn now."""
         weights = {name: self.weight(base_weights[name], sizes[name]) for name in base_weights}
         return itertools.repeat(weights, drawing.iteration + 1)
 
@@ -179,8 +183,8 @@ class Fixed(Weighting):
 @Weighting.register("proportional")
 @dataclass(frozen=True, kw_only=True)
 class Proportional(Weighting):
-    """Multiplies the domains' own weights by how many problems they have: every problem is drawn as often as
-    any other where the domains' own weights are equal."""
+    """Multiplies the domains' own weights by the numbers of their problems. With equal weights of their own,
+    every problem is drawn equally often."""
 
     @override
     def weight(self, base_weight: float, size: int) -> float:
@@ -194,7 +198,7 @@ class Temperature(Weighting):
     3.5.2)."""
 
     temperature: Annotated[float, Gt(0)]
-    """The degree of the root: 1 is proportional, and the larger, the more alike the weights are."""
+    """The degree of the root. 1 is ``proportional``, and larger degrees make the weights more equal."""
 
     @override
     def weight(self, base_weight: float, size: int) -> float:
@@ -208,22 +212,22 @@ LEARNABLE = "domains/{}/learnable"
 @Weighting.register("curriculum")
 @dataclass(frozen=True, kw_only=True)
 class Curriculum(Weighting):
-    """Draws more of the domains on which the policy is neither always right nor always wrong.
+    """Draws more problems of the domains on which the policy is neither always right nor always wrong.
 
-    The weight of a domain is its own one times ``floor + Q``. Q begins at 1; whenever the domain was drawn,
-    it moves towards four times the mean over its problems of p (1 − p), p being the share of a problem's
-    answers that were right (unbiased, from the metric ``domains/<name>/learnable``). It is 0 for problems
-    that are always or never solved.
+    A domain's weight is multiplied by ``floor + Q``. Q begins at 1. After each iteration in which the domain
+    was drawn, Q moves towards four times the mean of p (1 − p) over its problems, where p is the share of
+    right answers to a problem (unbiased, from the metric ``domains/<name>/learnable``). p (1 − p) is 0 for
+    problems that are always or never solved.
 
-    p (1 − p) as what is to be learnt from a problem: Rutherford et al. (arXiv:2408.15099), and for language
-    models Foster et al. (arXiv:2502.12272). A running mean by category: Chen et al. (arXiv:2505.14970), there
-    of absolute advantages, and drawn from by a softmax.
+    Rutherford et al. (arXiv:2408.15099) use p (1 − p) as a measure of what a problem teaches, and Foster et
+    al. (arXiv:2502.12272) do so for language models. Chen et al. (arXiv:2505.14970) use a running mean by
+    category, of absolute advantages and with a softmax.
     """
 
     rate: Annotated[float, Gt(0), Le(1)] = 0.5
-    """The step of Q towards its newest measurement."""
+    """The step size with which Q moves towards a new measurement."""
     floor: Annotated[float, Gt(0)] = 0.1
-    """The least factor of a domain's weight, so that it is drawn often enough to notice a change."""
+    """The smallest factor of a domain's weight, so that it is still drawn and measured sometimes."""
 
     @override
     def over_iterations(
@@ -234,7 +238,8 @@ class Curriculum(Weighting):
             if iteration:
                 measured = drawing.recorded(iteration - 1)
                 for name, value in values.items():
-                    if (learnable := measured.get(LEARNABLE.format(name))) is not None:
+                    learnable = measured.get(LEARNABLE.format(name))
+                    if learnable is not None:  # the domain was drawn
                         values[name] = value + self.rate * (4 * learnable - value)
             yield {name: base_weights[name] * (self.floor + value) for name, value in values.items()}
 
@@ -245,28 +250,28 @@ FIXED = Fixed()
 @Task.register("mixture")
 @dataclass(frozen=True, kw_only=True)
 class Mixture(Task):
-    """A task of several domains, each with its own grader, step boundaries, prompts, stop strings, budget
-    of tokens and selection by difficulty. Measurements are also given by domain (``domains/<name>/…``).
+    """A task of several domains, each with its own grader, step boundaries, prompts, stop strings, budget of
+    tokens and selection by difficulty. Metrics are also given for each domain (``domains/<name>/…``).
 
-    A problem is called ``<domain>/<its id>``. A domain's draws derive from its name, the run's seed and the
-    iteration: another domain beside it, or an interruption, changes neither which of its problems come first
-    nor their answers. Validation and test are all problems of the domains that have such a split, one of each
-    domain after the other.
+    The id of a problem is ``<domain>/<its id>``. The draws of a domain derive from its name, the run's seed
+    and the iteration. So neither another domain nor an interruption changes the order of its problems or
+    their answers. The validation and test splits have all problems of the domains that have such a split,
+    evenly mixed.
     """
 
     domains: Annotated[Mapping[str, Domain], MinLen(1)] = field(hash=False)
     """The domains by their names."""
     weighting: Weighting = FIXED
-    """How often each domain is drawn for training."""
+    """The rule for how often each domain is drawn for training."""
     prefer_mixed: Annotated[float, Ge(1)] = 1.0
-    """Draws a problem so many times as readily as others if some, but not all, of its answers were right when
-    it was last asked."""
+    """The weight of a problem of which some, but not all, answers were right when it was last drawn. Other
+    problems have the weight 1."""
 
     def __post_init__(self) -> None:
         for name in self.domains:
             if not re.fullmatch(r"[\w.+-]+", name):
                 raise ValueError(
-                    f"domains has {name!r}, which is no name for a domain: use letters, digits, '_', '-', '.'"
+                    f"domains has {name!r}, which is not a valid name: use letters, digits, '_', '-', '.'"
                 )
         if not any(domain.weight for domain in self.domains.values()):
             raise ValueError("all domains have the weight 0: give one of them a larger one")
@@ -283,8 +288,8 @@ class Mixture(Task):
     def check(self, experiment: Any) -> Iterable[Finding]:
         if self.remembers_pass_rates and experiment.problem_sampling == "epochs":
             yield Finding(
-                "some problems are to be drawn more readily (prefer_mixed), and problem_sampling 'epochs'"
-                " takes each once before any comes again",
+                "prefer_mixed draws some problems more often, and problem_sampling 'epochs' draws each"
+                " problem equally often",
                 "prefer_mixed",
                 "set it to 1, or problem_sampling to 'between_iterations'",
             )
@@ -293,13 +298,13 @@ class Mixture(Task):
                 yield Finding(
                     "a mixture can't be a domain of another one",
                     f"domains.{name}.task",
-                    "name its domains beside the others",
+                    "add its domains to this mixture's",
                 )
             sampling = experiment.rollout.sampling
             if domain.max_tokens is not None and sampling and domain.max_tokens > sampling.max_tokens:
                 yield Finding(
-                    f"answers may have {domain.max_tokens} tokens, and the rollout's max_tokens is"
-                    f" {sampling.max_tokens}, which no domain goes beyond",
+                    f"max_tokens of the domain is {domain.max_tokens}, and exceeds the rollout's, which is"
+                    f" {sampling.max_tokens} and applies to all domains",
                     f"domains.{name}.max_tokens",
                     "lower it, or raise the rollout's",
                 )
@@ -320,7 +325,7 @@ class Mixture(Task):
 
     @override
     def of(self, problem: Problem) -> Task:
-        """Returns the problem's domain. Raises ValueError for a problem of none."""
+        """Returns the problem's domain. Raises ValueError for a problem of another task."""
         if problem.domain not in self._tasks:
             raise ValueError(
                 f"problem {problem.id!r} is of domain {problem.domain!r}: the mixture has"
@@ -336,40 +341,48 @@ class Mixture(Task):
     def domain_names(self) -> Sequence[str]:
         return tuple(self._tasks)
 
-    def _with(self, split: Split) -> list[DomainTask]:
+    def _tasks_with(self, split: Split) -> list[DomainTask]:
+        """Returns the domains that have a split. Raises NoSplit if there are none."""
         tasks = [task for task in self._tasks.values() if task.has(split)]
         if not tasks:
             raise NoSplit(f"no domain of the mixture has a {split} split: give it to one of them")
         return tasks
 
     @cached_property
-    def _read(self) -> dict[Split, Sequence[Problem]]:
+    def _problems_by_split(self) -> dict[Split, Sequence[Problem]]:
+        """The problems of the splits that have been read."""
         return {}
 
     @override
     def problems(self, split: Split) -> Sequence[Problem]:
-        if split not in self._read:
+        if split not in self._problems_by_split:
             pools: dict[str, Sequence[Problem]] = {}
-            for task in self._with(split):
+            for task in self._tasks_with(split):
                 try:
                     pools[task.name] = task.problems(split)
                 except ValueError as error:
                     raise ValueError(f"domain {task.name!r}: {error}") from error
-            self._read[split] = tuple(interleaved(pools, dict.fromkeys(pools, 1.0)))
-        return self._read[split]
+            equal_weights = dict.fromkeys(pools, 1.0)
+            self._problems_by_split[split] = tuple(interleave(pools, equal_weights))
+        return self._problems_by_split[split]
 
     @override
     def size(self, split: Split) -> int | None:
-        sizes = [task.size(split) for task in self._with(split)]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        total = 0
+        for task in self._tasks_with(split):
+            size = task.size(split)
+            if size is None:
+                return None
+            total += size
+        return total
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
-        return interleaved({name: task.examples(count) for name, task in self._tasks.items()})[:count]
+        return interleave({name: task.examples(count) for name, task in self._tasks.items()})[:count]
 
     @override
     def check_demonstrations(self) -> None:
-        for task in self._with("train"):
+        for task in self._tasks_with("train"):
             task.check_demonstrations()
 
     @override
@@ -382,7 +395,7 @@ class Mixture(Task):
 
     @override
     def step_boundaries(self, response: str) -> list[int]:
-        raise ValueError("steps are a domain's: ask the task of a problem (`of`) for them")
+        raise ValueError("a mixture has no steps: ask the task of a problem (`of`) for them")
 
     @property
     @override
@@ -395,47 +408,55 @@ class Mixture(Task):
 
     @override
     def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
-        pools = _by_domain(problems)
+        pools = _group_by_domain(problems)
         sizes = {name: len(pool) for name, pool in pools.items()}
-        counts: list[Mapping[str, int]] = []
+        counts: list[Mapping[str, int]] = []  # for each iteration up to this one
         for iteration, weights in enumerate(self._weights(sizes, drawing)):
-            # Where every iteration draws anew, the counts of earlier ones don't matter.
+            # Only epochs depend on the counts of earlier iterations.
             if drawing.replacement == "epochs" or iteration == drawing.iteration:
-                seats = derived_random(drawing.seed, iteration, "problems of each domain")
-                counts.append(shares(weights, sizes, count, seats))
-        last_rates: dict[str, float] = {}
-        for iteration in range(drawing.iteration) if self.remembers_pass_rates else ():
-            last_rates |= drawing.pass_rates(iteration)
-        mixed = {id for id, rate in last_rates.items() if 0 < rate < 1}
+                generator = derived_random(drawing.seed, iteration, "problems of each domain")
+                counts.append(allocate_problems(weights, sizes, count, generator))
+        mixed_ids = self._ids_of_mixed_problems(drawing)
         chosen = {}
         for name, pool in pools.items():
-            counts_so_far = [counts_of_iteration[name] for counts_of_iteration in counts]
-            if any(problem.id in mixed for problem in pool):
-                readily = [self.prefer_mixed if problem.id in mixed else 1.0 for problem in pool]
+            counts_of_domain = [counts_of_iteration[name] for counts_of_iteration in counts]
+            if any(problem.id in mixed_ids for problem in pool):
+                preferences = [self.prefer_mixed if problem.id in mixed_ids else 1.0 for problem in pool]
                 generator = derived_random(drawing.seed, drawing.iteration, "preferred problems", name)
-                indices = by_preference(readily, generator)[: counts_so_far[-1]]
+                indices = order_by_preference(preferences, generator)[: counts_of_domain[-1]]
             else:
-                indices = drawn(len(pool), counts_so_far, name, drawing)
+                indices = draw_indices(len(pool), counts_of_domain, name, drawing)
             chosen[name] = [pool[index] for index in indices]
-        return interleaved(chosen)
+        return interleave(chosen)
+
+    def _ids_of_mixed_problems(self, drawing: Drawing) -> set[str]:
+        """Returns the ids of problems of which some, but not all, answers were right when they were last
+        drawn; none unless these are preferred."""
+        if not self.remembers_pass_rates:
+            return set()
+        last_rates: dict[str, float] = {}
+        for iteration in range(drawing.iteration):
+            last_rates |= drawing.pass_rates(iteration)
+        return {id for id, rate in last_rates.items() if 0 < rate < 1}
 
     @override
     def draw_further(
         self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing
     ) -> list[Problem]:
-        ids = {problem.id for problem in taken}
-        pools = _by_domain(problems)
-        *_, weights = self._weights({name: len(pool) for name, pool in pools.items()}, drawing)
-        rest = {name: [problem for problem in pool if problem.id not in ids] for name, pool in pools.items()}
-        for name, pool in rest.items():
-            derived_random(drawing.seed, drawing.iteration, "further problems", name).shuffle(pool)
-        return interleaved(rest, weights)
+        taken_ids = {problem.id for problem in taken}
+        pools = _group_by_domain(problems)
+        sizes = {name: len(pool) for name, pool in pools.items()}
+        *_, weights = self._weights(sizes, drawing)
+        remaining: dict[str, list[Problem]] = {}
+        for name, pool in pools.items():
+            remaining[name] = [problem for problem in pool if problem.id not in taken_ids]
+            derived_random(drawing.seed, drawing.iteration, "further problems", name).shuffle(remaining[name])
+        return interleave(remaining, weights)
 
     @override
     def drawing_metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
-        """Returns ``domains/<name>/weight``: the share of the iteration's problems that the weights ask
-        for."""
-        sizes = {name: len(pool) for name, pool in _by_domain(problems).items()}
+        """Returns ``domains/<name>/weight``: each domain's share of the sum of all weights."""
+        sizes = {name: len(pool) for name, pool in _group_by_domain(problems).items()}
         *_, weights = self._weights(sizes, drawing)
         total = math.fsum(weights.values())
         return {f"domains/{name}/weight": weight / total for name, weight in weights.items()}
@@ -445,7 +466,7 @@ class Mixture(Task):
         return self.weighting.over_iterations(base_weights, sizes, drawing)
 
 
-def _by_domain(problems: Sequence[Problem]) -> dict[str, list[Problem]]:
+def _group_by_domain(problems: Sequence[Problem]) -> dict[str, list[Problem]]:
     """Returns the problems of each domain, in the order of the names."""
     pools: dict[str, list[Problem]] = {}
     for problem in problems:
@@ -453,58 +474,73 @@ def _by_domain(problems: Sequence[Problem]) -> dict[str, list[Problem]]:
     return dict(sorted(pools.items()))
 
 
-def shares(
+def allocate_problems(
     weights: Mapping[str, float], sizes: Mapping[str, int], count: int, generator: random.Random
 ) -> dict[str, int]:
     """Returns how many of `count` problems each domain gives, on average in proportion to the weights.
 
-    Whole parts of ``count * weight`` are given; what is left goes to domains by chance, each with the
-    probability of its remainder, so that a small one has its share over many iterations. A domain that is
-    asked for more than it has gives all, and the others the rest. Raises ValueError where all together have
-    too few.
+    Each domain gives the whole part of its quota. The remaining problems go to domains by chance, each with
+    the probability of its remainder, so that a small domain has its share over many iterations. A domain
+    whose quota exceeds its size gives all its problems, and the others give more. Raises ValueError if all
+    domains together have too few problems.
+
+    Example: for 10 problems and the weights 1 and 2, the quotas are 3.33 and 6.67. The domains give 3 and 6
+    problems, and the tenth comes from the second domain with probability 2/3.
     """
-    seats_of = dict.fromkeys(weights, 0)
-    open_domains, free_seats = sorted(name for name, weight in weights.items() if weight > 0), count
-    # A domain that is asked for all that it has is full, and the others share its surplus: until none is.
-    while full := [
-        name for name in open_domains if _quota(name, open_domains, weights, free_seats) >= sizes[name]
-    ]:
-        for name in full:
-            seats_of[name] = sizes[name]
-            free_seats -= sizes[name]
-        open_domains = [name for name in open_domains if name not in full]
-    if not open_domains:
-        if free_seats:
+    allocated = dict.fromkeys(weights, 0)
+    names = sorted(name for name, weight in weights.items() if weight > 0)
+    free = count
+    # A domain with too few problems gives all of them. This raises the quotas of the others, so repeat.
+    while True:
+        quotas = _quotas(names, weights, free)
+        exhausted = [name for name in names if quotas[name] >= sizes[name]]
+        if not exhausted:
+            break
+        for name in exhausted:
+            allocated[name] = sizes[name]
+            free -= sizes[name]
+        names = [name for name in names if name not in exhausted]
+    if not names:
+        if free:
             raise ValueError(
                 f"problems_per_iteration is {count}, and the domains of the mixture have"
-                f" {count - free_seats} problems: choose at most so many"
+                f" {count - free} problems: choose at most so many"
             )
-        return seats_of
-    # Systematic sampling: the remainders are laid end to end on a line, and points at a distance of 1 are put
-    # over it, the first one at random. A domain gets a seat for a point in its remainder.
-    point, laid = generator.random(), 0.0
-    quotas = {name: _quota(name, open_domains, weights, free_seats) for name in open_domains}
-    remaining_seats = free_seats - sum(math.floor(quota) for quota in quotas.values())
+        return allocated
+    # Systematic sampling: the remainders are put end to end on a line, and points at a distance of 1 on it,
+    # the first one at random. A domain gives one problem more if there is a point in its remainder.
+    point = generator.random()
+    end_of_remainder = 0.0
+    missing = free - sum(math.floor(quota) for quota in quotas.values())
     for name, quota in quotas.items():
-        seats_of[name] = math.floor(quota)
-        laid += quota - math.floor(quota)
-        if remaining_seats and (laid > point or (remaining_seats == 1 and name == open_domains[-1])):
-            seats_of[name] += 1
-            remaining_seats -= 1
+        allocated[name] = math.floor(quota)
+        end_of_remainder += quota - math.floor(quota)
+        # The last domain gives the last problem even if rounding has moved the line's end before the point.
+        is_last_chance = missing == 1 and name == names[-1]
+        if missing and (end_of_remainder > point or is_last_chance):
+            allocated[name] += 1
+            missing -= 1
             point += 1
-    return seats_of
+    return allocated
 
 
-def _quota(name: str, open_: Sequence[str], weights: Mapping[str, float], count: int) -> float:
-    """Returns a domain's share of `count`, rounded, so that a whole number of problems is one."""
-    return round(count * weights[name] / math.fsum(weights[other] for other in open_), 9)
+def _quotas(names: Sequence[str], weights: Mapping[str, float], count: int) -> dict[str, float]:
+    """Returns each domain's share of `count`, rounded, so that a whole number of problems is exact."""
+    total = math.fsum(weights[name] for name in names)
+    return {name: round(count * weights[name] / total, 9) for name in names}
 
 
-def drawn(size: int, counts: Sequence[int], name: str, drawing: Drawing) -> list[int]:
-    """Returns the indices of a domain's problems in the iteration, given its `counts` in each one so far.
+def draw_indices(size: int, counts: Sequence[int], name: str, drawing: Drawing) -> list[int]:
+    """Returns the indices of a domain's problems in this iteration.
 
-    Seeds derive from the domain's name: how many others there are changes nothing, and where more or fewer
-    are drawn, the first ones are the same.
+    Seeds derive from the domain's name, so that the result doesn't depend on other domains. If more problems
+    are drawn, the first ones stay the same.
+
+    Args:
+        size: The domain's number of problems.
+        counts: How many problems the domain gives in each iteration, up to this one.
+        name: The domain's name.
+        drawing: The iteration, the run's seed, and the rule of replacement.
     """
     if drawing.replacement == "epochs":
         return slice_of_epochs(
@@ -514,31 +550,35 @@ def drawn(size: int, counts: Sequence[int], name: str, drawing: Drawing) -> list
     return list(first_of_shuffle(size, counts[-1], generator))
 
 
-def by_preference(weights: Sequence[float], generator: random.Random) -> list[int]:
-    """Returns all indices, in the order of draws without replacement in which each is drawn in proportion to
-    its weight (Efraimidis and Spirakis, 2006)."""
+def order_by_preference(weights: Sequence[float], generator: random.Random) -> list[int]:
+    """Returns all indices in the order of a draw without replacement, with probabilities in proportion to the
+    weights (Efraimidis and Spirakis, 2006)."""
     keys = [generator.random() ** (1 / weight) for weight in weights]
     return sorted(range(len(weights)), key=lambda index: -keys[index])
 
 
 def first_of_shuffle(size: int, count: int, generator: random.Random) -> Iterator[int]:
-    """Yields the first `count` indices of a shuffle of `size`; a larger `count` begins with the same."""
-    moved: dict[int, int] = {}
-    for index in range(count):
-        other = index + generator.randrange(size - index)
-        yield moved.get(other, other)
-        moved[other] = moved.get(index, index)
+    """Yields the first `count` indices of a shuffle of ``range(size)``. A larger `count` begins with the
+    same.
 
-
-def interleaved(queues: Mapping[str, Sequence[T]], weights: Mapping[str, float] | None = None) -> list[T]:
-    """Returns the items of all queues, each queue in its order, mixed evenly.
-
-    With weights, the first ones are in proportion to these. Without, the queues "ab" and "xyzu" give
-    x, a, y, z, b, u.
+    This is the shuffle of Fisher and Yates, of which only the moved elements are stored.
     """
-    placed: list[tuple[float, str, int]] = []
+    moved: dict[int, int] = {}  # the element at a position, if it isn't the position itself
+    for position in range(count):
+        other = position + generator.randrange(size - position)
+        yield moved.get(other, other)
+        moved[other] = moved.get(position, position)
+
+
+def interleave(queues: Mapping[str, Sequence[T]], weights: Mapping[str, float] | None = None) -> list[T]:
+    """Returns the items of all queues, evenly mixed. Each queue keeps its order.
+
+    Example: the queues "ab" and "xyzu" give x, a, y, z, b, u. With weights, the numbers of first items are in
+    proportion to these instead of the queues' lengths.
+    """
+    positions: list[tuple[float, str, int]] = []
     for name, queue in queues.items():
-        # Item i of n stands in the middle of the i-th of n equal parts of the result.
+        # Item i of n is put into the middle of the i-th of n equal parts of the result.
         density = len(queue) if weights is None else weights[name]
-        placed += [((index + 0.5) / density, name, index) for index in range(len(queue))]
-    return [queues[name][index] for _, name, index in sorted(placed)]
+        positions += [((index + 0.5) / density, name, index) for index in range(len(queue))]
+    return [queues[name][index] for _, name, index in sorted(positions)]

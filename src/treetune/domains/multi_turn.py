@@ -1,4 +1,14 @@
-"""Answers of several turns: the policy writes, an environment answers, and all go on at once."""
+"""Answers of several turns: the policy writes, an environment replies, and so on.
+
+Each answer is a task of its own, and waits for nothing but its own turns::
+
+    MultiTurn._answer (one task for each answer, `in_flight` of them at a time)
+      └ _converse: until the answer ends
+          ├ context.engine.sample(turn) ─────► the policy's turn
+          └ Play.act(action) ────────────────► the environment's reply (`environments.pool`)
+      _grade: after another answer may begin, so that a grader delays neither the engine nor an environment
+      announcer.announce ────────────────────► early continuations may begin
+"""
 
 from __future__ import annotations
 
@@ -20,22 +30,20 @@ from treetune.contracts import (
     OneLine,
     SampledAnswers,
     Turns,
-    lacking,
 )
-from treetune.domains.conversation import EVENTS, Conversation, TurnLimits, actions_of, unpacked
+from treetune.credit.states.base import AnswerPrefix, StateRule
+from treetune.credit.states.whole_answers import WholeAnswers
+from treetune.domains.conversation import EVENTS, Conversation, TurnLimits, actions_of, unpack_snapshot
 from treetune.domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune.domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
 from treetune.engine.base import Request
 from treetune.engine.programs import result_of
-from treetune.findings import missing_requirements
 from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import Announcer, GrowingRollout, Start, is_decided
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.rollouts.single_turn import for_fixed_problems
-from treetune.rollouts.states import WholeAnswers
-from treetune.rollouts.values import AnswerPrefix, StateRule
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.vocabulary import Grade, TextCodec, Trajectory, joined
@@ -55,53 +63,53 @@ declare(
 
 OBSERVATION = "{observation}"
 IN_FLIGHT = 4
-"""Answers in flight for each sample that the engine draws at a time, unless the rollout says otherwise."""
+"""The default of answers in flight, for each sample that the engine draws at the same time."""
 PLAIN = f"\n{OBSERVATION}\n"
-"""The text between turns of a model without a chat, unless the rollout says otherwise."""
+"""The default text between turns of a model without a chat."""
 
 
 @Rollout.register("multi_turn")
 @dataclass(frozen=True, kw_only=True)
 class MultiTurn(GrowingRollout):
-    """`samples` answers to each problem, in turns: what the policy writes goes to an environment, and what
-    that says is put behind it, until the environment says that it is done. Every answer goes on as soon as
-    its environment has spoken, whatever the others do.
+    """`samples` answers to each problem, in turns. An environment replies to what the policy writes, and the
+    reply is added to the answer, until the environment ends it. Answers don't wait for each other.
 
-    What the environment says is injected: it has no log-probs and is not trained. An observation is encoded
-    once, and nothing that was sampled is encoded again. An answer that comes to the end of its turns or
-    tokens, observations included, is unfinished.
+    The environment's replies are injected: they have no log-probs, and aren't trained. An observation is
+    encoded once, and sampled tokens are never encoded again. An answer that reaches its limit of turns, or of
+    tokens with observations, is unfinished.
 
-    Where the environment hangs or fails, the answer ends with that outcome and earns nothing; where what the
-    environment needs isn't there, the answer is left out of all that is learnt and measured.
+    If the environment hangs or fails, the answer ends with this outcome and earns nothing. If a requirement
+    of the environment is missing, the answer is left out of training and measurements.
 
     ``turns/…`` are means over answers: turns, tokens of observations, and events (`EVENTS`).
     """
 
     environment: Environment | None = None
-    """The environment that the policy acts in; None: the task's own."""
+    """The environment that replies to the policy; None: the task's own."""
     max_turns: Annotated[int, Gt(0)]
-    """Turns of an answer at most."""
+    """The most turns of an answer."""
     turn_tokens: Annotated[int, Gt(0)] | None = None
-    """Sampled tokens of a turn; None: as many as are left of the answer's. A turn that comes to so many goes
-    to the environment as it stands."""
+    """The most sampled tokens of a turn; None: those that remain of the answer's. A turn that reaches this
+    limit goes to the environment nevertheless."""
     answer_deadline: Annotated[float, Gt(0)] | None = None
-    """Seconds that an answer's turns may take its environment together; None: only each turn has a deadline.
-    An answer that uses them up ends as ``timeout``. Each continuation has as many of its own."""
+    """Seconds that the environment may take for all turns of an answer together; None: only each turn has a
+    deadline. An answer that exceeds them ends as ``timeout``. Each continuation has the same time."""
     stop: tuple[str, ...] = ()
-    """Strings that end a turn, and stay in it; the environment reads what stands before them."""
+    """Strings that end a turn. They stay in its tokens, and the environment reads the text before them."""
     reward: Reward | None = None
-    """Reward of an answer: its turns' rewards together (``environment``), what the task's grader gives to
-    its last turn (``grader``), or the ``sum`` of both. None: what the environment is made for."""
+    """Reward of an answer: the sum of its turns' rewards (``environment``), the grader's reward for its last
+    turn (``grader``), or the ``sum`` of both. None: the environment's default."""
     unfinished_reward: float | None = 0.0
-    """Reward of an answer that came to the end of its turns or tokens. None: what it has earned."""
+    """Reward of an answer that reached its limit of turns or tokens. None: the reward that it has earned so
+    far."""
     in_flight: Annotated[int, Gt(0)] | None = None
-    """Answers that have begun and not ended, at a time; None: four times what the engine samples at a time,
-    so that it has work while environments have theirs."""
+    """The most answers that are in progress at the same time; None: four times the samples that the engine
+    draws at the same time, so that the engine is busy while environments compute."""
     observation_characters: Annotated[int, Gt(0)] = 2000
-    """Characters to which observations are cut."""
+    """Observations are cut to so many characters."""
     observation_format: str | None = None
-    """The text between two turns, with ``{observation}`` in it. None: what the model's chat template has
-    there, or a line for the observation where the model has no chat."""
+    """The text between two turns, with ``{observation}`` in it. None: the text of the model's chat template,
+    or if the model has no chat, the observation in a line of its own."""
 
     seed_name = "turns"
 
@@ -110,8 +118,8 @@ class MultiTurn(GrowingRollout):
         super().__post_init__()
         if self.turn_tokens is not None and self.turn_tokens > self.max_tokens:
             raise ValueError(
-                f"turn_tokens is {self.turn_tokens}, which no turn reaches in an answer of max_tokens ="
-                f" {self.max_tokens}: lower it, or leave it out"
+                f"turn_tokens is {self.turn_tokens}, which exceeds max_tokens, the limit of the whole answer:"
+                f" {self.max_tokens}; lower it, or leave it out"
             )
         if self.observation_format is not None and OBSERVATION not in self.observation_format:
             raise ValueError(
@@ -129,7 +137,7 @@ class MultiTurn(GrowingRollout):
         yield from super().check(experiment)
         if self.environment is None and not any(map(environment_of, experiment.task.parts())):
             yield Finding(
-                "the rollout lacks an environment, and the task has none",
+                "the rollout has no environment, and neither has the task",
                 "environment",
                 "give one, e.g. {type: 'tools', tools: [{type: 'python'}]}, or choose the task 'environment'",
             )
@@ -137,34 +145,30 @@ class MultiTurn(GrowingRollout):
         if environment is not None and environment.reads_specials:
             if experiment.model.chat is None:
                 yield Finding(
-                    "tools are called natively, in a chat, and the model has none",
+                    "the environment's format of calls needs a chat, and the model has none",
                     "$.model.chat",
                     "set model.chat to {}, or leave the environment's format at 'tags'",
                 )
             if self.observation_format is not None:
                 yield Finding(
-                    "results of native calls stand in the chat as its template has them",
+                    "the results of native calls are formatted by the chat template, so that"
+                    " observation_format has no effect",
                     "observation_format",
                     "leave it out, or leave the environment's format at 'tags'",
                 )
-        yield from lacking(missing_requirements(self._environments(experiment), experiment))
-
-    def _environments(self, experiment: Experiment) -> list[Environment]:
-        """Returns those of all the experiment's problems, those that measure it among them."""
-        measured = [chosen.task for chosen in experiment.evaluation.sets if chosen.task is not None]
-        return [self.environment_of(part) for task in (experiment.task, *measured) for part in task.parts()]
 
     def environment_of(self, task: Task) -> Environment:
-        """Returns the environment of answers to the task's problems; in a mixture, some may have none."""
+        """Returns the environment of answers to a task's problems; `NOTHING` if the task has none, as some
+        domains of a mixture."""
         return self.environment or environment_of(task) or NOTHING
 
     def frame(self, codec: TextCodec) -> Callable[[str], str] | None:
-        """Returns the text between turns around an observation; None for that of the model's chat."""
-        form = self.observation_format
-        if form is None and codec.turn_frame is not None:
+        """Returns a function that puts an observation between two turns; None if the chat template does
+        it."""
+        if self.observation_format is None and codec.turn_frame is not None:
             return None
-        before, _, behind = (form or PLAIN).partition(OBSERVATION)
-        return lambda observation: f"{before}{observation}{behind}"
+        before, _, after = (self.observation_format or PLAIN).partition(OBSERVATION)
+        return lambda observation: f"{before}{observation}{after}"
 
     @override
     def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
@@ -174,11 +178,14 @@ class MultiTurn(GrowingRollout):
     def prepare(self, codec: TextCodec) -> None:
         native = self.environment is not None and self.environment.reads_specials
         if codec.turn_frame is not None and (native or self.frame(codec) is None):
-            codec.turn_frame([TOOL_RESULT] if native else "")  # raises where the template has none
+            codec.turn_frame([TOOL_RESULT] if native else "")  # raises if the template doesn't support turns
 
     @override
     async def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
-        """See `GrowingRollout`. The environment's seed derives from the problem as well."""
+        """Samples and grades one answer from each start; see `GrowingRollout`.
+
+        The environment's seed derives from the problem, so that it is the same for all its answers.
+        """
         assert context.engine is not None, "a rollout that samples needs an engine"
         in_flight = asyncio.Semaphore(self.in_flight or IN_FLIGHT * context.engine.at_once)
         announcer = Announcer(context, len(starts))
@@ -195,17 +202,17 @@ class MultiTurn(GrowingRollout):
     ) -> Trajectory:
         async with in_flight:
             conversation = await self._converse(context, start)
-        # The next answer may begin: a grader holds up neither the engine nor an environment.
+        # Another answer may begin now, so that a grader delays neither the engine nor an environment.
         grade = await self._grade(context, start, conversation)
         answer = self._trajectory(context, start, conversation, grade)
         await announcer.announce(answer)
         return answer
 
     async def _converse(self, context: RolloutContext, start: Start) -> Conversation:
-        """Has the policy and the environment speak in turns until the answer ends."""
+        """Alternates turns of the policy and of the environment until the answer ends."""
         assert context.engine is not None, "a rollout that samples needs an engine"
         conversation, play = self._begin(context, start)
-        if start.segments:
+        if start.segments:  # an answer that is continued
             played = await result_of(play.begin())
             if any(segment.snapshot for segment in start.segments):
                 conversation.restore(start.segments)
@@ -229,7 +236,7 @@ class MultiTurn(GrowingRollout):
         return conversation
 
     def _begin(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
-        """Returns a conversation without a turn, and the environment that it is held with."""
+        """Returns a conversation without turns, and the play of its environment."""
         task = context.task.of(start.problem)
         environment, sampling = self.environment_of(task), task.sampling(self.sampling)
         limits = TurnLimits(
@@ -247,20 +254,22 @@ class MultiTurn(GrowingRollout):
             context.settings.token_budget(start.prompt_ids, sampling.max_tokens),
         )
         actions = actions_of(context.codec, start.prompt_ids, start.segments, limits)
+        _, _, snapshot = unpack_snapshot(start.segments)
         journal = context.find(TurnJournal)
         play = context.get(EnvironmentPool).begin(
             environment,
             start.problem,
             derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
             actions,
-            unpacked(start.segments)[-1],
+            snapshot,
             None if journal is None else (journal, start.seed),
             self.answer_deadline or math.inf,
         )
         return conversation, play
 
     async def _grade(self, context: RolloutContext, start: Start, conversation: Conversation) -> Grade:
-        """Returns what the answer earns beside its turns' rewards, or why it earns nothing."""
+        """Returns the grader's grade; if the grader isn't asked, a grade of 0 with the environment's
+        outcome."""
         if conversation.outcome != "ok" or self._reward_of(context, start) == "environment":
             last = conversation.turns[-1] if conversation.turns else Turn()
             return Grade(reward=0.0, outcome=last.outcome, message=last.message, numbers=last.numbers)
@@ -270,7 +279,7 @@ class MultiTurn(GrowingRollout):
         if context.grader.grader.of(problem).reads_turns:
             message = self.environment_of(context.task.of(problem)).message
             problem = replace(problem, transcript=conversation.transcript(message))
-        # The action says itself whether its turn began in a thought.
+        # The action begins with the tag if its turn began within a thought (`action_of`).
         grade = context.grader.submit(
             conversation.actions[-1], problem, decided=decided, follows_prompt=False
         )
@@ -285,14 +294,15 @@ class MultiTurn(GrowingRollout):
         rewards = conversation.rewards
         if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
-        graded = grade.step_rewards or (grade.reward,)
-        if len(graded) > len(rewards):
+        rewards_of_grader = grade.step_rewards or (grade.reward,)
+        if len(rewards_of_grader) > len(rewards):
             raise ValueError(
-                f"a grade has step_rewards {graded}, and its answer {len(rewards)} turns: give one for each"
+                f"a grade has step_rewards {rewards_of_grader}, and its answer has {len(rewards)} turns:"
+                " give one reward for each turn"
             )
-        # The grades are those of the last turns; one alone is that of the last turn.
-        first_graded = len(rewards) - len(graded)
-        for turn, reward in enumerate(graded, first_graded):
+        # They are the rewards of the last turns. A single one is the reward of the last turn.
+        first_graded_turn = len(rewards) - len(rewards_of_grader)
+        for turn, reward in enumerate(rewards_of_grader, first_graded_turn):
             rewards[turn] += reward
         message, outcome = grade.message, grade.outcome
         assert conversation.finish is not None, "a conversation is graded when it has ended"
@@ -300,7 +310,7 @@ class MultiTurn(GrowingRollout):
             rewards = [0.0] * len(rewards)
         elif conversation.finish == "length" and self.unfinished_reward is not None:
             rewards = [0.0] * (len(rewards) - 1) + [self.unfinished_reward]
-            outcome = outcome if grade.is_known else "no_answer"  # what it earns is known
+            outcome = outcome if grade.is_known else "no_answer"  # the reward is known in any case
             message = (
                 "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
             )
@@ -327,12 +337,12 @@ class MultiTurn(GrowingRollout):
 
 
 def _take_played(conversation: Conversation, played: Played) -> None:
-    """Takes the turn that the environment made of the last action."""
+    """Adds the environment's reply to the last action to a conversation."""
     (turn,) = played.turns
     conversation.environment_seconds += played.seconds
     try:
         conversation.take_turn(turn, played.snapshot)
-    except ValueError as error:  # there are no tokens for the observation
+    except ValueError as error:  # the tokenizer has no tokens for the observation
         conversation.turns.pop()
         conversation.take_turn(Turn(done=True, outcome="error", message=str(error)))
 
@@ -340,12 +350,12 @@ def _take_played(conversation: Conversation, played: Played) -> None:
 @StateRule.register("turns")
 @dataclass(frozen=True, kw_only=True)
 class TurnStates(WholeAnswers):
-    """A state where each of an answer's turns begins, behind what the environment said to the turn before.
+    """The states at which the turns of an answer begin, after the environment's reply to the turn before.
 
-    A value is what whole answers through the state earn, rewards of the turns before it included, so that a
-    turn's advantage is its own reward and the difference that it made to all later ones. Continuations meet
-    the environment's chances that their answer met, since its seed is the problem's: these don't depend on
-    what the policy does, so that the gradient stays unbiased.
+    The value of a state is the expected reward of complete answers through it, with the rewards of the turns
+    before it. So a turn's advantage is its own reward and its effect on the later ones. Continuations have
+    the same seed of the environment as their answer, since it derives from the problem. This seed doesn't
+    depend on the policy's actions, so that the gradient is unbiased.
     """
 
     needs = (
@@ -368,11 +378,11 @@ class TurnStates(WholeAnswers):
         environment = rollout.environment or environment_of(experiment.task)
         if environment is not None and environment.again == "never":
             yield Finding(
-                f"it goes on with answers from their middle, and the environment {type(environment).__name__}"
+                f"it continues answers from their middle, and the environment {type(environment).__name__}"
                 " can neither be copied nor played again (again = 'never')",
                 "type",
-                "choose a credit for whole answers, such as 'group', or another environment; one in which the"
-                " same seed and actions make the same observations may say again = 'replay'",
+                "choose a credit for whole answers, such as 'group', or another environment; if the same seed"
+                " and actions always make the same observations, set again = 'replay' in its class",
             )
 
     @override

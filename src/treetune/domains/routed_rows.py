@@ -1,4 +1,4 @@
-"""Rows of many data sets, each graded by what its ``data_source`` says."""
+"""A task of rows from many data sets, each of which is graded according to its ``data_source``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from treetune.domains.domain_rows import (
     SCHEMA,
     domain_of,
     domain_row,
-    normalised,
+    normalise_row,
     problem_of,
     write_parquet,
 )
@@ -32,35 +32,35 @@ from treetune.exceptions import BadRow, NoSplit
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.rows import QUICKLY_READ, RowsTask, file_rows, is_quickly_read
-from treetune.tasks.sources import InFiles, values_of
+from treetune.tasks.sources import InFiles, distinct_texts
 from treetune.vocabulary import Problem
 
 
 @Task.register("rows")
 @dataclass(frozen=True, kw_only=True)
 class RoutedRows(RowsTask):
-    """Rows as verl and Reasoning360 have them: `data_source`, `prompt` (messages), `ability`, `reward_model`
-    with its `ground_truth`, `extra_info`, `apply_chat_template`. `RowsTask` explains where they come from and
-    how some are held out.
+    """Rows in the schema of verl and Reasoning360: `data_source`, `prompt` (messages), `ability`,
+    `reward_model` with its `ground_truth`, `extra_info`, `apply_chat_template`. `RowsTask` explains where
+    they come from and how some are held out.
 
-    A row whose ``apply_chat_template`` is false is asked as it is (its ``raw_prompt``, where there is one);
-    others as a chat, where the model has a chat template. `Problem.data` holds the row's ``extra_info`` under
-    its own names, its source, its ability, and the columns that `keep` names.
+    If a row's ``apply_chat_template`` is false, its ``raw_prompt`` (or, if that is missing, its prompt) is
+    the text that the model reads. Other rows are a chat if the model has a chat template. `Problem.data` has
+    the keys of the row's ``extra_info``, its source, its ability, and the columns that `keep` names.
     """
 
     routes: Annotated[Mapping[str, Grader], MinLen(1)] = field(hash=False)
-    """Graders by the beginning of a row's ``data_source``; the longest that fits is its grader, and an empty
-    one fits all. A source without a route is reported before the run."""
+    """Graders by the beginning of a row's ``data_source``. The longest beginning that matches decides, and an
+    empty one matches all. A source without a route is reported before the run."""
     domain: Mapping[str, str] | Literal["data_source", "ability"] | None = field(
         default="data_source", hash=False
     )
-    """The domain by which a row's metrics are also taken: the beginning of its ``data_source`` up to ``__``,
-    its ``ability``, a name by the beginning of its source (the longest that fits), or none. In a mixture,
-    rows are of the mixture's domain."""
+    """The domain of a row, for which metrics are also reported: its ``data_source`` up to ``__``, its
+    ``ability``, a name by the beginning of its source (the longest that matches), or none. In a mixture, rows
+    belong to the mixture's domain."""
     keep: tuple[str, ...] = (LOW_PASS_RATE, HIGH_PASS_RATE)
-    """Columns beside the schema's that go into `Problem.data`."""
+    """Columns outside of the schema that go into `Problem.data`."""
     demonstration_field: str | None = None
-    """The key of the demonstration for SFT, among the keys of `Problem.data`."""
+    """The key of `Problem.data` with the demonstration for SFT."""
     stop: tuple[str, ...] = ()
     """The strings that end an answer; a rollout names them as its own `stop`."""
 
@@ -76,9 +76,9 @@ class RoutedRows(RowsTask):
 
     @override
     def check(self, experiment: Any) -> Iterator[Finding]:
-        of_all_rows = list(super().check(experiment))
-        yield from of_all_rows
-        if any(finding.level == "error" for finding in of_all_rows):
+        findings_of_rows = list(super().check(experiment))
+        yield from findings_of_rows
+        if any(finding.level == "error" for finding in findings_of_rows):
             return
         names = () if self.source is not None else (*self.train, *self.validation, *self.test)
         paths = [Path(name) for name in names]
@@ -89,7 +89,7 @@ class RoutedRows(RowsTask):
         first_files: dict[str, Path] = {}
         for path in filter(is_quickly_read, paths):
             try:
-                sources = values_of(path, DATA_SOURCE)
+                sources = distinct_texts(path, DATA_SOURCE)
                 if self.bad_rows == "stop" and path.stat().st_size <= QUICKLY_READ:
                     _check_rows(path, self.columns)
             except BadRow as error:
@@ -103,11 +103,11 @@ class RoutedRows(RowsTask):
         if unknown:
             shown = ", ".join(f"{source!r}{self._near(source)}" for source in unknown)
             yield Finding(
-                f"no route fits the data_source {shown}, first in {first_files[unknown[0]]}; the rows'"
+                f"no route matches the data_source {shown}, first in {first_files[unknown[0]]}; the rows'"
                 f" sources are {', '.join(sorted(first_files))}, and routes are"
                 f" {', '.join(map(repr, sorted(self.routes)))}",
                 "routes",
-                "give it a grader by the beginning of its name, or '' one for all others",
+                "add a route with the beginning of its name, or '' for all other sources",
             )
 
     @override
@@ -117,33 +117,36 @@ class RoutedRows(RowsTask):
         return sorted(set(self.domain.values())) if isinstance(self.domain, Mapping) else None
 
     def _near(self, source: str) -> str:
-        """Returns the route that may have been meant, in brackets; nothing where none is near."""
-        near = [route for route in self.routes if nearest(source[: len(route)], [route])]
-        return f" (did you mean the route {max(near, key=len)!r}?)" if near else ""
+        """Returns a question about a route with a similar name, in brackets; an empty text if there is
+        none."""
+        similar = [route for route in self.routes if nearest(source[: len(route)], [route])]
+        return f" (did you mean the route {max(similar, key=len)!r}?)" if similar else ""
 
     def _domain(self, row: Mapping[str, Any]) -> str:
         if self.domain == "data_source":
             return domain_of(row[DATA_SOURCE])
         if self.domain == "ability":
             return str(row[ABILITY])
-        fitting = [prefix for prefix in self.domain or () if row[DATA_SOURCE].startswith(prefix)]
-        return self.domain[max(fitting, key=len)] if isinstance(self.domain, Mapping) and fitting else ""
+        if self.domain is None:
+            return ""
+        prefixes = [prefix for prefix in self.domain if row[DATA_SOURCE].startswith(prefix)]
+        return self.domain[max(prefixes, key=len)] if prefixes else ""
 
     @override
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
         try:
-            row = normalised(row)
+            row = normalise_row(row)
         except ValueError as error:
             raise BadRow(str(error)) from error
         source = row[DATA_SOURCE]
         if BySource(routes=self.routes).route(source) is None:
             raise ValueError(
-                f"no route fits the data_source {source!r}{self._near(source)} of {id}, and routes are"
-                f" {', '.join(map(repr, sorted(self.routes)))}: give it a grader under routes"
+                f"no route matches the data_source {source!r}{self._near(source)} of {id}, and routes are"
+                f" {', '.join(map(repr, sorted(self.routes)))}: add a grader for it to routes"
             )
-        made = problem_of(row, id)
-        extra_data = {name: row[name] for name in self.keep if name in row}
-        return replace(made, data={**made.data, **extra_data}, domain=self._domain(row))
+        problem = problem_of(row, id)
+        further_data = {name: row[name] for name in self.keep if name in row}
+        return replace(problem, data={**problem.data, **further_data}, domain=self._domain(row))
 
     @override
     def check_demonstrations(self) -> None:
@@ -158,25 +161,27 @@ class RoutedRows(RowsTask):
         self.check_demonstrations()
         demonstration = problem.data.get(str(self.demonstration_field))
         if not isinstance(demonstration, str):
-            there = ", ".join(map(repr, problem.data))
+            keys = ", ".join(map(repr, problem.data))
             raise ValueError(
                 f"problem {problem.id!r} has no text under {self.demonstration_field!r} to learn from: name"
-                f" one of {there} as demonstration_field"
+                f" one of {keys} as demonstration_field"
             )
         return demonstration
 
     @override
     def alphabet(self) -> str:
-        """Returns the characters of prompts, golds and demonstrations, where the files are small and have
-        these."""
+        """Returns the characters of prompts, golds and demonstrations, if the files are small.
+
+        Raises ValueError for large files, and for rows without demonstrations.
+        """
         files = [Path(name) for name in (*self.train, *self.validation, *self.test)]
         if absent := [finding.what for finding in self.missing_rows()]:
             raise ValueError(f"{absent[0]}; a model of characters needs those of this file")
-        small = all(file.stat().st_size <= QUICKLY_READ for file in files)
-        if not files or self.source is not None or self.demonstration_field is None or not small:
+        are_small = all(file.stat().st_size <= QUICKLY_READ for file in files)
+        if not files or self.source is not None or self.demonstration_field is None or not are_small:
             raise ValueError(
-                "these rows may hold any character: name those of prompts and answers in model.alphabet, or"
-                " use a real tokenizer"
+                "these rows may contain any character: name those of prompts and answers in model.alphabet,"
+                " or use a real tokenizer"
             )
         characters: set[str] = set()
         for split in get_args(Split):
@@ -187,27 +192,28 @@ class RoutedRows(RowsTask):
 
 
 def _check_rows(path: Path, columns: Sequence[str]) -> None:
-    """Raises BadRow for the first row of a file that is none of the schema, with its place."""
+    """Raises BadRow, with the place, for the first row of a file that doesn't match the schema."""
     for place, row in file_rows(path, columns):
         try:
-            normalised(row)
+            normalise_row(row)
         except ValueError as error:
             raise BadRow(f"{place}: {error}") from error
 
 
 def export_rows(task: Task, split: Split, path: Path) -> int:
-    """Writes a split of any task to a Parquet file, one row a problem in their order, and returns how many.
+    """Writes a split of any task to a Parquet file, with a row for each problem, and returns their number.
 
-    A row's ``data_source`` is the problem's, or else its domain and the type of its task
-    (``logic__countdown``). ``extra_info`` holds a problem's `data`, its ``split``, ``index`` and ``id``.
+    A row's ``data_source`` is the problem's, or if it has none, its domain and the type of its task
+    (``logic__countdown``). ``extra_info`` has the problem's `data`, its ``split``, ``index`` and ``id``.
     Raises ValueError for a split that the task doesn't have.
     """
     rows = []
     for index, problem in enumerate(task.problems(split)):
         data = dict(problem.data)
-        of_problem = task.of(problem)
-        kind = type(of_problem.task if isinstance(of_problem, DomainTask) else of_problem)
-        name = kind.registered_name()
+        task_of_problem = task.of(problem)
+        if isinstance(task_of_problem, DomainTask):
+            task_of_problem = task_of_problem.task
+        name = type(task_of_problem).registered_name()
         source = data.pop(DATA_SOURCE, None) or f"{problem.domain or 'task'}__{name}"
         ability = data.pop(ABILITY, "") or problem.domain
         rates = {key: data.pop(key) for key in (LOW_PASS_RATE, HIGH_PASS_RATE) if key in data}

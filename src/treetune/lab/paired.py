@@ -4,23 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 
-def paired(differences: Sequence[Mapping[str, float]]) -> tuple[float, float | None, float | None]:
-    """Returns the mean difference, half the width of its 95 % interval, and the two-sided p-value of a mean
-    of 0. The latter two are None for a single number.
+class PairedDifference(NamedTuple):
+    """A mean difference of two methods.
 
-    Seeds and problems are both random effects, and all seeds have the same problems. With the mean squares
-    MS_s of S seeds, MS_p of P problems and MS_e of the residuals, the variance of the mean of the S · P
-    differences is (MS_s + MS_p − MS_e) / (S · P), with Satterthwaite's degrees of freedom (the quasi-F of
-    Clark, 1973, "The language-as-fixed-effect fallacy"). At least the variance by seeds alone or problems
-    alone is assumed. With a single seed it is Student's test over problems, and with a single problem over
-    seeds.
+    Example: ``PairedDifference(mean=0.03, half_width=0.02, p_value=0.004)``.
+    """
+
+    mean: float
+    half_width: float | None
+    """Half of the 95 % interval; None for a single difference."""
+    p_value: float | None
+    """Two-sided, of a mean of 0; None for a single difference."""
+
+
+class _MeanSquares(NamedTuple):
+    """Mean squares of an analysis of variance, or their degrees of freedom."""
+
+    seeds: float
+    problems: float
+    residual: float
+
+
+def paired(differences: Sequence[Mapping[str, float]]) -> PairedDifference:
+    """Returns the mean of the differences, with its interval and p-value.
+
+    Seeds and problems are both drawn from larger populations, and every seed is measured on the same
+    problems. With the mean squares MS_s of seeds, MS_p of problems and MS_e of the residuals, the mean of S ·
+    P differences has the variance (MS_s + MS_p − MS_e) / (S · P), with Satterthwaite's degrees of freedom
+    (the quasi-F of Clark, 1973, "The language-as-fixed-effect fallacy"). It is at least the variance that
+    seeds alone, or problems alone, would give. With one seed this is Student's test over problems, with one
+    problem that over seeds.
 
     Args:
-        differences: for each seed, the difference of the two methods on each problem, by its id.
+        differences: For each seed, the difference of the two methods on each problem. Example: two seeds and
+            two problems, ``[{"test/0": 0.1, "test/1": 0.0}, {"test/0": 0.2, "test/1": -0.1}]``.
 
-    Raises ValueError if the problems of the seeds differ.
+    Raises:
+        ValueError: The seeds' problems differ.
     """
     import numpy as np
     from scipy.special import stdtr, stdtrit
@@ -32,34 +55,35 @@ def paired(differences: Sequence[Mapping[str, float]]) -> tuple[float, float | N
     n_seeds, n_problems = matrix_SP.shape
     mean = float(matrix_SP.mean())
     if matrix_SP.size < 2:
-        return mean, None, None
-    # Two-way analysis of variance: effects of seeds and problems, and residuals.
-    effects_S, effects_P = matrix_SP.mean(axis=1) - mean, matrix_SP.mean(axis=0) - mean
-    residuals_SP = matrix_SP - mean - effects_S[:, None] - effects_P[None, :]
-    freedoms = n_seeds - 1, n_problems - 1, (n_seeds - 1) * (n_problems - 1)
-    ms_seeds = float(n_problems * (effects_S**2).sum()) / max(1, freedoms[0])
-    ms_problems = float(n_seeds * (effects_P**2).sum()) / max(1, freedoms[1])
-    ms_residuals = float((residuals_SP**2).sum()) / max(1, freedoms[2])
-    combined = ms_seeds + ms_problems - ms_residuals
-    # The largest of the three variances, with its degrees of freedom.
-    variance, freedom = max(
-        (combined, _satterthwaite((ms_seeds, ms_problems, ms_residuals), freedoms)),
-        (ms_seeds, freedoms[0]),
-        (ms_problems, freedoms[1]),
+        return PairedDifference(mean, None, None)
+
+    # The analysis of variance: effects of seeds, of problems, and the residuals.
+    seed_effects_S = matrix_SP.mean(axis=1) - mean
+    problem_effects_P = matrix_SP.mean(axis=0) - mean
+    residuals_SP = matrix_SP - mean - seed_effects_S[:, None] - problem_effects_P[None, :]
+    freedom = _MeanSquares(n_seeds - 1, n_problems - 1, (n_seeds - 1) * (n_problems - 1))
+    squares = _MeanSquares(
+        seeds=float(n_problems * (seed_effects_S**2).sum()) / max(1, freedom.seeds),
+        problems=float(n_seeds * (problem_effects_P**2).sum()) / max(1, freedom.problems),
+        residual=float((residuals_SP**2).sum()) / max(1, freedom.residual),
     )
-    if variance <= 0:  # all differences are equal
-        return mean, 0.0, 1.0 if mean == 0 else 0.0
-    error = math.sqrt(variance / (n_seeds * n_problems))
-    half_width = float(stdtrit(freedom, 0.975)) * error
-    p_value = 2 * float(stdtr(freedom, -abs(mean) / error))
-    return mean, half_width, p_value
+    # The largest of three variances, each with its degrees of freedom.
+    spread, degrees = max(
+        (squares.seeds + squares.problems - squares.residual, _satterthwaite(squares, freedom)),
+        (squares.seeds, freedom.seeds),
+        (squares.problems, freedom.problems),
+    )
+    if spread <= 0:
+        return PairedDifference(mean, 0.0, 1.0 if mean == 0 else 0.0)
+    error = math.sqrt(spread / (n_seeds * n_problems))
+    half_width = float(stdtrit(degrees, 0.975)) * error
+    p_value = 2 * float(stdtr(degrees, -abs(mean) / error))
+    return PairedDifference(mean, half_width, p_value)
 
 
-def _satterthwaite(mean_squares: Sequence[float], freedoms: Sequence[int]) -> float:
-    """Returns the degrees of freedom of MS_s + MS_p − MS_e (Satterthwaite's approximation)."""
-    ms_seeds, ms_problems, ms_residuals = mean_squares
-    denominator = 0.0
-    for mean_square, freedom in zip(mean_squares, freedoms, strict=True):
-        if freedom:
-            denominator += mean_square**2 / freedom
-    return (ms_seeds + ms_problems - ms_residuals) ** 2 / denominator if denominator else 1.0
+def _satterthwaite(squares: _MeanSquares, freedom: _MeanSquares) -> float:
+    """Returns the degrees of freedom of MS_s + MS_p − MS_e."""
+    terms = [square**2 / degrees for square, degrees in zip(squares, freedom, strict=True) if degrees]
+    if not sum(terms):
+        return 1.0
+    return (squares.seeds + squares.problems - squares.residual) ** 2 / sum(terms)

@@ -1,4 +1,11 @@
-"""Signposts: ways along signs, on which it is known which choice decides and what every state is worth."""
+"""Signposts: a generated toy task in which the decisive choices and the value of every state are known
+exactly.
+
+An answer is a sequence of lines. Each line shows a sign, a chosen direction and some meaningless letters,
+such as ``B3kea``. The reward depends on the directions of some lines only (`rule`), so that a credit can be
+compared with the true advantages. `Signposts` is the task, `SignpostsGrader` its grader, and `Decided` a
+value estimator that uses the task's knowledge.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +19,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import override
 
 from treetune.contracts import Answers, Need
-from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstimator
+from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader
@@ -21,18 +28,18 @@ from treetune.vocabulary import Problem
 
 @runtime_checkable
 class KnowsDecisions(Protocol):
-    """A task whose answers are decided at a few places, by one character each.
+    """A task whose answers are decided at a few positions, by one character each.
 
-    Whoever wants a policy's exact value can take both ways at these places, each with its probability, and
-    sample what lies between.
+    The exact value of a policy's state can be computed by taking each choice at these positions, with its
+    probability, and sampling only the text between them.
     """
 
     def decision(self, problem: Problem, response: str) -> str | None:
-        """The character that is right next, where the next one decides; None elsewhere."""
+        """Returns the right next character, where the next character decides; None elsewhere."""
         ...
 
     def decided(self, problem: Problem, response: str) -> float | None:
-        """Returns the reward of the answer however it goes on; None where that is still open."""
+        """Returns the reward of the answer if it no longer depends on the rest of it; None otherwise."""
         ...
 
 
@@ -40,21 +47,25 @@ Rule = Literal["all", "first", "last", "once"]
 
 SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 CHATTER = "abcdefghijklmnop"
+"""The letters that mean nothing."""
 BLANK = "."
-"""In a prompt, where the way's lines have a choice and chatter; in a gold, where any choice is right."""
+"""In a prompt, the place of a direction or a chatter letter; in a reference answer, a line whose direction
+does not matter."""
 
 
 @Grader.register("signposts")
 @dataclass(frozen=True, kw_only=True)
 class SignpostsGrader(Grader):
-    """Reads the choice on every line, its second character, and looks whether those that decide are right.
+    """Reads the direction on every line, its second character, and compares the decisive ones with the
+    reference.
 
-    The answer is correct where every one of the problem's groups of lines has a right choice on at least one
-    of them. A line that isn't there is wrong. Where an answer has to be `whole`, one that is not as long as
-    the teacher's is none: or else what is written behind the last line that counts could be left out.
+    The answer is correct if every group of lines of the problem has a right direction on at least one of its
+    lines. A missing line is wrong.
     """
 
     whole: bool = False
+    """Whether an answer must be as long as the teacher's. Otherwise lines after the last decisive one may be
+    left out."""
 
     isolation = "inline"
 
@@ -62,25 +73,30 @@ class SignpostsGrader(Grader):
     def extract(self, response: str, problem: Problem) -> str | None:
         if self.whole and len(response) != problem.data["length"]:
             return None
-        said = [line[1:2] or BLANK for line in lines_of(problem, response)]
-        return "".join(said) if response.strip() else None
+        if not response.strip():
+            return None
+        return "".join(line[1:2] or BLANK for line in lines_of(problem, response))
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> float:
-        right = [said == gold for said, gold in zip(extracted, problem.gold)]
-        return float(
-            all(any(right[line] for line in group if line < len(right)) for group in groups(problem))
-        )
+        is_right = [chosen == gold for chosen, gold in zip(extracted, problem.gold)]
+        for group in groups(problem):
+            if not any(is_right[line] for line in group if line < len(is_right)):
+                return 0.0
+        return 1.0
 
 
 def groups(problem: Problem) -> Sequence[Sequence[int]]:
-    """Lines, counted from 0: of each group one right choice is needed."""
-    found: Sequence[Sequence[int]] = problem.data["groups"]
-    return found
+    """Returns the groups of lines, counted from 0, each of which needs one right direction.
+
+    Example: ``[[0, 3], [1, 4], [2, 5]]`` under the rule ``once``, for 6 lines and 3 signs.
+    """
+    line_groups: Sequence[Sequence[int]] = problem.data["groups"]
+    return line_groups
 
 
 def lines_of(problem: Problem, response: str) -> Sequence[str]:
-    """The lines that may count, of those that are there."""
+    """Returns the lines of the response that can be decisive."""
     first: int = problem.data["first"]
     return response.split("\n")[first : first + len(problem.gold)]
 
@@ -88,32 +104,35 @@ def lines_of(problem: Problem, response: str) -> Sequence[str]:
 @Task.register("signposts")
 @dataclass(frozen=True, kw_only=True)
 class Signposts(GeneratedTask):
-    r"""A way of `steps` lines. Each shows a sign, then the choice of a direction (a digit from 1 to
-    `options`), then `chatter` letters that mean nothing: ``B3kea\nF1oab\nB2hhc\n``. Signs come round again
-    after `period` lines. The prompt shows the first round with blanks, ``B....\nF....\n``, so that a tiny
-    model finds each sign at the same distance.
+    r"""An answer has `steps` lines. Each shows a sign, then a direction (a digit from 1 to `options`), then
+    `chatter` letters that mean nothing: ``B3kea\nF1oab\nB2hhc\n``. Signs repeat after `period` lines. The
+    prompt shows the first `period` lines with blanks, ``B....\nF....\n``, so that a tiny model finds each
+    sign at the same distance.
 
-    Which direction is right at a sign is the same in all problems, and the prompt doesn't say it. The `rule`
-    says whose choices decide:
+    The right direction at a sign is the same in all problems, and the prompt doesn't show it. The `rule` says
+    which directions decide:
 
     | rule | an answer is correct where |
     |---|---|
-    | ``all`` | every choice is right: one slip spoils all |
-    | ``first`` | the first choice is right: a fork, and then a long way on which nothing matters |
-    | ``last`` | the last choice is right: the reward comes late |
-    | ``once`` | at every sign one of the choices is right: a wrong one can be repaired in the next round |
+    | ``all`` | every direction is right: one wrong direction spoils the answer |
+    | ``first`` | the first direction is right; the other lines don't matter |
+    | ``last`` | the last direction is right: the reward comes late |
+    | ``once`` | at every sign one of the directions is right: a wrong one can be repaired at the sign's next
+      line |
 
-    Behind the way may stand a line of `wandering`: so many free choices at its last sign, ``F2F4F1``; or
-    before it, at its first sign (`wandering_first`). They matter to nobody and look like those that do: an
-    outcome that one choice earned seems to be worth as much to all of these, whose noise falls on the same
-    weights. `names` letters in front of a prompt mean nothing either, and make more problems.
+    With `wandering`, the answer has one more line of so many free directions at its last sign, ``F2F4F1``;
+    or, with `wandering_first`, a first line of them at its first sign. They don't influence the reward but
+    look like the decisive ones: a credit for whole answers gives them the same advantage, and this noise
+    reaches the same weights. `names` letters in front of a prompt mean nothing either, and make more
+    problems.
 
-    The **teacher** chooses right with the rate of the sign's kind, else one of the other directions, each as
-    likely; there are as many kinds as `rates`, and signs take turns in them. Chatter is drawn evenly from
-    `letters` letters. So the value of each state is known (`teacher_value`).
+    The **teacher** chooses the right direction with the rate of its sign, otherwise one of the others
+    uniformly. Sign i has the rate i modulo the number of `rates`. Chatter is drawn uniformly from `letters`
+    letters. So the value of each state is known (`teacher_value`).
 
-    `seed` decides on what is right and what is held out, and is not the run's; the held-out problems don't
-    change with `train_size`. Raises ValueError where there are too few different prompts.
+    The right directions and the split into problem sets derive from `seed`, not from the run's seed. The
+    held-out problems don't change with `train_size`. Raises ValueError where there are too few different
+    prompts.
     """
 
     steps: Annotated[int, Ge(1), Le(48)] = 6
@@ -136,18 +155,18 @@ class Signposts(GeneratedTask):
 
     @override
     def __post_init__(self) -> None:
-        needed, there_are = sum(self.sizes().values()), self.prompts()
-        if needed > there_are:
+        needed, possible = sum(self.sizes().values()), self.prompts()
+        if needed > possible:
             raise ValueError(
                 f"train_size + validation_size + test_size is {needed}, but {self.period} signs out of"
-                f" {self.signs} make only {there_are} different prompts: ask for fewer, or for more signs or"
+                f" {self.signs} make only {possible} different prompts: ask for fewer, or for more signs or"
                 " names"
             )
         if self.period > self.steps:
             raise ValueError(f"period is {self.period}, more than the {self.steps} steps of a way")
 
     def prompts(self) -> int:
-        """Returns how many different prompts there are."""
+        """Returns the number of different prompts."""
         return self.signs**self.period * self.letters**self.names
 
     @override
@@ -156,23 +175,34 @@ class Signposts(GeneratedTask):
 
     @override
     def problem(self, id: str, generated: int) -> Problem:
+        # The number of the problem has the signs as its lowest digits, and the letters of the name above
+        # them.
         signs = tuple(generated // self.signs**digit % self.signs for digit in range(self.period))
-        other = generated // self.signs**self.period
-        name = "".join(CHATTER[other // self.letters**digit % self.letters] for digit in range(self.names))
-        groups, right = self.groups(), _directions(self)
-        decisive = {line for group in groups for line in group}
-        gold = [right[signs[line % self.period]] if line in decisive else BLANK for line in range(self.steps)]
-        length = self.steps * (3 + self.chatter) + (self.wandering * 2 + 1 if self.wandering else 0)
+        name_number = generated // self.signs**self.period
+        letters = [name_number // self.letters**digit % self.letters for digit in range(self.names)]
+        name = "".join(CHATTER[letter] for letter in letters)
+        prompt = f"{name}\n" if name else ""
+        for sign in signs:
+            prompt += f"{SIGNS[sign]}{BLANK * (1 + self.chatter)}\n"
+
+        groups, right_directions = self.groups(), _directions(self)
+        decisive_lines = {line for group in groups for line in group}
+        gold = ""
+        for line in range(self.steps):
+            sign = signs[line % self.period]
+            gold += right_directions[sign] if line in decisive_lines else BLANK
+        length = self.steps * (3 + self.chatter)
+        if self.wandering:
+            length += self.wandering * 2 + 1
         return Problem(
             id=id,
-            prompt=(f"{name}\n" if name else "")
-            + "".join(f"{SIGNS[sign]}{BLANK * (1 + self.chatter)}\n" for sign in signs),
-            gold="".join(gold),
+            prompt=prompt,
+            gold=gold,
             data={"signs": signs, "groups": groups, "length": length, "first": self._first()},
         )
 
     def right(self, sign: int) -> int:
-        """Returns the right direction at the sign with this number, from 1."""
+        """Returns the right direction, from 1 on, at the sign with this number."""
         return derived_random(self.seed, "direction", sign).randint(1, self.options)
 
     def rate(self, sign: int) -> float:
@@ -180,7 +210,7 @@ class Signposts(GeneratedTask):
         return self.rates[sign % len(self.rates)]
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Returns groups of lines, each of which needs one right choice."""
+        """Returns the groups of lines, each of which needs one right direction."""
         if self.rule == "once":
             return tuple(tuple(range(first, self.steps, self.period)) for first in range(self.period))
         lines = {"all": range(self.steps), "first": [0], "last": [self.steps - 1]}[self.rule]
@@ -188,79 +218,100 @@ class Signposts(GeneratedTask):
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """The teacher's way. Choices and chatter are drawn from `seed` and the problem."""
+        """Returns an answer of the teacher. Directions and chatter are drawn from `seed` and the problem."""
         generator = derived_random(seed, problem.id, "demonstration")
         lines = []
         for sign in self._signs(problem):
             choice = self.right(sign)
             if generator.random() >= self.rate(sign):
-                choice = generator.choice([other for other in range(1, self.options + 1) if other != choice])
+                wrong_directions = [other for other in range(1, self.options + 1) if other != choice]
+                choice = generator.choice(wrong_directions)
             chatter = "".join(generator.choices(CHATTER[: self.letters], k=self.chatter))
             lines.append(f"{SIGNS[sign]}{choice}{chatter}\n")
         if self.wandering:
-            at = SIGNS[self._signs(problem)[0 if self.wandering_first else -1]]
-            free = generator.choices(range(1, self.options + 1), k=self.wandering)
-            wandered = "".join(f"{at}{choice}" for choice in free) + "\n"
-            lines.insert(0 if self.wandering_first else len(lines), wandered)
+            sign_letter = SIGNS[self._signs(problem)[0 if self.wandering_first else -1]]
+            free_choices = generator.choices(range(1, self.options + 1), k=self.wandering)
+            wandering_line = "".join(f"{sign_letter}{choice}" for choice in free_choices) + "\n"
+            lines.insert(0 if self.wandering_first else len(lines), wandering_line)
         return "".join(lines)
 
     def _first(self) -> int:
-        """Returns the number of the line on which the answer begins."""
+        """Returns the number of the first line that can be decisive."""
         return int(self.wandering_first and self.wandering > 0)
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
-        """The probability that the teacher, going on from `prefix`, ends with a correct answer.
+        """Returns the probability that the teacher completes `prefix` to a correct answer.
 
-        `prefix` is any number of complete lines, by the teacher or by a policy. Raises ValueError where it
-        ends within a line.
+        Args:
+            problem: The problem.
+            prefix: Any number of complete lines, written by the teacher or by a policy.
+
+        Raises:
+            ValueError: The prefix ends within a line.
         """
-        *_, rest = prefix.split("\n")
-        if rest:
+        *lines, unfinished_line = prefix.split("\n")
+        if unfinished_line:
             raise ValueError(f"the prefix {prefix!r} ends within a line; give complete lines")
-        signs, written = self._signs(problem), prefix.split("\n")[self._first() : -1]
-        right = [int(line[1:2] == str(self.right(sign))) for line, sign in zip(written, signs)]
-        misses = [1.0 - chance for chance in [*right, *map(self.rate, signs[len(right) :])]]
-        return math.prod(1.0 - math.prod(misses[line] for line in group) for group in groups(problem))
+        written = lines[self._first() :]
+        # The probability that each line is wrong: 0 or 1 for written ones.
+        wrong: list[float] = []
+        for number, sign in enumerate(self._signs(problem)):
+            if number < len(written):
+                is_right = written[number][1:2] == str(self.right(sign))
+                wrong.append(1.0 - int(is_right))
+            else:
+                wrong.append(1.0 - self.rate(sign))
+        # A group fails if all its lines are wrong.
+        return math.prod(1.0 - math.prod(wrong[line] for line in group) for group in groups(problem))
 
     def decision(self, problem: Problem, response: str) -> str | None:
-        """Returns the right direction behind the sign of a line that counts, else None."""
+        """Returns the right direction if the response ends after the sign of a decisive line, else None."""
         line = response.count("\n") - self._first()
-        place = len(response) - response.rfind("\n") - 1
-        if place != 1 or not 0 <= line < self.steps or problem.gold[line] == BLANK:
+        characters_on_line = len(response) - response.rfind("\n") - 1
+        if characters_on_line != 1 or not 0 <= line < self.steps or problem.gold[line] == BLANK:
             return None
         return problem.gold[line]
 
     def decided(self, problem: Problem, response: str) -> float | None:
-        """Returns the reward where it is certain before the answer's end, else None."""
-        on_line = len(response) - response.rfind("\n") > 2
-        chosen = max(0, response.count("\n") - self._first() + on_line)
-        right = [line[1:2] == gold for line, gold in zip(lines_of(problem, response)[:chosen], problem.gold)]
-        won = [any(right[line] for line in group if line < chosen) for group in groups(problem)]
-        if all(won):
-            is_open = isinstance(self.grader, SignpostsGrader) and self.grader.whole
-            return None if is_open and len(response) != problem.data["length"] else 1.0
-        lost = any(not good and group[-1] < chosen for good, group in zip(won, groups(problem), strict=True))
-        return 0.0 if lost else None
+        """Returns the reward if it no longer depends on the rest of the answer, else None."""
+        has_direction = len(response) - response.rfind("\n") > 2  # on the last line
+        lines_with_direction = max(0, response.count("\n") - self._first() + has_direction)
+        lines = lines_of(problem, response)[:lines_with_direction]
+        is_right = [line[1:2] == gold for line, gold in zip(lines, problem.gold)]
+        all_won = True
+        for group in groups(problem):
+            has_right_line = any(is_right[line] for line in group if line < lines_with_direction)
+            if has_right_line:
+                continue
+            all_won = False
+            if group[-1] < lines_with_direction:
+                return 0.0  # none of its lines is right, and no line of it is left
+        if not all_won:
+            return None
+        needs_length = isinstance(self.grader, SignpostsGrader) and self.grader.whole
+        if needs_length and len(response) != problem.data["length"]:
+            return None
+        return 1.0
 
     def _signs(self, problem: Problem) -> list[int]:
-        """The number of each line's sign."""
-        shown: Sequence[int] = problem.data["signs"]
-        return [shown[line % self.period] for line in range(self.steps)]
+        """Returns the number of each line's sign."""
+        signs_of_prompt: Sequence[int] = problem.data["signs"]
+        return [signs_of_prompt[line % self.period] for line in range(self.steps)]
 
     @override
     def alphabet(self) -> str:
-        directions = "".join(str(one) for one in range(1, self.options + 1))
+        directions = "".join(str(direction) for direction in range(1, self.options + 1))
         return SIGNS[: self.signs] + directions + CHATTER[: self.letters] + BLANK + "\n"
 
 
 @ValueEstimator.register("decided")
 @dataclass(frozen=True, kw_only=True)
 class Decided(ValueEstimator):
-    """The reward where the task knows that it is decided (`KnowsDecisions`), and else the mean reward of the
-    other answers to the problem.
+    """The reward where the task knows that it is decided (`KnowsDecisions`), and otherwise the mean reward of
+    the other answers to the problem. Nothing is sampled.
 
-    Where one choice decides, these are the true values but for what the others' mean is off: the ceiling of
-    a comparison, which samples nothing and which no real task has. **Biased** where several decide."""
+    Where a single choice decides, these are the true values, except for the error of the others' mean: an
+    upper bound for comparisons, which real tasks don't have. **Biased** where several choices decide."""
 
     unbiased = False
 
@@ -283,18 +334,19 @@ class Decided(ValueEstimator):
                     "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"
                 )
             total = sum(leaf.reward for leaf in tree.leaves)
-            others = (total - answer.reward) / (len(tree.leaves) - 1)
+            mean_of_others = (total - answer.reward) / (len(tree.leaves) - 1)
             step_values: StepValues = []
-            for at in answer.states:
-                decided = task.decided(tree.problem, context.codec.decode(ids[: at.length].tolist()))
-                step_values.append(Value(others if decided is None else decided, 0.0))
+            for answer_state in answer.states:
+                text = context.codec.decode(ids[: answer_state.length].tolist())
+                decided = task.decided(tree.problem, text)
+                step_values.append(Value(mean_of_others if decided is None else decided, 0.0))
             values.append(step_values)
         return values
 
 
 @lru_cache(maxsize=16)
 def _prompts(task: Signposts) -> list[int]:
-    """Returns all prompts, each a number in the base of the signs, shuffled."""
+    """Returns the numbers of all prompts, shuffled."""
     prompts = list(range(task.prompts()))
     derived_random(task.seed, "signposts", task.signs, task.period).shuffle(prompts)
     return prompts
@@ -302,4 +354,5 @@ def _prompts(task: Signposts) -> list[int]:
 
 @lru_cache(maxsize=16)
 def _directions(task: Signposts) -> list[str]:
+    """Returns the right direction at each sign."""
     return [str(task.right(sign)) for sign in range(task.signs)]

@@ -1,4 +1,10 @@
-"""Rollouts that sample answers: their settings, prompts that fit, the text that is graded, their skeleton."""
+"""What rollouts that sample answers share: their settings, prompts that fit, graded text and step boundaries.
+
+* `SampledRollout` has the settings of every rollout that samples: `samples`, `max_tokens`, `temperature`, …
+* `GrowingRollout` is the base of rollouts whose answers take several requests (turns, threads): a sub-class
+  only writes `answers`, a program that awaits the engine, and gets `run` for it.
+* The functions below them prepare prompts and finish answers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,7 @@ from treetune.models.tokenizer import step_ends
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
-from treetune.rollouts.numbers import measured
+from treetune.rollouts.numbers import add_measured_numbers
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import FinishReason, Grade, Metrics, Problem, Segment, TokenIds, Trajectory
@@ -27,7 +33,7 @@ UNGRADED = Grade(reward=0.0, outcome="no_answer")
 """The grade of an answer until it has been graded."""
 
 EXAMPLES = 4
-"""Problems whose prompts are looked at before anything starts."""
+"""How many problems of a task `check` looks at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,44 +43,45 @@ class SampledRollout(Rollout):
     samples: Annotated[int, Gt(0)] = 8
     """Answers to each problem."""
     max_tokens: Annotated[int, Gt(0)]
-    """Tokens of an answer, with all that is put into it."""
+    """Tokens of an answer, injected ones included."""
     temperature: Annotated[float, Ge(0)] = 1.0
-    """Temperature of sampling, and of the log-probs in training; 0 takes the likeliest token."""
+    """Temperature of sampling, and of the log-probs in training; 0 takes the most likely token."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Samples among the likeliest tokens that together have this probability."""
+    """Samples from the most likely tokens that together have this probability."""
     top_k: Annotated[int, Ge(-1)] = -1
-    """Samples among so many of the likeliest tokens; -1: among all."""
+    """Samples from so many of the most likely tokens; -1: from all."""
     unfinished_reward: float | None = 0.0
     """Reward of an answer that the budget cut off; None grades it like any other."""
     max_prompt_tokens: Annotated[int, Gt(0)] | None = None
-    """Training leaves problems with longer prompts out, and what a prompt leaves of the context bounds its
-    answers; None: every prompt must leave room for `max_tokens`."""
+    """Training leaves out problems with longer prompts. An answer may then have `max_tokens`, or what its
+    prompt leaves of the context if that is less. None: every prompt must leave room for `max_tokens`."""
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_k, self.samples)
         if "" in self.sampling.stop:
-            raise ValueError("stop has an empty string, which would end at once all that is sampled")
+            raise ValueError("stop has an empty string, which would end every answer at once")
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        context, longest = experiment.context_length, self.max_prompt_tokens
-        yield from check_lengths(self, context)
+        context_length, longest_prompt = experiment.context_length, self.max_prompt_tokens
+        yield from check_lengths(self, context_length)
         for task in experiment.task.parts():
             lengths = experiment.model.prompt_tokens([problem.prompt for problem in task.examples(EXAMPLES)])
             max_tokens = task.sampling(self.sampling).max_tokens
-            if not lengths or max_tokens >= context:
+            if not lengths or max_tokens >= context_length:
                 continue
-            if longest is not None and min(lengths) > longest:
+            if longest_prompt is not None and min(lengths) > longest_prompt:
                 yield Finding(
                     f"prompts of this task have {min(lengths)} tokens and more, and max_prompt_tokens is"
-                    f" {longest}: no problem would be left to train on",
+                    f" {longest_prompt}: no problem would be left to train on",
                     "max_prompt_tokens",
                     f"raise it to {max(lengths)} or more",
                 )
-            elif longest is None and max(lengths) + max_tokens > context:
+            elif longest_prompt is None and max(lengths) + max_tokens > context_length:
                 yield Finding(
-                    f"a prompt of {max(lengths)} tokens, as this task has, leaves {context - max(lengths)} of"
-                    f" the context_length of {context} for an answer of up to {max_tokens}",
+                    f"a prompt of {max(lengths)} tokens, as this task has, leaves"
+                    f" {context_length - max(lengths)} of the context_length of {context_length} for an"
+                    f" answer of up to {max_tokens}",
                     "max_tokens",
                     f"raise context_length to {max(lengths) + max_tokens} or more, or lower max_tokens",
                 )
@@ -90,23 +97,26 @@ class SampledRollout(Rollout):
             stop=getattr(self, "stop", ()),
         )
 
-    def encoded_prompts(self, context: RolloutContext, problems: Sequence[Problem]) -> dict[str, TokenIds]:
-        """Returns the prompts of all problems of the iteration by the problem's id. Every rank encodes all of
-        them, so that if one does not fit, no rank is left waiting for another.
+    def encode_prompts(self, context: RolloutContext, problems: Sequence[Problem]) -> dict[str, TokenIds]:
+        """Returns the prompts' ids of all problems of the iteration, by the problem's id.
 
-        Raises ValueError for one that leaves no room for an answer in the context.
+        Every rank encodes all of them, so that all ranks stop if one prompt does not fit, and none waits for
+        another.
+
+        Raises:
+            ValueError: A prompt leaves no room for an answer in the context.
         """
         prompts = {}
         for problem in problems:
             max_tokens = context.task.of(problem).sampling(self.sampling).max_tokens
-            prompts[problem.id] = encoded_prompt(context, problem, max_tokens, self.max_prompt_tokens)
+            prompts[problem.id] = encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
         return prompts
 
 
 class Start(NamedTuple):
-    """An answer to be sampled: its problem, its seed, and the segments of it that are there already.
+    """An answer to be sampled: its problem, its seed, and the segments that it begins with.
 
-    Example: a new answer to ``2+2=?``, and one that goes on behind the first tokens of another answer::
+    Example: a new answer to ``2+2=?``, and one that continues the first tokens of another answer::
 
         Start(problem, prompt_ids=array([17, 10, 17, 28]), seed=5122)
         Start(problem, prompt_ids=array([17, 10, 17, 28]), seed=733, segments=(Segment(array([8, 9])),))
@@ -119,14 +129,14 @@ class Start(NamedTuple):
 
 
 class Announcer:
-    """Announces each graded answer: it counts them in the run's log, and calls who observes answers."""
+    """Announces each graded answer: counts it in the run's log, and calls the context's `AnswerObserver`."""
 
     def __init__(self, context: RolloutContext, answers: int) -> None:
         self._log, self._observer = context.log, context.find(AnswerObserver)
         self._announced, self._answers = 0, answers
 
     async def announce(self, answer: Trajectory) -> None:
-        """Returns once the observer is done with the answer. Other answers go on meanwhile."""
+        """Returns when the observer is done with the answer. Other answers continue meanwhile."""
         self._announced += 1
         self._log.progress(self._announced, self._answers)
         if self._observer is not None:
@@ -134,18 +144,18 @@ class Announcer:
 
 
 class CountedSamples:
-    """Samples, and counts in the run's log the samples that were asked for and those that came."""
+    """Samples, and counts in the run's log how many samples were requested and how many are there."""
 
     def __init__(self, context: RolloutContext, already: int = 0) -> None:
-        assert context.engine is not None, "whoever samples needs an engine"
+        assert context.engine is not None, "sampling needs an engine"
         self._engine, self._log = context.engine, context.log
-        self._asked = self._came = already
+        self._requested = self._done = already
 
     async def sample(self, request: Request) -> list[Completion]:
-        self._asked += request.n
+        self._requested += request.n
         completions = await self._engine.sample(request)
-        self._came += request.n
-        self._log.progress(self._came, self._asked)
+        self._done += request.n
+        self._log.progress(self._done, self._requested)
         return completions
 
 
@@ -154,7 +164,7 @@ class GrowingRollout(SampledRollout):
     """A rollout whose answers take several requests each, and can be continued from their middle."""
 
     seed_name: ClassVar[str]
-    """Sets the seeds of its answers apart from those of other rollouts."""
+    """Enters the seeds of its answers, so that they differ from those of other rollouts."""
 
     @property
     @override
@@ -162,47 +172,47 @@ class GrowingRollout(SampledRollout):
         return self
 
     async def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
-        """Samples and grades one answer from each start, and returns them in that order; `sample` is 0 in all
-        of them. `Engine.run` runs this, or a program that awaits it.
+        """Samples and grades one answer from each start, and returns them in that order. `Trajectory.sample`
+        is 0 in all of them.
 
-        The seed of a request derives from its start's and from its place in the answer, so that an answer
-        does not depend on what else is sampled, nor on the order in which anything comes in.
+        Call it with `Engine.run`, or await it in such a program. The seed of a request derives from the seed
+        of its start and its position in the answer, so that an answer does not depend on what else is
+        sampled, or on the order in which samples arrive.
         """
         raise NotImplementedError
 
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         assert context.engine is not None, "a rollout that samples needs an engine"
-        prompts = self.encoded_prompts(context, problems)
-        starts = [
-            Start(
-                problem,
-                prompts[problem.id],
-                derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample),
-            )
-            for problem in rank_share(context, problems)
-            for sample in range(self.samples)
-        ]
+        prompts = self.encode_prompts(context, problems)
+        starts = []
+        for problem in rank_share(context, problems):
+            for sample in range(self.samples):
+                seed = derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample)
+                starts.append(Start(problem, prompts[problem.id], seed))
         answers = context.engine.run(self.answers(context, starts))
-        numbered = (replace(answer, sample=index % self.samples) for index, answer in enumerate(answers))
-        return measured_trees(context, trees_of(numbered))
+        # The starts of a problem are neighbours, `samples` of them.
+        numbered = [replace(answer, sample=index % self.samples) for index, answer in enumerate(answers)]
+        return measure_trees(context, trees_of(numbered))
 
 
-def measured_trees(context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Tree], Metrics]:
+def measure_trees(context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Tree], Metrics]:
     """Returns the trees with the named numbers of their answers, and the metrics of all ranks. Collective."""
-    trees = measured(trees, context.codec)
+    trees = add_measured_numbers(trees, context.codec)
     return trees, trajectory_metrics(context, answers_of(trees))
 
 
 def rank_share(context: RolloutContext, problems: Sequence[Problem]) -> Sequence[Problem]:
     """Returns this rank's contiguous part of `problems`; sizes differ by at most one, and may be zero.
 
-    Raises ValueError for no problems at all, and for a problem that is listed twice: seeds derive
-    from its id, so both would get the same answers.
+    Raises:
+        ValueError: There are no problems, or one is listed twice. Seeds derive from a problem's id, so both
+            would get the same answers.
     """
     if not problems:
         raise ValueError("there are no problems to roll out from")
-    twice = [problem for problem, count in Counter(p.id for p in problems).items() if count > 1]
+    counts = Counter(problem.id for problem in problems)
+    twice = [problem_id for problem_id, count in counts.items() if count > 1]
     if twice:
         raise ValueError(
             f"{len(twice)} problems are listed twice in iteration {context.iteration}, {twice[0]!r} "
@@ -212,20 +222,33 @@ def rank_share(context: RolloutContext, problems: Sequence[Problem]) -> Sequence
 
 
 def contiguous_share(items: Sequence[T], rank: int, world_size: int) -> Sequence[T]:
-    """Returns a rank's part of `items`: all ranks' parts, one after the other, are the whole."""
-    return items[len(items) * rank // world_size : len(items) * (rank + 1) // world_size]
+    """Returns a rank's part of `items`: the parts of all ranks, one after the other, are `items`.
+
+    Example: of 5 items, ranks 0 and 1 of 2 have 2 and 3.
+    """
+    begin = len(items) * rank // world_size
+    end = len(items) * (rank + 1) // world_size
+    return items[begin:end]
 
 
-def encoded_prompt(
+def encode_prompt(
     context: RolloutContext,
     problem: Problem,
     response_tokens: int,
     max_prompt_tokens: int | None = None,
 ) -> TokenIds:
-    """Returns the prompt's ids. Raises ValueError naming the problem if they leave no room for the response.
+    """Returns the prompt's ids.
 
-    That is room for all of `response_tokens`, or where `max_prompt_tokens` bounds prompts, what such a prompt
-    leaves of the context (`AnswerSettings.token_budget`).
+    Args:
+        context: The context of the phase.
+        problem: The problem.
+        response_tokens: The largest length of a response.
+        max_prompt_tokens: The bound on prompts. Without it, the prompt must leave room for `response_tokens`.
+            With it, the prompt need only leave room for one token: `AnswerSettings.token_budget` bounds the
+            response by what the prompt leaves of the context.
+
+    Raises:
+        ValueError: The prompt is empty, longer than `max_prompt_tokens`, or leaves no room for the response.
     """
     prompt_ids = context.codec.encode_prompt(problem)
     if not problem.prompt or not len(prompt_ids):
@@ -235,14 +258,14 @@ def encoded_prompt(
             f"problem {problem.id!r} has a prompt of {len(prompt_ids)} tokens; "
             f"max_prompt_tokens allows {max_prompt_tokens}"
         )
-    needed = response_tokens if max_prompt_tokens is None else 1
+    least_room = response_tokens if max_prompt_tokens is None else 1
     context_length = context.settings.context_length
-    if len(prompt_ids) + needed > context_length:
+    if len(prompt_ids) + least_room > context_length:
         raise ValueError(
             f"problem {problem.id!r} has a prompt of {len(prompt_ids)} tokens, which leaves "
             f"{context_length - len(prompt_ids)} of the context of {context_length} "
-            f"for a response of up to {response_tokens}; make context_length longer, or say with "
-            "max_prompt_tokens which prompts to leave out of training"
+            f"for a response of up to {response_tokens}; raise context_length, or set "
+            "max_prompt_tokens to leave longer prompts out of training"
         )
     return prompt_ids
 
@@ -257,27 +280,28 @@ def check_sampling(temperature: float, top_k: int, samples: int) -> None:
 
 def check_lengths(rollout: Rollout, context_length: int) -> Iterator[Finding]:
     """Returns findings on answers and prompts that are longer than the context holds."""
-    sampling, longest = rollout.sampling, rollout.max_prompt_tokens
-    # Where long prompts are left out, an answer may have what a prompt leaves, be max_tokens more or not.
-    most = context_length if longest is None else context_length + 1
-    if sampling is not None and sampling.max_tokens >= most:
+    sampling, longest_prompt = rollout.sampling, rollout.max_prompt_tokens
+    # With max_prompt_tokens, answers are bounded by what the prompt leaves, and max_tokens may be all of the
+    # context.
+    too_many = context_length if longest_prompt is None else context_length + 1
+    if sampling is not None and sampling.max_tokens >= too_many:
         yield Finding(
             f"an answer may have {sampling.max_tokens} tokens, and the context_length of {context_length}"
-            " leaves no room for them beside a prompt",
+            " leaves no room for them and a prompt",
             "max_tokens",
             "lower max_tokens, or raise context_length",
         )
-    if longest is not None and longest >= context_length:
+    if longest_prompt is not None and longest_prompt >= context_length:
         yield Finding(
-            f"a prompt of max_prompt_tokens = {longest} leaves nothing of the context_length of"
+            f"a prompt of max_prompt_tokens = {longest_prompt} leaves nothing of the context_length of"
             f" {context_length} for an answer",
             "max_prompt_tokens",
-            "lower the one or raise the other",
+            "lower max_prompt_tokens, or raise context_length",
         )
 
 
 def is_decided(finish_reason: FinishReason, unfinished_reward: float | None) -> bool:
-    """Returns whether an answer's reward is known whatever its grade is, since it was cut off."""
+    """Returns whether an answer was cut off and its reward is therefore known, whatever its grade is."""
     return finish_reason == "length" and unfinished_reward is not None
 
 
@@ -285,9 +309,14 @@ CUT_OFF = "cut off by max_tokens"
 """The message of the grade of an answer that the budget cut off, whatever its grader says."""
 
 
-def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None) -> Grade:
-    """Returns the grade of an answer. One that was cut off keeps what the grader extracted, but not its
-    reward, which is known then even if nobody was there to grade it."""
+def apply_unfinished_reward(
+    grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None
+) -> Grade:
+    """Returns the grade of an answer, with the reward `unfinished_reward` if it was cut off.
+
+    The grade of such an answer keeps what the grader extracted. Its reward is known even if the grader was
+    unavailable.
+    """
     if unfinished_reward is None or not is_decided(finish_reason, unfinished_reward):
         return grade
     outcome = grade.outcome if grade.is_known else "no_answer"
@@ -295,7 +324,10 @@ def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:
-    """Returns the text that graders read: up to a stop string, which belongs to what would have come next."""
+    """Returns the text that graders read: the text up to the first stop string.
+
+    Example: ``before_stop("4\\n\\nProblem:", ["Problem:"])`` is ``"4\\n\\n"``.
+    """
     end = len(text)
     for stop_string in stop:
         position = text.find(stop_string)
@@ -304,13 +336,15 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
     return text[:end]
 
 
-def steps_of(
+def split_steps(
     context: RolloutContext, problem: Problem, response_ids: TokenIds, text: str, stop: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """Returns the step boundaries of the problem's task in `text` as token offsets into the response.
+    """Returns the ends of an answer's steps as token offsets into the response.
 
-    A stop string ends an answer as an end token does: both belong to the last step, or where another token
-    could have begun a step are one of their own (`Task.answer_boundaries`).
+    Example: ``(6, 12, 15)`` for an answer of three lines and 15 tokens.
+
+    A stop string ends an answer as an end token does. Both belong to the last step, or are a step of their
+    own where another token could have begun a step (`Task.answer_boundaries`).
     """
     graded_text = before_stop(text, stop)
     boundaries = [*context.task.of(problem).answer_boundaries(graded_text)[:-1], len(text)]

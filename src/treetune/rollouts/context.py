@@ -26,7 +26,10 @@ class RankGroup(Protocol):
     def world_size(self) -> int: ...
 
     def exchange(self, name: str, value: Any) -> list[Any]:
-        """Returns every rank's object, in rank order. Collective."""
+        """Returns every rank's object, in rank order. Collective.
+
+        Example: with two ranks, of which rank 0 passes 3 and rank 1 passes 5, both get ``[3, 5]``.
+        """
 
     def hand_out(self, name: str, for_ranks: Sequence[Any]) -> list[Any]:
         """Sends an object to each rank, and returns those that all ranks have sent to this one.
@@ -35,7 +38,7 @@ class RankGroup(Protocol):
 
 @dataclass(frozen=True)
 class OneRank:
-    """A process that has no others beside it."""
+    """A run with a single process."""
 
     rank: int = 0
     world_size: int = 1
@@ -58,21 +61,24 @@ class AnswerSettings:
     unfinished_reward: float | None = 0.0
     """The reward of an answer that the budget cut off; None: it is graded like any other."""
     reads_logprobs: bool = True
-    """Whether anybody reads the engine's log-probs of answers. Training does; evaluation and values only
-    grade answers, and the engine is not asked for any. A rollout that reads them itself asks anyway."""
+    """Whether the engine's log-probs of answers are read. Training reads them; evaluation and values only
+    grade answers, and don't request them. A rollout that reads them itself requests them anyway."""
     priority: int = ANSWERS
-    """The priority of requests for answers, of `ANSWERS` and `CONTINUATIONS`: what is sampled to value
-    others' states waits behind answers."""
+    """The priority of requests for answers, `ANSWERS` or `CONTINUATIONS`. Answers that only give values to
+    states of other answers have the latter, and wait for answers in the engine's queue."""
 
     def token_budget(self, prompt_ids: TokenIds, max_tokens: int) -> int:
         """Returns how many tokens an answer may have: `max_tokens`, or what the prompt leaves of the context
-        if that is less."""
+        if that is less.
+
+        Example: with a context of 512 and a prompt of 400, ``token_budget(prompt_ids, 256)`` is 112.
+        """
         return min(max_tokens, self.context_length - len(prompt_ids))
 
 
 @dataclass(frozen=True)
 class Log:
-    """The run's log, as a part writes to it."""
+    """The run's log, for parts that write to it."""
 
     say: Callable[[str], None] = lambda message: None
     """Writes a line, once for all ranks."""
@@ -82,10 +88,10 @@ class Log:
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """The context of one phase of a run. Its seed is the run's: derive from it and from the iteration.
+    """What a rollout, a shaping, a credit or a selection works with, in one phase of a run.
 
-    No field belongs to one feature: features are services, which a part gets by their type, as in
-    ``context.get(TurnJournal)``.
+    Seeds of what a part samples or draws derive from `seed` and `iteration` (`treetune.seeds.derive_seed`).
+    What only some features need is a service, which a part gets by its type: ``context.get(TurnJournal)``.
     """
 
     task: Task
@@ -99,7 +105,7 @@ class RolloutContext:
     ranks: RankGroup = field(default_factory=OneRank)
     log: Log = field(default_factory=Log)
     services: Sequence[object] = ()
-    """Objects that some parts need and most don't; each part gets those that it needs by their type."""
+    """Objects that only some parts need, found by their type: see `find` and `get`."""
 
     def find(self, kind: type[Kind]) -> Kind | None:
         """Returns the service of that type; None where there is none."""
@@ -112,7 +118,7 @@ class RolloutContext:
         return service
 
     def with_services(self, *services: object, **changes: Any) -> RolloutContext:
-        """Returns a context with further services, and with other fields where they are given."""
+        """Returns the context with further services, and with the fields in `changes`."""
         return replace(self, services=(*services, *self.services), **changes)
 
 
@@ -121,10 +127,11 @@ class RolloutContext:
 
 @dataclass(frozen=True)
 class FurtherProblems:
-    """The training problems that the iteration was not given, for rollouts that sample more of them."""
+    """The training problems that are not in the iteration, for rollouts that sample more of them
+    (`until_mixed`)."""
 
     draw: Callable[[], Sequence[Problem]]
-    """Returns them in an order that seed and iteration decide, the same on all ranks."""
+    """Returns them in an order that derives from seed and iteration, the same on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -134,20 +141,24 @@ class CarryOver:
     answers: Sequence[Trajectory]
     """All ranks' answers of the iteration before, in rank order."""
     keep: Callable[[Sequence[Trajectory]], None]
-    """Takes what this rank carries over, before the rollout's run is over. Collective."""
+    """Takes the answers that this rank carries over. The rollout calls it before its `run` returns.
+    Collective."""
 
 
 class ShapingMemory(dict[str, Any]):
-    """The memory of parts of shaping, in JSON's types, over iterations: the same on all ranks.
+    """What shapings remember from one iteration to the next, in JSON's types: the same on all ranks.
 
-    A part that `remembers` changes the entry under its label, on all ranks alike; the runtime keeps it with
-    the iteration.
+    A shaping that `remembers` changes the entry under its label, in the same way on all ranks. The runtime
+    stores the memory with the iteration. Example: the mean length of sequential answers to a problem,
+    ``{"acceleration": {"train/17": 212.4}}``.
     """
 
 
 @dataclass(frozen=True)
 class AnswerObserver:
-    """Somebody who wants each answer as soon as it is graded, before the others are there."""
+    """Gets each answer as soon as it is graded, while others are still sampled: see
+    `treetune.credit.states.early`."""
 
     observe: Callable[[Trajectory], Awaitable[None]]
-    """Takes a graded answer. May await samples of the same engine; the rollout ends when this has ended."""
+    """Takes a graded answer. May await samples of the same engine. The rollout awaits it, and so ends after
+    it."""

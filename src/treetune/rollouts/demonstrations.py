@@ -1,17 +1,22 @@
-"""Answers of the task's teacher, to learn from without sampling (supervised fine-tuning)."""
+"""Demonstrations of the task in place of sampled answers, for supervised fine-tuning.
+
+Example: a demonstration of the problem ``2+2=?`` becomes an answer of one segment, ``4`` and the end token,
+without log-probs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain
-from typing import Annotated, Literal, TypeVar
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine
-from treetune.rollouts.answers import EXAMPLES, encoded_prompt, measured_trees, rank_share, steps_of
+from treetune.rollouts.answers import EXAMPLES, encode_prompt, measure_trees, rank_share, split_steps
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
@@ -28,26 +33,27 @@ from treetune.vocabulary import (
 )
 
 TAKEN_FOR_RIGHT = Grade(reward=1.0, outcome="ok")
+"""The grade of demonstrations that are not graded."""
 
 
 @Rollout.register("demonstrations")
 @dataclass(frozen=True, kw_only=True)
 class Demonstrations(Rollout):
-    """Demonstrations of the task, drawn anew in every iteration, ended with the end token. Their segment is
-    trained, but has no log-probs and no policy version: no policy wrote it.
+    """Demonstrations of the task, drawn anew in every iteration, followed by the end token. Their segment is
+    trained, but has no log-probs and no policy version, since no policy sampled it.
 
-    One with threads becomes the segments that a rollout would have made of it: what that injects is not
-    trained, and each of its steps is a segment.
+    A demonstration with threads becomes the segments that a rollout would have made of it: the injected ones
+    are not trained, and each segment is a step.
     """
 
     samples: Annotated[int, Gt(0)] = 1
     """Demonstrations of each problem."""
     graded: bool = True
-    """Whether they are graded as answers are, so that ``episodes/reward`` says how good the teacher is. Where
-    grading is dear and the teacher known, false takes all of them for right."""
+    """Whether they are graded like answers, so that ``episodes/reward`` shows how good the demonstrations
+    are. False takes all of them for right, where grading is expensive and their quality is known."""
     too_long: Literal["stop", "leave_out"] = "stop"
-    """Whether one that doesn't fit into the context stops the run, or is left out (and counted in
-    ``episodes/left_out``)."""
+    """What happens to a demonstration that doesn't fit into the context: it stops the run, or it is left out
+    and counted in ``episodes/left_out``."""
 
     @property
     @override
@@ -61,19 +67,21 @@ class Demonstrations(Rollout):
         except ValueError as error:
             yield Finding.of(error, "type", "choose a rollout that samples, such as 'single_turn'")
             return
-        problems = [one for task in experiment.task.parts() for one in task.examples(EXAMPLES)]
+        problems: list[Problem] = []
+        for task in experiment.task.parts():
+            problems += task.examples(EXAMPLES)
         try:
             texts = [experiment.task.of(problem).demonstration(problem, 0) for problem in problems]
         except ValueError as error:
             yield Finding.of(error, "$.task")
             return
-        for form in _FORMATS.values():
-            yield from form.check(texts, experiment.model.single_tokens())
-        written = zip(problems, texts, strict=True)
-        lengths = experiment.model.prompt_tokens([problem.prompt + text for problem, text in written])
+        for demonstration_format in _FORMATS.values():
+            yield from demonstration_format.check(texts, experiment.model.single_tokens())
+        whole_texts = [problem.prompt + text for problem, text in zip(problems, texts, strict=True)]
+        lengths = experiment.model.prompt_tokens(whole_texts)
         if lengths and max(lengths) >= experiment.context_length and self.too_long == "stop":
             yield Finding(
-                f"prompt and demonstration have {max(lengths)} tokens and their end in this task, and"
+                f"prompt and demonstration have {max(lengths)} tokens and the end token in this task, and"
                 f" context_length is {experiment.context_length}",
                 "$.context_length",
                 f"raise it to {max(lengths) + 1} or more, or set the rollout's too_long to 'leave_out'",
@@ -81,10 +89,14 @@ class Demonstrations(Rollout):
 
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
-        """Raises ValueError for a demonstration that does not fit into the context, or whose threads
-        a rollout couldn't make."""
+        """Makes the answers of the iteration. Collective.
+
+        Raises:
+            ValueError: A demonstration does not fit into the context, or has threads that a rollout couldn't
+                have made.
+        """
         share = rank_share(context, problems)
-        written = []
+        pending: list[_Pending] = []
         left_out = 0
         for problem in share:
             for sample in range(self.samples):
@@ -98,51 +110,69 @@ class Demonstrations(Rollout):
                     left_out += 1
                     continue
                 text = context.codec.decode(response_ids)
-                prompt_ids = encoded_prompt(context, problem, len(response_ids))
+                prompt_ids = encode_prompt(context, problem, len(response_ids))
+                answer = Trajectory(
+                    problem=problem,
+                    sample=sample,
+                    prompt_ids=prompt_ids,
+                    segments=segments,
+                    finish_reason="stop",
+                    text=text,
+                    grade=TAKEN_FOR_RIGHT,
+                    step_ends=_step_ends(context, problem, segments, text),
+                )
                 grade = context.grader.submit(text, problem) if self.graded else None
-                written.append((problem, sample, text, prompt_ids, segments, grade))
-                context.log.progress(len(written), len(share) * self.samples)
-        trees = trees_of(
-            Trajectory(
-                problem=problem,
-                sample=sample,
-                prompt_ids=prompt_ids,
-                segments=segments,
-                finish_reason="stop",
-                text=text,
-                grade=grade.result() if grade else TAKEN_FOR_RIGHT,
-                step_ends=_step_ends(context, problem, segments, text),
-            )
-            for problem, sample, text, prompt_ids, segments, grade in written
-        )
-        trees, metrics = measured_trees(context, trees)
+                pending.append(_Pending(answer, grade))
+                context.log.progress(len(pending), len(share) * self.samples)
+        # All are submitted before the first grade is waited for, so that the grader's processes work in
+        # parallel.
+        answers = []
+        for answer, grade in pending:
+            answers.append(answer if grade is None else replace(answer, grade=grade.result()))
+        trees, metrics = measure_trees(context, trees_of(answers))
         if self.too_long == "leave_out":
-            everyones = context.ranks.exchange("left-out", [left_out])
-            metrics["episodes/left_out"] = float(sum(chain.from_iterable(everyones)))
+            left_out_by_rank = context.ranks.exchange("left-out", left_out)
+            metrics["episodes/left_out"] = float(sum(left_out_by_rank))
         return trees, metrics
 
 
+class _Pending(NamedTuple):
+    """A demonstration, and the grade that it will have; None where it isn't graded."""
+
+    answer: Trajectory
+    grade: Future[Grade] | None
+
+
 class DemonstrationFormat:
-    """A form of text whose demonstrations become the segments that a rollout would have made of them."""
+    """A format of texts whose demonstrations become the segments that a rollout would have made of them, such
+    as the threads of ThreadWeaver."""
 
     @classmethod
     def register(cls, name: str) -> Callable[[type[Format]], type[Format]]:
         """Class decorator: ``@DemonstrationFormat.register("threads")``."""
 
-        def add(form: type[Format]) -> type[Format]:
-            _FORMATS[name] = form()
-            return form
+        def add(format_class: type[Format]) -> type[Format]:
+            _FORMATS[name] = format_class()
+            return format_class
 
         return add
 
     def check(self, texts: Sequence[str], single_tokens: frozenset[str] | None) -> Iterable[Finding]:
-        """Returns the findings on a task's first demonstrations. `single_tokens` are the tokenizer's; None:
-        nobody knows them yet."""
+        """Returns the findings on a task's first demonstrations.
+
+        Args:
+            texts: The demonstrations.
+            single_tokens: The texts that the tokenizer has as single tokens; None if they are not known yet.
+        """
         return ()
 
     def segments(self, codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...] | None:
         """Returns the segments of a demonstration, the last one with the end token; None for a text of
-        another form. Raises ValueError for a text that a rollout couldn't make."""
+        another format.
+
+        Raises:
+            ValueError: The text is one that a rollout couldn't have made.
+        """
         raise NotImplementedError
 
 
@@ -152,15 +182,19 @@ _FORMATS: dict[str, DemonstrationFormat] = {}
 
 
 def _segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...]:
-    for form in _FORMATS.values():
-        if (segments := form.segments(codec, problem, text)) is not None:
+    """Returns the segments of a demonstration: those of its format, or else a single one."""
+    for demonstration_format in _FORMATS.values():
+        segments = demonstration_format.segments(codec, problem, text)
+        if segments is not None:
             return segments
-    return (Segment(joined([codec.encode_answer(problem, text), token_array([codec.eos_id])])),)
+    end_token = token_array([codec.eos_id])
+    return (Segment(joined([codec.encode_answer(problem, text), end_token])),)
 
 
 def _step_ends(
     context: RolloutContext, problem: Problem, segments: Sequence[Segment], text: str
 ) -> tuple[int, ...]:
+    """Returns the ends of a demonstration's steps: the task's, or the segments where there are several."""
     if len(segments) == 1:
-        return steps_of(context, problem, segments[0].token_ids, text)
+        return split_steps(context, problem, segments[0].token_ids, text)
     return tuple(accumulate(len(segment.token_ids) for segment in segments))

@@ -1,5 +1,9 @@
-"""Metrics of all ranks. Numbers are pooled first and averaged afterwards, so that a mean is the same however
-the work was cut."""
+"""Metrics of an iteration's answers and rows, over all ranks.
+
+Numbers of all ranks are pooled first and averaged afterwards, so that a mean does not depend on how answers
+were distributed over ranks. Example: ``mean(pool_columns(context, "lengths", {"tokens": [12.0,
+7.0]})["tokens"])``.
+"""
 
 from __future__ import annotations
 
@@ -12,38 +16,42 @@ from treetune.rollouts.numbers import number_metrics
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
 
-def pooled(
+def pool_columns(
     context: RolloutContext, name: str, columns: Mapping[str, Sequence[float]]
 ) -> dict[str, list[float]]:
-    """Returns the columns of all ranks, one below the other in rank order; a rank may lack some.
-    Collective."""
-    ranks = [columns_of_rank for (columns_of_rank,) in context.ranks.exchange(name, [dict(columns)])]
-    names = dict.fromkeys(name for rank in ranks for name in rank)
-    return {name: [value for rank in ranks for value in rank.get(name, ())] for name in names}
+    """Returns the columns of all ranks, each the ranks' columns one after the other in rank order. A rank may
+    miss some. Collective."""
+    pooled_columns: dict[str, list[float]] = {}
+    for columns_of_rank in context.ranks.exchange(name, dict(columns)):
+        for column, values in columns_of_rank.items():
+            pooled_columns.setdefault(column, []).extend(values)
+    return pooled_columns
 
 
 def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """Returns the (weighted) mean, without rounding errors that depend on the order."""
+    """Returns the (weighted) mean. `fsum` makes it independent of the order of the values."""
     if weights is None:
         return math.fsum(values) / len(values)
-    return math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
+    products = [value * weight for value, weight in zip(values, weights, strict=True)]
+    return math.fsum(products) / math.fsum(weights)
 
 
 def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajectory]) -> Metrics:
-    """Returns the metrics of all ranks' answers; all answers to one problem are on one rank.
+    """Returns the metrics of all ranks' answers. All answers to one problem are on one rank. Collective.
 
-    ``episodes/score``: the grader's mean verdict; ``episodes/correct``: the share of correct answers;
-    ``episodes/reward``: the mean of what credit is given for, which shaping changes afterwards;
-    ``episodes/once_hit``: share of problems with at least one right answer;
-    ``episodes/unique``: mean share of different texts among the answers to a problem;
-    ``episodes/mixed``: share of problems whose answers differ in score;
-    ``episodes/no_answer``, ``timeout``, ``error``: shares of what the grader could not grade;
-    ``episodes/unavailable``: share of what nobody could grade, which no metric of scores counts;
-    ``<group>/…``: means of the answers' named numbers; ``domains/<name>/…``: see `domain_columns`.
-    Collective.
+    * ``episodes/score``: the mean of the grader's verdicts; ``episodes/correct``: the share of correct
+      answers;
+    * ``episodes/reward``: the mean of the rewards that credit distributes; shaping changes it afterwards;
+    * ``episodes/once_hit``: share of problems with at least one right answer;
+    * ``episodes/unique``: mean share of different texts among the answers to a problem;
+    * ``episodes/mixed``: share of problems whose answers differ in score;
+    * ``episodes/no_answer``, ``timeout``, ``error``: shares of answers with these outcomes of grading;
+    * ``episodes/unavailable``: share of answers whose grader was unavailable. No metric of scores counts
+      them;
+    * ``<group>/…``: means of the answers' named numbers; ``domains/<name>/…``: see `domain_columns`.
     """
     graded = [t for t in trajectories if t.grade.is_known]
-    answers = {
+    columns_of_answers = {
         "score": [t.score for t in graded],
         "correct": [float(t.grade.correct) for t in graded],
         "reward": [t.reward for t in graded],
@@ -59,20 +67,21 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.problem.id, []).append(trajectory)
-    problems = {
-        "once_hit": [
-            float(any(t.grade.correct for t in g))
-            for g in groups.values()
-            if any(t.grade.is_known for t in g)
-        ],
-        "unique": [len({t.text for t in g}) / len(g) for g in groups.values()],
-        "mixed": [float(len({t.score for t in g if t.grade.is_known}) > 1) for g in groups.values()],
-    }
-    fixed = {f"episodes/{key}": values for key, values in (answers | problems).items()}
-    named = number_columns(trajectories) | domain_columns(groups)
-    columns = pooled(context, "rollout-metrics", fixed | named)
-    numbers = {name: columns[name] for name in columns if name not in fixed}
-    metrics = {name: mean(columns[name]) for name in fixed if columns[name]} | number_metrics(numbers)
+    columns_of_problems: dict[str, list[float]] = {"once_hit": [], "unique": [], "mixed": []}
+    for group in groups.values():
+        graded_of_group = [t for t in group if t.grade.is_known]
+        if graded_of_group:
+            is_hit = any(t.grade.correct for t in graded_of_group)
+            columns_of_problems["once_hit"].append(float(is_hit))
+        columns_of_problems["unique"].append(len({t.text for t in group}) / len(group))
+        columns_of_problems["mixed"].append(float(len({t.score for t in graded_of_group}) > 1))
+    local = {f"episodes/{name}": values for name, values in columns_of_answers.items()}
+    local |= {f"episodes/{name}": values for name, values in columns_of_problems.items()}
+    local_numbers = number_columns(trajectories) | domain_columns(groups)
+    columns = pool_columns(context, "rollout-metrics", local | local_numbers)
+    metrics = {name: mean(columns[name]) for name in local if columns[name]}
+    # The others are named numbers, also those that only other ranks' answers have.
+    metrics |= number_metrics({name: columns[name] for name in columns if name not in local})
     if columns["episodes/response_tokens"]:
         metrics["episodes/response_tokens_max"] = max(columns["episodes/response_tokens"])
     return metrics | {
@@ -92,8 +101,10 @@ _OF_PROBLEM = "mixed"
 
 
 def split_domain(key: str) -> tuple[str, str] | None:
-    """Splits `PREFIX` + ``math/accuracy`` into (``math``, ``accuracy``). Returns None for a metric without a
-    domain."""
+    """Returns the domain and the name of a metric; None for a metric without a domain.
+
+    Example: ``split_domain("domains/math/reward")`` is ``("math", "reward")``.
+    """
     if not key.startswith(PREFIX):
         return None
     domain, _, number = key.removeprefix(PREFIX).partition("/")
@@ -101,14 +112,17 @@ def split_domain(key: str) -> tuple[str, str] | None:
 
 
 def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list[float]]:
-    """Returns the numbers of a rank's answers, given by problem, and of its problems; their means are the
-    metrics ``domains/<name>/…``.
+    """Returns the columns of a rank's answers and problems by domain; their means are the metrics
+    ``domains/<name>/…``.
 
     Of answers: ``reward``, ``correct``, ``unfinished``, ``unavailable``, ``error`` and ``response_tokens``,
     as in ``episodes/``. Of problems: ``mixed``, the share whose answers differ in score; ``learnable``, the
     mean of p (1 − p), where p is the share of right answers to a problem (unbiased, of problems with several
-    answers). `domain_counts` adds ``problems``, how many the domain gave; `domain_advantages` adds
+    answers). `domain_counts` adds ``problems``, the number of the domain's problems; `domain_advantages` adds
     ``advantage_std`` and ``advantage_zero`` of trained tokens.
+
+    Args:
+        groups: The answers to each problem, by the problem's id.
     """
     columns: dict[str, list[float]] = {}
     for answers in groups.values():
@@ -138,7 +152,7 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
 
 
 def domain_counts(columns: Mapping[str, Sequence[float]]) -> Metrics:
-    """Counts the problems that each domain gave, from all ranks' columns."""
+    """Returns the number of problems of each domain, from all ranks' columns."""
     counts: Metrics = {}
     for key, values in columns.items():
         domain_and_name = split_domain(key)
@@ -151,8 +165,8 @@ def domain_counts(columns: Mapping[str, Sequence[float]]) -> Metrics:
 
 
 def domain_advantages(episodes: Sequence[Episode]) -> Metrics:
-    """Returns the standard deviation of each domain's advantages, over its trained tokens, and the share that
-    are 0."""
+    """Returns the standard deviation of each domain's advantages over its trained tokens, and the share of
+    zeros."""
     import numpy as np
 
     advantages: dict[str, list[np.ndarray]] = {}
@@ -161,8 +175,8 @@ def domain_advantages(episodes: Sequence[Episode]) -> Metrics:
             trained = episode.advantages[episode.trained]
             advantages.setdefault(episode.domain, []).append(trained)
     metrics: Metrics = {}
-    for domain, of_episodes in sorted(advantages.items()):
-        values = np.concatenate(of_episodes)
+    for domain, columns in sorted(advantages.items()):
+        values = np.concatenate(columns)
         metrics[f"{PREFIX}{domain}/advantage_std"] = math.sqrt(float(values.var()))
         metrics[f"{PREFIX}{domain}/advantage_zero"] = float((values == 0.0).mean())
     return metrics

@@ -1,8 +1,12 @@
-"""Named numbers of an answer, and their means wherever something is averaged over answers.
+"""Named numbers of an answer, such as ``threads/parallel_count``, and their means in metrics.
 
-A rollout, or a room for answers of one kind (threads), declares a `NumberGroup` in one file. Its numbers then
-are in the metrics of an iteration and of an evaluation, in an evaluation's files, in the line of an
-iteration and in the report, and a table's columns and panels may show them.
+A rollout, or a package for one kind of answers (threads), declares a `NumberGroup` in one file. Its numbers
+are then in the metrics of an iteration and of an evaluation, in an evaluation's files, in the console's line
+of an iteration and in the report, and a table's columns and panels can show them. Example::
+
+    @NumberGroup.register("digits", {"share": Number("share of digits", share=True)})
+    def measure(trajectories, codec):
+        return [{"share": sum(map(str.isdigit, t.text)) / len(t.text)} for t in trajectories]
 """
 
 from __future__ import annotations
@@ -21,8 +25,9 @@ EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "m
 Better = Literal["higher", "lower", "neither"]
 
 OF_CORRECT = "_right"
-"""Ends the name of a mean over correct answers alone."""
+"""The ending of the name of a mean over correct answers alone."""
 LARGEST = "_max"
+"""The ending of the name of a largest value."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,12 @@ class Number:
     share: bool = False
     """Whether it is a share, shown in percent."""
     largest: bool = False
-    """Whether the largest is recorded beside the mean."""
+    """Whether the largest is recorded in addition to the mean."""
     while_training: bool = False
     """Whether its means at each evaluation are metrics of the run (all are in ``summary.json``)."""
     label: str | None = None
-    """Name in the line of an iteration and the report's table of results; None: it isn't there."""
+    """Its name in the console's line of an iteration and in the report's table of results; None: it is in
+    neither."""
 
 
 Measure = Callable[[Sequence[Trajectory], TextCodec], Sequence[Mapping[str, float]]]
@@ -53,11 +59,12 @@ class NumberGroup:
     name: str
     numbers: Mapping[str, Number]
     measure: Measure | None = None
-    """Returns the numbers of finished answers by short name, whatever rollout made them; an answer may lack
-    some. None where only a rollout can count them, which puts them on its trajectories."""
+    """Returns the numbers of finished answers by short name, whatever rollout made them; an answer may have
+    only some of them. None for numbers that only a rollout can count: it puts them on its trajectories."""
     ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Compare two experiments in a table, the higher the better: the mean of the first number in the other
-    one, over the mean of the second in this one."""
+    """Ratios that compare an experiment in a table with a baseline, the higher the better: the mean of the
+    first number in the baseline, divided by the mean of the second in the experiment. Example: ``{"speed_up":
+    ("total_num_tokens", "num_tokens_in_the_longest_thread")}``."""
 
     @classmethod
     def register(
@@ -76,25 +83,30 @@ _groups: dict[str, NumberGroup] = {}
 
 
 def declare(group: NumberGroup) -> None:
-    """Makes a group known; called once, where the module that declares it is imported."""
+    """Registers a group. Called once, when the module that declares it is imported."""
     assert group.name not in _groups, f"numbers {group.name!r} are registered twice"
     _groups[group.name] = group
 
 
 def registered() -> dict[str, NumberGroup]:
+    """Returns all groups by name."""
     return dict(_groups)
 
 
 def declared() -> dict[str, Number]:
     """Returns the numbers of all groups by full name, in the order of their declaration."""
-    return {
-        f"{group.name}/{name}": number for group in _groups.values() for name, number in group.numbers.items()
-    }
+    numbers = {}
+    for group in _groups.values():
+        for name, number in group.numbers.items():
+            numbers[f"{group.name}/{name}"] = number
+    return numbers
 
 
 def full_name(name: str) -> str | None:
-    """``group/name`` of a declared number, which may be named without its group and with `OF_CORRECT` at
-    its end; None for any other name."""
+    """Returns the name of a declared number with its group; None for a name that is not declared.
+
+    Example: ``full_name("parallel_count_right")`` is ``"threads/parallel_count_right"``.
+    """
     for full in declared():
         short = full.partition("/")[2]
         for ending in ("", OF_CORRECT):
@@ -105,30 +117,32 @@ def full_name(name: str) -> str | None:
 
 def declared_ratios() -> dict[str, tuple[str, str]]:
     """Returns all groups' ratios, of full names."""
-    return {
-        name: (f"{group.name}/{other}", f"{group.name}/{this}")
-        for group in _groups.values()
-        for name, (other, this) in group.ratios.items()
-    }
-
-
-def measured(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
-    """Returns the trees with the numbers that groups measure of their answers, beside those that the rollout
-    counted."""
-    trajectories = answers_of(trees)
-    numbers = [dict(trajectory.numbers) for trajectory in trajectories]
+    ratios = {}
     for group in _groups.values():
-        if group.measure is not None:
-            for of_answer, measured in zip(numbers, group.measure(trajectories, codec), strict=True):
-                of_answer |= {f"{group.name}/{name}": value for name, value in measured.items()}
-    return with_answers(
-        trees, [replace(answer, numbers=own) for answer, own in zip(trajectories, numbers, strict=True)]
-    )
+        for name, (of_baseline, of_experiment) in group.ratios.items():
+            ratios[name] = (f"{group.name}/{of_baseline}", f"{group.name}/{of_experiment}")
+    return ratios
+
+
+def add_measured_numbers(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
+    """Returns the trees with the numbers that groups measure of their answers, in addition to those that the
+    rollout counted."""
+    trajectories = answers_of(trees)
+    numbers_of_answers = [dict(trajectory.numbers) for trajectory in trajectories]
+    for group in _groups.values():
+        if group.measure is None:
+            continue
+        measured_of_answers = group.measure(trajectories, codec)
+        for numbers, measured_numbers in zip(numbers_of_answers, measured_of_answers, strict=True):
+            for name, value in measured_numbers.items():
+                numbers[f"{group.name}/{name}"] = value
+    pairs = zip(trajectories, numbers_of_answers, strict=True)
+    return with_answers(trees, [replace(answer, numbers=numbers) for answer, numbers in pairs])
 
 
 def columns(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
-    """Returns each number of the answers that have it, and under its name with `OF_CORRECT` that of correct
-    answers."""
+    """Returns the values of each number over the answers that have it, and under its name with `OF_CORRECT`
+    those of correct answers."""
     columns: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.numbers.items():
@@ -139,7 +153,7 @@ def columns(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
 
 
 def number_metrics(columns: Mapping[str, Sequence[float]]) -> Metrics:
-    """Returns the means of all ranks' `columns`, and the largest where a number is declared so."""
+    """Returns the means of all ranks' `columns`, and the largest value of numbers that declare `largest`."""
     metrics = {name: math.fsum(values) / len(values) for name, values in columns.items()}
     for name, number in declared().items():
         if number.largest and name in columns:
@@ -156,21 +170,29 @@ def by_group(numbers: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return nested
 
 
-def evaluated(label: str, summary: Mapping[str, Any]) -> Metrics:
-    """Returns the numbers of an evaluation's summary that are metrics of the run."""
-    return {
-        f"evaluation/{label}/{full}{ending}": summary[group][name + ending]
-        for full, number in declared().items()
-        for group, _, name in [full.partition("/")]
-        for ending in ("", OF_CORRECT)
-        if number.while_training and name + ending in summary.get(group, {})
-    }
+def evaluation_metrics(label: str, summary: Mapping[str, Any]) -> Metrics:
+    """Returns the numbers of an evaluation's summary that are metrics of the run.
+
+    Example: ``{"evaluation/gsm8k_test/threads/parallel_count": 1.8}``.
+    """
+    metrics: Metrics = {}
+    for full, number in declared().items():
+        if not number.while_training:
+            continue
+        group, _, name = full.partition("/")
+        means = summary.get(group, {})
+        for ending in ("", OF_CORRECT):
+            if name + ending in means:
+                metrics[f"evaluation/{label}/{full}{ending}"] = means[name + ending]
+    return metrics
 
 
-def in_words(metrics: Mapping[str, float]) -> list[str]:
-    """Returns the labelled numbers of an iteration for its line on the console."""
-    return [
-        f"{number.label} {metrics[name]:{'.0%' if number.share else '.1f'}}"
-        for name, number in declared().items()
-        if number.label is not None and name in metrics
-    ]
+def describe_numbers(metrics: Mapping[str, float]) -> list[str]:
+    """Returns the labelled numbers of an iteration for its line on the console, such as ``"longest thread
+    312.4"``."""
+    words = []
+    for name, number in declared().items():
+        if number.label is not None and name in metrics:
+            format_spec = ".0%" if number.share else ".1f"
+            words.append(f"{number.label} {metrics[name]:{format_spec}}")
+    return words

@@ -1,4 +1,9 @@
-"""Rows of episodes and trajectories as Arrow columns, and back, with no Python per token."""
+"""Converts episodes and trajectories to Arrow columns and back, without a Python loop over tokens.
+
+A field that is an array becomes a list column, of which a row is a view of the column's buffer. Example: two
+episodes with the response ids ``[20, 31]`` and ``[9]`` have the column ``[[20, 31], [9]]``: the values ``[20,
+31, 9]`` and the offsets ``[0, 2, 3]``.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +38,13 @@ BRANCH = pa.list_(pa.list_(pa.int64()))
 
 
 def logprobs_type(columns: Sequence[Column | None]) -> pa.DataType:
-    """Returns the type of a column of log-probs: half as long where none needs more."""
+    """Returns the type of a column of log-probs: float64 where an array has it, or else float32."""
     wide = any(column is not None and column.dtype == np.float64 for column in columns)
     return NUMBERS if wide else pa.list_(pa.float32())
 
 
 def lists(rows: Sequence[Column | None], kind: pa.ListType) -> pa.ListArray:
-    """Returns a row for each array, null for None."""
+    """Returns a list column with a row for each array; None becomes null."""
     lengths = np.fromiter((0 if row is None else len(row) for row in rows), np.int64, len(rows))
     values = [row for row in rows if row is not None]
     flat = joined(values) if values else np.empty(0)
@@ -53,7 +58,7 @@ def lists(rows: Sequence[Column | None], kind: pa.ListType) -> pa.ListArray:
 
 
 def tuples(rows: Sequence[Sequence[Any] | None], kind: pa.ListType) -> pa.ListArray:
-    """Returns a row for each tuple, as `lists` does, for columns of few numbers."""
+    """Returns a list column with a row for each tuple; None becomes null. For columns of few numbers."""
     dtype = kind.value_type.to_pandas_dtype()
     return lists([None if row is None else np.array(row, dtype) for row in rows], kind)
 
@@ -64,13 +69,14 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def nested(counts: Sequence[int], values: pa.Array) -> pa.ListArray:
-    """Returns the values, so many to each row."""
+    """Returns a list column that distributes the values over rows, `counts[i]` of them to row i."""
     offsets = pa.array(_offsets(np.array(counts, np.int64)), pa.int32())
     return pa.ListArray.from_arrays(offsets, values)
 
 
 def rows_of(column: pa.ListArray) -> Iterator[Column | None]:
-    """Yields each row as a view of the column's buffer (a copy of it, where that is bits); None for null."""
+    """Yields each row of a list column as a view of its buffer (a copy for booleans, which are bits); None
+    for null."""
     flat = column.values.to_numpy(zero_copy_only=False)
     ends = column.offsets.to_numpy().tolist()
     missing = column.is_null().to_pylist() if column.null_count else itertools.repeat(False)
@@ -79,34 +85,40 @@ def rows_of(column: pa.ListArray) -> Iterator[Column | None]:
 
 
 def tuples_of(column: pa.ListArray) -> Iterator[tuple[Any, ...] | None]:
+    """Yields each row of a list column as a tuple; None for null."""
     for row in rows_of(column):
         yield None if row is None else tuple(row.tolist())
 
 
 def values_of(column: pa.Array) -> Iterable[Any]:
-    """Returns the values of a column that `column_of` made."""
+    """Returns the values of a column of `column_of`."""
     return rows_of(column) if pa.types.is_list(column.type) else column.to_pylist()
 
 
 def branches(rows: Sequence[Branch]) -> pa.Array:
+    """Returns a column of branches, such as ``((0, 1), (0, 0))``."""
     return pa.array([[list(pair) for pair in row] for row in rows], BRANCH)
 
 
 def branch_of(row: Sequence[Sequence[int]] | None) -> Branch:
+    """Returns a row of `branches`."""
     return tuple((block, thread) for block, thread in row or ())
 
 
 def _offsets(lengths: np.ndarray) -> np.ndarray:
+    """Returns where rows of these lengths begin, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
 # Episodes
 
 OF_STEPS = ("step_ends", "step_values", "step_errors", "step_rewards")
-"""Fields that have few numbers, and are tuples."""
+"""Fields of episodes that are tuples of few numbers."""
 
 
 def episode_schema(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.Schema:
+    """Returns the schema of a file of these episodes. Columns that few runs need are only there if an episode
+    has them."""
     schema = pa.schema(
         {
             "prompt_ids": IDS,
@@ -140,27 +152,32 @@ def episode_schema(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.S
 
 
 def episode_columns(codec: TextCodec | None) -> Callable[[Sequence[Episode], pa.Schema], list[pa.Array]]:
+    """Returns the function that makes the columns of a batch of episodes."""
+
     def column(episodes: Sequence[Episode], field: pa.Field) -> pa.Array:
         if field.name == "prompt":
             assert codec is not None
             return pa.array([codec.decode(episode.prompt_ids) for episode in episodes], pa.string())
         values = [getattr(episode, field.name) for episode in episodes]
         if field.name == "continuations":
-            return pa.array([list(of_row.items()) for of_row in values], field.type)
+            return pa.array([list(continuations.items()) for continuations in values], field.type)
         if field.name == "stretches":
-            flat = [stretch for of_row in values for stretch in of_row]
+            flat = [stretch for stretches in values for stretch in stretches]
             ends = pa.array([stretch.end for stretch in flat], pa.int64())
-            parts = [ends, branches([stretch.branch for stretch in flat])]
-            return nested(
-                list(map(len, values)), pa.StructArray.from_arrays(parts, fields=field.type.value_type)
-            )
+            stretch_columns = [ends, branches([stretch.branch for stretch in flat])]
+            structs = pa.StructArray.from_arrays(stretch_columns, fields=field.type.value_type)
+            return nested([len(stretches) for stretches in values], structs)
         return tuples(values, field.type) if field.name in OF_STEPS else column_of(values, field.type)
 
-    return lambda episodes, schema: [column(episodes, field) for field in schema]
+    def columns(episodes: Sequence[Episode], schema: pa.Schema) -> list[pa.Array]:
+        return [column(episodes, field) for field in schema]
+
+    return columns
 
 
 def episodes_of(batch: pa.RecordBatch) -> Iterator[Episode]:
-    """Yields the episodes of a batch. A field that a file of an earlier version lacks has its default."""
+    """Yields the episodes of a batch. A field that is missing in files of earlier versions has its
+    default."""
     names = [field.name for field in fields(Episode) if field.name in batch.schema.names]
     columns: list[Iterable[Any]] = []
     for name in names:
@@ -170,7 +187,9 @@ def episodes_of(batch: pa.RecordBatch) -> Iterator[Episode]:
                 for row in batch[name].to_pylist()
             )
         elif name == "continuations":
-            columns.append({at: tuple(own) for at, own in row} for row in batch[name].to_pylist())
+            columns.append(
+                {length: tuple(rewards) for length, rewards in row} for row in batch[name].to_pylist()
+            )
         else:
             columns.append(tuples_of(batch[name]) if name in OF_STEPS else values_of(batch[name]))
     for row in zip(*columns, strict=True):
@@ -180,15 +199,18 @@ def episodes_of(batch: pa.RecordBatch) -> Iterator[Episode]:
 # Trajectories
 
 _TUPLE = "tuple()"
+"""Marks a tuple in a problem's data, since JSON has only lists: ``{"tuple()": [1, 2]}`` is ``(1, 2)``."""
 
 
 def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
+    """Returns the schema of a file of these trajectories. Columns that few runs need are only there if a
+    trajectory has them."""
     text = pa.string()
     problem: dict[str, pa.DataType] = {"id": text, "prompt": text, "gold": text, "data": text}
-    asked = [trajectory.problem for trajectory in trajectories]
-    if any(one.domain for one in asked):
+    problems = [trajectory.problem for trajectory in trajectories]
+    if any(row.domain for row in problems):
         problem["domain"] = text
-    if any(one.messages or one.as_is for one in asked):
+    if any(row.messages or row.as_is for row in problems):
         problem |= {"messages": pa.list_(pa.struct({"role": text, "content": text})), "as_is": pa.bool_()}
     grade = {
         "reward": pa.float64(),
@@ -232,26 +254,29 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
 
 
 def trajectory_columns(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa.Array]:
+    """Returns the columns of a batch of trajectories."""
+
     def column(field: pa.Field) -> pa.Array:
         values = [getattr(trajectory, field.name) for trajectory in trajectories]
         match field.name:
             case "segments":
-                flat = [segment for of_row in values for segment in of_row]
-                parts = [
-                    branches([segment.branch for segment in flat])
-                    if part.name == "branch"
-                    else column_of([getattr(segment, part.name) for segment in flat], part.type)
-                    for part in field.type.value_type
-                ]
-                struct = pa.StructArray.from_arrays(parts, fields=list(field.type.value_type))
-                return nested(list(map(len, values)), struct)
+                flat = [segment for segments in values for segment in segments]
+                segment_columns = []
+                for part in field.type.value_type:
+                    if part.name == "branch":
+                        segment_columns.append(branches([segment.branch for segment in flat]))
+                    else:
+                        part_values = [getattr(segment, part.name) for segment in flat]
+                        segment_columns.append(column_of(part_values, part.type))
+                structs = pa.StructArray.from_arrays(segment_columns, fields=list(field.type.value_type))
+                return nested([len(segments) for segments in values], structs)
             case "problem":
-                kept = [part.name for part in field.type]
-                # Once for all answers to a problem: a row's tests may be long.
-                rows = {
-                    key: _problem_row(problem, kept)
-                    for key, problem in {id(problem): problem for problem in values}.items()
-                }
+                names = [part.name for part in field.type]
+                # Each problem object is converted once, not for each of its answers: its data may be long.
+                rows: dict[int, dict[str, Any]] = {}
+                for problem in values:
+                    if id(problem) not in rows:
+                        rows[id(problem)] = _problem_row(problem, names)
                 return pa.array([rows[id(problem)] for problem in values], field.type)
             case "grade":
                 grades = [vars(grade) | {"numbers": list(grade.numbers.items())} for grade in values]
@@ -268,9 +293,10 @@ def trajectory_columns(trajectories: Sequence[Trajectory], schema: pa.Schema) ->
 
 
 def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
-    """Yields the trajectories of a batch. A field that a file of an earlier version lacks has its default."""
+    """Yields the trajectories of a batch. A field that is missing in files of earlier versions has its
+    default."""
     names = [field.name for field in fields(Trajectory) if field.name in batch.schema.names]
-    problems: dict[str, Problem] = {}
+    problems: dict[str, Problem] = {}  # equal problems become one object
 
     def problem_of(row: dict[str, Any]) -> Problem:
         key = json.dumps(row)
@@ -317,17 +343,22 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
         yield Trajectory(**dict(zip(names, row)))
 
 
-def _problem_row(problem: Problem, kept: Sequence[str]) -> dict[str, Any]:
+def _problem_row(problem: Problem, names: Sequence[str]) -> dict[str, Any]:
+    """Returns these fields of a problem as Arrow takes them, its `data` as JSON."""
     try:
         data = json.dumps(_marked(dict(problem.data)), ensure_ascii=False)
     except TypeError as error:
         raise ValueError(f"problem {problem.id!r} has data that can't be stored: {error}") from error
     row = vars(problem) | {"data": data, "messages": [vars(message) for message in problem.messages]}
-    return {name: row[name] for name in kept}
+    return {name: row[name] for name in names}
 
 
 def _marked(value: Any) -> Any:
-    """Returns JSON's types, with tuples marked so that they come back as such; TypeError for all others."""
+    """Returns the value with its tuples marked, so that `_unmarked` restores them.
+
+    Raises:
+        TypeError: Keys of an object are not strings, or look like a mark.
+    """
     if isinstance(value, dict):
         if _TUPLE in value or not all(isinstance(key, str) for key in value):
             raise TypeError(f"an object has keys other than texts, or the key {_TUPLE!r}")
@@ -340,4 +371,5 @@ def _marked(value: Any) -> Any:
 
 
 def _unmarked(value: dict[str, Any]) -> Any:
+    """Returns an object of JSON, or the tuple that it marks."""
     return tuple(value[_TUPLE]) if _TUPLE in value else value

@@ -1,4 +1,8 @@
-"""Selections: the episodes that are trained on."""
+"""Selections: which episodes are trained on.
+
+Example: of two problems with two answers each, with the scores 1, 1 and 1, 0, `mixed_groups` keeps the second
+problem's answers, `correct_only` the three with the score 1, and `preference_pairs` makes the pair (1, 0).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from treetune.vocabulary import CORRECT_SCORE, Episode, Metrics
 
 
 def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> Metrics:
-    """Counts the episodes and groups that were there, and those that are trained on."""
+    """Returns the numbers of episodes and groups before the selection and after it."""
     return {
         "selection/episodes": float(len(episodes)),
         "selection/kept": float(len(kept)),
@@ -38,8 +42,8 @@ def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> M
     }
 
 
-def unreachable(threshold: float, experiment: Experiment) -> Iterator[Finding]:
-    """Returns a finding where no answer can reach the threshold."""
+def check_reachable(threshold: float, experiment: Experiment) -> Iterator[Finding]:
+    """Returns a finding where the threshold is above the best possible score."""
     best = experiment.task.grader.best
     if threshold > best:
         yield Finding(
@@ -67,16 +71,16 @@ class CorrectOnly(Selection):
     """Episodes that score high enough, the first of each problem."""
 
     reward_threshold: float = CORRECT_SCORE
-    """Score from which on an episode is kept."""
+    """The lowest score of an episode that is kept."""
     max_per_problem: Annotated[int, Gt(0)] | None = None
-    """Episodes of a problem at most; None: there is no bound. ReST-EM (Singh et al., arXiv:2312.06585) has
-    10, so that easy problems don't crowd out hard ones."""
+    """The largest number of episodes of a problem; None: there is no bound. ReST-EM (Singh et al.,
+    arXiv:2312.06585) has 10, so that easy problems don't crowd out hard ones."""
 
     keeps_groups = False
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        return unreachable(self.reward_threshold, experiment)
+        return check_reachable(self.reward_threshold, experiment)
 
     @override
     def most_kept(self, answers: int, problems: int) -> int:
@@ -84,33 +88,35 @@ class CorrectOnly(Selection):
 
     @override
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
-        taken: Counter[str] = Counter()
+        kept_by_group: Counter[str] = Counter()
         kept = []
         for episode in episodes:
-            if episode.score < self.reward_threshold or taken[episode.group] == self.max_per_problem:
+            if episode.score < self.reward_threshold:
                 continue
-            taken[episode.group] += 1
+            if kept_by_group[episode.group] == self.max_per_problem:
+                continue
+            kept_by_group[episode.group] += 1
             kept.append(episode)
-        capped = sum(count == self.max_per_problem for count in taken.values())
+        capped = sum(count == self.max_per_problem for count in kept_by_group.values())
         return kept, selection_metrics(episodes, kept) | {"selection/groups_capped": float(capped)}
 
 
 @Selection.register("mixed_groups")
 @dataclass(frozen=True, kw_only=True)
 class MixedGroups(Selection):
-    """Drops groups in which every answer scored the same: relative to them, nothing was better.
+    """Drops groups in which all answers have the same score, so that no answer is better than the others.
 
     The filter of DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2); the rollout
-    ``until_mixed`` samples more. It is about the score: a group in which all are right, and some are
-    merely shorter, is dropped.
+    ``until_mixed`` samples until there are enough groups. Only the score counts: a group whose answers are
+    all right is dropped even if shaping rewards some of them more.
 
     ``selection/groups_dropped`` is the share of groups without spread, ``selection/groups_surplus`` the
-    number of those over `at_most`.
+    number of groups with spread beyond `at_most`.
     """
 
     at_most: Annotated[int, Gt(0)] | None = None
-    """Keeps so many groups with spread, the first in the order of the problems, which has nothing to do with
-    their answers. None: all."""
+    """The largest number of groups that are kept, the first in the order of the problems, which does not
+    depend on their answers. None: all."""
 
     needs = (Need(Answers(2), "it looks for problems whose answers differ"),)
 
@@ -124,7 +130,7 @@ class MixedGroups(Selection):
         scores: dict[str, set[float]] = {}
         for episode in episodes:
             scores.setdefault(episode.group, set()).add(episode.score)
-        mixed = [group for group, of_group in scores.items() if len(of_group) > 1]
+        mixed = [group for group, scores_of_group in scores.items() if len(scores_of_group) > 1]
         chosen = set(mixed[: self.at_most])
         kept = [episode for episode in episodes if episode.group in chosen]
         metrics = selection_metrics(episodes, kept)
@@ -137,18 +143,18 @@ class MixedGroups(Selection):
 @Selection.register("preference_pairs")
 @dataclass(frozen=True, kw_only=True)
 class PreferencePairs(Selection):
-    """Every answer that scores high enough against every other one to the same problem.
+    """Pairs every answer that scores high enough with every other answer to the same problem that does not.
 
-    A problem whose answers are all on one side gives no pair. An answer comes as often as it is compared:
-    first the better one of a pair, then the other, both with the pair's number. ``selection/kept`` counts
-    answers that are in any pair.
+    A problem whose answers are all accepted, or all rejected, gives no pair. An answer has a row for each of
+    its pairs: the rows of a pair are neighbours with the pair's number, the better one first.
+    ``selection/kept`` counts the answers that are in any pair.
     """
 
     reward_threshold: float = CORRECT_SCORE
-    """Score from which on an answer is the better one."""
+    """The lowest score of an accepted answer."""
     max_pairs_per_problem: Annotated[int, Gt(0)] | None = 64
-    """Draws that many of a problem's pairs where there are more, each as likely as any other; None: there is
-    no bound. The draw derives from run seed, iteration and problem."""
+    """Draws so many of a problem's pairs where there are more, uniformly; None: there is no bound. The draw
+    derives from run seed, iteration and problem."""
 
     keeps_groups = False
 
@@ -160,12 +166,14 @@ class PreferencePairs(Selection):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        return unreachable(self.reward_threshold, experiment)
+        return check_reachable(self.reward_threshold, experiment)
 
     @override
     def most_kept(self, answers: int, problems: int) -> int:
-        each = answers // max(1, problems)
-        pairs = (each // 2) * (each - each // 2)
+        answers_per_problem = answers // max(1, problems)
+        # There are most pairs where half of the answers are accepted.
+        accepted = answers_per_problem // 2
+        pairs = accepted * (answers_per_problem - accepted)
         bound = self.max_pairs_per_problem
         return problems * (pairs if bound is None else min(pairs, bound))
 
@@ -175,39 +183,41 @@ class PreferencePairs(Selection):
         for episode in episodes:
             groups.setdefault(episode.group, []).append(episode)
         rows: list[Episode] = []
-        possible = capped = 0
-        for name, group in groups.items():
+        possible_pairs = capped_groups = 0
+        for problem_id, group in groups.items():
             accepted = [episode for episode in group if episode.score >= self.reward_threshold]
             rejected = [episode for episode in group if episode.score < self.reward_threshold]
-            count = len(accepted) * len(rejected)
-            numbers: Sequence[int] = range(count)
-            if self.max_pairs_per_problem is not None and count > self.max_pairs_per_problem:
-                draw = derived_random(context.seed, context.iteration, name, "pairs")
+            # Pair i * len(rejected) + j is of accepted answer i and rejected answer j.
+            pairs_of_group = len(accepted) * len(rejected)
+            numbers: Sequence[int] = range(pairs_of_group)
+            if self.max_pairs_per_problem is not None and pairs_of_group > self.max_pairs_per_problem:
+                draw = derived_random(context.seed, context.iteration, problem_id, "pairs")
                 numbers = sorted(draw.sample(numbers, self.max_pairs_per_problem))
-                capped += 1
+                capped_groups += 1
             for number in numbers:
                 better, other = divmod(number, len(rejected))
                 pair = len(rows) // 2
                 rows.append(replace(accepted[better], pair=pair, chosen=True))
                 rows.append(replace(rejected[other], pair=pair, chosen=False))
-            possible += count
+            possible_pairs += pairs_of_group
         kept = list({row.trajectory: row for row in rows}.values())
         return rows, selection_metrics(episodes, kept) | {
             "selection/pairs": float(len(rows) // 2),
-            "selection/pairs_possible": float(possible),
-            "selection/groups_capped": float(capped),
+            "selection/pairs_possible": float(possible_pairs),
+            "selection/groups_capped": float(capped_groups),
         }
 
 
 @Selection.register("tokens")
 @dataclass(frozen=True, kw_only=True)
 class SomeTokens(Selection):
-    """Every answer, but only its tokens that have an advantage other than 0 and were not nearly certain;
-    answers of which none is left are left out. The other tokens are context: nothing is learnt from them, and
-    no mean or normalisation over tokens counts them.
+    """SPO's selection of tokens: trains the tokens that have an advantage other than 0 and were not nearly
+    certain.
 
-    SPO's (Guo et al., arXiv:2505.23564, and its public code, which masks what was sampled with 0.9 or more
-    and drops segments without advantage). ``selection/tokens`` is the share of tokens that is kept.
+    The other tokens are context: they are not trained, and means and normalisation over tokens don't count
+    them. Answers without a remaining token are left out (Guo et al., arXiv:2505.23564, and its public code,
+    which masks tokens that were sampled with a probability of 0.9 or more and drops segments without
+    advantage). ``selection/tokens`` is the share of tokens that is kept.
     """
 
     below: Annotated[float, Gt(0), Le(1)] = 0.9
@@ -223,11 +233,13 @@ class SomeTokens(Selection):
         kept = []
         for episode in episodes:
             assert episode.advantages is not None and episode.behaviour_logprobs is not None
-            open_T = (episode.behaviour_logprobs < math.log(self.below)) & (episode.advantages != 0)
-            trained = episode.trained & open_T
-            if trained.any():
-                kept.append(replace(episode, trained=trained))
+            is_uncertain_T = episode.behaviour_logprobs < math.log(self.below)
+            trained_T = episode.trained & is_uncertain_T & (episode.advantages != 0)
+            if trained_T.any():
+                kept.append(replace(episode, trained=trained_T))
         metrics = selection_metrics(episodes, kept)
-        if before := sum(int(episode.trained.sum()) for episode in episodes):
-            metrics["selection/tokens"] = sum(int(episode.trained.sum()) for episode in kept) / before
+        tokens_before = sum(int(episode.trained.sum()) for episode in episodes)
+        tokens_kept = sum(int(episode.trained.sum()) for episode in kept)
+        if tokens_before:
+            metrics["selection/tokens"] = tokens_kept / tokens_before
         return kept, metrics

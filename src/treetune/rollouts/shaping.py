@@ -1,4 +1,7 @@
-"""Shaping: from graders' verdicts to what answers earn."""
+"""Shaping: bonuses that are added to the graders' scores, between rollout and credit.
+
+Example: with `length_penalty`, two right answers of 10 and 30 tokens, which both scored 1, earn 1.5 and 0.5.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +16,40 @@ from typing_extensions import override
 from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswers
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.metrics import mean, pooled
+from treetune.rollouts.metrics import mean, pool_columns
 from treetune.tree import Tree, answers_of, with_answers
 from treetune.vocabulary import Metrics, Trajectory
 
 
-def shaped(
+def apply_shaping(
     context: RolloutContext, shapings: Sequence[Shaping], trees: Sequence[Tree]
 ) -> tuple[list[Tree], Metrics]:
-    """Returns this rank's trees, each answer with the sum of all bonuses, and the metrics of all ranks.
+    """Returns this rank's trees, each answer with the sum of its bonuses, and the metrics of all ranks.
+    Collective.
 
-    ``shaping/<label>`` is a part's mean bonus, ``<label>/…`` are the numbers that it measures;
-    ``episodes/reward`` becomes the mean of what credit is given for, while ``episodes/score`` stays the
-    graders' verdict. Collective.
+    ``shaping/<label>`` is the mean bonus of a shaping, ``<label>/…`` are the numbers that it measures.
+    ``episodes/reward`` becomes the mean reward with bonuses, while ``episodes/score`` stays the mean of the
+    graders' scores.
     """
     if not shapings:
         return list(trees), {}
     trajectories = answers_of(trees)
-    assessed = {shaping.label: shaping.assess(context, trajectories) for shaping in shapings}
-    bonuses = {label: of_label for label, (of_label, _) in assessed.items()}
-    earned = [
-        replace(trajectory, bonus=math.fsum(of_trajectory))
-        for trajectory, *of_trajectory in zip(trajectories, *bonuses.values(), strict=True)
-    ]
-    columns: dict[str, Sequence[float]] = {f"shaping/{label}": bonuses[label] for label in bonuses}
-    for label, (_, measured) in assessed.items():
-        columns |= {f"{label}/{name}": values for name, values in measured.items()}
-    columns["episodes/reward"] = [trajectory.reward for trajectory in earned]
-    gathered = pooled(context, "shaping-metrics", columns)
-    return with_answers(trees, earned), {name: mean(values) for name, values in gathered.items() if values}
+    columns: dict[str, Sequence[float]] = {}
+    bonuses_of_answers: list[list[float]] = [[] for _ in trajectories]
+    for shaping in shapings:
+        bonuses, measured = shaping.assess(context, trajectories)
+        columns[f"shaping/{shaping.label}"] = bonuses
+        for name, values in measured.items():
+            columns[f"{shaping.label}/{name}"] = values
+        for bonuses_of_answer, bonus in zip(bonuses_of_answers, bonuses, strict=True):
+            bonuses_of_answer.append(bonus)
+    with_bonuses = []
+    for trajectory, bonuses_of_answer in zip(trajectories, bonuses_of_answers, strict=True):
+        with_bonuses.append(replace(trajectory, bonus=math.fsum(bonuses_of_answer)))
+    columns["episodes/reward"] = [trajectory.reward for trajectory in with_bonuses]
+    all_columns = pool_columns(context, "shaping-metrics", columns)
+    metrics = {name: mean(values) for name, values in all_columns.items() if values}
+    return with_answers(trees, with_bonuses), metrics
 
 
 def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
@@ -63,8 +71,8 @@ class LengthPenalty(Shaping):
     weight: Annotated[float, Gt(0)] = 1.0
     """Factor of the bonuses."""
     from_iteration: Annotated[int, Ge(0)] = 0
-    """Iteration (from 0) at which it sets in. Its authors train without it at first, since it slows the
-    beginning down."""
+    """The first iteration with the penalty, from 0 on. Its authors train without it at first, since it slows
+    down the beginning."""
 
     @property
     @override
@@ -75,7 +83,7 @@ class LengthPenalty(Shaping):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.from_iteration >= experiment.iterations:
             yield Finding(
-                f"it sets in at iteration {self.from_iteration} (from 0), and there are only"
+                f"it begins at iteration {self.from_iteration} (from 0), and there are only"
                 f" {experiment.iterations}",
                 "from_iteration",
                 "lower it, or leave the penalty out",
@@ -95,31 +103,36 @@ class LengthPenalty(Shaping):
 
 
 def length_bonuses(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
-    """λ = 0.5 − (length − shortest) / (longest − shortest) for right answers, min(0, λ) for wrong ones.
+    """Returns λ = 0.5 − (length − shortest) / (longest − shortest) for right answers, min(0, λ) for wrong
+    ones.
 
-    The length reward of Kimi k1.5 (arXiv:2501.12599, section 2.3.3). Nothing where all are equally
-    long: there is nothing to compare.
+    The length reward of Kimi k1.5 (arXiv:2501.12599, section 2.3.3). 0 where all answers are equally long.
+    Example: lengths of 10, 20 and 30, of which the last is of a wrong answer, give ``[0.5, 0.0, -0.5]``.
     """
     shortest, longest = min(lengths), max(lengths)
     if shortest == longest:
         return [0.0] * len(lengths)
-    lambdas = [0.5 - (length - shortest) / (longest - shortest) for length in lengths]
-    return [value if ok else min(0.0, value) for value, ok in zip(lambdas, right, strict=True)]
+    bonuses = []
+    for length, is_right in zip(lengths, right, strict=True):
+        bonus = 0.5 - (length - shortest) / (longest - shortest)
+        bonuses.append(bonus if is_right else min(0.0, bonus))
+    return bonuses
 
 
 @Shaping.register("overlong_penalty")
 @dataclass(frozen=True, kw_only=True)
 class OverlongPenalty(Shaping):
-    """`scale` times `overlong_bonus`: the last tokens of the rollout's `max_tokens` cost more and more.
+    """DAPO's soft overlong punishment: `scale` times `overlong_bonus`, a penalty that grows over the last
+    tokens of the rollout's `max_tokens`.
 
-    DAPO samples at most 20480 tokens, of which the last 4096 are the cache, and its right answers
-    earn 1 and wrong ones −1: the full penalty is half of what lies between the two there.
+    DAPO samples at most 20480 tokens, of which the last 4096 are the cache. Its right answers earn 1 and
+    wrong ones −1, so that the full penalty is half of their difference.
     """
 
     cache: Annotated[int, Gt(0)]
     """Tokens before `max_tokens` in which the penalty grows."""
     scale: Annotated[float, Gt(0)] = 1.0
-    """The whole penalty."""
+    """The full penalty."""
 
     @property
     @override
@@ -141,33 +154,32 @@ class OverlongPenalty(Shaping):
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         sampling = context.settings.sampling
         assert sampling is not None, "`check` has seen that something is sampled"
-        return [
-            self.scale
-            * overlong_bonus(
-                len(trajectory.response_ids),
-                context.task.of(trajectory.problem).sampling(sampling).max_tokens,
-                self.cache,
-            )
-            for trajectory in trajectories
-        ]
+        bonuses = []
+        for trajectory in trajectories:
+            longest = context.task.of(trajectory.problem).sampling(sampling).max_tokens
+            bonus = overlong_bonus(len(trajectory.response_ids), longest, self.cache)
+            bonuses.append(self.scale * bonus)
+        return bonuses
 
 
 def overlong_bonus(length: int, longest: int, cache: int) -> float:
-    """0 up to ``longest - cache`` tokens, then linearly down to −1 at `longest`, and −1 beyond.
+    """Returns 0 up to ``longest - cache`` tokens, then linearly down to −1 at `longest`, and −1 beyond.
 
-    DAPO's soft overlong punishment (Yu et al., arXiv:2503.14476, eq. 13).
+    DAPO's soft overlong punishment (Yu et al., arXiv:2503.14476, eq. 13). Example: ``overlong_bonus(90, 100,
+    20)`` is −0.5.
     """
-    free = longest - cache
-    return max(-1.0, min(0.0, (free - length) / cache))
+    free_tokens = longest - cache
+    return max(-1.0, min(0.0, (free_tokens - length) / cache))
 
 
 @Shaping.register("wrong_answers")
 @dataclass(frozen=True, kw_only=True)
 class WrongAnswers(Shaping):
-    """Less for every answer that isn't right, whatever it scored, also for one that was cut off."""
+    """Subtracts a penalty from every answer that isn't right, whatever it scored, also from one that was cut
+    off."""
 
     penalty: Annotated[float, Gt(0)] = 1.0
-    """How much less. With 1 and a grader of 0 and 1, rewards are 1 and −1."""
+    """The penalty. With 1 and a grader of 0 and 1, rewards are 1 and −1."""
 
     @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:

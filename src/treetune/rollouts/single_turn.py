@@ -1,4 +1,9 @@
-"""Independent answers to each problem, each sampled from the prompt to its end."""
+"""Independent answers to each problem, each sampled from the prompt to its end (rollout `single_turn`).
+
+Every answer is a task of one program; `engine.programs` draws who waits for whom:
+
+    prompt ── engine.sample ── decode ── grader (a process of its own) ── AnswerObserver ── leaf of the tree
+"""
 
 from __future__ import annotations
 
@@ -14,13 +19,13 @@ from treetune.engine.programs import result_of
 from treetune.rollouts.answers import (
     Announcer,
     SampledRollout,
+    apply_unfinished_reward,
     before_stop,
-    encoded_prompt,
+    encode_prompt,
     is_decided,
-    measured_trees,
+    measure_trees,
     rank_share,
-    steps_of,
-    with_unfinished,
+    split_steps,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerObserver, RolloutContext
@@ -34,12 +39,12 @@ from treetune.vocabulary import Metrics, Problem, TextCodec, Trajectory
 class SingleTurn(SampledRollout):
     """`samples` independent answers to each problem, of at most `max_tokens` tokens.
 
-    An answer that the budget cut off earns `unfinished_reward`, even when a right answer is
-    already in it: what is not brought to an end is not learnt from as a success.
+    An answer that the budget cut off earns `unfinished_reward`, even if it already contains a right result:
+    the policy should not learn from an unfinished answer as from a success.
 
-    One of the strings in `stop` ends an answer as an end token does. Its tokens stay in the answer
-    and are trained, since they were sampled; no end token that was not sampled is put behind them.
-    The grader reads what stands before it. Evaluation leaves no problem out.
+    Each of the strings in `stop` ends an answer as an end token does. Its tokens stay in the answer and are
+    trained, since they were sampled; no end token is appended that was not sampled. The grader reads the text
+    before it. Evaluation leaves no problem out.
     """
 
     stop: tuple[str, ...] = ()
@@ -58,10 +63,10 @@ class SingleTurn(SampledRollout):
 def sample_each_in_one_turn(
     rollout: SampledRollout, context: RolloutContext, problems: Sequence[Problem]
 ) -> tuple[list[Tree], Metrics]:
-    """Returns the trees of this rank's share of the problems, and their metrics. Nothing is said in between:
-    each answer is sampled from the prompt to its end."""
+    """Returns the trees of this rank's share of the problems, and their metrics. Each answer is one request,
+    without turns. Collective."""
     # Every rank encodes the prompts of all ranks, so that one that is too long stops all of them.
-    rollout.encoded_prompts(context, problems)
+    rollout.encode_prompts(context, problems)
     trees = sample_answers(
         context,
         rank_share(context, problems),
@@ -70,7 +75,7 @@ def sample_each_in_one_turn(
         unfinished_reward=rollout.unfinished_reward,
         max_prompt_tokens=rollout.max_prompt_tokens,
     )
-    return measured_trees(context, trees)
+    return measure_trees(context, trees)
 
 
 def sample_answers(
@@ -85,24 +90,34 @@ def sample_answers(
 ) -> list[Tree]:
     """Returns the trees of `problems`, in their order, with `samples` graded answers each.
 
-    The seed derives from the run's, the iteration, the problem and `purpose`, so that an answer does not
-    depend on what else is sampled. Answers are graded while others are still sampling, and where somebody
-    observes each, they are requested one by one.
+    Answers are graded while others are still sampled. Where the context has an `AnswerObserver`, they are
+    requested one by one.
 
-    Raises ValueError for a prompt that leaves no room for an answer in the context.
+    Args:
+        context: The context of the phase.
+        problems: The problems of this rank.
+        samples: Answers to each problem.
+        sampling: The sampling parameters, which the problem's task may change.
+        unfinished_reward: See `SampledRollout`.
+        max_prompt_tokens: See `SampledRollout`.
+        purpose: Enters the seeds, as do the run's seed, the iteration and the problem. So an answer does not
+            depend on what else is sampled.
+
+    Raises:
+        ValueError: A prompt leaves no room for an answer in the context.
     """
     assert context.engine is not None, "a rollout that samples needs an engine"
     requests = []
     for problem in problems:
-        of_task = context.task.of(problem).sampling(sampling)
-        prompt_ids = encoded_prompt(context, problem, of_task.max_tokens, max_prompt_tokens)
-        max_tokens = context.settings.token_budget(prompt_ids, of_task.max_tokens)
+        task_sampling = context.task.of(problem).sampling(sampling)
+        prompt_ids = encode_prompt(context, problem, task_sampling.max_tokens, max_prompt_tokens)
+        max_tokens = context.settings.token_budget(prompt_ids, task_sampling.max_tokens)
         requests.append(
             Request(
                 prompt_ids=prompt_ids,
                 seed=derive_seed(context.seed, context.iteration, problem.id, purpose),
                 n=samples,
-                sampling=replace(of_task, max_tokens=max_tokens),
+                sampling=replace(task_sampling, max_tokens=max_tokens),
                 priority=context.settings.priority,
                 reads_logprobs=context.settings.reads_logprobs,
             )
@@ -129,8 +144,8 @@ async def _sample_tree(
     """Returns the tree of a problem's graded answers: the samples of the request."""
     parts = {0: request}  # by the number of their first sample
     if context.find(AnswerObserver) is not None:
-        # Who observes answers wants each as soon as it is there, and a request is answered when all its
-        # samples are. Sample i of it is the one sample of a request with ``seed + i``.
+        # An observer wants each answer as soon as it is sampled, but a request is answered when all its
+        # samples are there. Sample i of a request is the only sample of a request with ``seed + i``.
         parts = {i: replace(request, seed=request.seed + i, n=1) for i in range(request.n)}
 
     async def sample_part(first_sample: int, part: Request) -> list[Trajectory]:
@@ -159,8 +174,9 @@ async def _grade_answer(
     unfinished_reward: float | None,
     announcer: Announcer,
 ) -> Trajectory:
-    """Returns the graded answer that a completion is."""
-    text, stop = context.codec.decode(completion.token_ids), request.sampling.stop
+    """Returns the completion as a graded answer."""
+    text = context.codec.decode(completion.token_ids)
+    stop = request.sampling.stop
     decided = is_decided(completion.finish_reason, unfinished_reward)
     grade = await result_of(context.grader.submit(before_stop(text, stop), problem, decided=decided))
     answer = Trajectory(
@@ -170,19 +186,19 @@ async def _grade_answer(
         segments=(completion.segment(),),
         finish_reason=completion.finish_reason,
         text=text,
-        grade=with_unfinished(grade, completion.finish_reason, unfinished_reward),
-        step_ends=steps_of(context, problem, completion.token_ids, text, stop),
+        grade=apply_unfinished_reward(grade, completion.finish_reason, unfinished_reward),
+        step_ends=split_steps(context, problem, completion.token_ids, text, stop),
     )
     await announcer.announce(answer)
     return answer
 
 
 def for_fixed_problems(rollout: Rollout) -> Rollout:
-    """Returns the rollout that makes `samples` answers to each problem where problems are fixed, whatever
-    training does with them.
+    """Returns the rollout that makes `samples` answers to each of fixed problems, as in evaluation.
 
-    That is the rollout's `sampler`, plain sampling with its settings where it has none, and the rollout
-    itself where it doesn't sample.
+    This is the rollout's `sampler`; plain sampling with its settings where it has none; and the rollout
+    itself where it doesn't sample. Example: for ``until_mixed``, which draws further problems, it is the
+    `single_turn` inside it.
     """
     sampling = rollout.sampling
     if rollout.sampler is not None or sampling is None:
@@ -201,9 +217,10 @@ def for_fixed_problems(rollout: Rollout) -> Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutAround(Rollout):
-    """A rollout around another one, which makes the answers."""
+    """The base of rollouts around another one, which makes the answers."""
 
     rollout: Rollout
+    """The rollout that makes the answers."""
 
     @property
     @override

@@ -1,4 +1,9 @@
-"""Episodes, trajectories, signals of tokens and texts of tokens in sealed Arrow files."""
+"""Episodes, trajectories, signals of tokens and texts of tokens in sealed Arrow files.
+
+A file is an Arrow stream of batches of `ROWS_PER_BATCH` rows, with the kind and the number of rows in its
+metadata, and a checksum after the end of the stream. It is written whole or not at all.
+`treetune.rollouts.rows` converts rows to columns and back.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +34,16 @@ ROWS_PER_BATCH = 1024
 """Keeps an Arrow list column, whose offsets have 32 bits, far below 2**31 elements."""
 
 REMEDY = "delete it, and the same command makes it again from the iteration's journals"
+"""What to do with a file of episodes or trajectories that is damaged."""
 
 TOKENS = "tokens.arrow"
-"""In an experiment's folder: the text of every token by its id, for readers who have no tokenizer."""
+"""In an experiment's folder: the text of every token by its id, for readers without a tokenizer."""
 
 SIGNALS = "token_signals.arrow"
 """In an iteration's folder: the `TokenSignals` of its episodes, in the order of ``episodes.arrow``."""
 
 SIGNALS_REMEDY = "delete it: nothing is trained on it"
+"""What to do with a file of signals that is damaged."""
 
 # Episodes and trajectories
 
@@ -44,8 +51,8 @@ SIGNALS_REMEDY = "delete it: nothing is trained on it"
 def write_episodes(
     path: Path, episodes: Sequence[Episode], codec: TextCodec | None = None, iteration: int | None = None
 ) -> None:
-    """Writes one column per field of Episode; with a codec also `prompt`, its text. The file says of which
-    `iteration` it is."""
+    """Writes one column per field of Episode, and with a codec also the text of the prompt as `prompt`. The
+    file's metadata has the `iteration`."""
     from treetune.rollouts.rows import episode_columns, episode_schema
 
     with _sealed(path) as file:
@@ -54,13 +61,17 @@ def write_episodes(
 
 
 def read_episodes(path: Path) -> list[Episode]:
-    """Reads what `write_episodes` wrote. Raises ValueError for a file that is not whole, not as it was
-    written or not of that kind, FileNotFoundError for none."""
+    """Reads a file of `write_episodes`.
+
+    Raises:
+        ValueError: The file is cut short, changed, or of another kind.
+        FileNotFoundError: There is no such file.
+    """
     return list(StoredEpisodes(path))
 
 
 class StoredEpisodes(Collection[Episode]):
-    """A file of `write_episodes`, read anew by every loop over it, so that nobody has all of it at once.
+    """A file of `write_episodes`, which every loop reads again, so that it is never in memory as a whole.
     Raises as `read_episodes` does."""
 
     def __init__(self, path: Path) -> None:
@@ -87,8 +98,11 @@ class StoredEpisodes(Collection[Episode]):
 
 
 def write_trajectories(path: Path, trajectories: Sequence[Trajectory], iteration: int | None = None) -> None:
-    """Writes one column per field of Trajectory; the file says of which `iteration` it is. Raises ValueError
-    for problem data other than JSON's types and tuples of them."""
+    """Writes one column per field of Trajectory. The file's metadata has the `iteration`.
+
+    Raises:
+        ValueError: A problem's data has other types than those of JSON and tuples of them.
+    """
     from treetune.rollouts.rows import trajectory_columns, trajectory_schema
 
     with _sealed(path) as file:
@@ -97,31 +111,31 @@ def write_trajectories(path: Path, trajectories: Sequence[Trajectory], iteration
 
 
 def refuse_another_iterations(path: Path, iteration: int) -> None:
-    """Raises Damaged where a stream says of itself that another iteration wrote it. Files of earlier versions
-    don't say it."""
+    """Raises Damaged if the file's metadata has another iteration. Files of earlier versions have none."""
     import pyarrow as pa
 
     try:
         with path.open("rb") as file, pa.ipc.open_stream(file) as reader:
-            written = (reader.schema.metadata or {}).get(b"iteration")
+            iteration_of_file = (reader.schema.metadata or {}).get(b"iteration")
     except (pa.ArrowException, OSError):
-        return  # whoever reads it says what is wrong with it
-    if written is not None and int(written) != iteration:
+        return  # reading it will raise with the reason
+    if iteration_of_file is not None and int(iteration_of_file) != iteration:
         raise Damaged(
-            f"{path} is of iteration {int(written) + 1} and lies in the folder of iteration {iteration + 1}:"
-            " put the folders back as they were, or delete this file, and the same command makes it again"
+            f"{path} is of iteration {int(iteration_of_file) + 1} and lies in the folder of iteration"
+            f" {iteration + 1}: put the folders back as they were, or delete this file, and the same command"
+            " makes it again"
         )
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """Reads what `write_trajectories` wrote. Raises as `read_episodes` does."""
+    """Reads a file of `write_trajectories`. Raises as `read_episodes` does."""
     from treetune.rollouts.rows import trajectories_of
 
     return _read_file(path, "trajectories", trajectories_of, REMEDY)
 
 
 def episodes_to_bytes(episodes: Sequence[Episode]) -> bytes:
-    """Returns what a file of `write_episodes` holds."""
+    """Returns the episodes as a stream of bytes, as ranks send them to each other."""
     import pyarrow as pa
 
     from treetune.rollouts.rows import episode_columns, episode_schema
@@ -132,13 +146,14 @@ def episodes_to_bytes(episodes: Sequence[Episode]) -> bytes:
 
 
 def episodes_from_bytes(data: bytes) -> list[Episode]:
+    """Reads the bytes of `episodes_to_bytes`."""
     from treetune.rollouts.rows import episodes_of
 
     return list(_read_stream(data, "what a rank sent", "episodes", episodes_of))
 
 
 def trajectories_to_bytes(trajectories: Sequence[Trajectory]) -> bytes:
-    """Returns what a file of `write_trajectories` holds."""
+    """Returns the trajectories as a stream of bytes, as ranks send them to each other."""
     import pyarrow as pa
 
     from treetune.rollouts.rows import trajectory_columns, trajectory_schema
@@ -149,6 +164,7 @@ def trajectories_to_bytes(trajectories: Sequence[Trajectory]) -> bytes:
 
 
 def trajectories_from_bytes(data: bytes) -> list[Trajectory]:
+    """Reads the bytes of `trajectories_to_bytes`."""
     from treetune.rollouts.rows import trajectories_of
 
     return list(_read_stream(data, "what a rank sent", "trajectories", trajectories_of))
@@ -179,43 +195,48 @@ def answer_row(trajectory: Trajectory) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class TokenSignals(Columnar):
-    """The trainer's numbers of one episode, of the policy before the iteration's first update: float32 for
-    each of its trained tokens, in their order; NaN where the trainer does not know."""
+    """The trainer's numbers of one episode: a float32 for each of its trained tokens, in their order; NaN
+    where the trainer has none. Unless a field says otherwise, they are of the policy before the iteration's
+    first update."""
 
     trajectory: str
     logprobs: Column
-    """The policy's log-probs, of the whole distribution at the rollout's temperature."""
+    """The policy's log-probs at the rollout's temperature, without `top_p` and `top_k`."""
     entropies: Column
-    """The policy's entropies in nats, of the same distribution."""
+    """The policy's entropies in nats, of the same distributions."""
     gaps: Column | None = None
-    """The trainer's log-probs minus the engine's, both of what was sampled from; None without these."""
+    """The trainer's log-probs minus the engine's, both of the distributions that were sampled from; None
+    where the engine gave none."""
     log_ratios: Column | None = None
-    """The policy's log-probs at the step that a token trained in last minus those before the first; None
-    where the iteration takes a single step, in which they are 0."""
+    """The policy's log-probs at the last optimiser step that trained a token, minus those before the first
+    step; None where the iteration has a single step, in which they are 0."""
 
 
 NUMBERS = ("logprobs", "entropies", "gaps", "log_ratios")
 
 
 def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
-    """Writes one column per field: at most 16 bytes for each trained token, before compression."""
+    """Writes one column per field of TokenSignals: at most 16 bytes for each trained token, before
+    compression."""
     import pyarrow as pa
 
     from treetune.rollouts.rows import lists
 
     numbers = pa.list_(pa.float32())
 
-    def columns(rows: Sequence[TokenSignals], schema: pa.Schema) -> list[pa.Array]:
-        trajectories = pa.array([row.trajectory for row in rows], pa.string())
-        return [trajectories, *(lists([getattr(row, name) for row in rows], numbers) for name in NUMBERS)]
+    def signal_columns(rows: Sequence[TokenSignals], schema: pa.Schema) -> list[pa.Array]:
+        columns = [pa.array([row.trajectory for row in rows], pa.string())]
+        for name in NUMBERS:
+            columns.append(lists([getattr(row, name) for row in rows], numbers))
+        return columns
 
     schema = pa.schema({"trajectory": pa.string(), **dict.fromkeys(NUMBERS, numbers)})
     with _sealed(path) as file:
-        _write_stream(file, "token signals", rows, schema, columns)
+        _write_stream(file, "token signals", rows, schema, signal_columns)
 
 
 def read_token_signals(path: Path) -> list[TokenSignals]:
-    """Reads what `write_token_signals` wrote. Raises as `read_episodes` does."""
+    """Reads a file of `write_token_signals`. Raises as `read_episodes` does."""
     return _read_file(path, "token signals", signals_of, SIGNALS_REMEDY)
 
 
@@ -223,15 +244,16 @@ def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
     """Yields the rows of a batch of such a file."""
     from treetune.rollouts.rows import rows_of
 
-    # Files from before log-ratios were written lack these.
-    numbers = (rows_of(batch[name]) for name in NUMBERS if name in batch.schema.names)
-    for trajectory, logprobs, entropies, *more in zip(batch["trajectory"].to_pylist(), *numbers, strict=True):
+    # Files of earlier versions have no log-ratios.
+    columns = (rows_of(batch[name]) for name in NUMBERS if name in batch.schema.names)
+    rows = zip(batch["trajectory"].to_pylist(), *columns, strict=True)
+    for trajectory, logprobs, entropies, *more in rows:
         assert logprobs is not None and entropies is not None, "these columns have no null"
         yield TokenSignals(trajectory, logprobs, entropies, *more)
 
 
 def write_tokens(path: Path, codec: TextCodec, count: int) -> None:
-    """Writes the text of the tokens 0 to `count` - 1, special ones as nothing."""
+    """Writes the texts of the tokens 0 to `count` - 1; special tokens have an empty text."""
     import pyarrow as pa
 
     texts = pa.array([codec.decode([token]) for token in range(count)], pa.string())
@@ -241,7 +263,7 @@ def write_tokens(path: Path, codec: TextCodec, count: int) -> None:
 
 
 def read_tokens(path: Path) -> list[str]:
-    """Reads what `write_tokens` wrote. Raises ValueError for a file that isn't as it was written."""
+    """Reads a file of `write_tokens`. Raises ValueError for a file that was changed."""
     import pyarrow as pa
 
     verify_once(path, "delete it, and the same command writes it again")
@@ -249,8 +271,8 @@ def read_tokens(path: Path) -> list[str]:
         try:
             table = reader.read_all()
         except MemoryError as error:
-            raise ValueError(f"{path} says that it is larger than memory") from error
-        table.validate(full=True)  # of an earlier version, without a checksum
+            raise ValueError(f"{path} claims to be larger than memory") from error
+        table.validate(full=True)  # files of earlier versions have no checksum
     if table.schema.names != ["text"] or table.schema.types != [pa.string()]:
         raise ValueError(f"{path} holds no texts of tokens")
     return table["text"].to_pylist()
@@ -261,7 +283,8 @@ def read_tokens(path: Path) -> list[str]:
 
 @contextmanager
 def _sealed(path: Path) -> Iterator[SealingFile]:
-    """Opens a whole file with a checksum behind the end of its stream, where readers of Arrow don't look."""
+    """Opens a file that is written whole or not at all, and puts a checksum after the end of its stream,
+    where readers of Arrow don't look."""
     with whole_file(path, "wb") as file:
         sealing = SealingFile(file)
         yield sealing
@@ -278,20 +301,26 @@ def _write_stream(
 ) -> None:
     import pyarrow as pa
 
-    # A stream that was cut between two batches looks whole to Arrow: the number of rows tells.
+    # A stream that was cut between two batches looks complete to Arrow, so its metadata has the number of
+    # rows.
     about: dict[str | bytes, str] = {"treetune": kind, "rows": str(len(rows)), SEALED: ""}
     if iteration is not None:
         about["iteration"] = str(iteration)
     schema = schema.with_metadata(about)
     starts = range(0, len(rows), ROWS_PER_BATCH)
-    batches = (columns(rows[start : start + ROWS_PER_BATCH], schema) for start in starts)
-    _write_batches(sink, schema, (pa.RecordBatch.from_arrays(batch, schema=schema) for batch in batches))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for start in starts:
+            arrays = columns(rows[start : start + ROWS_PER_BATCH], schema)
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    _write_batches(sink, schema, batches())
 
 
 def _write_batches(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     import pyarrow as pa
 
-    # A mask, or advantages that are the same all through a step, then take next to nothing.
+    # Compressed, a mask, or advantages that are the same all through a step, need almost no space.
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
         for batch in batches:
@@ -308,7 +337,7 @@ def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[Row], remed
     seen = 0
     with _stream(source, name, kind, remedy) as (reader, count):
         for batch in reader:
-            batch.validate(full=True)  # of an earlier version, without a checksum
+            batch.validate(full=True)  # files of earlier versions have no checksum
             seen += batch.num_rows
             yield from parse(batch)
     if seen != count:
@@ -317,7 +346,8 @@ def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[Row], remed
 
 @contextmanager
 def _stream(source: Any, name: str, kind: str, remedy: str) -> Iterator[tuple[Any, int]]:
-    """Opens a stream of rows of that kind, with their number."""
+    """Opens a stream of rows, and returns its reader and the number of rows. Raises ValueError for a stream
+    of another kind."""
     with _reader(source, name, kind, remedy) as reader:
         metadata = reader.schema.metadata or {}
         if metadata.get(b"treetune") != kind.encode():

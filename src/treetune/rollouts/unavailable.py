@@ -1,27 +1,30 @@
-"""Counts and reports answers that could not be graded, and graders that fail.
+"""Answers that could not be graded, and graders that fail on what they are given: counted and reported.
 
-An answer that could not be graded (the outcome ``unavailable``) is left out: that its grader was down says
-nothing about the answer, so that the others are a fair sample. A group's baseline is then the mean of fewer
-answers, a state's value the mean of fewer continuations. An answer on which its grader failed (the outcome
-``error``) earns nothing and stays, since the answer itself may be the cause.
+Two cases are kept apart:
+
+* The grader was unavailable (a judge's server is down): the answer's reward is unknown, and the answer is
+  left out. Whether it could be graded says nothing about the answer, so the remaining answers are a fair
+  sample: the baseline of a group is that of fewer answers, a value that of fewer continuations.
+* The grader failed on the answer (the outcome ``error``): the answer earns 0 and stays, since the answer may
+  be the reason.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from treetune.contracts import Answers
+from treetune.contracts import Answers, Part
 from treetune.exceptions import NothingGraded
 from treetune.rollouts.answers import CUT_OFF
-from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.tasks.graders.base import RETURNED_NONE
 from treetune.tree import Tree
 from treetune.vocabulary import Metrics, Trajectory
 
 REASONS = 3
-"""Reasons that are reported, the most frequent ones."""
+"""How many reasons are reported, the most frequent ones."""
 
 FEW, NEARLY_ALL = 8, 0.9
 """A grader that failed on more than this share of at least so many answers is broken."""
@@ -29,119 +32,158 @@ FEW, NEARLY_ALL = 8, 0.9
 FEWEST_NONE = 4
 """A reward function that returned None for all of at least so many answers is broken."""
 
+RETRY = "the same command grades the stored answers again"
 
-def report(context: RolloutContext, name: str, answers: Sequence[Trajectory]) -> None:
-    """Logs how many of all ranks' answers could not be graded, and on how many each domain's grader failed,
-    with the first failure. Collective.
+
+class _Failures(NamedTuple):
+    """The answers of a domain, on one rank, on which the grader failed."""
+
+    answers: int
+    problem: str
+    """The id of the problem of the first of them."""
+    reason: str
+
+
+def report_ungraded(context: RolloutContext, name: str, answers: Sequence[Trajectory]) -> None:
+    """Logs how many of all ranks' answers could not be graded, and on how many each domain's grader failed.
+    Collective.
 
     Args:
-        name: Where the answers are from, such as ``iteration 3``, for the message.
+        context: The context of the phase.
+        name: What the answers are of, such as ``"iteration 3"``; it begins the line of the log.
+        answers: The answers of this rank.
 
     Raises:
-        NothingGraded: No answer could be graded, or a domain's grader failed on nearly all of them, so that
-            the grader must be at fault.
+        NothingGraded: No answer could be graded, or the grader failed on nearly all answers of a domain.
     """
-    lost = Counter(
-        answer.grade.message or "no reason given" for answer in answers if not answer.grade.is_known
-    )
-    counts = Counter(answer.problem.domain for answer in answers)
-    failed: dict[str, list[tuple[str, str]]] = {}
+    local_reasons: Counter[str] = Counter()
+    local_counts: Counter[str] = Counter()  # answers by domain
+    errors_by_domain: dict[str, list[Trajectory]] = {}
     for answer in answers:
+        local_counts[answer.problem.domain] += 1
+        if not answer.grade.is_known:
+            local_reasons[answer.grade.message or "no reason given"] += 1
         if answer.grade.outcome == "error":
-            why = answer.grade.message or "its process died"
-            failed.setdefault(answer.problem.domain, []).append((answer.problem.id, why))
-    firsts = {domain: (len(of_domain), *of_domain[0]) for domain, of_domain in failed.items()}
-    gathered = context.ranks.exchange("ungraded answers", [(lost, counts, firsts)])
-    lost, counts = Counter(), Counter()
-    for ((of_rank, answers_of_rank, _),) in gathered:
-        lost.update(of_rank)
-        counts.update(answers_of_rank)
-    again = "the same command grades the stored answers again"
-    if lost:
-        more = ", …" if len(lost) > REASONS else ""
-        reasons = "; ".join(f"{reason} ({count})" for reason, count in lost.most_common(REASONS))
-        message = (
-            f"{name}: {lost.total()} of {counts.total()} answers could not be graded and are left out:"
-            f" {reasons}{more}"
-        )
-        if lost.total() == counts.total():
-            raise NothingGraded(f"{message}. No training was done: {again}")
-        context.log.say(message)
+            errors_by_domain.setdefault(answer.problem.domain, []).append(answer)
+    local_failures = {}
+    for domain, errors in errors_by_domain.items():
+        reason = errors[0].grade.message or "its process died"
+        local_failures[domain] = _Failures(len(errors), errors[0].problem.id, reason)
+
+    gathered = context.ranks.exchange("ungraded answers", (local_reasons, local_counts, local_failures))
+    reasons: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    failures_by_domain: dict[str, list[_Failures]] = {}
+    for reasons_of_rank, counts_of_rank, failures_of_rank in gathered:
+        reasons.update(reasons_of_rank)
+        counts.update(counts_of_rank)
+        for domain, failures in failures_of_rank.items():
+            failures_by_domain.setdefault(domain, []).append(failures)
+
+    if reasons:
+        _report_unavailable(context, name, reasons, counts.total())
     for domain, count in sorted(counts.items()):
-        failures = [firsts[domain] for ((_, _, firsts),) in gathered if domain in firsts]
-        if not failures:
-            continue
-        total, (_, problem, why) = sum(number for number, _, _ in failures), failures[0]
-        of = f" of the domain {domain}" if domain else ""
-        message = (
-            f"{name}: grading failed on {total} of {count} answers{of}, which earn nothing; the first, to the"
-            f" problem {problem!r}: {why}"
+        if domain in failures_by_domain:
+            _report_failures(context, name, domain, count, failures_by_domain[domain])
+
+
+def _report_unavailable(context: RolloutContext, name: str, reasons: Counter[str], answers: int) -> None:
+    """Logs why answers could not be graded. Raises NothingGraded if that were all."""
+    more = ", …" if len(reasons) > REASONS else ""
+    listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(REASONS))
+    message = (
+        f"{name}: {reasons.total()} of {answers} answers could not be graded and are left out: {listed}{more}"
+    )
+    if reasons.total() == answers:
+        raise NothingGraded(f"{message}. No training was done: {RETRY}")
+    context.log.say(message)
+
+
+def _report_failures(
+    context: RolloutContext, name: str, domain: str, answers: int, failures: Sequence[_Failures]
+) -> None:
+    """Logs on how many of a domain's answers grading failed. Raises NothingGraded if that were nearly all."""
+    failed = sum(of_rank.answers for of_rank in failures)
+    first = failures[0]
+    of_domain = f" of the domain {domain}" if domain else ""
+    message = (
+        f"{name}: grading failed on {failed} of {answers} answers{of_domain}, which earn nothing; the first,"
+        f" to the problem {first.problem!r}: {first.reason}"
+    )
+    if answers >= FEW and failed > NEARLY_ALL * answers:
+        raise NothingGraded(
+            f"{message}. No training was done. Fix the grader (for a response without an answer it"
+            f" returns None) and rerun: {RETRY}"
         )
-        if count >= FEW and total > NEARLY_ALL * count:
-            raise NothingGraded(
-                f"{message}. No training was done. Fix the grader (for a response without an answer it"
-                f" returns None) and rerun: {again}"
-            )
-        context.log.say(message)
+    context.log.say(message)
 
 
 def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> None:
-    """Raises NothingGraded if a domain's reward function returned None for all answers of the first
-    iteration, on all ranks. Collective.
+    """Refuses a reward function that returned None for all of a domain's answers. Collective.
 
     None means that a response holds no answer. A function that returns it for everything has most likely no
-    ``return``, and nothing would be learned. Later iterations may end in that way for other reasons, such as
-    a policy that has collapsed. Answers that were cut off don't count: their reward isn't the function's.
+    ``return``, and nothing would be learned. Only the first iteration is checked: later ones may end in that
+    way for other reasons, such as a policy that has collapsed. Answers that were cut off don't count: the
+    function did not decide their reward.
+
+    Raises:
+        NothingGraded: The first iteration, on all ranks, has a domain without any other grade.
     """
     if context.iteration != 0:
         return
-    graded = [answer for answer in answers if answer.grade.message != CUT_OFF]
-    n_answers = Counter(answer.problem.domain for answer in graded)
-    n_none = Counter(answer.problem.domain for answer in graded if answer.grade.message == RETURNED_NONE)
-    gathered = context.ranks.exchange("rewards that are None", [(n_answers, n_none)])
-    n_answers, n_none = Counter(), Counter()
-    for ((answers_of_rank, none_of_rank),) in gathered:
-        n_answers.update(answers_of_rank)
-        n_none.update(none_of_rank)
-    for domain, count in sorted(n_answers.items()):
-        if count >= FEWEST_NONE and n_none[domain] == count:
+    finished = [answer for answer in answers if answer.grade.message != CUT_OFF]
+    local_counts = Counter(answer.problem.domain for answer in finished)
+    local_nones = Counter(
+        answer.problem.domain for answer in finished if answer.grade.message == RETURNED_NONE
+    )
+    counts: Counter[str] = Counter()
+    nones: Counter[str] = Counter()
+    gathered = context.ranks.exchange("rewards that are None", (local_counts, local_nones))
+    for counts_of_rank, nones_of_rank in gathered:
+        counts.update(counts_of_rank)
+        nones.update(nones_of_rank)
+    for domain, count in sorted(counts.items()):
+        if count >= FEWEST_NONE and nones[domain] == count:
             of_domain = f" of the domain {domain}" if domain else ""
             raise NothingGraded(
                 f"iteration 1: the reward function returned None for all {count} answers{of_domain}, so that"
                 " none earns anything. No training was done. Return a number for every answer (0.0 for a"
-                " wrong one; None only for a response without an answer) and rerun: the same command grades"
-                " the stored answers again"
+                f" wrong one; None only for a response without an answer) and rerun: {RETRY}"
             )
 
 
-def least_answers(credit: Credit) -> int:
-    """Returns the number of a problem's answers that must be graded, or the problem is left out."""
-    return max([1, *(need.feature.count for need in credit.needs if isinstance(need.feature, Answers))])
+def least_answers(credit: Part) -> int:
+    """Returns how many answers to a problem must be graded for this credit: 1, or what its `needs` say."""
+    least = 1
+    for need in credit.needs:
+        if isinstance(need.feature, Answers):
+            least = max(least, need.feature.count)
+    return least
 
 
-def graded(context: RolloutContext, trees: Sequence[Tree], credit: Credit) -> tuple[list[Tree], Metrics]:
-    """Returns the trees without the answers that could not be graded.
+def drop_ungraded(context: RolloutContext, trees: Sequence[Tree], credit: Part) -> tuple[list[Tree], Metrics]:
+    """Returns the trees without the answers that could not be graded. Collective.
 
-    A problem that keeps fewer answers than `credit` needs is left out, and counted over all ranks in
-    ``episodes/groups_ungraded``. Collective.
+    A problem with fewer remaining answers than `credit` needs is left out whole. The metric
+    ``episodes/groups_ungraded`` counts such problems over all ranks, if there are any.
     """
     least = least_answers(credit)
     kept = []
     dropped = 0
     for tree in trees:
-        known = [leaf for leaf, answer in enumerate(tree.leaves) if answer.grade.is_known]
-        if len(known) == len(tree.leaves):
+        known_leaves = [leaf for leaf, answer in enumerate(tree.leaves) if answer.grade.is_known]
+        if len(known_leaves) == len(tree.leaves):
             kept.append(tree)
-        elif len(known) >= least:
-            kept.append(tree.keeping(known))
+        elif len(known_leaves) >= least:
+            kept.append(tree.keeping(known_leaves))
         else:
             dropped += 1
-    groups = sum(count for (count,) in context.ranks.exchange("ungraded", [dropped]))
-    if not groups:
+    dropped_of_all = sum(context.ranks.exchange("ungraded", dropped))
+    if not dropped_of_all:
         return kept, {}
-    why = "none" if least == 1 else f"fewer than {least}"
+    graded = "none" if least == 1 else f"fewer than {least}"
     context.log.say(
-        f"iteration {context.iteration + 1}: {groups} problems are left out, because {why} of their answers"
-        " could be graded"
+        f"iteration {context.iteration + 1}: {dropped_of_all} problems are left out, because {graded} of"
+        " their answers could be graded"
     )
-    return kept, {"episodes/groups_ungraded": float(groups)}
+    return kept, {"episodes/groups_ungraded": float(dropped_of_all)}

@@ -1,4 +1,9 @@
-"""Samples further problems until enough of them have answers that differ in score."""
+"""DAPO's dynamic sampling: further problems are sampled until enough of them have answers that differ in
+score (arXiv:2503.14476, section 3.2).
+
+Example, with ``groups: 64``: of the iteration's 64 problems 40 have answers that differ, so a second round
+samples 64 further problems, of which 30 have such answers: 70 are enough.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +28,28 @@ from treetune.vocabulary import Metrics, Problem, Trajectory
 @Rollout.register("until_mixed")
 @dataclass(frozen=True, kw_only=True)
 class UntilMixed(RolloutAround):
-    """`rollout` on the iteration's problems and then, round by round, on further ones, until `groups`
-    problems have answers that differ in score.
+    """DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2): runs `rollout` on the iteration's
+    problems and then, round by round, on further ones, until `groups` problems have answers that differ in
+    score.
 
-    DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2). Together with the selection
-    ``mixed_groups`` with `at_most`, each iteration trains on equally many groups that say something.
-    Everything that was sampled is kept and counted, so that ``episodes/score`` is the policy's on
-    problems that were not chosen by how it answered them.
+    Together with the selection ``mixed_groups`` with `at_most`, each iteration trains on the same number of
+    groups with spread. All sampled answers are kept and counted, so that ``episodes/score`` is the policy's
+    score on problems that were not chosen by its answers.
 
-    Where the rounds are over, or the split has no problem left that the iteration hasn't had, the log says
-    so, and the iteration goes on with the groups that it has.
+    After the last round, or when the split has no further problem, the log says so, and the iteration
+    continues with the groups that it has.
 
     ``rollout/rounds``; ``rollout/groups_dropped``: share of problems whose answers all scored the same;
-    ``rollout/groups_lacking``: how many were missing at the end. What the inner rollout measures
-    beyond ``episodes/`` and numbers of answers is averaged over the rounds, each with the weight of its
-    problems.
+    ``rollout/groups_lacking``: how many groups were missing at the end. Other metrics of the inner rollout,
+    except ``episodes/`` and numbers of answers, are averaged over the rounds, weighted by their problems.
     """
 
     groups: Annotated[int, Gt(0)]
-    """Problems with answers that differ that are enough."""
+    """How many problems must have answers that differ."""
     max_rounds: Annotated[int, Gt(0)] = 10
-    """Rounds at most, the first included."""
+    """The largest number of rounds, the first included."""
     problems_per_round: Annotated[int, Gt(0)] | None = None
-    """Problems of a further round; None: as many as the first has."""
+    """Problems of each further round; None: as many as the first has."""
 
     @property
     @override
@@ -55,7 +59,7 @@ class UntilMixed(RolloutAround):
             Need(Answers(2), "it waits for answers that differ"),
             Need(
                 UseOfAdvantages(),
-                "answers that differ are worth something where they are compared",
+                "answers that differ only matter where they are compared",
                 "choose the rollout 'single_turn', or an objective that learns from advantages",
             ),
         )
@@ -66,33 +70,34 @@ class UntilMixed(RolloutAround):
             yield Finding(
                 "until_mixed can't be within another one", "rollout", "name a rollout that samples answers"
             )
-        first = experiment.problems_per_iteration
-        if first is None:
+        first_round = experiment.problems_per_iteration
+        if first_round is None:
             yield Finding(
                 "the rollout asks for further problems where answers don't differ, and"
                 " problems_per_iteration null has none left",
                 "$.problems_per_iteration",
                 "set it to a number below that of the training problems",
             )
-        elif first == experiment.task.size("train"):
+        elif first_round == experiment.task.size("train"):
             yield Finding(
-                f"the rollout asks for further problems, and problems_per_iteration takes all {first}",
+                f"the rollout asks for further problems, and problems_per_iteration takes all {first_round}",
                 "$.problems_per_iteration",
                 "lower it",
             )
         else:
-            most = first + (self.max_rounds - 1) * (self.problems_per_round or first)
+            further = (self.max_rounds - 1) * (self.problems_per_round or first_round)
+            most = first_round + further
             if self.groups > most:
                 yield Finding(
                     f"{self.groups} groups are asked for, and {self.max_rounds} rounds have {most} problems",
                     "groups",
                     "lower groups, or raise max_rounds or problems_per_iteration",
                 )
-        kept = experiment.selection.at_most
-        if kept is not None and kept < self.groups:
+        most_selected = experiment.selection.at_most
+        if most_selected is not None and most_selected < self.groups:
             yield Finding(
                 f"the rollout samples until {self.groups} groups have spread (groups), and the selection"
-                f" trains on {kept} of them (at_most)",
+                f" trains on {most_selected} of them (at_most)",
                 "groups",
                 "make the two equal",
             )
@@ -105,89 +110,97 @@ class UntilMixed(RolloutAround):
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         trees: list[Tree] = []
-        asked: list[Problem] = []
+        sampled_problems: list[Problem] = []
         rounds: list[_Round] = []
-        further: list[Problem] | None = None
-        upcoming = list(problems)
-        mixed = 0
-        # A round's metrics are of all ranks, so all of them decide alike.
+        further_problems: list[Problem] | None = None  # drawn when they are needed
+        problems_of_round = list(problems)
+        mixed_groups = 0
+        # A round's metrics are of all ranks, so that all ranks decide alike.
         while True:
             answers_so_far = len(answers_of(trees))
-            round_trees, metrics = self.rollout.run(_after(context, answers_so_far), upcoming)
+            round_context = _context_after(context, answers_so_far)
+            round_trees, metrics = self.rollout.run(round_context, problems_of_round)
             trees += round_trees
-            asked += upcoming
-            rounds.append(_Round(len(upcoming), metrics))
-            mixed += round(metrics["episodes/mixed"] * metrics["episodes/problems"])
-            if mixed >= self.groups or len(rounds) == self.max_rounds:
+            sampled_problems += problems_of_round
+            rounds.append(_Round(len(problems_of_round), metrics))
+            mixed_groups += round(metrics["episodes/mixed"] * metrics["episodes/problems"])
+            if mixed_groups >= self.groups or len(rounds) == self.max_rounds:
                 break
-            if further is None:
-                others = context.find(FurtherProblems)
-                further = [] if others is None else list(others.draw())
+            if further_problems is None:
+                service = context.find(FurtherProblems)
+                further_problems = [] if service is None else list(service.draw())
             size = self.problems_per_round or len(problems)
-            upcoming, further = further[:size], further[size:]
-            if not upcoming:
+            problems_of_round, further_problems = further_problems[:size], further_problems[size:]
+            if not problems_of_round:
                 break
-        if mixed < self.groups:
-            self._say_what_lacks(context, mixed, len(asked), len(rounds))
+        if mixed_groups < self.groups:
+            self._log_missing_groups(context, mixed_groups, len(sampled_problems), len(rounds))
         if len(rounds) > 1:
-            trees = _share_out(context, asked, trees)
-        of_all_answers = trajectory_metrics(context, answers_of(trees))
-        return trees, _average(rounds) | of_all_answers | {
+            trees = _share_between_ranks(context, sampled_problems, trees)
+        metrics_of_answers = trajectory_metrics(context, answers_of(trees))
+        return trees, _average(rounds) | metrics_of_answers | {
             "rollout/rounds": float(len(rounds)),
-            "rollout/groups_dropped": 1.0 - mixed / len(asked),
-            "rollout/groups_lacking": float(max(0, self.groups - mixed)),
+            "rollout/groups_dropped": 1.0 - mixed_groups / len(sampled_problems),
+            "rollout/groups_lacking": float(max(0, self.groups - mixed_groups)),
         }
 
-    def _say_what_lacks(self, context: RolloutContext, mixed: int, asked: int, rounds: int) -> None:
+    def _log_missing_groups(self, context: RolloutContext, mixed: int, problems: int, rounds: int) -> None:
         reason = "the split has no further problem"
         if rounds == self.max_rounds:
             reason = f"max_rounds is {self.max_rounds}"
         context.log.say(
             f"iteration {context.iteration + 1}: {self.groups} problems with answers that differ in score"
-            f" were asked for; went on with {mixed} of {asked} after {rounds} rounds, since {reason}"
+            f" were asked for; went on with {mixed} of {problems} after {rounds} rounds, since {reason}"
         )
 
 
 class _Round(NamedTuple):
-    """A round: how many problems it had, and its metrics, of all ranks."""
+    """A finished round."""
 
     problems: int
     metrics: Metrics
+    """Of all ranks."""
 
 
 def _average(rounds: Sequence[_Round]) -> Metrics:
-    """Returns the means of the rounds' metrics, each round with the weight of its problems."""
-    names = dict.fromkeys(name for past in rounds for name in past.metrics)
-    averages = {}
-    for name in names:
-        measured = [past for past in rounds if name in past.metrics]
-        values = [past.metrics[name] for past in measured]
-        averages[name] = mean(values, [float(past.problems) for past in measured])
-    return averages
+    """Returns the means of the rounds' metrics, weighted by the number of problems."""
+    values: dict[str, list[float]] = {}
+    weights: dict[str, list[float]] = {}
+    for finished in rounds:
+        for name, value in finished.metrics.items():
+            values.setdefault(name, []).append(value)
+            weights.setdefault(name, []).append(float(finished.problems))
+    return {name: mean(values[name], weights[name]) for name in values}
 
 
-def _after(context: RolloutContext, done: int) -> RolloutContext:
-    """Returns the context for a round that comes after `done` answers of this rank."""
-    progress = context.log.progress
-    log = replace(context.log, progress=lambda of_round, total: progress(done + of_round, done + total))
-    return replace(context, log=log)
+def _context_after(context: RolloutContext, answers: int) -> RolloutContext:
+    """Returns the context for a round that comes after so many answers of this rank: its progress counts
+    them."""
+
+    def show_progress(done: int, total: int) -> None:
+        context.log.progress(answers + done, answers + total)
+
+    return replace(context, log=replace(context.log, progress=show_progress))
 
 
-def _share_out(context: RolloutContext, asked: Sequence[Problem], trees: Sequence[Tree]) -> list[Tree]:
-    """Returns this rank's share of all rounds' trees, so that all ranks' are in the order of `asked`.
+def _share_between_ranks(
+    context: RolloutContext, problems: Sequence[Problem], trees: Sequence[Tree]
+) -> list[Tree]:
+    """Returns this rank's contiguous share of the trees of all rounds, in the order of `problems`.
+    Collective.
 
-    As they were sampled, a rank would hold a share of each round. Collective.
+    After several rounds a rank has a share of each round, but credit and storage expect one contiguous share.
     """
     by_problem = {tree.problem.id: tree for tree in trees}
     world_size = context.ranks.world_size
     if world_size > 1:
         for_each_rank = []
         for rank in range(world_size):
-            share = contiguous_share(asked, rank, world_size)
+            share = contiguous_share(problems, rank, world_size)
             trees_for_rank = [by_problem[problem.id] for problem in share if problem.id in by_problem]
             for_each_rank.append(trajectories_to_bytes(answers_of(trees_for_rank)))
         answers: list[Trajectory] = []
         for data in context.ranks.hand_out("rounds", for_each_rank):
             answers += trajectories_from_bytes(data)
         by_problem = {tree.problem.id: tree for tree in trees_of(answers)}
-    return [by_problem[problem.id] for problem in rank_share(context, asked) if problem.id in by_problem]
+    return [by_problem[problem.id] for problem in rank_share(context, problems) if problem.id in by_problem]

@@ -13,11 +13,14 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Need, Part, Root, SampledAnswers, StaleAnswers
+from treetune.credit.base import Credit
+from treetune.domains.environments.base import Environment, environment_of
+from treetune.domains.multi_turn import MultiTurn
 from treetune.engine.settings import Engines
-from treetune.findings import missing_requirements
+from treetune.findings import missing_requirements, placed_parts
 from treetune.models.sources import ModelSource
 from treetune.rollouts.answers import check_lengths
-from treetune.rollouts.base import Credit, Rollout, Selection, Shaping
+from treetune.rollouts.base import Rollout, Selection, Shaping
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
@@ -358,11 +361,22 @@ class PolicyIteration(Runtime):
         return list(dict.fromkeys(stops))
 
     def missing_for_grades(self) -> list[str]:
-        """Returns what graders and environments of all tasks need and isn't there."""
-        tasks = [self.task, *(one.task for one in self.evaluation.sets if one.task is not None)]
+        """Returns what graders, rollouts and the environments of answers need and this machine lacks."""
+        tasks = [self.task, *(chosen.task for chosen in self.evaluation.sets if chosen.task is not None)]
         graders = [part for task in tasks for part in task.grader.parts()]
         rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
-        return missing_requirements([*graders, *rollouts], self)
+        # A rollout in turns uses its own environment, which is a part of it, or else those of the tasks.
+        uses_environments_of_tasks = any(
+            isinstance(placed.part, MultiTurn) and placed.part.environment is None
+            for placed in placed_parts(rollouts)
+        )
+        environments: list[Environment] = []
+        for task in tasks if uses_environments_of_tasks else ():
+            for part in task.parts():
+                environment = environment_of(part)
+                if environment is not None:
+                    environments.append(environment)
+        return missing_requirements([*graders, *rollouts, *environments], self)
 
     def missing_devices(self) -> Iterator[Finding]:
         """Yields the GPUs that engines name and that this machine doesn't have."""

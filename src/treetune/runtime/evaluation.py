@@ -23,7 +23,7 @@ from typing import Any, Literal
 from treetune.exceptions import CheckpointGone
 from treetune.rollouts import unavailable
 from treetune.rollouts.metrics import PREFIX
-from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluated, number_metrics
+from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluation_metrics, number_metrics
 from treetune.rollouts.storage import answer_row
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim, Claims
@@ -92,7 +92,7 @@ def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
         metrics |= pick(f"evaluation/{label}/{PREFIX}{domain}/", summary_of_domain)
     if summary.get("unavailable"):
         metrics[f"evaluation/{label}/unavailable"] = float(summary["unavailable"])
-    return metrics | evaluated(label, summary)
+    return metrics | evaluation_metrics(label, summary)
 
 
 def set_problems(config: PolicyIteration, chosen: EvaluationSet) -> list[Problem]:
@@ -154,7 +154,7 @@ def measure(
             session.ranks.barrier("evaluation begins")
             answers_of_rank = answers_of(rollout.run(context, answerable)[0]) if answerable else []
             services = by_group(sampler.service_metrics(grader))
-        unavailable.report(context, f"evaluating {name}", answers_of_rank)
+        unavailable.report_ungraded(context, f"evaluating {name}", answers_of_rank)
         trajectories = trajectories_on_first(session.ranks, "evaluation", answers_of_rank)
         wrong_count: tuple[str, int] | None = None  # the first problem with another number than the set asks
         if session.ranks.is_first:

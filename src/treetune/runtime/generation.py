@@ -22,13 +22,14 @@ from typing import Any
 
 import numpy as np
 
+from treetune.credit.states.early import EarlyContinuations
 from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.engine.journal import CallTimes, JournaledEngine
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext, ShapingMemory
 from treetune.rollouts.metrics import domain_advantages
-from treetune.rollouts.shaping import shaped
+from treetune.rollouts.shaping import apply_shaping
 from treetune.rollouts.storage import (
     SIGNALS,
     TOKENS,
@@ -44,7 +45,6 @@ from treetune.rollouts.storage import (
     write_tokens,
     write_trajectories,
 )
-from treetune.rollouts.values import EarlyContinuations
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import (
@@ -164,13 +164,13 @@ def _roll_out(
             services=services,
         )
         early = config.credit.early_continuations(context) if config.rollout.needs_engine else None
-        trees, metrics = config.rollout.run(context if early is None else early.attached(context), problems)
+        trees, metrics = config.rollout.run(context if early is None else early.attach(context), problems)
         metrics |= config.task.drawing_metrics(all_problems, drawing)
         metrics |= sampler.service_metrics(context.grader)
         if config.rollout.needs_engine:
             # Raises if no answer could be graded. Nothing is written before, so that the next start asks the
             # grader again.
-            unavailable.report(context, f"iteration {iteration + 1}", answers_of(trees))
+            unavailable.report_ungraded(context, f"iteration {iteration + 1}", answers_of(trees))
             unavailable.refuse_only_none(context, answers_of(trees))
     if early is not None:
         assert isinstance(context.engine, JournaledEngine), "a run's answers are kept"
@@ -255,8 +255,8 @@ def credited(
     """
     metrics: Metrics = {}
     if config.rollout.needs_engine:  # demonstrations are trained on whatever their grade
-        trees, metrics = unavailable.graded(context, trees, config.credit)
-    trees, shaping_metrics = shaped(context, config.shaping, trees)
+        trees, metrics = unavailable.drop_ungraded(context, trees, config.credit)
+    trees, shaping_metrics = apply_shaping(context, config.shaping, trees)
     episodes, credit_metrics = config.credit.assign(context, trees)
     for episode in episodes:
         if episode.advantages is not None and not np.isfinite(episode.advantages).all():

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.exceptions import Collapsed, Damaged, Stopped
 from treetune.processes.lifetime import GracefulStop, stopping_gracefully
 from treetune.rollouts.metrics import split_domain
-from treetune.rollouts.numbers import in_words
+from treetune.rollouts.numbers import describe_numbers
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.checkpoint_schedule import CheckpointSchedule, tidy_checkpoints
 from treetune.runtime.console import Clock, duration, name_iterations
@@ -403,7 +403,7 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
             parts.append(f"{name} {form.format(row[key])}")
         if name == "reward":
             parts += _rewards_of_domains(row)
-    parts += in_words(row)
+    parts += describe_numbers(row)
     for key, value in row.items():
         # ``evaluation/SET/pass_at_1``; the keys of single domains have more parts.
         group = key.split("/")

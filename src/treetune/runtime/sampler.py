@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.credit.base import Critic
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.engine.journal import JournaledEngine, Observe
-from treetune.rollouts.base import Critic, Rollout
+from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.judge_server import judge_server
@@ -142,7 +143,7 @@ class Sampler:
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, observe)
             other_journals = [*journals, *([earlier] if earlier is not None else [])]
-            services += (TurnJournal.beside(journal, other_journals),)
+            services += (TurnJournal.for_requests(journal, other_journals),)
         return RolloutContext(
             task=task or session.config.task,
             engine=engine,

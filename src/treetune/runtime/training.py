@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.credit.base import Critic
+from treetune.credit.episodes import scoring_row
 from treetune.exceptions import Damaged
-from treetune.rollouts.base import Critic
-from treetune.rollouts.credit import scoring_row
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.console import Clock

@@ -1,13 +1,13 @@
-"""Sums that a noisy teacher writes out, and what they have in common with products.
+"""Sums with the written solutions of a noisy teacher, and the base of sums and products.
 
-A problem is a few numbers. A solution is a fixed number of lines, each ending in one number that
-follows from the text before it, and last the marker with the answer. The teacher slips on a
-line with probability `demonstration_noise`: it then writes a number that is too large by 1 or by
-10 and goes on from it.
+A problem consists of some numbers. A solution has a fixed number of lines, each of which ends with a number
+that follows from the text before it, and then the marker and the answer. With probability
+`demonstration_noise` the teacher makes an error in a line: it writes a number that is too large by 1 or by
+10, and continues with this number.
 
-Every number on the way is linear in every earlier one, with a positive weight that only the
-problem determines. So slips never cancel out, and the chance that the teacher ends right is known
-exactly at every step.
+Every number is a linear function of each earlier one, with a positive weight that only depends on the
+problem. Therefore errors never cancel out, and the probability that the teacher's answer will be right is
+known exactly after every step.
 """
 
 from __future__ import annotations
@@ -33,55 +33,56 @@ from treetune.vocabulary import Problem
 MARKER = "#"
 ANSWER_AFTER_MARKER = FinalAnswer(marker=MARKER)
 SLIPS = (1, 10)
-"""A slip adds one of these, each as likely as the other: one too many, or one carry too many."""
+"""The numbers that an error adds, with equal probabilities: one unit or one carry too many."""
 
 _ENUMERABLE = 200_000
-"""Up to so many selections are listed and shuffled, which also works when all of them are asked for;
-beyond, drawing until a new one comes is quicker."""
+"""Up to this number of selections, all are listed and shuffled, so that all of them can be requested. For
+more, drawing until a new one occurs is quicker."""
 
 
 @dataclass(frozen=True)
 class SolutionLine:
-    """A line of a solution: its text before the number, the right number after what was written
-    so far, and by how much the answer grows with each unit by which this number is too large.
-
-    Lines of one `block` don't all need each other: those with a `thread` need only the text before
-    the block and what that thread has written, and those without one come after the threads. `topic`
-    names what the thread is about.
-    """
+    """A line of a solution."""
 
     lead: str
+    """The text before the number."""
     value: int
+    """The number that is right after the lines so far."""
     weight: int = 0
+    """The increase of the answer if the number is 1 too large."""
     block: int | None = None
+    """The lines of one block may be written in threads."""
     thread: int | None = None
+    """The thread, whose lines only need the text before the block and each other. Lines of a block without a
+    thread come after its threads."""
     topic: str = ""
+    """The calculation of the thread."""
 
 
 WrittenLine = tuple[SolutionLine, int]
-"""A line and the number that was really written in it."""
+"""A line and the written number, which may be wrong."""
 
 Solution = Generator[SolutionLine, int, None]
-"""Yields each line, is sent the number that was really written, and goes on from that one."""
+"""Yields each line, receives the number that was written (which may be wrong), and continues with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenArithmetic(GeneratedTask):
-    """Problems made on the spot, different ones in every split, whatever the sizes.
+    """Generated problems, all different from each other, also in different splits.
 
-    Raises ValueError if there are fewer different problems than the splits need; the order of the
-    numbers makes no difference here, since it makes none to the answer.
+    Raises ValueError if there are fewer different problems than the splits need. Problems that differ only in
+    the order of their numbers aren't different.
     """
 
     digits: Annotated[int, Ge(1), Le(9)] = 2
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
-    """The teacher's probability of a slip on a line."""
+    """The probability of an error in each line of a demonstration."""
     train_size: Annotated[int, Gt(0)] = 100_000
     validation_size: Annotated[int, Gt(0)] = 500
     test_size: Annotated[int, Gt(0)] = 1000
     seed: int = 0
-    """Decides which numbers are held out. It is not the run's, so that runs with different seeds are
-    measured on the same problems."""
+    """The seed of the problems and their splits. It doesn't depend on the run's seed, so that runs with
+    different seeds are evaluated on the same problems."""
     grader: Grader = ANSWER_AFTER_MARKER
 
     operator: ClassVar[str]
@@ -97,8 +98,8 @@ class WrittenArithmetic(GeneratedTask):
             )
 
     def _operands(self) -> tuple[range, int, range | None]:
-        """Returns the values of a problem's numbers, their count, and the values of the first one where it
-        has its own."""
+        """Returns the possible values of a problem's numbers, their count, and the possible values of the
+        first number if they differ from the others'."""
         raise NotImplementedError
 
     def _described(self) -> str:
@@ -129,7 +130,7 @@ class WrittenArithmetic(GeneratedTask):
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns the teacher's solution. Slips are drawn from `seed` and the problem."""
+        """Returns the teacher's solution. Its errors depend on `seed` and the problem."""
         generator = derived_random(seed, problem.id, "demonstration")
 
         def write(line: SolutionLine) -> int:
@@ -142,15 +143,15 @@ class WrittenArithmetic(GeneratedTask):
         return f"{in_lines(lines)}{MARKER}{lines[-1][1]}"
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
-        """Returns the probability that the teacher, going on from `prefix`, ends with the right answer.
+        """Returns the probability that the teacher, continuing after `prefix`, gives the right answer.
 
-        `prefix` is any number of complete lines, newlines included, written by the teacher or by
-        a policy: the teacher goes on from the numbers in it, right or wrong. With n lines left it
-        is ``(1 - demonstration_noise) ** n`` if the numbers so far lead to the answer, 0 if they
-        lead beyond it, and, where a policy wrote too small a number, the (small) chance that
-        slips make up for it. A prefix that already has its answer is worth its reward.
+        `prefix` is any number of complete lines with their newlines, written by the teacher or by a policy.
+        The teacher continues with its numbers, right or wrong. If n lines are missing, the probability is
+        ``(1 - demonstration_noise) ** n`` if the numbers so far lead to the right answer, and 0 if they lead
+        to a larger one. If a policy wrote a number that is too small, it is the (small) probability that
+        errors compensate for it. The value of a prefix that contains its answer is the reward.
 
-        Raises ValueError for a prefix that is not lines of the solution's form.
+        Raises ValueError if the prefix doesn't consist of such lines.
         """
         if MARKER in prefix:
             return self.grader.grade(prefix, problem).reward
@@ -167,7 +168,7 @@ class WrittenArithmetic(GeneratedTask):
             if text is None:
                 return line.value
             if form(text) != form(f"{line.lead}{line.value}"):
-                raise ValueError(f"{text!r} in {prefix!r} is no step of this solution, as {line} would be")
+                raise ValueError(f"{text!r} in {prefix!r} is not a step of this solution, such as {line}")
             return int(re.split(r"[^0-9]", text)[-1])
 
         lines = self._written(problem, write)
@@ -178,7 +179,7 @@ class WrittenArithmetic(GeneratedTask):
         return _chance_of_slips(missing, weights, self.demonstration_noise)
 
     def _written(self, problem: Problem, write: Callable[[SolutionLine], int]) -> list[WrittenLine]:
-        """Returns the lines of a solution with the numbers that `write` decides on."""
+        """Returns the lines of a solution with the numbers that `write` returns for them."""
         solution = self._solution(problem.data["numbers"])
         lines: list[WrittenLine] = []
         try:
@@ -197,11 +198,11 @@ class WrittenArithmetic(GeneratedTask):
 @Task.register("addition_chain")
 @dataclass(frozen=True, kw_only=True)
 class AdditionChain(WrittenArithmetic):
-    r"""Add `count` numbers of `digits` digits, e.g. ``12+34+56+78=\n`` with the solution
-    ``12+34=46\n46+56=102\n102+78=180\n#180``: count - 1 running totals, one step each, and the
-    answer. Each line repeats what it adds, so that a small model can learn lines one at a time.
+    r"""The sum of `count` numbers of `digits` digits. The solution of ``12+34+56+78=\n`` is
+    ``12+34=46\n46+56=102\n102+78=180\n#180``. It has count - 1 steps, each with the sum so far, and the
+    answer. Each line repeats its summands, so that a small model can learn single lines.
 
-    A teacher with `demonstration_noise` p is right in (1 - p)^(count - 1) of its solutions.
+    With `demonstration_noise` p, a share of (1 - p)^(count - 1) of demonstrations is right.
     """
 
     count: Annotated[int, Ge(2), Le(64)] = 4
@@ -228,10 +229,10 @@ def in_lines(lines: Sequence[WrittenLine]) -> str:
 
 
 def _chance_of_slips(missing: int, weights: Sequence[int], noise: float) -> float:
-    """Returns the probability that slips on lines of these weights add up to exactly `missing`.
+    """Returns the probability that errors in lines with these weights add up to exactly `missing`.
 
-    Sums that overshoot, or that the lines left cannot reach, are dropped; large weights go first,
-    so that few sums are ever alive.
+    Sums that are too large, or so small that the remaining lines can't complete them, are dropped. Large
+    weights come first, so that few sums remain at any time.
     """
     chances = {missing: 1.0}
     reach = max(SLIPS) * sum(weights)
@@ -259,10 +260,10 @@ def selections(values: range, count: int, first: range | None = None) -> int:
 def distinct_operands(
     values: range, count: int, total: int, seed: int, first: range | None = None
 ) -> Sequence[tuple[int, ...]]:
-    """Returns `total` selections of `count` numbers from `values`, no two of them equal up to order.
+    """Returns `total` selections of `count` numbers from `values`. No two of them differ only in their order.
 
-    With `first`, which has no number in common with `values`, the first number is from there. The first
-    selections do not depend on `total`, so that a larger request extends a smaller one.
+    With `first`, which has no number in common with `values`, the first number is from `first`. The first
+    selections don't depend on `total`, so that a larger request extends a smaller one.
     """
     space = selections(values, count, first)
     assert total <= space, f"{total} of only {space} selections"

@@ -21,9 +21,9 @@ Params = TypeVar("Params")
 
 
 def check_split(split: str) -> None:
-    """Raises ValueError for a word that is no split."""
+    """Raises ValueError if `split` isn't the name of a split."""
     if split not in get_args(Split):
-        raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
+        raise ValueError(f"there is no split {split!r}: choose one of {', '.join(get_args(Split))}")
 
 
 class Task(Registrable):
@@ -32,19 +32,21 @@ class Task(Registrable):
     grader: Grader
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Returns all problems of a split, always in the same order; never empty (ValueError)."""
+        """Returns all problems of a split, always in the same order. Raises ValueError for an empty split."""
         raise NotImplementedError
 
     def size(self, split: Split) -> int | None:
-        """Returns how many problems a split has, or None where counting them takes reading.
+        """Returns the number of problems in a split; None if they would have to be read to count them.
 
         Raises NoSplit for a split that the configuration doesn't have.
         """
         return None
 
     def of(self, problem: Problem) -> Task:
-        """Returns the task that a problem belongs to: this one, or in a mixture the domain's. Callers that
-        need the steps, the demonstration or the sampling of a problem ask that one."""
+        """Returns the task that a problem belongs to: this one, or in a mixture the domain's.
+
+        Callers that need the steps, the demonstration or the sampling of a problem ask the returned task.
+        """
         return self
 
     def parts(self) -> Sequence[Task]:
@@ -53,82 +55,83 @@ class Task(Registrable):
 
     @property
     def remembers_pass_rates(self) -> bool:
-        """True where `draw` reads how earlier iterations did on single problems."""
+        """Whether `draw` reads the pass rates of single problems in earlier iterations."""
         return False
 
     def domain_names(self) -> Sequence[str] | None:
-        """Returns the domains of its problems: empty where there are none, None where only rows know."""
+        """Returns the domains of its problems: none if it has no domains; None if only the rows name them."""
         return ()
 
     def sampling(self, params: Params) -> Params:
-        """Returns how answers are sampled, given the rollout's `SamplingParams`: in a mixture a domain has
-        its own stop strings and budget of tokens."""
+        """Returns the `SamplingParams` of answers, given the rollout's. In a mixture, a domain has stop
+        strings and a budget of tokens of its own."""
         return params
 
     def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
-        """Draws an iteration's problems from all training problems; see `draw_problems`."""
+        """Draws an iteration's problems from all training problems. See `draw_problems`."""
         return draw_problems(problems, count, drawing.seed, drawing.iteration, drawing.replacement)
 
     def draw_further(
         self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing
     ) -> list[Problem]:
-        """Returns the problems that the iteration has not `taken`, in the order in which it may ask for
-        more."""
+        """Returns the problems that the iteration has not `taken` yet, in the order in which it may take
+        them."""
         return further_problems(problems, taken, drawing.seed, drawing.iteration)
 
     def drawing_metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
-        """Returns metrics of how problems are drawn."""
+        """Returns metrics about the drawing of problems."""
         return {}
 
     def examples(self, count: int) -> Sequence[Problem]:
-        """Returns up to `count` problems of this kind that are made or read at once; perhaps none."""
+        """Returns up to `count` problems of this kind, as many as can be made or read quickly."""
         return ()
 
     def check_demonstrations(self) -> None:
-        """Raises ValueError for a task without demonstrations, as far as its configuration says."""
+        """Raises ValueError if the configuration shows that the task has no demonstrations."""
         if type(self).demonstration is Task.demonstration:
             raise ValueError(f"task {type(self).__name__} has no demonstrations to learn from")
 
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns a response to learn from, sampled with `seed` where the teacher is noisy.
+        """Returns a response to learn from. If the teacher makes errors, they depend on `seed`.
 
-        Raises ValueError for a task that has none.
+        Raises ValueError for a task without demonstrations.
         """
         raise ValueError(f"task {type(self).__name__} has no demonstrations to learn from")
 
     def sequential_demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns a response without threads, whatever form demonstrations have: the baseline for the
+        """Returns a response without threads, even if demonstrations have threads. It is the baseline for the
         latency of answers that fork.
 
-        Raises ValueError for a task that has no demonstrations.
+        Raises ValueError for a task without demonstrations.
         """
         return self.demonstration(problem, seed)
 
     def step_boundaries(self, response: str) -> list[int]:
-        """Returns character offsets between steps: strictly rising from 0 to ``len(response)``.
+        """Returns the character offsets of the boundaries between steps, strictly rising from 0 to
+        ``len(response)``. An empty response gives ``[0]``.
 
-        Lossless for every string; an empty response gives ``[0]``.
+        Example: ``[0, 4, 8]`` for the two lines ``a=1\\nb=2\\n``.
         """
         raise NotImplementedError
 
     def answer_boundaries(self, response: str) -> list[int]:
-        """Returns the boundaries of an answer that ends here, from 0 to ``len(response)``: those that it
-        would have if it went on in another line. A boundary at its very end is listed twice, since the end
-        token is then a step of its own.
+        """Returns the boundaries of an answer that ends here, from 0 to ``len(response)``.
 
-        A token's baseline may not depend on which token it is: where another one would have begun a step,
-        the end token does.
+        They are the boundaries that the answer would have if it continued with another line. If one of them
+        is at its end, it is listed twice, because the end token is then a step of its own. This is necessary
+        since a token's baseline must not depend on which token it is: if another token would have begun a
+        step, the end token begins one, too.
         """
         return as_if_going_on(self.step_boundaries, response)
 
     @property
     def boundaries_look_back(self) -> bool:
-        """Whether `answer_boundaries` depend on nothing behind them, so that Monte-Carlo credit that goes by
-        them has the policy's gradient."""
+        """Whether no boundary of `answer_boundaries` depends on the text after it. Otherwise Monte Carlo
+        credit with these boundaries has a biased gradient."""
         return True
 
     def alphabet(self) -> str:
-        """Returns every character that prompts and responses may hold, for the character tokenizer.
+        """Returns every character that prompts and responses may contain, for the character tokenizer.
 
         Raises ValueError for a task in natural language.
         """
@@ -137,8 +140,8 @@ class Task(Registrable):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedTask(Task):
-    """Problems made on the spot. The splits are stretches of one sequence of different problems, of which
-    the held-out ones come first: they stay when `train_size` changes."""
+    """A task that generates its problems. The splits are sections of one sequence of different problems. The
+    test and validation splits come first, so that they don't depend on `train_size`."""
 
     train_size: Annotated[int, Gt(0)]
     """Problems to train on."""
@@ -148,7 +151,7 @@ class GeneratedTask(Task):
     """Problems of the test split."""
 
     ranges: ClassVar[tuple[str, ...]] = ()
-    """The keys that are pairs of the fewest and the most, or of the smallest and the largest."""
+    """The names of fields that are pairs of a minimum and a maximum."""
 
     def __post_init__(self) -> None:
         for name in self.ranges:
@@ -157,12 +160,14 @@ class GeneratedTask(Task):
                 raise ValueError(f"{name} is [{least}, {most}]: give the smaller one first")
 
     def generate(self, count: int) -> Sequence[Any]:
-        """Returns what the first `count` problems of all splits are made from. The first ones don't depend
-        on `count`. Raises ValueError where there are fewer."""
+        """Returns the values from which the first `count` problems of the sequence are made.
+
+        A value doesn't depend on `count`. Raises ValueError if there are fewer problems.
+        """
         raise NotImplementedError
 
     def problem(self, id: str, generated: Any) -> Problem:
-        """Returns the problem that is made from one of these."""
+        """Returns the problem that is made from one of these values."""
         raise NotImplementedError
 
     def sizes(self) -> dict[Split, int]:
@@ -178,22 +183,22 @@ class GeneratedTask(Task):
         return _problems(self, split)
 
     def made(self, split: Split) -> Sequence[Problem]:
-        """Makes the problems of a split; `problems` keeps them."""
+        """Makes the problems of a split. `problems` caches them."""
         start = 0
         for name, size in self.sizes().items():
             if name == split:
                 break
             start += size
         generated = self.generate(sum(self.sizes().values()))[start : start + self.size(split)]
-        return [self.problem(f"{split}/{index}", puzzle) for index, puzzle in enumerate(generated)]
+        return [self.problem(f"{split}/{index}", value) for index, value in enumerate(generated)]
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
-        return [self.problem(f"example/{index}", puzzle) for index, puzzle in enumerate(self.generate(count))]
+        return [self.problem(f"example/{index}", value) for index, value in enumerate(self.generate(count))]
 
     @override
     def step_boundaries(self, response: str) -> list[int]:
-        """Returns the ends of lines: a step is a line with the newline that ends it."""
+        """Returns the ends of lines. A step is a line with the newline that ends it."""
         return ends_of_lines(response)
 
 

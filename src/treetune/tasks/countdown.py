@@ -1,4 +1,4 @@
-"""Countdown: reach a target from a few numbers with + − × ÷, each number used once."""
+"""The task Countdown: reach a target from a few numbers with + − × ÷, using each number once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from treetune.vocabulary import Problem
 
 Operator = Literal["+", "-", "*", "/"]
 Puzzle = tuple[tuple[int, ...], int]
-"""The numbers, in the order in which a prompt lists them, and the target."""
+"""The numbers in the order of the prompt, and the target: ``((12, 34, 7), 39)``."""
 
 NUMBERS, TARGET = "{numbers}", "{target}"
 GRADER = CountdownGrader()
@@ -34,15 +34,15 @@ PROMPT = (
     "brackets, and each number exactly once. Think first, and end with the expression between <answer> "
     "and </answer>, such as <answer>(1 + 2) * 3</answer>."
 )
-"""Asks a model that was trained to follow instructions; the chat template goes around it."""
+"""A prompt for a model that follows instructions. The chat template is put around it."""
 
 _MOST_REPEATED = 20_000
-"""Known problems between two new ones after which there are taken to be no more: of a shape with 1,000
-problems of equal chances, the last one is missed by so many with a probability of 2e-9."""
+"""After so many draws of known problems without a new one, there are assumed to be no more. If the settings
+allow 1,000 equally probable problems, the last one is missed with a probability of 2e-9."""
 
 _MOST_VAIN = 200_000
-"""Draws between two new problems, most of them of no value within `targets`, after which the search is
-given up: it would take minutes."""
+"""After so many draws without a new problem, most of them without a value within `targets`, the search ends.
+It would take minutes."""
 
 
 def prompted(template: str, numbers: Sequence[int], target: int) -> str:
@@ -51,43 +51,43 @@ def prompted(template: str, numbers: Sequence[int], target: int) -> str:
 
 
 def check_template(template: str) -> None:
-    """Raises ValueError for a template without a place for the numbers and one for the target."""
+    """Raises ValueError for a template without a placeholder for the numbers and one for the target."""
     if template.count(NUMBERS) != 1 or template.count(TARGET) != 1:
-        raise ValueError(f"prompt needs {NUMBERS} and {TARGET} exactly once, where the problem's go")
+        raise ValueError(f"prompt needs {NUMBERS} and {TARGET} exactly once")
 
 
 @Task.register("countdown")
 @dataclass(frozen=True, kw_only=True)
 class Countdown(GeneratedTask):
-    r"""Problems made on the spot, each from an expression that solves it; different ones in every split.
+    r"""Generated problems, each from an expression that solves it. All splits have different problems.
 
-    Two problems are the same if target and numbers are, in any order. Raises ValueError where the shape
-    doesn't hold as many problems as the splits need.
+    Two problems are the same if they have the same target and the same numbers, in any order. Raises
+    ValueError if the settings allow fewer problems than the splits need.
 
-    **Demonstrations** are a search, for problems of sums and differences: sign after sign is tried,
-    in an order that the seed draws, each with its running totals, until one hits the target:
-    ``12+34=46+7=53\n12+34=46-7=39\n`` and the grader's opening with ``12+34-7``. With ``+`` alone
-    there is one sum to try.
+    **Demonstrations** exist for sums and differences, and show a search. It tries one combination of signs
+    after the other, in an order drawn by the seed, and writes the running totals, until a sum is the target:
+    ``12+34=46+7=53\n12+34=46-7=39\n``, then the grader's opening tag and ``12+34-7``. With only ``+`` there
+    is one sum to try.
     """
 
     numbers: tuple[Annotated[int, Ge(2), Le(6)], Annotated[int, Ge(2), Le(6)]] = (3, 4)
-    """The fewest and the most numbers of a problem."""
+    """The smallest and the largest count of numbers in a problem."""
     operands: tuple[Annotated[int, Ge(1)], Annotated[int, Le(10_000)]] = (1, 99)
     """The smallest and the largest number."""
     targets: tuple[Annotated[int, Ge(1)], Annotated[int, Le(1_000_000)]] = (10, 99)
     """The smallest and the largest target."""
     operators: Annotated[tuple[Operator, ...], MinLen(1)] = ("+", "-", "*", "/")
-    """The operators of the expressions that problems are made from."""
+    """The operators of the expressions from which problems are made."""
     natural: bool = True
-    """Each step of that expression gives a positive whole number, so that no fraction and nothing negative is
-    needed on the way."""
+    """Whether each step of these expressions gives a positive whole number, so that a solution needs neither
+    fractions nor negative numbers."""
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
-    """The teacher's probability of giving a try that missed for the answer, each time."""
+    """The probability that a demonstration gives a wrong sum as the answer, after each wrong sum."""
     train_size: Annotated[int, Gt(0)] = 20_000
     validation_size: Annotated[int, Gt(0)] = 500
     test_size: Annotated[int, Gt(0)] = 1000
     seed: int = 0
-    """Decides which problems are held out, and is not the run's."""
+    """Decides which problems are generated and held out. It is independent of the run's seed."""
     prompt: str = PROMPT
     """The template, with ``{numbers}`` and ``{target}`` in it."""
     grader: CountdownGrader = GRADER
@@ -99,7 +99,7 @@ class Countdown(GeneratedTask):
         super().__post_init__()
         check_template(self.prompt)
         if len(set(self.operators)) != len(self.operators):
-            raise ValueError(f"operators {list(self.operators)} names one of them twice")
+            raise ValueError(f"operators {list(self.operators)} names an operator twice")
 
     @override
     def generate(self, count: int) -> Sequence[Puzzle]:
@@ -118,16 +118,16 @@ class Countdown(GeneratedTask):
         # Without + some differences need brackets, which signed sums don't have.
         if set(self.operators) not in ({"+"}, {"+", "-"}):
             raise ValueError(
-                "task countdown has demonstrations for sums and differences alone, and its operators are"
+                "task countdown has demonstrations only for sums and differences, and its operators are"
                 f" {list(self.operators)}: set task.operators to ['+', '-'] or ['+'], or choose a rollout"
                 " that samples, such as 'single_turn'"
             )
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns the teacher's search. Order and mistakes are drawn from `seed` and the problem.
+        """Returns a search for the target. The order of sums and the errors depend on `seed` and the problem.
 
-        Raises ValueError where there is none (`check_demonstrations`).
+        Raises ValueError if the task has no demonstrations (`check_demonstrations`).
         """
         self.check_demonstrations()
         generator = derived_random(seed, problem.id, "demonstration")
@@ -138,7 +138,7 @@ class Countdown(GeneratedTask):
         for expression, running, value in tries:
             text += running + "\n"
             if value == target or generator.random() < self.demonstration_noise:
-                # A line's end that closes the answer is left to the end of the text.
+                # If the closing tag is a newline, the end of the text takes its place.
                 return f"{text}{self.grader.opening}{expression}{self.grader.closing}".rstrip("\n")
         raise AssertionError(f"{problem.gold} has no solution among {len(tries)} sums")
 
@@ -146,21 +146,21 @@ class Countdown(GeneratedTask):
     def alphabet(self) -> str:
         """Returns the characters of prompts and demonstrations."""
         template = self.prompt.replace(NUMBERS, ", ").replace(TARGET, "")
-        written = template + self.grader.opening + self.grader.closing + "".join(self.operators)
-        return "".join(sorted(set("0123456789=()\n" + written)))
+        characters = template + self.grader.opening + self.grader.closing + "".join(self.operators)
+        return "".join(sorted(set("0123456789=()\n" + characters)))
 
 
 def signed_sums(
     numbers: Sequence[int], operators: Sequence[Operator] = ("+", "-")
 ) -> Iterator[tuple[str, str, int]]:
-    """Yields every different sum of the numbers with signs whose value is positive.
+    """Yields every different sum of the numbers with signs that has a positive value.
 
-    Each is the expression, the same with its running totals, and the value: ("34+7-12", "34+7=41-12=29", 29).
-    Added numbers come before subtracted ones, so that no total on the way is negative. Nothing is subtracted
-    where `operators` lack ``-``.
+    Each is an expression, the same with running totals, and the value: ("34+7-12", "34+7=41-12=29", 29).
+    Added numbers come first, so that no running total is negative. Without ``-`` in `operators` nothing is
+    subtracted.
     """
     seen: set[str] = set()
-    # Bit i of the mask says that number i is subtracted; at least one is added.
+    # If bit i of the mask is set, number i is subtracted. At least one number is added.
     masks = range(2 ** len(numbers) - 1 if "-" in operators else 1)
     for mask in masks:
         subtracted = [number for index, number in enumerate(numbers) if mask >> index & 1]
@@ -187,15 +187,16 @@ def _distinct(
     count: int,
     seed: int,
 ) -> Sequence[Puzzle]:
-    """Returns `count` problems, no two with the same target and the same numbers up to order.
+    """Returns `count` different problems.
 
-    The first ones do not depend on `count`. Raises ValueError where so many cannot be found.
+    The first ones do not depend on `count`. Raises ValueError if so many can't be found.
     """
     generator = derived_random(seed, "countdown", *map(repr, (numbers, operands, targets)))
     puzzles: list[Puzzle] = []
     seen: set[Puzzle] = set()
     draws = 0
-    vain = repeated = 0  # draws since the last new problem, and those among them that had a target
+    # Draws since the last new problem, and those among them that gave a known problem
+    vain = repeated = 0
     while len(puzzles) < count:
         draws += 1
         drawn = tuple(generator.randint(*operands) for _ in range(generator.randint(*numbers)))
@@ -215,13 +216,13 @@ def _distinct(
         gives_up = repeated == _MOST_REPEATED or vain == _MOST_VAIN
         if gives_up and not puzzles:
             raise ValueError(
-                f"none of {draws:,} expressions drawn of this shape has a value within targets: it has no"
-                " solvable problem, or next to none; widen numbers, operands, targets or operators"
+                f"none of {draws:,} random expressions has a value within targets: there are no solvable"
+                " problems, or hardly any; widen numbers, operands, targets or operators"
             )
         if gives_up:
             raise ValueError(
-                f"{count} problems are asked for (train_size + validation_size + test_size), and {draws:,}"
-                f" expressions drawn of this shape gave {len(puzzles)}, the last {vain:,} draws no new one:"
+                f"the splits need {count} problems (train_size + validation_size + test_size), and {draws:,}"
+                f" random expressions gave {len(puzzles)}, the last {vain:,} of them no new one:"
                 " ask for fewer, or widen numbers, operands, targets or operators"
             )
     return tuple(puzzles)
@@ -230,7 +231,10 @@ def _distinct(
 def _random_value(
     generator: random.Random, numbers: Sequence[int], operators: Sequence[Operator], natural: bool
 ) -> int | Fraction | None:
-    """Returns the value of a random expression of all the numbers; None where it breaks off."""
+    """Returns the value of a random expression of all the numbers.
+
+    None if a step isn't allowed: a division by zero, or with `natural` anything but a positive whole number.
+    """
     values: list[int | Fraction] = list(numbers)
     while len(values) > 1:
         generator.shuffle(values)
@@ -247,7 +251,7 @@ def _random_value(
         if natural:
             if value <= 0:
                 return None
-            value = int(value)  # whole numbers are much quicker than fractions
+            value = int(value)  # arithmetic is much faster with int than with Fraction
         values.append(value)
     return values[0]
 
@@ -255,21 +259,21 @@ def _random_value(
 @Task.register("countdown_rows")
 @dataclass(frozen=True, kw_only=True)
 class CountdownRows(RowsTask):
-    """Countdown from the published data sets. `RowsTask` explains where rows come from and how some are held
+    """Countdown from published data sets. `RowsTask` explains where rows come from and how some are held
     out."""
 
     numbers_field: Annotated[str, MinLen(1)] = "nums"
-    """The key of a row's given numbers, a list of whole ones."""
+    """The key of a row's numbers, a list of whole numbers."""
     target_field: Annotated[str, MinLen(1)] = "target"
-    """The key of the whole number to reach."""
+    """The key of the target, a whole number."""
     prompt_field: Annotated[str, MinLen(1)] = "messages"
-    """The key of the row's own prompt, where there is no template: a text, or the messages of a chat that end
-    with the user's. These need a model that is asked in its chat template (`model.chat`), which adds the
-    system message too."""
+    """The key of the row's own prompt, which is used if there is no template. It is a text, or the messages
+    of a chat that end with the user's. A chat needs a model with a chat template (`model.chat`), which also
+    adds the system message."""
     prompt: str | None = None
     """A template with ``{numbers}`` and ``{target}``."""
     system: str | None = None
-    """The system message that rows may have; a row with another one is bad."""
+    """The system message that rows may have. A row with another one is bad."""
     grader: Grader = GRADER
     steps: StepSplitter = STEPS
 
@@ -287,14 +291,14 @@ class CountdownRows(RowsTask):
             return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MOST_DIGITS
 
         if not isinstance(numbers, list | tuple) or not numbers:
-            raise BadRow(f"its {self.numbers_field!r} is no list of numbers")
+            raise BadRow(f"its {self.numbers_field!r} is not a list of numbers")
         for number in numbers:
             if not is_whole(number) or number < 0:
                 raise BadRow(
-                    f"its {self.numbers_field!r} holds {number!r}, which is no whole number from 0 up"
+                    f"its {self.numbers_field!r} contains {number!r}, which is not a whole number from 0 up"
                 )
         if not is_whole(target):
-            raise BadRow(f"its {self.target_field!r} is {target!r}, no whole number")
+            raise BadRow(f"its {self.target_field!r} is {target!r}, which is not a whole number")
         prompt = self._prompt_of(row) if self.prompt is None else prompted(self.prompt, numbers, target)
         data = {"numbers": tuple(numbers), "target": target}
         return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
@@ -312,12 +316,12 @@ class CountdownRows(RowsTask):
         roles = [turn.get("role") for turn in turns]
         if roles not in (["user"], ["system", "user"]) or not isinstance(turns[-1].get("content"), str):
             raise BadRow(
-                f"its {self.prompt_field!r} is neither a text nor a chat of the user's one message, with or "
-                "without a system message: give a prompt of your own"
+                f"its {self.prompt_field!r} is neither a text nor a chat with one message of the user, with "
+                "or without a system message: give a prompt of your own"
             )
         if len(turns) == 2 and turns[0].get("content") != self.system:
             raise BadRow(
                 f"its system message is {turns[0].get('content')!r}, and the task's is {self.system!r}: set "
-                "`system` to it, and model.chat.system, which is what the model is told"
+                "`system` to it, and also model.chat.system, which is the message that the model reads"
             )
         return str(turns[-1]["content"])

@@ -23,16 +23,17 @@ def nothing_recorded(iteration: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The iteration whose problems are drawn, and the seed and manner of drawing."""
+    """The iteration whose problems are drawn, the seed, and the rule of replacement."""
 
     seed: int
     iteration: int
     replacement: Replacement = "between_iterations"
     recorded: Callable[[int], Metrics] = nothing_recorded
-    """The metrics of an earlier iteration's rollout, the same on all ranks; the call is collective."""
+    """Returns the metrics of an earlier iteration's rollout, which are the same on all ranks. The call is
+    collective."""
     pass_rates: Callable[[int], Mapping[str, float]] = nothing_recorded
-    """The share of right answers to each problem of an earlier iteration, where the task
-    `remembers_pass_rates`; collective too."""
+    """Returns the share of right answers to each problem of an earlier iteration, if the task
+    `remembers_pass_rates`. The call is collective."""
 
 
 def draw_problems(
@@ -61,7 +62,7 @@ def draw_problems(
     assert iteration >= 0
     if replacement == "between_iterations":
         generator = derived_random(seed, iteration, "problems")
-        # `sample` is a shuffle of which only the first `count` places are drawn.
+        # `sample` is a shuffle of which only the first `count` elements are drawn.
         chosen = generator.sample(range(len(problems)), count)
     else:
         counts = [count] * (iteration + 1)
@@ -74,25 +75,29 @@ def draw_problems(
 def further_problems(
     problems: Sequence[Problem], taken: Sequence[Problem], seed: int, iteration: int
 ) -> list[Problem]:
-    """Returns the problems that are not `taken`, in a shuffle of their own for this iteration.
+    """Returns the problems that are not `taken`, shuffled for this iteration.
 
-    They are drawn whatever `problem_sampling` says: with ``epochs``, one that is drawn here has its
-    own turn as well.
+    This doesn't depend on `problem_sampling`. With ``epochs``, a problem that is drawn here is also drawn in
+    its epoch.
     """
-    ids = {problem.id for problem in taken}
-    rest = [problem for problem in problems if problem.id not in ids]
-    derived_random(seed, iteration, "further problems").shuffle(rest)
-    return rest
+    taken_ids = {problem.id for problem in taken}
+    further = [problem for problem in problems if problem.id not in taken_ids]
+    derived_random(seed, iteration, "further problems").shuffle(further)
+    return further
 
 
 def slice_of_epochs(
     size: int, counts: Sequence[int], generator_of: Callable[[int], random.Random]
 ) -> list[int]:
-    """Returns the last of several slices, of ``counts[i]`` indices each, that are cut from shuffle after
-    shuffle of `size` indices. `generator_of` gives the generator of each shuffle.
+    """Returns the last of several consecutive slices of a sequence of shuffles of `size` indices.
 
-    Where a slice runs over the seam of two epochs, problems that the old epoch put into it wait
-    until the slice is full, so that no slice holds a problem twice.
+    If a slice contains the end of a shuffle and the beginning of the next one, indices that are already in it
+    come after it in the next shuffle, so that no slice has an index twice.
+
+    Args:
+        size: The number of indices in each shuffle.
+        counts: The lengths of the slices.
+        generator_of: Returns the generator of a shuffle, given its number.
     """
     ends = list(itertools.accumulate(counts))
     order: list[int] = []
@@ -100,11 +105,11 @@ def slice_of_epochs(
     while len(order) < ends[-1]:
         shuffled = list(range(size))
         generator_of(epoch).shuffle(shuffled)
-        open_slice = bisect_right(ends, len(order))  # the one that goes on where the epoch begins
+        open_slice = bisect_right(ends, len(order))  # the slice that contains the beginning of this shuffle
         slice_start = ends[open_slice] - counts[open_slice]
         in_slice = set(order[slice_start:])
         missing = ends[open_slice] - len(order) if in_slice else 0
-        # The slice is filled up with what it doesn't hold yet; then the others follow in their order.
+        # First the slice is filled with indices that it doesn't have. Then the others follow in their order.
         filling = [index for index in shuffled if index not in in_slice][:missing]
         is_filling = set(filling)
         order += filling + [index for index in shuffled if index not in is_filling]

@@ -1,4 +1,5 @@
-"""Multiply numbers, with the partial products written out, one after the other or in threads."""
+"""Products of numbers with written partial products, which are calculated one after the other or in
+threads."""
 
 from __future__ import annotations
 
@@ -28,46 +29,47 @@ from treetune.vocabulary import Problem
 FACTORS = range(2, 9)
 
 Detail = Literal["partials", "digits"]
-"""Whether a number times one place of the next is written in one line, or digit by digit."""
+"""Whether the product of a number and one place of the next has one line, or is calculated digit by digit."""
 
 _Lines = Generator[SolutionLine, int, int]
-"""Yields lines, is sent what was written in each, and returns the last of these numbers."""
+"""Yields lines, receives the number written in each, and returns the last of these numbers."""
 
 
 @Task.register("multiplication")
 @dataclass(frozen=True, kw_only=True)
 class Multiplication(WrittenArithmetic):
-    r"""Multiply `factors` numbers of `digits` digits, e.g. ``23*47=\n`` with the solution
+    r"""The product of `factors` numbers of `digits` digits. The solution of ``23*47=\n`` is
     ``23*40=920\n23*7=161\n920+161=1081\n#1081``.
 
-    The product so far is multiplied by each place of the next factor that is not zero, and the
-    partial products are added as they come: one operation, one line, one step. A teacher with
-    `demonstration_noise` p is right in (1 - p)^n of its n-line solutions. Single-digit factors
-    are 2 to 9. There are 4095 different pairs of two-digit numbers, which the default sizes fit.
+    The product so far is multiplied by each place of the next factor that is not zero, and each partial
+    product is added to the sum so far. Each operation is a line, and a step. With `demonstration_noise` p, a
+    share of (1 - p)^n of demonstrations of n lines is right. Factors of one digit are from 2 to 9. There are
+    4095 different pairs of two-digit numbers, which suffice for the default sizes.
     """
 
     factors: int | tuple[int, int] = 2
-    """How many numbers there are, or the fewest and the most."""
+    """The number of factors, or its smallest and greatest value."""
     first_digits: Annotated[int, Ge(1), Le(9)] | None = None
-    """Digits of the first factor, where they differ from the others'."""
+    """The number of digits of the first factor, if it differs from the others'."""
     min_value: Annotated[int, Ge(0)] | None = None
-    """The smallest factor, in place of `digits`."""
+    """The smallest factor, instead of `digits`."""
     max_value: Annotated[int, Ge(0)] | None = None
-    """The largest factor, in place of `digits`."""
+    """The largest factor, instead of `digits`."""
     form: Literal["sequential", "tree", "digits", "tree_digits"] = "sequential"
-    """Arrangement of the lines. ``sequential`` is a left fold. The others open a block of threads wherever
-    two or more parts don't need each other. ``digits``: the fold with a thread for each partial product, and
-    the sums behind the block; the lines are those of the sequential form, slips included, and outlines name
-    the place, ``1:40``. ``tree``: factors in pairs, level by level, a thread for each pair, ``1:23*47``.
-    ``tree_digits``: the same with a thread for each partial product of all pairs of a level, ``1:23*40``."""
+    """The arrangement of the lines. ``sequential`` is a left fold. The other forms have a block of threads
+    wherever two or more parts don't depend on each other. ``digits`` is a left fold with a thread for each
+    partial product, and the sums after the block. Its lines and their errors are those of ``sequential``.
+    Outlines name the place, ``1:40``. ``tree`` multiplies factors in pairs, level by level, with a thread for
+    each pair, ``1:23*47``. ``tree_digits`` is a tree with a thread for each partial product of a level's
+    pairs, ``1:23*40``."""
     detail: Detail = "partials"
-    """With ``digits`` a partial product isn't one line but multiplied and added up digit by digit, so that
-    23*40 is ``20*40=800``, ``3*40=120``, ``800+120=920``."""
+    """With ``digits`` a partial product has several lines, and is calculated digit by digit, so that 23*40
+    is ``20*40=800``, ``3*40=120``, ``800+120=920``."""
     parallelise: Annotated[float, Ge(0), Le(1)] = 1.0
     """The share of possible blocks of threads that are opened."""
     wording: Literal["symbols", "words"] = "symbols"
-    """With ``words`` the problem is put in words, the answer thinks and then stands in ``\\boxed{…}``, which
-    needs another `grader`, and outlines are sentences."""
+    """With ``words`` the problem is in words, the response has a thought and then the answer in
+    ``\\boxed{…}``, which needs another `grader`, and outlines are sentences."""
     train_size: Annotated[int, Gt(0)] = 3000
     validation_size: Annotated[int, Gt(0)] = 250
     test_size: Annotated[int, Gt(0)] = 500
@@ -88,8 +90,8 @@ class Multiplication(WrittenArithmetic):
             raise ValueError(f"min_value is {self.min_value}, more than max_value, {self.max_value}")
         if self.first_digits is not None and (self.min_value is not None or self.first_digits == self.digits):
             raise ValueError(
-                "first_digits is for a first factor with other digits than the others: leave it out where "
-                "digits is the same, or beside min_value and max_value"
+                "first_digits is for a first factor with another number of digits than the others: leave it "
+                "out if digits is the same, or with min_value and max_value"
             )
         if self.form == "tree" and fewest < 4:
             raise ValueError(
@@ -98,7 +100,7 @@ class Multiplication(WrittenArithmetic):
             )
         if self.wording == "words" and self.grader == ANSWER_AFTER_MARKER:
             raise ValueError(
-                f"with wording 'words' the answer is boxed, and this grader looks for it behind {MARKER!r}: "
+                f"with wording 'words' the answer is boxed, and this grader looks for it after {MARKER!r}: "
                 "set grader to {type: 'numeric', without_marker: 'boxed'}"
             )
         super().__post_init__()
@@ -173,7 +175,7 @@ class Multiplication(WrittenArithmetic):
         return f"{text}{MARKER}{answer}"
 
     def _block(self, lines: Sequence[WrittenLine]) -> str:
-        """Writes the lines of one block as its threads, and those without a thread behind it."""
+        """Writes the lines of one block as threads, and after them the lines without a thread."""
         threads: dict[int, list[WrittenLine]] = {}
         for line, value in lines:
             if line.thread is not None:
@@ -193,7 +195,7 @@ class Multiplication(WrittenArithmetic):
         a, _, b = topic.partition(self.operator)
         if self.wording == "words":
             return f"Multiply {a} by {b}."
-        # All threads of a fold multiply the same number, which stands right before the block.
+        # All threads of a fold multiply the same number, which comes directly before the block.
         return b if self.form == "digits" else topic
 
     @override
@@ -202,8 +204,8 @@ class Multiplication(WrittenArithmetic):
 
     @override
     def teacher_value(self, problem: Problem, prefix: str) -> float:
-        """Returns `WrittenArithmetic.teacher_value`, which is known for lines one after the other, in
-        symbols, whose number doesn't depend on slips; ValueError for any other form."""
+        """Returns `WrittenArithmetic.teacher_value`. It is known for the sequential form in symbols, if the
+        number of lines doesn't depend on errors. Raises ValueError for other forms."""
         several = self._factor_counts()[1] > FACTORS.start
         if self.form != "sequential" or self.wording != "symbols" or (self.detail == "digits" and several):
             raise ValueError(
@@ -215,16 +217,15 @@ class Multiplication(WrittenArithmetic):
 
     @override
     def alphabet(self) -> str:
-        """Returns the characters without the tags of threads, which are tokens that a model's `added_tokens`
-        names."""
+        """Returns the characters without those of tags, which are tokens in the model's `added_tokens`."""
         if self.wording == "words":
             return Task.alphabet(self)
         return "0123456789*+=#\n" + ("" if self.form == "sequential" else ":")
 
 
 def folded(numbers: Sequence[int], detail: Detail) -> Solution:
-    """Multiplies the product so far by the next factor, from the left. Each factor makes a block, each of its
-    places a thread."""
+    """Multiplies the product so far by the next factor, from the left. Each factor is a block, and each of
+    its places a thread."""
     product = numbers[0]
     for position, factor in enumerate(numbers[1:], start=1):
         weight = math.prod(numbers[position + 1 :])
@@ -232,8 +233,9 @@ def folded(numbers: Sequence[int], detail: Detail) -> Solution:
 
 
 def paired(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> Solution:
-    """Multiplies factors in pairs, their products again in pairs, an odd one left for the next level.
-    Each level makes a block; each pair is a thread, or each place of each pair's second factor."""
+    """Multiplies factors in pairs, then their products in pairs, and so on. Of an odd number the last one is
+    left for the next level. Each level is a block. A thread is a pair, or a place of a pair's second
+    factor."""
     level = 0
     while len(numbers) > 1:
         threads = itertools.count()
@@ -250,7 +252,7 @@ def paired(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> 
 
 
 def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int], weight: int = 0) -> _Lines:
-    """Multiplies `a` by each place of `b`, a thread each, and adds the products as they come."""
+    """Multiplies `a` by each place of `b` in a thread, and adds each product to the sum so far."""
     total = None
     for part in places(b):
         template = SolutionLine(
@@ -267,7 +269,7 @@ def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int],
 
 
 def _partial(a: int, part: int, detail: Detail, template: SolutionLine) -> _Lines:
-    """Multiplies `a` by a number of one place, in lines that are otherwise like the template."""
+    """Multiplies `a` by a number with one place. The lines are copies of the template with other numbers."""
     total = None
     for digit in places(a) if detail == "digits" else [a]:
         product = yield replace(template, lead=f"{digit}*{part}=", value=digit * part)

@@ -1,9 +1,9 @@
-"""Values of rows as Python and JSON know them, whatever the file's types were, with their nulls.
+"""Converts values of rows to those of Python and JSON, so that a gold is the same whichever file it comes
+from.
 
-Parquet has types that JSON lacks (decimals, dates, bytes), and fills in what a row doesn't have: a whole
-number that stands in a column with a null is a float once pandas wrote it, and an object whose keys differ
-from row to row has all keys in every row. The readers of rows share what is here, so that a gold is the same
-whichever file it comes from.
+Parquet has types that JSON doesn't have (decimals, dates, bytes), and it fills in missing values. If a column
+of whole numbers has a null, pandas writes floats. If objects have different keys from row to row, each row
+gets all of the keys, some with a null.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LARGEST_EXACT = 2.0**53
-"""The largest size up to which a float of 64 bits holds every whole number."""
+"""Up to this number, a float of 64 bits represents every whole number exactly."""
 
 log = logging.getLogger(__name__)
 
 
 def plain_value(value: Any) -> Any:
-    """Returns a value with text for decimals (``42.50``), dates and times (ISO 8601), UUIDs, and bytes that
-    are UTF-8; lists for arrays and tuples; Python's numbers for numpy's. What is none of these stays as it
-    is: `check_plain` refuses it where it is needed."""
+    """Converts a value to Python's plain types.
+
+    Decimals (``42.50``), dates and times (ISO 8601), UUIDs, and bytes in UTF-8 become texts. Arrays and
+    tuples become lists, and numpy's numbers become Python's. Other values stay as they are, and `check_plain`
+    refuses them if they are needed.
+    """
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
@@ -53,7 +56,7 @@ def plain_value(value: Any) -> Any:
         except UnicodeDecodeError:
             return value
     if type(value).__module__.partition(".")[0] == "numpy":
-        # `tolist` gives nanoseconds of numpy's finest times as a bare number.
+        # `tolist` would turn times in nanoseconds into numbers.
         if getattr(value.dtype, "kind", "") in "Mm":
             return str(value) if value.ndim == 0 else value.astype(str).tolist()
         return plain_value(value.tolist())
@@ -61,7 +64,7 @@ def plain_value(value: Any) -> Any:
 
 
 def check_plain(value: Any, name: str) -> None:
-    """Raises NoPlainValue where a value, or one within it, can't be written as JSON; `name` is its field."""
+    """Raises NoPlainValue if a value, or a value within it, can't be written as JSON. `name` is its field."""
     if value is None or isinstance(value, str | bool | int | float):
         return
     if isinstance(value, Mapping):
@@ -73,17 +76,19 @@ def check_plain(value: Any, name: str) -> None:
         for position, inner in enumerate(value):
             check_plain(inner, f"{name}[{position}]")
     elif isinstance(value, bytes | bytearray):
-        raise NoPlainValue(f"its {name} is {len(value)} bytes that are no text in UTF-8")
+        raise NoPlainValue(f"its {name} is {len(value)} bytes that aren't text in UTF-8")
     else:
         raise NoPlainValue(
-            f"its {name} is of the type {type(value).__name__}, which is no text, number or list"
+            f"its {name} is of the type {type(value).__name__}, which is not text, a number or a list"
         )
 
 
 def text_of_value(value: Any) -> str:
-    """Returns a value as the text of a gold or a question: text as it is, all else as JSON. A float that is a
-    whole number is written as one (7.0 as ``7``), whoever wrote it: most were whole before a table made
-    floats of them."""
+    """Returns a value as the text of a gold or a question. A text stays as it is, and all else becomes JSON.
+
+    A float that is a whole number is written as one (7.0 as ``7``): most were whole numbers before a table
+    turned them into floats.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT:
@@ -92,7 +97,7 @@ def text_of_value(value: Any) -> str:
 
 
 def is_empty(value: Any) -> bool:
-    """Returns whether a value says nothing: null, white space or NaN."""
+    """Returns whether a value is null, NaN, or text that is only white space."""
     if isinstance(value, float):
         return math.isnan(value)
     return value is None or (isinstance(value, str) and not value.strip())
@@ -102,17 +107,19 @@ _CHAT = re.compile(r"\s*(?:array\()?[\[{].{0,20}?['\"](?:role|content)['\"]\s*:"
 
 
 def messages_in_text(text: str) -> list[dict[str, Any]] | None:
-    """Returns the messages of a chat that was written as text, JSON's or Python's; None for any other text.
+    """Returns the messages of a chat that is written as text, in JSON or Python; None for any other text.
 
-    Raises ValueError for a text that begins like a chat and can't be read as one: asked as it is, it would be
-    another question.
+    Raises ValueError for a text that begins like a chat and can't be read as one. Otherwise the model would
+    read JSON as its question.
     """
     if not _CHAT.match(text):
         return None
     try:
         value = read_value(text)
     except UnreadableValue as error:
-        raise ValueError(f"begins like a chat written as text, and can't be read as one: {error}") from error
+        raise ValueError(
+            f"begins like a chat in JSON or Python, and can't be read as one: {error}"
+        ) from error
     messages = value if isinstance(value, list) else [value]
     if not all(isinstance(message, dict) and "role" in message for message in messages):
         return None  # a question about JSON
@@ -123,8 +130,8 @@ def messages_in_text(text: str) -> list[dict[str, Any]] | None:
 
 
 def restored_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
-    """Returns an array of rows in which floats that were whole numbers before they stood beside a null are
-    whole numbers again. `whole` says which: see `whole_fields`."""
+    """Returns an array in which the floats that `whole` lists (see `whole_fields`) are whole numbers
+    again."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -142,11 +149,11 @@ def restored_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
 
 
 def whole_fields(column: pa.ChunkedArray) -> dict[str, Any]:
-    """Returns which floats of a column are whole numbers that a null made floats of.
+    """Returns the floats of a column that were whole numbers before a null turned the column into floats.
 
-    That is: in all rows they are whole numbers or missing, and they are missing in some. A column without
-    nulls is of floats because somebody wanted floats. The result is ``{"": True}`` for the column itself, the
-    same by the names of its fields where it holds objects, and empty where there are none.
+    These are whole or missing in all rows, and missing in some. (If none is missing, the column was written
+    with floats.) The result is ``{"": True}`` if the column itself has such floats. For a column of objects
+    it has this for each field: ``{"index": {"": True}}``. It is empty if there are none.
     """
     import pyarrow as pa
     import pyarrow.compute as compute
@@ -173,13 +180,13 @@ def whole_fields(column: pa.ChunkedArray) -> dict[str, Any]:
 
 
 def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, where: str) -> None:
-    """Raises ValueError for a column of golds that are objects, where a null may be a missing key.
+    """Raises ValueError for a column of golds that are objects, if their nulls are probably missing keys.
 
-    In Arrow each row of a column has the same keys: one that a row lacks is null there. Where some row has
-    all of them, nulls are taken as nulls, and a warning says so. Where none has, and rows lack different
-    ones, they had different keys before: read with nulls, right answers would be wrong.
+    In Arrow all rows of a column have the same keys, and a missing one becomes null. If a row has all keys,
+    nulls are read as nulls, with a warning. If no row has all keys, and different ones are missing, the
+    objects had different keys when they were written: read with nulls, right answers would count as wrong.
     """
-    filled = []
+    paths_with_nulls = []
     for path, objects in _objects_within(column, name):
         present_by_row = _present_keys(objects)
         patterns = set(present_by_row)
@@ -188,23 +195,23 @@ def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, where: str) -> None
             examples = sorted(patterns, key=sorted)[:2]
             shown = " and ".join("{" + ", ".join(sorted(keys)) + "}" for keys in examples)
             raise ValueError(
-                f"the golds under {path} of {where} have other keys from row to row ({shown}), and Parquet"
-                " has filled in null for the keys that a row lacks, so that nobody can tell these from"
-                " real nulls: write golds as JSON text, or the rows as JSON lines"
+                f"the golds under {path} of {where} have different keys from row to row ({shown}), and"
+                " Parquet has filled in null for missing keys, so that these can't be distinguished from real"
+                " nulls: write golds as JSON text, or the rows as JSON lines"
             )
         if any(keys != set(objects.type.names) for keys in patterns):
-            filled.append(path)
-    if filled:
+            paths_with_nulls.append(path)
+    if paths_with_nulls:
         log.warning(
-            "golds under %s of %s have nulls, which are taken as they stand: Parquet can't tell a null from"
-            " a key that a row lacks. If rows lacked keys, write golds as JSON text",
-            ", ".join(filled),
+            "golds under %s of %s have nulls, which are read as nulls: Parquet can't distinguish a null from"
+            " a missing key. If rows had missing keys, write golds as JSON text",
+            ", ".join(paths_with_nulls),
             where,
         )
 
 
 def _objects_within(column: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields every array of objects in a column, also those in lists and in other objects, with its path."""
+    """Yields every array of objects in a column, with its path. It includes those in lists and in objects."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -218,12 +225,12 @@ def _objects_within(column: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _present_keys(objects: Any) -> Sequence[frozenset[str]]:
-    """Returns the keys of each object that aren't null."""
+    """Returns, for each object, the keys whose values aren't null."""
     import pyarrow.compute as compute
 
     names = objects.type.names
-    is_there = [compute.is_valid(compute.struct_field(objects, name)).to_pylist() for name in names]
-    return [
-        frozenset(name for name, there in zip(names, row, strict=True) if there)
-        for row in zip(*is_there, strict=True)
-    ]
+    is_valid_by_name = [compute.is_valid(compute.struct_field(objects, name)).to_pylist() for name in names]
+    keys_by_object = []
+    for is_valid in zip(*is_valid_by_name, strict=True):
+        keys_by_object.append(frozenset(name for name, valid in zip(names, is_valid, strict=True) if valid))
+    return keys_by_object

@@ -1,4 +1,4 @@
-"""Tasks whose problems are rows of data sets: in files of JSON lines or Parquet, or from the hub."""
+"""Tasks whose problems are rows of data sets, in files of JSON lines or Parquet, or from the hub."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
 
 QUICKLY_READ = 4_000_000
-"""Bytes of a file that is read while a configuration is checked."""
+"""Files of at most so many bytes are read while a configuration is checked."""
 
 PROBLEM = "{problem}"
 
@@ -47,7 +47,7 @@ PROMPT = "[MATH_TASK] Problem:\n{problem}\n\nSolution:"
 """The VinePPO paper's zero-shot prompt. Nothing follows the colon: a response begins with a newline."""
 
 STOP = ("\n\n\nProblem:",)
-"""Where the paper's models would go on with a problem of their own making."""
+"""The beginning of another problem, with which the paper's models would continue after an answer."""
 
 NUMERIC, LINES = Numeric(), Lines()
 _CALCULATION = re.compile(r"<<[^<>\n]*>>")
@@ -57,24 +57,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RowsTask(Task):
-    """Problems from files, with one JSON object a line or in Parquet (``.parquet``), or from a data set."""
+    """Problems from files of JSON lines or Parquet (``.parquet``), or from a Hugging Face data set."""
 
     train: tuple[str, ...] = ()
-    """Files to train on, relative to the working directory; several are read one after the other."""
+    """Files of the train split, relative to the working directory, which are read one after the other."""
     validation: tuple[str, ...] = ()
     """Files of the validation split."""
     test: tuple[str, ...] = ()
     """Files of the test split."""
     source: Source | None = None
-    """A Hugging Face data set, on disk or from the hub: all splits come from there and no file is read."""
+    """A Hugging Face data set, on disk or from the hub, or a pattern of files. All splits come from it, and
+    the files above are not read."""
     validation_size: Annotated[int, Gt(0)] | None = None
-    """Hold so many problems out of train for validation. Both parts keep the order of the rows."""
+    """Number of problems that are held out of the train split for validation. Both parts keep the order of
+    the rows."""
     split_seed: int = 0
-    """Decides which problems are held out. It is not the run's: every run is measured on the same ones."""
+    """Decides which problems are held out. It is independent of the run's seed, so that every run is measured
+    on the same problems."""
     bad_rows: Literal["stop", "skip"] = "stop"
-    """Whether a row that is no problem stops the run, or is left out with a warning."""
+    """Whether a row that isn't a problem stops the run, or is left out with a warning."""
     steps: StepSplitter = LINES
-    """How answers are cut into steps."""
+    """The rule that splits answers into steps."""
 
     def __post_init__(self) -> None:
         if self.validation and self.validation_size is not None:
@@ -106,26 +109,25 @@ class RowsTask(Task):
         yield from self.missing_rows()
         if self.source is not None and not isinstance(self.source, InFiles | OnDisk):
             yield Finding(
-                "whether the rows of the data set are as the task reads them is seen when they are fetched:"
-                " check doesn't fetch them",
+                "the rows of the data set are not checked, because check doesn't fetch them: a wrong field is"
+                " reported when the run begins",
                 level="warning",
             )
 
     def _files_to_look_at(self) -> Iterator[Path]:
-        """Yields the files whose first rows are known at once."""
+        """Yields the files whose first rows can be read quickly."""
         paths = [] if self.source is not None else [*self.train, *self.validation, *self.test]
         if isinstance(self.source, InFiles):
             for split in get_args(Split):
                 with contextlib.suppress(ValueError):  # reported when the split is read
                     paths += map(str, self.source.files(split))
         for path in dict.fromkeys(map(Path, paths)):
-            # A JSON array is read whole for its first row.
+            # To read the first row of a JSON array, all of it has to be read.
             if path.is_file() and (is_quickly_read(path) or not is_array(path)):
                 yield path
 
     def first_findings(self, path: Path) -> Iterator[Finding]:
-        """Yields what is wrong with the first rows of a file, of which one that can't be read is reported
-        when its split is read."""
+        """Yields what is wrong with the first rows of a file."""
         first_rows = _first_rows(path, self.columns)
         if isinstance(first_rows, Finding):
             yield first_rows
@@ -137,17 +139,17 @@ class RowsTask(Task):
             except BadRow as error:
                 bad.append(f"{file_and_line}: {error}")
             except ValueError:
-                continue  # not the row's fault: reported where its cause is
+                continue  # the configuration is wrong and not the row: another check reports it
         if not bad:
             return
         if len(bad) == len(first_rows):
             fault = f"none of the first {len(bad)} rows is a problem of this task; {bad[0]}"
-            yield Finding(fault, "train", "name the fields as the rows have them")
+            yield Finding(fault, "train", "name the fields of these rows")
         elif self.bad_rows == "stop":
             yield Finding(bad[0], "train", "fix the row, or set bad_rows to 'skip'")
 
     def _count(self, split: Split) -> int | None:
-        """Returns how many rows there are, where they are counted at once. Raises NoSplit."""
+        """Returns the number of rows of a split; None if counting takes long. Raises NoSplit."""
         if self.source is not None:
             self.source.name_of(split)
             return None
@@ -182,23 +184,22 @@ class RowsTask(Task):
                 rows = itertools.islice(file_rows(path, self.columns), count)
                 try:
                     return [self.problem_of(row, f"example/{number}") for number, (_, row) in enumerate(rows)]
-                except ValueError:  # reported with its place when the split is read
+                except ValueError:  # the row is reported with its place when the split is read
                     return ()
         return ()
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The columns of a Parquet file that are read; None: all of them."""
+        """The columns that are read of a Parquet file; None: all."""
         return None
 
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
-        """Returns the row's problem. Raises BadRow for a row that holds none."""
+        """Returns the problem of a row. Raises BadRow for a row that isn't a problem."""
         raise NotImplementedError
 
     @override
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Returns a split. Raises ValueError for one that is missing or holds no problem, and for a bad
-        row."""
+        """Returns the problems of a split. Raises ValueError if it is missing or empty, and for a bad row."""
         check_split(split)
         return _problems(self, split)
 
@@ -216,9 +217,8 @@ class RowsTask(Task):
         return self.steps.end_token == "own_step"
 
     def _files(self, split: Split) -> tuple[str, ...]:
-        names: tuple[str, ...] = {"train": self.train, "validation": self.validation, "test": self.test}[
-            split
-        ]
+        files = {"train": self.train, "validation": self.validation, "test": self.test}
+        names: tuple[str, ...] = files[split]
         if not names:
             remedy = " or set validation_size, to hold problems out of train" if split == "validation" else ""
             raise NoSplit(f"the task has no {split} split: name its files under {split!r}{remedy}")
@@ -249,34 +249,34 @@ class RowsTask(Task):
 
 @lru_cache(maxsize=64)
 def _problems(task: RowsTask, split: Split) -> tuple[Problem, ...]:
-    """Returns a split's problems; for validation those of the train split that are held out."""
+    """Returns the problems of a split. Those for validation may be held out of the train split."""
     size = task.validation_size
     if split == "test" or size is None:
         return tuple(task._read(split))
     problems = task._read("train")
     _check_held_out(size, len(problems))
     held_out = set(derived_random(task.split_seed, "validation").sample(range(len(problems)), size))
-    # Ids stay those of the rows.
-    return tuple(
-        problem for index, problem in enumerate(problems) if (index in held_out) is (split == "validation")
-    )
+    # Each problem keeps the id of its row in the train split.
+    if split == "validation":
+        return tuple(problem for index, problem in enumerate(problems) if index in held_out)
+    return tuple(problem for index, problem in enumerate(problems) if index not in held_out)
 
 
 def _check_held_out(size: int, problems: int) -> None:
     if size >= problems:
         raise ValueError(
-            f"validation_size is {size}, but the train split holds {problems} problems: "
-            "hold out fewer than there are"
+            f"validation_size is {size}, but the train split has only {problems} problems: "
+            "choose a smaller one"
         )
 
 
 def file_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
-    """Yields the rows of a file. Raises ValueError for one that is not there or can't be read."""
+    """Yields the rows of a file. Raises ValueError if it doesn't exist or can't be read."""
     return read_rows(path, columns) if path.suffix == ".parquet" else json_lines(path)
 
 
 FIRST_ROWS = 20
-"""Rows of a file that `check` looks at."""
+"""Rows at the beginning of a file that `check` reads."""
 
 
 def _first_rows(path: Path, columns: Sequence[str] | None) -> list[Row] | Finding:
@@ -288,7 +288,7 @@ def _first_rows(path: Path, columns: Sequence[str] | None) -> list[Row] | Findin
 
 
 def is_quickly_read(path: Path) -> bool:
-    """Returns whether the first rows and the number of rows are known at once."""
+    """Returns whether the first rows of a file, and their number, can be read quickly."""
     return path.is_file() and (path.suffix == ".parquet" or path.stat().st_size <= QUICKLY_READ)
 
 
@@ -300,25 +300,25 @@ class JsonLines(RowsTask):
     problem_field: Annotated[str, MinLen(1)] = "question"
     """The key of a row's problem."""
     gold_field: Annotated[str, MinLen(1)] = "answer"
-    """The key of the gold. It stays as the data set has it, a worked solution or a bare answer: graders take
-    the answer out of it."""
+    """The key of the gold, which may be a worked solution or only an answer: graders read the answer in
+    it."""
     gold_fallback: str | None = None
     """Another key of the gold, for rows that don't have the first one."""
     demonstration_field: str | None = None
-    """The key of the demonstration; null: the gold is the demonstration too."""
+    """The key of the demonstration; null: the gold is also the demonstration."""
     keep: tuple[str, ...] = ()
-    """Keys of rows that go into `Problem.data` as they are."""
+    """Keys of rows that are copied into `Problem.data`."""
     prompt: str = PROMPT
-    """The template, with ``{problem}`` where the problem goes."""
+    """The template, in which ``{problem}`` is replaced by the problem."""
     stop: tuple[str, ...] = STOP
-    """The stop strings that go with the template; a rollout names them as its own `stop`."""
+    """The stop strings that belong to the template. A rollout names them as its own `stop`."""
     grader: Grader
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt.count(PROBLEM) != 1:
-            raise ValueError(f"prompt needs {PROBLEM} exactly once, where the problem goes")
+            raise ValueError(f"prompt needs {PROBLEM} exactly once, in place of the problem")
         if "" in self.stop:
             raise ValueError("stop has an empty string, which would end every answer at once")
 
@@ -343,7 +343,7 @@ class JsonLines(RowsTask):
         yield from missing_fields or super().first_findings(path)
 
     def _missing_fields(self, fields: Sequence[str], where: str) -> Iterator[Finding]:
-        """Yields the settings that name a field which no row has."""
+        """Yields a finding for each setting that names a field which no row has."""
         settings = {"problem_field": self.problem_field, "gold_field": self.gold_field}
         if self.demonstration_field is not None:
             settings["demonstration_field"] = self.demonstration_field
@@ -357,16 +357,17 @@ class JsonLines(RowsTask):
                 )
 
     def prompted(self, problem: str) -> str:
-        """Returns the problem in the template. (Not by `str.format`: problems are full of braces.)"""
+        """Returns the template with a problem in it."""
+        # `str.format` would read braces in the template, which LaTeX has.
         return self.prompt.replace(PROBLEM, problem.strip())
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns the data set's own solution, on the line below the prompt; the seed changes nothing."""
+        """Returns the data set's own solution, on the line after the prompt. The seed has no effect."""
         return "\n" + self.solution(str(problem.data["solution"]).strip())
 
     def solution(self, text: str) -> str:
-        """Returns the data set's solution as a model should write it."""
+        """Returns a solution of the data set in the form that a model should learn."""
         return text
 
     @override
@@ -397,22 +398,25 @@ class JsonLines(RowsTask):
 
 
 def missing(row: dict[str, Any], key: str) -> str | None:
-    """Returns what is wrong with a row's text under `key`, or None: numbers count as text."""
+    """Returns what is wrong with a row's text under `key`, or None. Numbers count as text."""
     if key not in row:
         return f"it has no {key!r} (it has {', '.join(map(repr, sorted(row))) or 'nothing'})"
     value = row[key]
     if value is None:
         return f"its {key!r} is null"
     if isinstance(value, bytes):
-        return f"its {key!r} is {len(value)} bytes that are no text in UTF-8"
+        return f"its {key!r} is {len(value)} bytes that aren't text in UTF-8"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return f"its {key!r} is {type(value).__name__}, not text"
     return f"its {key!r} is empty" if is_empty(value) else None
 
 
 def question_of(value: Any, key: str) -> str:
-    """Returns the text of a row's question. One that is JSON text of a chat with one message of the user is
-    that message. Raises BadRow for any other chat, which a template for one text can't ask."""
+    """Returns the text of a row's question.
+
+    If it is the JSON text of a chat with one message of the user, the question is that message. Raises BadRow
+    for any other chat, which a template for one text can't hold.
+    """
     text = text_of_value(value)
     try:
         messages = messages_in_text(text)
@@ -423,15 +427,15 @@ def question_of(value: Any, key: str) -> str:
     roles = [message.get("role") for message in messages]
     if roles != ["user"] or is_empty(messages[0].get("content")):
         raise BadRow(
-            f"its {key!r} is a chat of the roles {', '.join(map(str, roles))}, and this task asks one text:"
-            " take the task of type rows, which reads chats"
+            f"its {key!r} is a chat of the roles {', '.join(map(str, roles))}, and this task's questions are"
+            " one text: use the task of type rows, which reads chats"
         )
     return str(messages[0]["content"])
 
 
 @Task.register("questions")
 @dataclass(frozen=True, kw_only=True)
-class Questions(JsonLines):
+class QuestionRows(JsonLines):
     """Questions with reference answers in your own files: JSON lines or Parquet, one question a row, for
     example ``{"question": "6 times 7?", "answer": "42"}``."""
 
@@ -447,9 +451,9 @@ class Gsm8k(JsonLines):
     """GSM8K, grade-school word problems (Cobbe et al., 2021, arXiv:2110.14168), in the data set's own files,
     with `question` and `answer` in each row.
 
-    373 of the 7,473 training problems are held out for validation, as many as in the VinePPO
-    paper (7,100 / 373 / 1,319), chosen here with `split_seed`: not the paper's own 373.
-    Demonstrations have no ``<<1+1=2>>`` calculator notes.
+    373 of the 7,473 training problems are held out for validation, as many as in the VinePPO paper (7,100 /
+    373 / 1,319). They are chosen with `split_seed`, and are not the paper's own 373. Demonstrations don't
+    have the calculator notes ``<<1+1=2>>``.
     """
 
     train: tuple[str, ...] = ("data/gsm8k/train.jsonl",)

@@ -23,13 +23,15 @@ from treetune.tasks.base import Split
 from treetune.tasks.row_values import plain_value, refuse_unclear_nulls, restored_integers, whole_fields
 
 Row = tuple[str, dict[str, Any]]
-"""A place to name in errors (``data/math[train][17]``, ``train.jsonl:18``), and what stands there."""
+"""A row with its place, which errors name: ``("train.jsonl:18", {"question": "2 + 2 = ?", "answer":
+"4"})``."""
 
 ROW_GROUP = 1000
-"""Rows of a Parquet file that are in memory at a time."""
+"""The number of rows of a Parquet file that are in memory at a time."""
 
 JSON_FIELDS = b"treetune.json"
-"""In a Parquet file's metadata: which fields hold JSON text, by their column ("" for columns themselves)."""
+"""The key of a Parquet file's metadata that lists the fields with JSON text: ``{"extra_info": ["tests"]}``.
+The column "" refers to columns themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,18 +39,18 @@ class Source(Registrable):
     """Rows of a data set."""
 
     train: str | None = "train"
-    """The data set's own name of its train split; null: it has none."""
+    """The data set's name for its train split; null: it has none."""
     validation: str | None = "validation"
     """The name of its validation split; null: it has none."""
     test: str | None = "test"
     """The name of its test split; null: it has none."""
 
     def rows(self, split: Split) -> Iterator[Row]:
-        """Yields the rows of a split. Raises ValueError for a data set or a split that is not there."""
+        """Yields the rows of a split. Raises ValueError if the data set or the split doesn't exist."""
         raise NotImplementedError
 
     def name_of(self, split: Split) -> str:
-        """Returns the data set's name of a split. Raises NoSplit where it has none."""
+        """Returns the data set's name for a split. Raises NoSplit if it has none."""
         name = {"train": self.train, "validation": self.validation, "test": self.test}[split]
         if name is None:
             raise NoSplit(f"the task has no {split} split: name it under {split!r} of its source")
@@ -58,15 +60,15 @@ class Source(Registrable):
 @Source.register("disk")
 @dataclass(frozen=True, kw_only=True)
 class OnDisk(Source):
-    """A Hugging Face ``DatasetDict`` in the folder `path`, as ``save_to_disk`` writes it.
+    """A Hugging Face ``DatasetDict`` in the folder `path`, which ``save_to_disk`` has written.
 
-    The VinePPO paper's own data come like that.
+    The VinePPO paper's data have this form.
     """
 
     path: Annotated[str, MinLen(1)]
 
     def columns(self, split: Split) -> list[str] | None:
-        """Returns the columns of a split, as the folder says them; None where it doesn't. Raises NoSplit."""
+        """Returns the columns of a split; None if the folder doesn't list them. Raises NoSplit."""
         record = Path(self.path) / self.name_of(split) / "dataset_info.json"
         try:
             features = json.loads(record.read_text(encoding="utf-8")).get("features")
@@ -82,14 +84,14 @@ class OnDisk(Source):
             raise ValueError(f"there is no data set in {folder} (looked for in {Path.cwd()})")
         if not (folder / "dataset_dict.json").is_file():
             raise ValueError(
-                f"{folder} is no data set with splits: it has no dataset_dict.json, which "
+                f"{folder} is not a data set with splits: it has no dataset_dict.json, which "
                 "DatasetDict.save_to_disk writes"
             )
         from datasets import load_from_disk
 
         try:
             splits = load_from_disk(str(folder))
-        except Exception as error:  # of many kinds: a torn file, a format of another version
+        except Exception as error:  # many kinds, e.g. for a damaged file, or a format of another version
             raise ValueError(f"the data set in {folder} cannot be read: {error}") from error
         yield from _rows(splits, name, self.path)
 
@@ -97,16 +99,16 @@ class OnDisk(Source):
 @Source.register("hub")
 @dataclass(frozen=True, kw_only=True)
 class OnHub(Source):
-    """A data set of the Hugging Face hub. It is fetched once and cached."""
+    """A data set of the Hugging Face hub, which is fetched once and cached."""
 
     name: Annotated[str, MinLen(1)]
     """The repository on the hub."""
     revision: Annotated[str, MinLen(1)]
-    """A commit or a tag, so that tomorrow's measurement has today's rows."""
+    """A commit or a tag, so that later measurements have the same rows."""
     subset: str | None = None
-    """One of several configurations of the data set."""
+    """The configuration of the data set, if it has several."""
     files: Mapping[str, str] | None = field(default=None, hash=False)
-    """A pattern in its repository for each split, where the data set has no splits of its own."""
+    """A pattern of files in the repository for each split, if the data set has no splits of its own."""
 
     @override
     def rows(self, split: Split) -> Iterator[Row]:
@@ -116,10 +118,10 @@ class OnHub(Source):
         if self.files is not None and name not in self.files:
             raise ValueError(f"files of {self.name} has no pattern for its split {name!r}: add one")
         try:
-            # One split at a time: files of another may have other columns.
+            # Only one split is loaded, because the files of another may have other columns.
             chosen = {} if self.files is None else {"data_files": {name: self.files[name]}}
             splits = load_dataset(self.name, self.subset, revision=self.revision, **chosen)
-        except Exception as error:  # of many kinds: no network, no such name, no such revision
+        except Exception as error:  # many kinds, e.g. without a network, or for an unknown name or revision
             raise ValueError(
                 f"the data set {self.name} (revision {self.revision}) cannot be fetched: {error}. "
                 "Without a network, fetch it elsewhere, save it with save_to_disk and name its folder: "
@@ -131,8 +133,9 @@ class OnHub(Source):
 @Source.register("files")
 @dataclass(frozen=True, kw_only=True)
 class InFiles(Source):
-    """Files of rows, ``.parquet``, ``.jsonl`` or ``.json``: each split is a path or a pattern
-    (``data/*.parquet``, read in the order of names), relative to the working directory."""
+    """Files of rows, ``.parquet``, ``.jsonl`` or ``.json``. Each split is a path or a pattern, relative to
+    the working directory. The files of a pattern (``data/*.parquet``) are read in the order of their
+    names."""
 
     train: str | None = None
     validation: str | None = None
@@ -144,13 +147,16 @@ class InFiles(Source):
             yield from read_rows(path)
 
     def files(self, split: Split) -> list[Path]:
-        """Returns the files of a split. Raises ValueError where there is none."""
+        """Returns the files of a split. Raises ValueError if there are none."""
         return files_matching(self.name_of(split))
 
 
 def files_matching(pattern: str | Path) -> list[Path]:
-    """Returns a file, or all that match a pattern (``data/*/train.parquet``), in the order of their names.
-    Raises ValueError where there is none."""
+    """Returns a file, or all files that match a pattern (``data/*/train.parquet``), in the order of their
+    names.
+
+    Raises ValueError if there are none.
+    """
     files = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(str(pattern))))
     if not files:
         raise ValueError(no_such_file(Path(pattern)))
@@ -184,9 +190,10 @@ def no_such_file(path: Path) -> str:
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """Yields the rows of a ``.parquet`` or ``.jsonl`` file, each with its place.
 
-    Of a Parquet file only `columns` are read (None: all), a few rows at a time; a null in a column is a key
-    that the row doesn't have, and is left out. Nulls within objects stay. Raises ValueError for a file that
-    isn't there or can't be read, and for one whose golds may mean two things (`refuse_unclear_nulls`).
+    A Parquet file is read a few rows at a time, and only its `columns` (None: all). A null in a column means
+    that the row doesn't have the key, so that it is left out. Nulls within objects are kept. Raises
+    ValueError for a file that doesn't exist or can't be read, and for one with ambiguous golds
+    (`refuse_unclear_nulls`).
     """
     if path.suffix in (".jsonl", ".json"):
         yield from json_lines(path)
@@ -195,16 +202,16 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]
     else:
         with _parquet(path) as file:
             names = [name for name in file.schema_arrow.names if columns is None or name in columns]
-            reading = _Reading(file, names, str(path))
+            decoder = _ParquetDecoder(file, names, str(path))
             number = 0
             for batch in file.iter_batches(ROW_GROUP, columns=names):
-                for row in reading.rows(batch, number):
+                for row in decoder.rows(batch, number):
                     yield f"{path}[{number}]", row
                     number += 1
 
 
 def count_rows(path: Path) -> int:
-    """Returns how many rows a Parquet or JSON-lines file has. Raises as `read_rows` does."""
+    """Returns the number of rows of a Parquet or JSON-lines file. Raises the same as `read_rows`."""
     if path.suffix == ".parquet":
         with _parquet(path) as file:
             return int(file.metadata.num_rows)
@@ -213,9 +220,9 @@ def count_rows(path: Path) -> int:
     return sum(1 for line in path.read_bytes().splitlines() if line.strip())
 
 
-def values_of(path: Path, column: str) -> list[str]:
-    """Returns the different texts in a column, in the order of their appearance. Raises as `read_rows`
-    does."""
+def distinct_texts(path: Path, column: str) -> list[str]:
+    """Returns the different texts in a column, in the order of their first rows. Raises the same as
+    `read_rows`."""
     if path.suffix == ".parquet":
         with _parquet(path) as file:
             if column not in file.schema_arrow.names:
@@ -228,7 +235,7 @@ def values_of(path: Path, column: str) -> list[str]:
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
-    """Opens the file. Raises ValueError for one that isn't there or can't be read."""
+    """Opens a file. Raises ValueError if it doesn't exist or can't be read."""
     if not path.is_file():
         raise ValueError(no_such_file(path))
     import pyarrow as pa
@@ -242,38 +249,45 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 
 def parquet_row(path: Path, number: int) -> dict[str, Any]:
-    """Returns one row of a Parquet file, counted from 0, as `read_rows` does; those before it aren't read.
-    Raises ValueError for a file that can't be read or has no such row."""
+    """Returns the row with a number (counted from 0), as `read_rows` yields it, without reading earlier row
+    groups.
+
+    Raises ValueError for a file that can't be read or has no such row.
+    """
     with _parquet(path) as file:
-        reading = _Reading(file, file.schema_arrow.names, str(path))
-        offset = number  # of the row, counted from the group or batch that is looked at
+        decoder = _ParquetDecoder(file, file.schema_arrow.names, str(path))
+        offset = number  # the row's number, counted from the beginning of the current group or batch
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows
             if offset < count:
                 for batch in file.iter_batches(ROW_GROUP, row_groups=[group]):
                     if offset < batch.num_rows:
-                        return next(reading.rows(batch.slice(offset, 1), number))
+                        return next(decoder.rows(batch.slice(offset, 1), number))
                     offset -= batch.num_rows
             offset -= count
     raise ValueError(f"{path} has no row {number}")
 
 
-class _Reading:
-    """How rows of an open Parquet file become what was written: which of its fields hold JSON text, and which
-    of its floats were whole numbers."""
+class _ParquetDecoder:
+    """Turns rows of an open Parquet file into the rows that were written.
+
+    It decodes fields of JSON text, and turns floats back into the whole numbers that they were.
+    """
 
     def __init__(self, file: Any, names: Sequence[str], where: str) -> None:
-        """Raises ValueError where golds are objects with nulls that may be missing keys."""
+        """Raises ValueError if golds are objects with nulls that may be missing keys."""
         self._where = where
-        self._in_json: Mapping[str, Sequence[str]] = json.loads(
+        self._json_fields: Mapping[str, Sequence[str]] = json.loads(
             (file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}")
         )
         self._whole: dict[str, dict[str, Any]] = {}
+        """The floats of each column that were whole numbers (`whole_fields`)."""
         schema = file.schema_arrow
         for name in names:
-            # Only the floats are read: beside them an object may hold gigabytes of tests.
-            if floats := _float_paths(schema.field(name).type, name):
-                self._whole[name] = whole_fields(file.read(floats)[name])
+            # Only the floats are read: the other fields of an object may contain gigabytes of tests.
+            float_paths = _float_paths(schema.field(name).type, name)
+            if float_paths:
+                self._whole[name] = whole_fields(file.read(float_paths)[name])
         for name, gold in GOLDS.items():
             if name in names and _holds_objects(_field_type(schema.field(name).type, gold)):
                 import pyarrow.compute as compute
@@ -282,7 +296,7 @@ class _Reading:
                 refuse_unclear_nulls(compute.struct_field(column, gold), f"{name}.{gold}", where)
 
     def rows(self, batch: Any, first: int) -> Iterator[dict[str, Any]]:
-        """Yields the rows of a batch, of which the first has the number `first`. Raises ValueError."""
+        """Yields the rows of a batch, whose first row has the number `first`. Raises ValueError."""
         import pyarrow as pa
 
         columns = [
@@ -292,30 +306,29 @@ class _Reading:
         table = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
         try:
             rows = table.to_pylist(maps_as_pydicts="strict")
-        except (ValueError, KeyError, OverflowError) as error:  # a date beyond Python's, a key of a map twice
+        except (ValueError, KeyError, OverflowError) as error:  # e.g. a date beyond Python's, a repeated key
             last = first + batch.num_rows - 1
             raise ValueError(f"{self._where}[{first}] to [{last}] can't be read: {error}") from error
         for number, values in enumerate(rows, start=first):
             row = {name: plain_value(value) for name, value in values.items() if value is not None}
-            for column, names in self._in_json.items():
-                holder = row.get(column, {}) if column else row
+            for column, names in self._json_fields.items():
+                fields = row.get(column, {}) if column else row
                 try:
-                    decoded = {
-                        name: json.loads(holder[name]) for name in names if holder.get(name) is not None
-                    }
+                    for name in names:
+                        if fields.get(name) is not None:
+                            fields[name] = json.loads(fields[name])
                 except ValueError as error:
-                    fault = f"what should be JSON text in {column or 'a column'} is none"
+                    fault = f"a field of {column or 'the row'} should be JSON text, and isn't"
                     raise ValueError(f"{self._where}[{number}]: {fault}: {error}") from error
-                holder.update(decoded)
             yield row
 
 
 GOLDS = {"reward_model": "ground_truth"}
-"""Columns of objects, and the field of each that says what is right: its nulls decide about grades."""
+"""Columns of objects, with the field of each that is a gold, so that its nulls affect grades."""
 
 
 def _float_paths(kind: Any, path: str) -> list[str]:
-    """Returns the paths of all floats in a type, but for those in lists, as Parquet names columns."""
+    """Returns the paths of all floats in a type, in Parquet's notation; those in lists are left out."""
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
@@ -327,7 +340,7 @@ def _float_paths(kind: Any, path: str) -> list[str]:
 
 
 def _holds_objects(kind: Any) -> bool:
-    """Returns whether values of a type are objects, or lists of these."""
+    """Returns whether the values of a type are objects, or lists of objects."""
     import pyarrow as pa
 
     if kind is None:
@@ -338,6 +351,7 @@ def _holds_objects(kind: Any) -> bool:
 
 
 def _field_type(kind: Any, name: str) -> Any:
+    """Returns the type of a field of objects; None if there is no such field."""
     import pyarrow as pa
 
     return kind.field(name).type if pa.types.is_struct(kind) and name in kind.names else None
@@ -349,7 +363,7 @@ def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[Row]:
         raise ValueError(f"{where} has no split {name!r}: it has {', '.join(map(repr, splits))}")
     dataset = splits[name]
     if hasattr(dataset, "with_format"):
-        dataset = dataset.with_format(None)  # a saved one may be in the format of numpy or PyTorch
+        dataset = dataset.with_format(None)  # a saved one may be set to numpy's or PyTorch's format
     table: Any = getattr(dataset, "data", None)
     whole: dict[str, dict[str, Any]] = {}
     for column in () if table is None else table.column_names:
@@ -367,7 +381,7 @@ def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[Row]:
 
 
 def _with_integers(value: Any, whole: Mapping[str, Any]) -> Any:
-    """Returns a value whose floats are whole numbers where `whole_fields` says so."""
+    """Returns a value with whole numbers in place of the floats that `whole_fields` lists."""
     if not whole or value is None:
         return value
     if isinstance(value, float):
@@ -376,10 +390,11 @@ def _with_integers(value: Any, whole: Mapping[str, Any]) -> Any:
 
 
 def json_lines(path: Path) -> Iterator[Row]:
-    """Yields every line of a JSON-lines file that is not blank; the place is ``file:line``. A file that is
-    one JSON array of objects gives these; the place is ``file[number]``, counted from 0.
+    """Yields the object of each line of a JSON-lines file, with the place ``file:line``. Blank lines are
+    skipped.
 
-    Raises ValueError for a file that is not there, and for a line or an element that is no JSON object.
+    If the file is one JSON array of objects, it yields these, with the place ``file[number]``, counted from
+    0. Raises ValueError if the file doesn't exist, and for a line or an element that isn't a JSON object.
     """
     if not path.is_file():
         raise ValueError(no_such_file(path))
@@ -397,9 +412,7 @@ def json_lines(path: Path) -> Iterator[Row]:
             except (ValueError, RecursionError) as error:
                 remedy = ""
                 if line.strip() == b"{":
-                    remedy = (
-                        "; the file is one JSON object over several lines, and rows are one object a line"
-                    )
+                    remedy = "; the file has a JSON object over several lines: write each row in one line"
                 raise ValueError(f"{file_and_line}: not a line of JSON: {error}{remedy}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{file_and_line}: a row must be a JSON object, not {type(row).__name__}")
@@ -410,7 +423,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def is_array(path: Path) -> bool:
-    """Returns whether a file begins as one JSON array of objects."""
+    """Returns whether a file begins like a JSON array of objects."""
     with path.open("rb") as file:
         beginning = file.read(4096).removeprefix(BYTE_ORDER_MARK)
     return re.match(rb"\s*\[\s*[{\]]", beginning) is not None
@@ -422,8 +435,8 @@ def _array_rows(path: Path) -> Iterator[Row]:
         rows = json.loads(path.read_bytes().removeprefix(BYTE_ORDER_MARK))
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path} begins as one JSON array, and can't be read as that: {error}; rows are one array of"
-            " objects, or one object a line"
+            f"{path} begins like a JSON array, and can't be read as one: {error}; rows have to be an array of"
+            " objects, or an object in each line"
         ) from error
     for number, row in enumerate(rows):
         if not isinstance(row, dict):

@@ -1,4 +1,4 @@
-"""Step splitters: functions from a response to the offsets between its steps."""
+"""Step splitters: rules that split a response into steps."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing_extensions import override
 from treetune.config.registrable import Registrable
 
 ANOTHER_LINE = "\nThen the answer goes on in another line."
-"""Long enough to be a step for every splitter, and too short to be cut."""
+"""A line that every splitter regards as one step: it is long enough, and too short to be cut."""
 
 
 def as_if_going_on(boundaries: Callable[[str], list[int]], response: str) -> list[int]:
-    """Returns the `boundaries` that a response has when another line follows it, and its length."""
+    """Returns the `boundaries` that a response has if another line follows it, and then its length."""
     offsets = boundaries(response + ANOTHER_LINE)
     return [*(offset for offset in offsets if offset <= len(response)), len(response)]
 
 
 def ends_of_lines(response: str) -> list[int]:
-    """Returns 0 and the end of each line, its newline included: the steps of the embedded tasks."""
+    """Returns 0 and the end of each line with its newline: ``[0, 4, 7]`` for ``a=1\\nb=2``."""
     offsets = [0]
     for line in response.split("\n")[:-1]:
         offsets.append(offsets[-1] + len(line) + 1)
@@ -31,22 +31,24 @@ def ends_of_lines(response: str) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSplitter(Registrable):
-    """Cuts a response into steps, the states whose value a credit method may ask for.
+    """Splits a response into steps. Credit methods may estimate the value of the state before each step.
 
-    `boundaries` never raises, whatever the response: no answer is lost because it could not be cut.
+    `boundaries` never raises, so that no answer is lost because it can't be split.
     """
 
     end_token: Literal["own_step", "last_step"] = "own_step"
-    """The step of the token that ends an answer: a step of its own where another token could have begun one
-    (`Task.answer_boundaries`), or always the last step. With ``last_step`` Monte-Carlo credit gives it
-    another baseline than the tokens that could have stood there, and its gradient is biased."""
+    """The step of the token that ends an answer. ``own_step``: it is a step of its own if another token could
+    have begun one (`Task.answer_boundaries`). ``last_step``: it belongs to the last step. Then Monte Carlo
+    credit gives it another baseline than other tokens in its position, so that the gradient is biased."""
 
     def boundaries(self, response: str) -> list[int]:
-        """Returns character offsets, strictly rising from 0 to ``len(response)``; ``[0]`` for no text."""
+        """Returns character offsets, strictly rising from 0 to ``len(response)``; ``[0]`` for an empty
+        text."""
         raise NotImplementedError
 
     def answer_boundaries(self, response: str) -> list[int]:
-        """Returns `Task.answer_boundaries`, as `end_token` says."""
+        """Returns the boundaries of an answer that ends here (`Task.answer_boundaries`), according to
+        `end_token`."""
         if self.end_token == "last_step":
             return self.boundaries(response)
         return as_if_going_on(self.boundaries, response)
@@ -55,17 +57,16 @@ class StepSplitter(Registrable):
 @StepSplitter.register("lines")
 @dataclass(frozen=True, kw_only=True)
 class Lines(StepSplitter):
-    """A step is a line with text. Blank lines belong to the line that follows them, or to the last one at
-    the end."""
+    """A step is a line with text. Blank lines belong to the next line, or at the end to the last line."""
 
     answer_marker: Annotated[str, MinLen(1)] = "####"
-    """The beginning of the line with the final answer. Where newlines begin steps, that line belongs to the
-    step before it: there is nothing left to decide once it begins."""
+    """The beginning of the line with the final answer. If newlines begin steps, this line belongs to the step
+    before it, because nothing is left to decide after that."""
     newline: Literal["begins", "ends"] = "begins"
-    """Whether a newline begins a step or ends one. Where it ``begins`` one, the token behind a step tells
-    that the step has ended, so that the gradient of Monte-Carlo credit is unbiased only if every whole line
-    is followed by a newline or the end. Where it ``ends`` one, a boundary depends on the text before it
-    alone, and the gradient is unbiased without a condition."""
+    """Whether a newline begins a step or ends one. If it ``begins`` one, the token after a step shows that
+    the step has ended, so that the gradient of Monte Carlo credit is unbiased only if a newline or the end
+    follows every complete line. If it ``ends`` one, a boundary depends only on the text before it, and the
+    gradient is always unbiased."""
 
     @override
     def boundaries(self, response: str) -> list[int]:
@@ -92,11 +93,11 @@ class Lines(StepSplitter):
 @StepSplitter.register("gsm8k_reference")
 @dataclass(frozen=True, kw_only=True)
 class Gsm8kReference(StepSplitter):
-    r"""The steps of the VinePPO paper's code on GSM8K, which count blank lines in the middle.
+    r"""The steps of the VinePPO paper's code on GSM8K, which counts blank lines in the middle as steps.
 
-    The answer begins at ``"\n#### "``; the text before it is cut before every newline. Leading
-    blank lines go with the first line that has text, trailing ones and the answer with the last.
-    A response with several answers, which that code drops, is here cut at the last of them.
+    The answer begins at ``"\n#### "``. The text before it is cut before every newline. Blank lines at the
+    beginning belong to the first line with text, and those at the end, with the answer, to the last line. The
+    paper's code drops a response with several answers. Here the last of them counts.
     """
 
     end_token: Literal["own_step", "last_step"] = "last_step"

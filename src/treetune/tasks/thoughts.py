@@ -1,15 +1,14 @@
-"""Tells a model's thoughts from what it says behind them: the one reading of graders, judges, tools and
-pipelines.
+"""Separates a model's thoughts from its answer, for graders, judges, tools and pipelines.
 
-A response holds its thoughts in one of these ways:
+Thoughts have one of these forms:
 
-* opened and closed: ``<think>six sevens</think> It is 42.`` says ``It is 42.``;
-* opened by the prompt, as chat templates of reasoning models do: ``six sevens</think> It is 42.``;
-* several: ``<think>a</think> One. <think>b</think> Two.`` says what stands behind the last, ``Two.``;
-* opened and never closed, since the answer was cut off in it: ``<think>six sev`` says nothing.
+* opened and closed: in ``<think>six sevens</think> It is 42.`` the answer is ``It is 42.``;
+* opened by the prompt, which chat templates of reasoning models do: ``six sevens</think> It is 42.``;
+* several: in ``<think>a</think> One. <think>b</think> Two.`` the answer comes after the last, ``Two.``;
+* opened and never closed, because the response was cut off: ``<think>six sev`` has no answer.
 
-A tag in quotes or backticks is a mention and opens or closes nothing. Before the first thought, only a tag at
-the beginning of a line opens one.
+A tag in quotes or backticks is only mentioned, and opens or closes nothing. Before the first thought, a tag
+only opens one at the beginning of a line.
 """
 
 from __future__ import annotations
@@ -20,15 +19,19 @@ from functools import lru_cache
 from typing import NamedTuple
 
 THINK_END = "</think>"
-"""The default of `think_end` settings. It stands for all pairs of `TAGS`."""
+"""The default of `think_end` settings. It means all pairs of `TAGS`."""
 
 
 class Tags(NamedTuple):
-    """The text that opens a thought (empty where nothing is known to), and those of which any closes it. The
-    first of these also closes one that the prompt opened."""
+    """The tags that open and close a thought.
+
+    Example: ``Tags("<think>", ("</think>",))``.
+    """
 
     opening: str
+    """Empty if it isn't known."""
     closings: tuple[str, ...]
+    """Any of these closes the thought. The first one also closes a thought that the prompt opened."""
 
 
 TAGS = (
@@ -43,7 +46,7 @@ TAGS = (
     Tags("<|START_THINKING|>", ("<|END_THINKING|>",)),  # Command A
     Tags("<|begin_of_thought|>", ("<|end_of_thought|>",)),  # OpenThinker, Sky-T1
     Tags("<|channel>thought", ("<channel|>",)),  # Gemma 4
-    # gpt-oss. Its analysis ends with its message, or where another channel begins.
+    # gpt-oss. Its analysis ends with the message, or when another channel begins.
     Tags(
         "<|channel|>analysis<|message|>",
         ("<|channel|>final<|message|>", "<|end|>", "<|channel|>commentary"),
@@ -57,27 +60,28 @@ _QUOTES = {"`": "`", "'": "'", '"': '"', "“": "”", "‘": "’", "«": "»"}
 
 
 class SplitResponse(NamedTuple):
-    """A response as `read_thoughts` tells it apart.
+    """The thought and the answer of a response.
 
     ``<think>six sevens</think> It is 42.`` is
     ``SplitResponse("<think>six sevens</think>", " It is 42.", False)``.
     """
 
     thought: str
-    """All up to where the answer begins; empty where there is no thought."""
+    """The text before the answer; empty if there is no thought."""
     answer: str
-    """The text behind the last thought; empty where that was cut off."""
+    """The text after the last thought; empty if the response was cut off in a thought."""
     is_cut_off: bool
     """Whether the response ends within a thought."""
 
 
 def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = False) -> SplitResponse:
-    """Tells the thoughts of a response from what stands behind them, in time linear in it.
+    """Separates the thoughts of a response from its answer, in time linear in the response.
 
     Args:
-        response: What the model wrote.
-        think_end: The text that ends a thought, and its opening with it. The default reads all of `TAGS`.
-        is_open: The prompt ends within a thought, so that the response begins in one.
+        response: The text that the model wrote.
+        think_end: The text that ends a thought. It also determines the opening tag. The default means all
+            `TAGS`.
+        is_open: Whether the response begins within a thought, which the prompt has opened.
     """
     if think_end == THINK_END and (bare := _BARE_CHANNELS.match(response)):
         return SplitResponse(bare[0], response[bare.end() :], False)
@@ -91,12 +95,12 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
         closed = next((pair for pair in pairs if tag in pair.closings), None)
         if closed is not None:
             closes_prompts_thought = opened_by is None and tag == closed.closings[0]
-            # Another model's tag within a thought is a part of its text.
+            # Within a thought, another model's tag is only text.
             if opened_by is closed or closes_prompts_thought:
                 is_within, opened_by = False, None
                 answer_start = end
                 thoughts += 1
-        # Before the first thought a tag in the middle of a line is more likely one that is spoken of.
+        # Before the first thought, a tag in the middle of a line is probably only mentioned.
         elif not is_within and (thoughts or _begins_line(response, start)):
             is_within, opened_by = True, next(pair for pair in pairs if pair.opening == tag)
     if is_within:
@@ -105,20 +109,20 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
 
 
 def after_thought(response: str, think_end: str = THINK_END) -> str:
-    """Returns what stands behind the last thought: all of a response without one, nothing of a response that
-    was cut off in one that it opened itself."""
+    """Returns the text after the last thought. This is the whole response if it has no thought, and empty if
+    it was cut off in a thought that it opened itself."""
     return read_thoughts(response, think_end).answer
 
 
 def opening_at_end(prompt: str) -> str:
-    """Returns the tag with which a prompt ends that opens a thought, as chat templates of reasoning models
-    do; an empty text where it ends with none."""
+    """Returns the tag at the end of a prompt that opens a thought; an empty text if there is none. Chat
+    templates of reasoning models add such tags."""
     ending = prompt.rstrip()
     return next((pair.opening for pair in TAGS if ending.endswith(pair.opening)), "")
 
 
 def ends_in_thought(prompt: str) -> bool:
-    """Returns whether a prompt ends with what opens a thought."""
+    """Returns whether a prompt ends with a tag that opens a thought."""
     return bool(opening_at_end(prompt))
 
 
@@ -127,9 +131,10 @@ def _pairs(think_end: str) -> tuple[Tags, ...]:
     """Returns the tags that a setting `think_end` means."""
     if think_end == THINK_END:
         return TAGS
-    if (pair := next((pair for pair in TAGS if think_end in pair.closings), None)) is not None:
-        return (pair,)
-    # Tags of one's own: what ends <plan> is </plan>. Text without a slash has no opening that is known.
+    for pair in TAGS:
+        if think_end in pair.closings:
+            return (pair,)
+    # A user's own tags: </plan> ends <plan>. A text without a slash has no known opening.
     opening = think_end.replace("/", "", 1) if "/" in think_end else ""
     return (Tags(opening, (think_end,)),)
 
@@ -141,7 +146,7 @@ def _pattern(pairs: tuple[Tags, ...]) -> re.Pattern[str]:
 
 
 def _tags(text: str, pairs: tuple[Tags, ...]) -> Iterator[tuple[int, int]]:
-    """Yields where tags begin and end that aren't merely spoken of."""
+    """Yields the start and end of each tag that isn't in quotes."""
     for tag in _pattern(pairs).finditer(text):
         quote = _QUOTES.get(text[tag.start() - 1 : tag.start()])
         if quote is None or text[tag.end() : tag.end() + 1] != quote:
@@ -149,8 +154,8 @@ def _tags(text: str, pairs: tuple[Tags, ...]) -> Iterator[tuple[int, int]]:
 
 
 def _begins_line(text: str, position: int) -> bool:
-    """Returns whether nothing stands before a position on its line but spaces and special tokens, such as a
-    beginning of text: ``<｜begin▁of▁sentence｜><think>``."""
-    # Special tokens are short: 80 characters hold them.
+    """Returns whether a position has only spaces and special tokens before it in its line, as in
+    ``<｜begin▁of▁sentence｜><think>``."""
+    # Special tokens are short, so that 80 characters are enough.
     line = text[max(0, position - 80) : position].rpartition("\n")[2]
     return not re.sub(r"<[|｜][^<>\s]{1,40}[|｜]>(?:assistant)?|<s>", "", line).strip()

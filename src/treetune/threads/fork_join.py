@@ -1,9 +1,10 @@
-"""How an answer forks into threads and joins them again, whoever samples it.
+"""How an answer forks into threads and joins them again, independent of what samples it.
 
-A line of text (the main one, or a thread) is sampled until it lists outlines; then one thread per outline is
-sampled after everything before it, its own header and none of its siblings; when all have ended, their text
-is joined in the order of the outlines, and the line goes on in sight of all of them. (The grammar and the
-order of what is injected are those of ThreadWeaver's training format.) Each line is a task::
+A line of text (the main one, or a thread) is sampled until it lists outlines. Then one thread for each
+outline is sampled: its context is everything before the fork and its own header, but none of its siblings.
+When all threads have ended, their text is joined in the order of the outlines, and the line continues with
+all of them in its context. (The grammar and the injected text are those of ThreadWeaver's training format.)
+Each line is a task::
 
     main line   ──sample──▶ …</Outlines>  ┐fork                              ┌join  ──sample──▶ end of text
     thread 1                              ├── header 1 ──sample──▶ </Thread> ┤
@@ -39,7 +40,7 @@ EVENTS = {
     "budget_spent": "ends for want of tokens",
     "blocks_over_cap": "ends for want of blocks",
 }
-"""What is counted of an answer while it grows, and in words."""
+"""Events that are counted while an answer is sampled, and their descriptions."""
 
 
 class ThreadLimits(Protocol):
@@ -61,7 +62,11 @@ class ThreadLimits(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Glue:
-    """The tokens that are injected, and the tags. Raises ValueError in `of`."""
+    r"""The tokens that are injected, and the tags.
+
+    Example: the tokens of ``\n`` after ``</Outlines>``, of ``<Thread>\n1:`` as the header of the first
+    thread, and of ``\n`` where the line continues after a block.
+    """
 
     tags: TagIds
     codec: TextCodec
@@ -70,15 +75,25 @@ class Glue:
     end_block: TokenIds
     join: TokenIds
     headers: Callable[[str], TokenIds]
+    """Returns the header of the thread with this number, such as ``"1"``."""
 
     @staticmethod
     def of(codec: TextCodec, conclusion: bool) -> Glue:
+        """Encodes the injected texts.
+
+        Args:
+            codec: The model's tokenizer.
+            conclusion: Whether a join begins the text that concludes a block.
+
+        Raises:
+            ValueError: The tokenizer does not have the tags as single tokens.
+        """
         tags = TagIds.of(codec.encode)
         if tags is None:
             raise ValueError(
                 "the rollout 'parallel_threads' needs <Parallel>, <Outlines>, <Thread> and their ends as"
-                " single tokens, and the model's tokenizer has none such: put"
-                " configs/models/thread_tokens.jsonnet on the right (model.added_tokens), or start from"
+                " single tokens, and the model's tokenizer does not have them: append"
+                " configs/models/thread_tokens.jsonnet to --configs (model.added_tokens), or start from"
                 " weights that were trained with them"
             )
         end_block, join = "\n</Parallel>", "\n"
@@ -104,9 +119,9 @@ class Glue:
 
 @dataclass(frozen=True, eq=False)
 class LineRequest:
-    """A sample that a line needs now, its `turn`-th.
+    """A sample that a line needs next; `turn` counts the samples of the line from 0.
 
-    Example: the first sample of the second thread of an answer's first block, behind a prompt of one token,
+    Example: the first sample of the second thread of an answer's first block, after a prompt of one token,
     the outlines, and the thread's header::
 
         LineRequest(branch=((0, 1),), turn=0, context_ids=array([9, 0, 2, …, 4, 31]), max_tokens=80,
@@ -116,30 +131,39 @@ class LineRequest:
     branch: Branch
     turn: int
     context_ids: TokenIds
-    """All that the line sees, the prompt included."""
+    """All tokens that the line is sampled after, the prompt included."""
     max_tokens: int
     stop_ids: tuple[int, ...]
 
 
 Sample = Callable[[LineRequest], Awaitable[Completion]]
+"""Returns the completion of a line's request. `parallel_threads` awaits the engine in it."""
 
 
 @dataclass(eq=False)
 class Line:
-    """The main text, or a thread. `budget` bounds all tokens on it, those of its blocks included."""
+    """The main text, or a thread. `budget` bounds all tokens of the line, those of its blocks included.
+
+    Example: a line that has sampled outlines, forked into two threads and continued after the join has the
+    parts ``[Segment(...), Segment(newline), [Line(...), Line(...)], Segment(join), Segment(...)]``.
+    """
 
     branch: Branch
     context_ids: TokenIds
-    """All before the line, the prompt included."""
+    """All tokens before the line, the prompt included."""
     budget: int
     is_thread: bool = False
     parts: list[Segment | list[Line]] = field(default_factory=list)
     """Its own segments and, where it forked, the threads of the block, in their order."""
     samples: int = 0
+    """Requests for this line so far."""
     blocks: int = 0
+    """Blocks on this line so far."""
     dropped: bool = False
+    """Whether it is left out of the answer, as a straggler."""
 
     def segments(self) -> Iterator[Segment]:
+        """Yields the segments of the line and of its threads, in the order of the joined text."""
         for part in self.parts:
             if isinstance(part, Segment):
                 yield part
@@ -159,12 +183,12 @@ class Line:
 
 
 class ForkJoin:
-    """An answer of at most `budget` tokens after `prompt_ids`, whose lines are written by `sample`.
+    """Writes an answer of at most `budget` tokens after `prompt_ids`, whose samples come from `sample`.
 
-    Once `write` has returned, `segments` hold the whole answer in its joined order. Whatever ends it early
-    (an end of text inside a thread, a malformed block, a limit) does so once the threads that have begun have
-    ended; open threads are closed by injected tags, and a malformed block that opened no thread stays as it
-    was sampled.
+    After `write`, `segments` are the whole answer in its joined order. An end of text inside a thread, a
+    malformed block or a limit ends the answer early, but only after the threads that have begun have ended.
+    Open threads are closed by injected tags, and a malformed block that opened no thread stays as it was
+    sampled.
     """
 
     def __init__(
@@ -186,16 +210,17 @@ class ForkJoin:
         return self._finish
 
     async def write(self) -> None:
-        """Writes the answer to its end."""
+        """Samples the answer to its end."""
         await self._write_line(self._main)
 
     async def _write_line(self, line: Line) -> None:
         """Samples, forks and joins until the line ends."""
         tags = self._glue.tags
         while True:
+            # Sample the line until it ends or lists outlines.
             room = self._room_for_sample(line)
             if room < 1:
-                # Only behind a join: a fork leaves each thread a token at least.
+                # This happens only after a join: a fork leaves each thread at least one token.
                 self._cut(line)
                 return
             completion = await self._sample(self._next_request(line, room))
@@ -203,25 +228,31 @@ class ForkJoin:
             if completion.finish_reason == "length":
                 self._cut(line)
                 return
-            last = int(completion.token_ids[-1])
-            lists_outlines = last == tags.end_outlines and len(line.branch) < self._limits.max_depth
-            if not lists_outlines:
+            last_token = int(completion.token_ids[-1])
+            may_fork = len(line.branch) < self._limits.max_depth
+            if not (may_fork and last_token == tags.end_outlines):
                 if not line.is_thread:
                     self._end("stop")
-                elif last != tags.end_thread:  # the text ends inside the thread
+                elif last_token != tags.end_thread:  # the text ends inside the thread
                     self._end("stop", "ended_in_thread")
                     line.inject(self._glue.end_thread)
                 return
+
+            # Fork, and wait for the threads; they are written at the same time.
             threads = self._fork(line)
             if threads:
                 await asyncio.gather(*(self._write_line(thread) for thread in threads))
                 self._join(line, threads)
+
+            # Continue the line, unless the answer has ended: here, or in one of the threads.
             if self._finish is not None:
                 if line.is_thread:
                     line.inject(self._glue.end_thread)
                 return
 
     def _next_request(self, line: Line, room: int) -> LineRequest:
+        """Returns the line's next request, for at most `room` tokens. It stops at tags that end or fork the
+        line."""
         stop_ids: tuple[int, ...] = ()
         if line.is_thread:
             stop_ids += (self._glue.tags.end_thread,)
@@ -232,14 +263,14 @@ class ForkJoin:
         return LineRequest(line.branch, turn, joined([line.context_ids, line.token_ids()]), room, stop_ids)
 
     def _end(self, reason: FinishReason, event: str | None = None) -> None:
-        """Ends the answer: nothing more is sampled once the threads that have begun have ended. The first
-        reason stands."""
+        """Ends the answer: no line that has forked continues after its threads. Of several reasons the first
+        one counts."""
         self._finish = self._finish or reason
         if event is not None:
             self.events[event] += 1
 
     def _cut(self, line: Line) -> None:
-        """Ends a line that came to its last token."""
+        """Ends a line whose tokens are used up."""
         if not line.is_thread:
             self._end("length", "budget_spent")
             return
@@ -255,13 +286,16 @@ class ForkJoin:
         line.inject(self._glue.end_thread)
 
     def _fork(self, line: Line) -> list[Line]:
-        """Returns the threads that the outlines at the line's end open. Returns none where they open none:
-        then the answer has ended, unless malformed blocks go on."""
-        if self._finish is not None:  # another thread ended the answer while this was sampled
+        """Opens the threads of the outlines at the line's end, and returns them.
+
+        Returns none where the block is malformed or beyond a limit. The answer has then ended, unless
+        `malformed` is ``go_on``.
+        """
+        if self._finish is not None:  # another thread ended the answer while this one was sampled
             return []
         glue, limits = self._glue, self._limits
         sampled = line.parts[-1]
-        assert isinstance(sampled, Segment), "a line forks behind a sample"
+        assert isinstance(sampled, Segment), "a line forks after a sample"
         outlines = outline_numbers(glue.codec.decode(sampled.token_ids))
         numbers = outlines.numbers[: limits.max_threads]
         if not numbers:
@@ -275,10 +309,12 @@ class ForkJoin:
         self.events["duplicate_outlines"] += outlines.duplicates
         self.events["threads_over_cap"] += len(outlines.numbers) - len(numbers)
         headers = [glue.headers(number) for number in numbers]
-        # What has to fit behind the threads, whether the line goes on or ends there.
-        behind = len(glue.newline) + max(len(glue.join), len(glue.end_block)) + self._closing(line)
-        share = (line.budget - line.length() - behind) // len(headers)
-        if share - max(map(len, headers)) - len(glue.end_thread) < 1:
+        # Tokens that are injected around the threads, whether the line continues after the block or ends with
+        # it.
+        around_threads = len(glue.newline) + max(len(glue.join), len(glue.end_block)) + self._closing(line)
+        share = (line.budget - line.length() - around_threads) // len(headers)
+        longest_header = max(len(header) for header in headers)
+        if share - longest_header - len(glue.end_thread) < 1:  # no token to sample
             self._end("length", "budget_spent")
             return []
         line.inject(glue.newline)
@@ -295,7 +331,7 @@ class ForkJoin:
         return threads
 
     def _join(self, line: Line, threads: Sequence[Line]) -> None:
-        """Injects what stands behind a block: the text that the line goes on from, or the block's end where
+        """Injects the text after a block: the text from which the line continues, or the block's end where
         the answer has ended."""
         if all(thread.dropped for thread in threads):
             self._end("length")
@@ -304,18 +340,23 @@ class ForkJoin:
         line.inject(self._glue.join if self._finish is None else self._glue.end_block)
 
     def _room_for_sample(self, line: Line) -> int:
+        """Returns how many tokens the line's next sample may have."""
         room = self._room(line)
         if line.is_thread and self._limits.stragglers != "go_on" and self._limits.thread_tokens:
             room = min(room, self._limits.thread_tokens - self._sampled(line))
         return room
 
     def _room(self, line: Line) -> int:
+        """Returns how many tokens of the line's budget are left, without those that close it."""
         return line.budget - line.length() - self._closing(line)
 
     def _closing(self, line: Line) -> int:
-        """Returns the tokens that have to be left for closing the line if it is cut."""
+        """Returns how many tokens are injected to close the line if it is cut."""
         return len(self._glue.end_thread) if line.is_thread else 0
 
     def _sampled(self, line: Line) -> int:
-        """Returns the tokens of the thread beside its header, those of blocks within it included."""
-        return line.length() - len(line.parts[0].token_ids) if isinstance(line.parts[0], Segment) else 0
+        """Returns the number of tokens of the thread without its header, those of blocks within it
+        included."""
+        header = line.parts[0]
+        assert isinstance(header, Segment), "a thread begins with its header"
+        return line.length() - len(header.token_ids)

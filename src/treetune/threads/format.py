@@ -24,12 +24,12 @@ from treetune.vocabulary import Branch, Problem, Segment, TextCodec, joined, tok
 
 WORDS = ("Think", "Parallel", "Outlines", "Outline", "Thread", "Conclusion")
 TAGS = tuple(tag for word in WORDS for tag in (f"<{word}>", f"</{word}>"))
-"""The twelve tags, in the order in which they are added to a tokenizer."""
+"""The twelve tags, in the order in which they are added to a tokenizer: ``<Think>``, ``</Think>``, …"""
 
 
 @dataclass(frozen=True)
 class TagIds:
-    """The token of each tag that the rollout and the counting are about. Each is one token."""
+    """The tokens of the tags that the rollout injects, stops at or counts. Each tag is one token."""
 
     parallel: int
     end_parallel: int
@@ -40,7 +40,8 @@ class TagIds:
 
     @staticmethod
     def of(encode: Callable[[str], Sequence[int]]) -> TagIds | None:
-        """None where the tokenizer takes several tokens for a tag, one for several, or can't write it."""
+        """Returns the tokens of the tags; None if the tokenizer encodes a tag as several tokens, several tags
+        as the same token, or can't encode one."""
         ids = []
         for tag in ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>"):
             try:
@@ -50,7 +51,7 @@ class TagIds:
             if len(encoded) != 1:
                 return None
             ids.append(encoded[0])
-        # One that doesn't know any of them may have the same unknown token for all.
+        # A tokenizer without the tags may encode all of them as its unknown token.
         return TagIds(*ids) if len(set(ids)) == len(ids) else None
 
 
@@ -59,13 +60,16 @@ _NUMBERED = re.compile(r"<Outline> ?([0-9]+(?:\.[0-9]+)*):")
 _SPACE = re.compile(r"\s*")
 _EXCERPT = 30
 DEEPEST = 100
-"""Blocks within blocks of a text that is read; the reader calls itself for each."""
+"""The largest depth of blocks in a text that is read, since the reader is recursive."""
 
 
 @dataclass(frozen=True)
 class TextSegment:
-    """A part of a written answer that enters it at once: one sample of the model's, or what is injected
-    between two (the same words as of a `Segment`)."""
+    r"""A part of a written answer: one sample of the model, or the text that is injected between two samples.
+    It becomes a `Segment`.
+
+    Example: ``TextSegment("<Thread>\n1:", injected=True, branch=((0, 0),))``.
+    """
 
     text: str
     injected: bool
@@ -74,23 +78,26 @@ class TextSegment:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers of the outlines that a block has, each once, in their order; `duplicates` says how
-    many more there were."""
+    """The numbers of a block's outlines, each once, in their order; `duplicates` counts the repeated ones.
+
+    Example: outlines 1, 2, 2 are ``Numbers(("1", "2"), duplicates=1)``.
+    """
 
     numbers: tuple[str, ...]
     duplicates: int
 
 
 def text_segments(text: str) -> list[TextSegment]:
-    """Cuts a written answer as a rollout would have made it; the segments one after the other are the text.
+    """Cuts a written answer into the segments that a rollout would have made; together they are the text.
 
-    Sampled are: what goes up to ``</Outlines>``, each thread's text up to its ``</Thread>``, and what
-    goes on with ``</Parallel>``. Injected are the newlines and thread headers between them, and with a
-    conclusion its opening. Blocks within threads are cut alike. A text without blocks is one segment, no
-    text is none.
+    Sampled are the text up to ``</Outlines>``, each thread's text up to its ``</Thread>``, and the text from
+    ``</Parallel>`` on. Injected are the newlines and thread headers between them, and the opening tag of a
+    conclusion. Blocks within threads are cut in the same way. A text without blocks is one segment, an empty
+    text has none.
 
-    Raises ValueError, saying where and what would be right, for a text of another form or other white
-    space: a model that learned it would not meet again what the rollout injects.
+    Raises:
+        ValueError: The text has another format or other white space than a rollout would inject. A model that
+            learned from it would expect other text than the rollout injects.
     """
     return _Reader(text).read()
 
@@ -101,10 +108,10 @@ def has_threads(text: str) -> bool:
 
 
 def outline_numbers(text: str) -> Numbers:
-    """Reads the threads to open off a text that ends with ``</Outlines>``.
+    """Reads the numbers of the threads to open from a text that ends with ``</Outlines>``.
 
-    Lax, since a model wrote it: whatever begins an ``<Outline>`` with a (dotted) number and a colon
-    counts, behind the last ``<Outlines>``, if there is one.
+    It is lenient, since a model wrote the text: every ``<Outline>`` that begins with a (dotted) number and a
+    colon counts, after the last ``<Outlines>`` if there is one.
     """
     written = _NUMBERED.findall(text.rpartition("<Outlines>")[2])
     numbers = tuple(dict.fromkeys(written))
@@ -112,15 +119,16 @@ def outline_numbers(text: str) -> Numbers:
 
 
 class _Reader:
-    """Reads a text from front to back and cuts it where a rollout would stop or inject."""
+    """Reads a text from the beginning to the end, and cuts it where a rollout would stop or inject."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0  # up to here it is read
-        self._cut_at = 0  # up to here it is cut
+        self._at = 0  # the text before this position is read
+        self._cut_at = 0  # the text before this position is in segments
         self._segments: list[TextSegment] = []
 
     def read(self) -> list[TextSegment]:
+        """Returns the segments of the whole text. Raises ValueError where the text breaks the grammar."""
         self._line(())
         if self._at < len(self._text):
             raise self._wrong("no thread is open", "a <Thread> for every </Thread>")
@@ -128,16 +136,17 @@ class _Reader:
         return self._segments
 
     def _line(self, branch: Branch) -> None:
-        """Text and blocks, up to the tag that ends the line: ``</Thread>``, or the end of the text."""
+        """Reads text and blocks up to the tag that ends the line: ``</Thread>``, or the end of the text."""
         blocks = 0
         while (tag := self._next_tag()) == "<Parallel>":
             self._block(branch, blocks)
             blocks += 1
         if tag not in ("</Thread>", ""):
             where = "in a thread that isn't closed" if branch else "outside of a block"
-            raise self._wrong(f"{tag} stands {where}", "</Thread> before it" if branch else "<Parallel>")
+            raise self._wrong(f"{tag} is {where}", "</Thread> before it" if branch else "<Parallel>")
 
     def _block(self, branch: Branch, block: int) -> None:
+        """Reads a block, from its ``<Parallel>`` to its ``</Parallel>``."""
         if len(branch) == DEEPEST:
             raise self._wrong(f"threads are more than {DEEPEST} deep", "fewer blocks within blocks")
         self._at += len("<Parallel>")
@@ -150,8 +159,8 @@ class _Reader:
             inside = (*branch, (block, thread))
             self._expect(
                 f"<Thread>\n{number}:",
-                "a thread for each outline, in their order, each right behind the one before it, its number "
-                "and a colon on a line of its own",
+                "a thread for each outline, in their order, each directly after the one before it, its"
+                " number and a colon on a line of its own",
             )
             self._cut(inside, injected=True)
             self._line(inside)
@@ -160,7 +169,8 @@ class _Reader:
         self._end_of_block(branch)
 
     def _outlines(self) -> list[str]:
-        self._expect("<Outlines>", "<Outlines> behind <Parallel>")
+        """Reads the list of outlines, and returns their numbers."""
+        self._expect("<Outlines>", "<Outlines> after <Parallel>")
         begin = self._at
         written = []
         self._skip_space()
@@ -174,7 +184,7 @@ class _Reader:
                 raise self._wrong(f"outline {match[1]} isn't closed", "</Outline> at its end, no tags in it")
             self._at += len("</Outline>")
             self._skip_space()
-        self._expect("</Outlines>", "</Outlines> behind the outlines, nothing but white space between them")
+        self._expect("</Outlines>", "</Outlines> after the outlines, and only white space between them")
         numbers = outline_numbers(self._text[begin : self._at])
         if not written or numbers.duplicates:
             what = "two outlines have the same number" if written else "there are no outlines"
@@ -189,32 +199,33 @@ class _Reader:
         self._at += len("</Thread>")
 
     def _end_of_block(self, branch: Branch) -> None:
-        behind = "one newline behind the last thread, then </Parallel>, or <Conclusion> and a newline"
-        self._expect("\n", behind)
+        right = "one newline after the last thread, then </Parallel>, or <Conclusion> and a newline"
+        self._expect("\n", right)
         if self._text.startswith("</Parallel>", self._at):
             self._cut(branch, injected=True)
             self._at += len("</Parallel>")
             return
-        self._expect("<Conclusion>\n", behind)
+        self._expect("<Conclusion>\n", right)
         self._cut(branch, injected=True)
         if self._next_tag() != "</Conclusion>":
             raise self._wrong("a conclusion isn't closed", "</Conclusion> at its end, no tags in it")
         self._at += len("</Conclusion>")
         self._skip_space()
-        self._expect("</Parallel>", "</Parallel> behind </Conclusion>")
+        self._expect("</Parallel>", "</Parallel> after </Conclusion>")
 
     def _next_tag(self) -> str:
-        """Goes on to the next tag; the empty text at the end."""
+        """Advances to the next tag and returns it; the empty text at the end."""
         match = _STRUCTURE.search(self._text, self._at)
         self._at = match.start() if match else len(self._text)
         return match[0] if match else ""
 
     def _skip_space(self) -> None:
         match = _SPACE.match(self._text, self._at)
-        assert match is not None, "it matches nothing too"
+        assert match is not None, "the pattern matches the empty text, too"
         self._at = match.end()
 
     def _expect(self, expected: str, right: str) -> None:
+        """Reads this text, or raises an error that says what would be right."""
         if not self._text.startswith(expected, self._at):
             raise self._wrong(f"{expected!r} is missing", right)
         self._at += len(expected)
@@ -230,13 +241,13 @@ class _Reader:
         here = self._text[self._at : self._at + _EXCERPT]
         before = self._text[max(0, self._at - _EXCERPT) : self._at]
         return ValueError(
-            f"a text with threads has another form than rollouts give it: {what} in line {line} "
+            f"a text with threads has another format than rollouts give it: {what} in line {line} "
             f"(character {self._at}), between {before!r} and {here!r}; what would be right: {right}"
         )
 
 
 MOST_THREADS = 50
-"""The published filter's limit for one block."""
+"""The limit for one block in ThreadWeaver's public filter."""
 
 Conclusions = Literal["allowed", "required", "refused"]
 
@@ -247,7 +258,7 @@ _SIGN_OF_PART = {"Outline": "1", "Thread": "2", "Conclusion": "3"}
 _NO_SIGN = str.maketrans("123", "xxx")
 _ORDER_OF_PARTS = re.compile(r"\s*<Outlines>[1\s]*+</Outlines>\s*2[2\s]*+3?\s*")
 _FILLER = "x"
-"""Stands for the characters of a block that has been checked, in the thread around it."""
+"""Replaces the characters of a block that has been checked, in the thread around it."""
 
 
 def faults(
@@ -258,22 +269,33 @@ def faults(
     adjacent: bool = False,
     most_threads: int = MOST_THREADS,
 ) -> list[str]:
-    """Returns each rule of ThreadWeaver's format (version 2) that a text breaks, and where; empty for a
-    well-formed one, so for one without blocks.
+    """Returns each rule of ThreadWeaver's format (version 2) that a text breaks, and where.
 
-    As many ``<Parallel>`` as ``</Parallel>``, none within another (but in threads with `nesting`). In a
-    block outlines, then as many threads, one to `most_threads`, then perhaps a conclusion, which isn't
-    empty; nothing but white space between them (nothing at all between threads with `adjacent`), and no
-    tags in them. Outlines and threads begin with their numbers and a colon, which are 1, 2, 3, … in both.
+    There are as many ``<Parallel>`` as ``</Parallel>``, and no block is within another. A block has outlines,
+    then as many threads, then perhaps a conclusion that isn't empty. Only white space is between them, and
+    there are no tags in them. Outlines and threads begin with their numbers and a colon, which are 1, 2, 3, …
+    in both.
 
-    Laxer than `text_segments` in white space, stricter in numbers.
+    It is more lenient than `text_segments` about white space, and stricter about numbers.
+
+    Args:
+        text: The text of an answer.
+        nesting: Whether blocks may be within threads.
+        conclusions: Whether blocks may, must or must not have a conclusion.
+        adjacent: Whether white space between threads is a fault, too.
+        most_threads: The largest number of threads of a block.
+
+    Returns:
+        The faults, such as ``["the block at character 12 has an empty conclusion"]``; empty for a well-formed
+        text and for a text without blocks.
     """
     broken = []
     opened, closed = text.count("<Parallel>"), text.count("</Parallel>")
     if opened != closed:
         broken.append(f"there are {opened} <Parallel> and {closed} </Parallel>")
     open_at: list[int] = []
-    # Innermost blocks close first; each is then filled, so that the block around it has plain threads.
+    # Innermost blocks close first. Each is then replaced by filler, so that the block around it has threads
+    # without tags.
     for match in _ENDS.finditer(text):
         if match[0] == "<Parallel>":
             open_at.append(match.start())
@@ -296,7 +318,7 @@ def _broken(body: str, conclusions: Conclusions, adjacent: bool, most_threads: i
     counts = [body.count(tag) for tag in ("<Outline>", "</Outline>", "<Thread>", "</Thread>")]
     if len(set(counts)) > 1 or not counts[0]:
         return [
-            "has {} <Outline>, {} </Outline>, {} <Thread> and {} </Thread>, which should be as many, "
+            "has {} <Outline>, {} </Outline>, {} <Thread> and {} </Thread>, which should be equally many, "
             "and at least one".format(*counts)
         ]
     broken = []
@@ -331,10 +353,12 @@ def _broken(body: str, conclusions: Conclusions, adjacent: bool, most_threads: i
 
 
 def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
-    """Returns the outlines, threads and conclusions of a block, each with its name and text, and what is left
-    of the block where each of them is one sign.
+    """Returns the outlines, threads and conclusions of a block, each with its name and text, and the skeleton
+    of the block: its text with each of them replaced by one digit (`_SIGN_OF_PART`).
 
-    One pass: looking from every opening tag for its end would be quadratic in what a model wrote.
+    Example: a block of two outlines and two threads has the skeleton ``<Outlines>11</Outlines>22``.
+
+    It is one pass: a search from every opening tag for its end would be quadratic in the length of the text.
     """
     parts: list[tuple[str, str]] = []
     skeleton: list[str] = []
@@ -357,6 +381,7 @@ def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
 
 
 def _broken_texts(what: str, texts: list[str]) -> list[str]:
+    """Returns what is wrong with the numbers and tags of a block's outlines, or threads."""
     broken = []
     numbers = []
     for position, text in enumerate(texts, start=1):
@@ -383,11 +408,13 @@ _REMEDY = f"name them there: {', '.join(TAGS)}"
 
 @DemonstrationFormat.register("threads")
 class ThreadedDemonstration(DemonstrationFormat):
-    """Demonstrations with threads."""
+    """Demonstrations with threads, which become the segments that `parallel_threads` would have made."""
 
     @override
     def check(self, texts: Sequence[str], single_tokens: frozenset[str] | None) -> Iterator[Finding]:
-        if any(map(has_threads, texts)) and single_tokens is not None and not single_tokens.issuperset(TAGS):
+        if single_tokens is None or single_tokens.issuperset(TAGS):
+            return
+        if any(has_threads(text) for text in texts):
             yield Finding(
                 f"demonstrations of this task have threads, {_MANY_TOKENS}", "$.model.added_tokens", _REMEDY
             )

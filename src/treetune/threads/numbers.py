@@ -1,8 +1,7 @@
-"""The named numbers of answers with threads: lengths, form, seconds and what happened while they grew.
+"""The named numbers of answers with threads: lengths, format, seconds and events of sampling.
 
-Names of lengths are those of the reference's statistics (ThreadWeaver). All numbers are of responses,
-never of prompts, and all means are over answers, so that an answer of many threads weighs no more
-than any other.
+Lengths have the names of ThreadWeaver's statistics. All numbers are of responses, without prompts, and all
+means are over answers, so that an answer with many threads does not weigh more than others.
 """
 
 from __future__ import annotations
@@ -19,12 +18,16 @@ from treetune.vocabulary import Segment, TextCodec, Trajectory, are_sampled
 
 @dataclass(frozen=True)
 class ThreadCounts:
-    """Lengths in tokens, under the names that the reference has for them.
+    """Lengths in tokens, under ThreadWeaver's names.
 
-    `num_tokens_in_the_longest_thread` is the critical path: what lies outside of threads, their tags
-    included, and of each block its longest thread. `threads_of_blocks` and `tokens_of_blocks` (what
-    stands between a block's tags) are in the order in which blocks end; `parallel_tokens` are those of
-    the outermost blocks.
+    `num_tokens_in_the_longest_thread` is the critical path: the tokens outside of threads, the threads' tags
+    included, plus the longest thread of each block. `threads_of_blocks` and `tokens_of_blocks` (the tokens
+    between a block's tags) are in the order in which blocks end; `parallel_tokens` are those of the outermost
+    blocks.
+
+    Example: an answer of 10 tokens before a block, a block with 8 tokens outside of its threads and threads
+    of 30 and 20 tokens, and 5 tokens after it has ``total_num_tokens=73`` and
+    ``num_tokens_in_the_longest_thread=53``.
     """
 
     total_num_tokens: int
@@ -35,8 +38,8 @@ class ThreadCounts:
 
     @property
     def acceleration_ratio(self) -> float:
-        """1 − critical path / total. It rises with every thread that adds nothing: see the shaping
-        ``acceleration`` for ratios that don't."""
+        """1 − critical path / total. Useless threads raise it, too; the shaping ``acceleration`` has ratios
+        that don't have this fault."""
         if not self.total_num_tokens:
             return 0.0
         return 1.0 - self.num_tokens_in_the_longest_thread / self.total_num_tokens
@@ -67,21 +70,27 @@ class ThreadCounts:
 
 
 def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> ThreadCounts:
-    """Returns the lengths of a response. Without `tags` (the tokenizer has none) all of it is one line.
+    """Returns the lengths of a response.
 
-    Outside of blocks every token counts, the tags of blocks too. In a block, what is outside of its
-    threads counts, and so do the tags of all threads; of the threads' inner tokens those of the longest
-    alone. ``<Parallel>`` in a block, ``<Thread>`` and ``</Parallel>`` in a thread, and ``</Thread>``
-    where no thread is open are text. What isn't closed ends with the answer.
+    The critical path counts every token outside of blocks, the tags of blocks included. In a block, it counts
+    the tokens outside of threads, the tags of all threads, and the inner tokens of the longest thread.
 
-    The reference knows blocks within threads as text only. With a `depth` above 1, ``<Parallel>`` opens
-    a block in threads too, down to so many blocks within each other; a thread is then as long as its own
-    critical path, and ``</Thread>`` ends it even where a block within it was left open.
+    ``<Parallel>`` in a block, ``<Thread>`` and ``</Parallel>`` in a thread, and ``</Thread>`` where no thread
+    is open are text. Blocks and threads that aren't closed end with the answer.
+
+    Args:
+        token_ids: The tokens of the response.
+        tags: The tokens of the tags. None, if the tokenizer does not have them: the response is then one
+            line.
+        depth: The largest depth of blocks within threads. In ThreadWeaver it is 1: ``<Parallel>`` in a thread
+            is text. With more, the length of a thread is its own critical path, and ``</Thread>`` ends a
+            thread even if a block within it is still open.
     """
     if tags is None:
         return ThreadCounts(len(token_ids), len(token_ids))
-    lines = [0]  # critical paths so far: of the answer outside of blocks, and of each open thread
-    blocks: list[_Block] = []  # the open ones; each lies in the line of its number
+    # The critical paths so far, of the main text and of each open thread. Block i is open on line i.
+    lines = [0]
+    blocks: list[_Block] = []  # the open ones
     parallel, threads, tokens = 0, list[int](), list[int]()
 
     def end_thread() -> None:
@@ -98,7 +107,7 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
             parallel += position - block.begin
 
     for position, token in enumerate(token_ids):
-        if len(lines) > len(blocks):  # on a line
+        if len(lines) > len(blocks):  # in the main text or in a thread, not between threads
             if token == tags.parallel and len(blocks) < depth:
                 lines[-1] += 1
                 blocks.append(_Block(position + 1))
@@ -128,11 +137,14 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
 
 @dataclass
 class _Block:
-    """An open block; `begin` is the position behind its opening tag."""
+    """An open block."""
 
     begin: int
+    """The position after its opening tag."""
     sequential: int = 0
+    """Tokens outside of its threads, the threads' tags included."""
     longest: int = 0
+    """The critical path of its longest thread."""
     threads: int = 0
 
 
@@ -161,25 +173,26 @@ NUMBERS = {
     "parallel_count": Number("blocks of an answer", largest=True),
     "thread_counts_per_block": Number("threads of a block", largest=True),
     "avg_tokens_per_parallel_block": Number("tokens of a block"),
-    "format_correct": Number(
-        "share with nothing against the grammar", better="higher", share=True, while_training=True
-    ),
+    "format_correct": Number("share without format errors", better="higher", share=True, while_training=True),
     "seconds_critical": Number(
         "seconds on the slowest way through an answer", better="lower", largest=True, while_training=True
     ),
     "seconds_sampling": Number("seconds in all requests for an answer", better="lower"),
     **{event: Number(words) for event, words in EVENTS.items()},
 }
-"""By short name; the `EVENTS` are counted by the rollout, the others measured of any answer."""
+"""By short name. The rollout counts the `EVENTS`; the others are measured, whatever rollout made the
+answer."""
 
 NO_TOKEN = -1
+"""Replaces a tag that should not count; no token has this id."""
 
 
 def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False) -> ThreadCounts:
-    """Returns the lengths of an answer; its blocks may lie within each other as deep as the rollout let them.
+    """Returns the lengths of an answer. Blocks within threads count down to the depth to which the rollout
+    forked.
 
-    Threads are what stands between tags, as in the reference, also where a model wrote the tags by itself
-    and nothing was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.
+    As in ThreadWeaver, the text between tags is a thread even if the model wrote the tags itself and nothing
+    was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.
     """
     token_ids = trajectory.response_ids
     if only_forked and tags is not None:
@@ -191,20 +204,21 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
 
 @NumberGroup.register("threads", NUMBERS, ratios={"speed_up": (TOTAL, LONGEST)})
 def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
-    """Returns the numbers of each answer, by short name; none of one that was not asked for, and none at all
-    where the tokenizer lacks the tags.
+    """Returns the numbers of each answer, by short name; none where the tokenizer does not have the tags.
 
-    ``thread_counts_per_block`` and ``avg_tokens_per_parallel_block`` are numbers of answers that opened
-    a block, so others lack them. ``format_correct`` is 1 where the text breaks no rule of the grammar, which
-    is also so without any block. ``seconds_sampling`` are those of all requests for the answer,
-    ``seconds_critical`` those on its slowest way through the threads; both are measured, and lacking where
-    a part of it was not.
+    ``thread_counts_per_block`` and ``avg_tokens_per_parallel_block`` are only there for answers with a block.
+    ``format_correct`` is 1 if the text breaks no rule of the format, also without any block.
+    ``seconds_sampling`` is the sum of the seconds of all requests for the answer, ``seconds_critical`` that
+    on the slowest path through its threads; both are missing if the seconds of a request are.
     """
     tags = TagIds.of(codec.encode)
-    return [
-        {} if tags is None or not trajectory.segments else _statistics(trajectory, tags)
-        for trajectory in trajectories
-    ]
+    numbers: list[dict[str, float]] = []
+    for trajectory in trajectories:
+        if tags is None or not trajectory.segments:
+            numbers.append({})
+        else:
+            numbers.append(_statistics(trajectory, tags))
+    return numbers
 
 
 def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
@@ -230,20 +244,20 @@ def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
 
 
 def _depth(trajectory: Trajectory) -> int:
-    """Returns how deep blocks lay within each other; 1 also where nobody forked."""
+    """Returns how deep the rollout forked within threads; at least 1."""
     return max((1, *(len(segment.branch) for segment in trajectory.segments)))
 
 
 def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:
-    """Returns the seconds of the slowest path through: those of the line at `depth`, and of each of its
-    blocks those of its slowest thread, with the blocks within it. What wasn't measured counts nothing."""
-    line = [s.seconds for s in segments if len(s.branch) == depth and s.seconds is not None]
+    """Returns the seconds of the slowest path: those of the line at `depth`, plus those of the slowest thread
+    of each of its blocks, including the blocks within the thread. Segments without seconds count 0."""
+    line_seconds = [s.seconds for s in segments if len(s.branch) == depth and s.seconds is not None]
     blocks: dict[int, dict[int, list[Segment]]] = {}
     for segment in segments:
         if len(segment.branch) > depth:
             block, thread = segment.branch[depth]
             blocks.setdefault(block, {}).setdefault(thread, []).append(segment)
-    slowest = [
-        max(critical_seconds(thread, depth + 1) for thread in threads.values()) for threads in blocks.values()
-    ]
-    return math.fsum([*line, *slowest])
+    slowest_seconds = []
+    for threads in blocks.values():
+        slowest_seconds.append(max(critical_seconds(thread, depth + 1) for thread in threads.values()))
+    return math.fsum([*line_seconds, *slowest_seconds])

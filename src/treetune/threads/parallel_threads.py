@@ -1,4 +1,15 @@
-"""Answers that open parallel threads: each is a tree of calls, and all trees are sampled at once."""
+"""Answers with parallel threads (rollout `parallel_threads`), and their states for Monte-Carlo credit.
+
+`fork_join` writes an answer, line by line; here each of its requests goes to the engine, with a seed that
+derives from the answer's seed and the request's position in it. All answers are tasks of one program, and so
+are the threads of an answer::
+
+    answer 0    main line ── fork ──┬── thread 1 ──┬── join ── main line ── graded
+                                    └── thread 2 ──┘
+    answer 1    main line ── fork ──┬── thread 1 ...         at the same time
+
+ThreadWeaver's rollout, as its public training code has it.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +18,15 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Annotated
 
 from annotated_types import Gt
 from typing_extensions import override
 
-import treetune.threads.numbers  # noqa: F401  (declares what is counted here)
+import treetune.threads.numbers  # noqa: F401  (declares the numbers that are counted here)
 from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, Need, OneLine, SampledAnswers
+from treetune.credit.states.base import AnswerPrefix, StateRule, StepRows
+from treetune.credit.states.whole_answers import WholeAnswers
 from treetune.engine.base import Completion, Request
 from treetune.engine.programs import result_of
 from treetune.rollouts.answers import (
@@ -22,15 +34,13 @@ from treetune.rollouts.answers import (
     Announcer,
     GrowingRollout,
     Start,
+    apply_unfinished_reward,
     is_decided,
-    steps_of,
-    with_unfinished,
+    split_steps,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import sample_each_in_one_turn
-from treetune.rollouts.states import WholeAnswers
-from treetune.rollouts.values import AnswerPrefix, StateRule, StepRows
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.threads.fork_join import (
@@ -55,38 +65,40 @@ from treetune.vocabulary import (
 )
 
 SPOKEN_TAGS = ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>")
-"""Those that a rollout injects or looks out for."""
+"""The tags that a rollout injects, or stops at."""
 
 
 @Rollout.register("parallel_threads")
 @dataclass(frozen=True, kw_only=True)
 class ParallelThreads(GrowingRollout):
-    """`samples` answers to each problem, which fork into threads where the policy writes outlines, and
-    join them again (ThreadWeaver; see `fork_join`). All calls of all answers are in flight together, and
-    what follows from a call goes before answers that have not begun, so that few are ever half done.
+    """`samples` answers to each problem, which fork into threads where the policy writes outlines, and join
+    them again (ThreadWeaver; see `fork_join`). The requests of all answers are in flight together. An
+    answer's next requests have priority over answers that have not begun, so that few answers are unfinished
+    at a time.
 
-    Injected text counts towards `max_tokens`; what is left of them at a fork is shared equally among the
-    threads. An end of text inside a thread ends the answer once its siblings have come in. Each of the
-    `EVENTS` is counted: ``threads/<event>`` is its number per answer.
+    Injected text counts towards `max_tokens`; the tokens that are left at a fork are shared equally among the
+    threads. An end of text inside a thread ends the answer when its siblings have ended. Each of the `EVENTS`
+    is
+    counted: ``threads/<event>`` is its number per answer.
     """
 
     parallel: bool = True
-    """False is the sequential baseline: one completion to an answer, in which tags are text."""
+    """False is the sequential baseline: an answer is one completion, in which tags are text."""
     max_depth: Annotated[int, Gt(0)] = 1
-    """Blocks within each other at most; an outline list deeper down is plain text."""
+    """The largest depth of blocks within each other; deeper lists of outlines are plain text."""
     max_threads: Annotated[int, Gt(0)] = 50
-    """Threads of a block at most; outlines beyond them open none."""
+    """The largest number of threads of a block; further outlines open none."""
     max_blocks: Annotated[int, Gt(0)] = 16
-    """Forks of an answer at most."""
+    """The largest number of forks of an answer."""
     thread_tokens: Annotated[int, Gt(0)] | None = None
-    """Tokens from which on a thread is a straggler; None: its share. The rule is about tokens and not about
-    seconds, so that the same command gives the same answers."""
+    """The number of tokens at which a thread is a straggler; None: its share. It counts tokens, not seconds,
+    so that the same command gives the same answers."""
     stragglers: Stragglers = "truncate"
-    """What becomes of stragglers: ``truncate`` closes them where they are, ``drop`` leaves them out of the
-    answer, ``go_on`` lets them use their share, and the answer ends with them once that is used up (as
-    published)."""
+    """What happens to stragglers: ``truncate`` closes them, ``drop`` leaves them out of the answer, ``go_on``
+    lets them use their share, and ends the answer when that is used up (as published)."""
     malformed: Malformed = "end"
-    """Whether a block without a readable outline ends the answer, or not (``go_on``, as published)."""
+    """Whether a block without a readable outline ends the answer (``end``) or not (``go_on``, as
+    published)."""
     conclusion: bool = False
     """Whether a join begins the text that concludes a block."""
 
@@ -101,10 +113,10 @@ class ParallelThreads(GrowingRollout):
         single = experiment.model.single_tokens()
         if self.parallel and single is not None and not single.issuperset(SPOKEN_TAGS):
             yield Finding(
-                "the rollout needs the tags of threads as single tokens, and the model's tokenizer has none"
-                " such",
+                "the rollout needs the tags of threads as single tokens, and the model's tokenizer does not"
+                " have them",
                 "$.model.added_tokens",
-                "put configs/models/thread_tokens.jsonnet on the right, or start from weights that were"
+                "append configs/models/thread_tokens.jsonnet to --configs, or start from weights that were"
                 " trained with them",
             )
 
@@ -133,12 +145,15 @@ class ParallelThreads(GrowingRollout):
     async def _answer(
         self, context: RolloutContext, start: Start, glue: Glue, announcer: Announcer
     ) -> Trajectory:
+        """Samples and grades the answer of a start."""
         assert context.engine is not None, "a rollout that samples needs an engine"
-        engine, sampled_before = context.engine, _segments_by_request(start.segments)
+        engine = context.engine
+        sampled_before = _segments_by_request(start.segments)
 
         async def sample(line: LineRequest) -> Completion:
             segment = sampled_before.get((line.branch, line.turn))
             if segment is not None:
+                # The start continues a state: this request was answered when the state was sampled.
                 return _completion(segment, line, context.codec)
             request = Request(
                 line.context_ids,
@@ -158,16 +173,19 @@ class ParallelThreads(GrowingRollout):
         answer = self._trajectory(context, start, fork_join)
         decided = is_decided(answer.finish_reason, self.unfinished_reward)
         grade = await result_of(context.grader.submit(answer.text, start.problem, decided=decided))
-        answer = replace(answer, grade=with_unfinished(grade, answer.finish_reason, self.unfinished_reward))
+        answer = replace(
+            answer, grade=apply_unfinished_reward(grade, answer.finish_reason, self.unfinished_reward)
+        )
         await announcer.announce(answer)
         return answer
 
     def _trajectory(self, context: RolloutContext, start: Start, answer: ForkJoin) -> Trajectory:
+        """Returns the written answer, without its grade."""
         segments = answer.segments
         response_ids = joined([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         if len(segments) == 1:
-            ends = steps_of(context, start.problem, response_ids, text)
+            ends = split_steps(context, start.problem, response_ids, text)
         else:
             ends = tuple(itertools.accumulate(len(segment.token_ids) for segment in segments))
         return Trajectory(
@@ -184,10 +202,10 @@ class ParallelThreads(GrowingRollout):
 
 
 def _completion(segment: Segment, line: LineRequest, codec: TextCodec) -> Completion:
-    """Returns what the engine had answered when the segment was sampled."""
+    """Returns the completion that the segment was made of."""
     stopped = segment.token_ids[-1] in (*line.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
-    # Where it is only gone on from, nobody asks how likely it was.
+    # The segments of a state have no log-probs. Continuations are only graded, so that zeros do no harm.
     logprobs = [0.0] * len(segment.token_ids) if segment.logprobs is None else segment.logprobs
     return Completion(segment.token_ids, logprob_array(logprobs), reason, segment.policy_version or 0)
 
@@ -195,14 +213,15 @@ def _completion(segment: Segment, line: LineRequest, codec: TextCodec) -> Comple
 @StateRule.register("threads")
 @dataclass(frozen=True, kw_only=True)
 class ThreadStates(WholeAnswers):
-    """An answer's samples are its steps: the main text up to a fork, each thread, the text from the join on.
+    """States of answers with threads. The steps of an answer are its samples: the main text up to a fork,
+    each thread, and the text after the join.
 
-    A state is the first i samples of an answer in its joined order. Gone on from there, an answer has them as
-    they are and everything else written anew: behind a thread's end, the threads after it and what follows
-    the join. Threads don't see their siblings, so what a thread adds, V(with it) − V(without), compares it
-    with what else would have been written in its place; and since no state before it depends on its text, the
-    gradient stays unbiased. A thread that was dropped is written anew with the rest: it is no part of the
-    answer.
+    A state is the first i samples of an answer in its joined order. A continuation of it keeps these samples,
+    and samples everything else again: after the end of a thread, the threads after it and the text after the
+    join. Threads don't see their siblings, so the advantage of a thread, V(with it) − V(without it), compares
+    it with the other threads that could have been sampled in its place. No state before the thread depends on
+    its text, so the gradient stays unbiased. A thread that was dropped is not a part of the answer, and is
+    sampled again with the others.
     """
 
     needs = (
@@ -219,10 +238,12 @@ class ThreadStates(WholeAnswers):
 
     @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
-        ends = accumulate(len(segment.token_ids) for segment in trajectory.segments)
-        ends_of_samples = [
-            end for end, segment in zip(ends, trajectory.segments) if segment.origin == "sampled"
-        ]
+        ends_of_samples = []
+        end = 0
+        for segment in trajectory.segments:
+            end += len(segment.token_ids)
+            if segment.origin == "sampled":
+                ends_of_samples.append(end)
         return (0, *ends_of_samples[:-1])
 
     @override
@@ -233,21 +254,24 @@ class ThreadStates(WholeAnswers):
         values: Sequence[float],
         errors: Sequence[float],
     ) -> StepRows:
-        """Segments are steps where there are threads; an injected one has the value of the sample behind."""
+        """Returns the segments as steps. An injected segment has the value of the sample after it, and the
+        advantage
+        0. The steps of an answer without threads all have the one state's numbers."""
         ends = trajectory.step_ends
         if len(trajectory.segments) == 1:
-            return StepRows(
-                ends, list(advantages) * len(ends), list(values) * len(ends), list(errors) * len(ends)
-            )
-        of_segments, value_of, error_of = [], [], []
-        sample = 0
+            steps = len(ends)
+            return StepRows(ends, list(advantages) * steps, list(values) * steps, list(errors) * steps)
+        advantages_of_steps, values_of_steps, errors_of_steps = [], [], []
+        sample = 0  # the number of the next sample
         for segment in trajectory.segments:
-            sampled = segment.origin == "sampled"
-            of_segments.append(advantages[sample] if sampled else 0.0)
-            value_of.append(values[sample] if sample < len(values) else trajectory.reward)
-            error_of.append(errors[sample] if sample < len(errors) else 0.0)
-            sample += sampled
-        return StepRows(ends, of_segments, value_of, error_of)
+            is_sampled = segment.origin == "sampled"
+            advantages_of_steps.append(advantages[sample] if is_sampled else 0.0)
+            # After the last sample, the value is the reward.
+            values_of_steps.append(values[sample] if sample < len(values) else trajectory.reward)
+            errors_of_steps.append(errors[sample] if sample < len(errors) else 0.0)
+            if is_sampled:
+                sample += 1
+        return StepRows(ends, advantages_of_steps, values_of_steps, errors_of_steps)
 
     @override
     def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
@@ -257,11 +281,11 @@ class ThreadStates(WholeAnswers):
 
 
 def _segments_by_request(segments: Sequence[Segment]) -> dict[tuple[Branch, int], Segment]:
-    """Returns the sampled segments by the requests (branch, turn) that they were sampled for."""
-    turns: Counter[Branch] = Counter()
+    """Returns the sampled segments by their requests: the branch, and the number of the sample on it."""
+    samples_on: Counter[Branch] = Counter()
     by_request = {}
     for segment in segments:
         if segment.origin == "sampled":
-            by_request[segment.branch, turns[segment.branch]] = segment
-            turns[segment.branch] += 1
+            by_request[segment.branch, samples_on[segment.branch]] = segment
+            samples_on[segment.branch] += 1
     return by_request

@@ -1,4 +1,10 @@
-"""Shaping for threads: correct answers earn more the shorter their critical path is."""
+"""Shaping for threads: correct answers earn more the shorter their critical path is.
+
+* `acceleration` compares the critical path with a reference length (`ReferenceLength`). Example, with the
+  form ``saved``, `weight` 0.5 and `clip` 0.2: a critical path of 80 tokens against a reference of 100 saves
+  0.2, and earns 0.1 more.
+* `group_length_penalty` compares it with the shortest correct answer of the group.
+"""
 
 from __future__ import annotations
 
@@ -28,33 +34,33 @@ Lengths = list[float | None]
 
 
 class ReferenceLength(Registrable):
-    """A length that the critical paths of correct answers are compared with."""
+    """The length that the critical path of a correct answer is compared with."""
 
     remembers: bool = False
     """Whether it uses shaping's memory, under the label ``acceleration``."""
 
     def prepare(self, problems: Sequence[Problem]) -> None:
-        """Raises ValueError where something that it needs isn't there; called as `Shaping.prepare` is."""
+        """Raises ValueError if something is missing that it needs. Called when a run begins, as
+        `Shaping.prepare`."""
 
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
-        """Returns a length in tokens for each answer; None for those that there is nothing to compare with.
-
-        Wrong answers have one or not, nobody asks for it. Collective.
-        """
+        """Returns a length in tokens for each answer; None where there is no length to compare with. The
+        lengths of wrong answers are not used. Collective."""
         raise NotImplementedError
 
 
 @ReferenceLength.register("total")
 @dataclass(frozen=True, kw_only=True)
 class Total(ReferenceLength):
-    """All tokens of the answer itself, as published.
+    """The total number of tokens of the answer itself, as published.
 
-    A thread that adds nothing makes it longer and the critical path not much, so it pays to open some.
+    A useless thread makes the answer longer, but hardly its critical path, so that opening threads is
+    rewarded whether they help or not.
     """
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
-        return [float(of_answer.total_num_tokens) for of_answer in counts]
+        return [float(thread_counts.total_num_tokens) for thread_counts in counts]
 
 
 @ReferenceLength.register("group")
@@ -62,8 +68,8 @@ class Total(ReferenceLength):
 class OfGroup(ReferenceLength):
     """The median critical path of the other correct answers to the problem.
 
-    Without its own, an answer can do nothing about what it is compared with. One that is correct alone has
-    nothing to be compared with.
+    An answer's own path is left out, so that it cannot influence its reference. The only correct answer to a
+    problem has no reference.
     """
 
     needs = (Need(Answers(2), "it compares the answers to a problem"),)
@@ -74,16 +80,17 @@ class OfGroup(ReferenceLength):
         for indices in groups_of(answers).values():
             correct = [index for index in indices if answers[index].grade.correct]
             for index in indices:
-                others = [counts[one].num_tokens_in_the_longest_thread for one in correct if one != index]
-                lengths[index] = float(median(others)) if others else None
+                others = [other for other in correct if other != index]
+                paths = [counts[other].num_tokens_in_the_longest_thread for other in others]
+                lengths[index] = float(median(paths)) if paths else None
         return lengths
 
 
 @ReferenceLength.register("sequential_demonstration")
 @dataclass(frozen=True, kw_only=True)
 class OfDemonstration(ReferenceLength):
-    """The task's sequential solution of the problem, with its end token: one and the same in all
-    iterations, though a noisy teacher wrote it."""
+    """The length of the task's sequential solution of the problem, with its end token. It is the same in all
+    iterations, even if demonstrations are noisy."""
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -95,7 +102,8 @@ class OfDemonstration(ReferenceLength):
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
         lengths: dict[str, float] = {}
-        for problem in {answer.problem.id: answer.problem for answer in answers}.values():
+        problems = {answer.problem.id: answer.problem for answer in answers}
+        for problem in problems.values():
             seed = derive_seed(context.seed, problem.id, "reference length")
             solution = context.task.of(problem).sequential_demonstration(problem, seed)
             lengths[problem.id] = float(len(context.codec.encode_answer(problem, solution)) + 1)
@@ -105,15 +113,15 @@ class OfDemonstration(ReferenceLength):
 @ReferenceLength.register("sequential_running")
 @dataclass(frozen=True, kw_only=True)
 class Running(ReferenceLength):
-    """A running mean of the lengths of correct answers to the problem that opened no block.
+    """A running mean of the lengths of correct answers to the problem without threads.
 
-    An iteration that has such answers moves it by ``1 - decay`` of the way to their mean, before anything
-    is compared. A problem that was never answered so has no reference: a policy that always opens
-    blocks gives none, and needs another reference.
+    An iteration with such answers moves the mean towards theirs by a share of ``1 - decay``, before lengths
+    are compared. A problem that never had such an answer has no reference. A policy that always opens blocks
+    needs another reference.
     """
 
     decay: Annotated[float, Ge(0), Lt(1)] = 0.8
-    """How much of the running mean an iteration leaves."""
+    """The weight of the running mean before an iteration."""
 
     remembers = True
 
@@ -121,75 +129,91 @@ class Running(ReferenceLength):
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
         memory = context.get(ShapingMemory).setdefault("acceleration", {})
         changed: dict[str, float] = {}
-        for name, indices in groups_of(answers).items():
-            sequential = [
-                counts[index].total_num_tokens
-                for index in indices
-                if answers[index].grade.correct and not counts[index].with_parallel
-            ]
-            if sequential:
-                now = fmean(sequential)
-                before = memory.get(name)
-                changed[name] = now if before is None else self.decay * before + (1 - self.decay) * now
-        for of_rank in context.ranks.exchange("running-lengths", [changed]):
-            for one in of_rank:
-                memory.update(one)
+        for problem_id, indices in groups_of(answers).items():
+            sequential_lengths = []
+            for index in indices:
+                if answers[index].grade.correct and not counts[index].with_parallel:
+                    sequential_lengths.append(counts[index].total_num_tokens)
+            if not sequential_lengths:
+                continue
+            new_mean = fmean(sequential_lengths)
+            old_mean = memory.get(problem_id)
+            if old_mean is None:
+                changed[problem_id] = new_mean
+            else:
+                changed[problem_id] = self.decay * old_mean + (1 - self.decay) * new_mean
+        # The memory is the same on all ranks, so every rank takes the changes of all of them.
+        for changed_on_rank in context.ranks.exchange("running-lengths", changed):
+            memory.update(changed_on_rank)
         return [memory.get(answer.problem.id) for answer in answers]
 
 
 @ReferenceLength.register("sequential_measured")
 @dataclass(frozen=True, kw_only=True)
 class Measured(ReferenceLength):
-    """The mean tokens of another experiment's correct answers to the problem.
+    """The mean length of another experiment's correct answers to the problem.
 
     A problem without correct answers there has no reference.
     """
 
     answers: Annotated[str, MinLen(1)]
-    """The evaluation's file (``…/evaluations/0400/train/answers.jsonl``), of the problems that are trained
-    on."""
+    """The file of an evaluation on the training problems (``…/evaluations/0400/train/answers.jsonl``)."""
 
     @override
     def prepare(self, problems: Sequence[Problem]) -> None:
-        if all(length is None for length in self._of(problems)):
+        if all(length is None for length in self._lengths_of(problems)):
             measured = measured_lengths(self.answers).values()
+            solved = sum(length is not None for _, length in measured)
             raise ValueError(
-                f"{self.answers} has correct answers to {sum(length is not None for _, length in measured)}"
+                f"{self.answers} has correct answers to {solved}"
                 f" problems, to none of the {len(problems)} that are trained on: evaluate the sequential"
                 " experiment on the split 'train' (evaluation.sets) and name that set's answers.jsonl"
             )
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
-        return self._of([answer.problem for answer in answers])
+        return self._lengths_of([answer.problem for answer in answers])
 
-    def _of(self, problems: Iterable[Problem]) -> Lengths:
-        """Raises ValueError for a problem that reads otherwise there."""
+    def _lengths_of(self, problems: Iterable[Problem]) -> Lengths:
+        """Returns the length for each problem.
+
+        Raises:
+            ValueError: A problem has another prompt in the file.
+        """
         measured = measured_lengths(self.answers)
-        found = [(problem, *measured.get(problem.id, (problem.prompt, None))) for problem in problems]
-        for problem, prompt, _ in found:
+        lengths: Lengths = []
+        for problem in problems:
+            prompt, length = measured.get(problem.id, (problem.prompt, None))
             if prompt != problem.prompt:
                 raise ValueError(
                     f"problem {problem.id!r} reads {prompt!r} in {self.answers} and {problem.prompt!r} here:"
                     " the answers are of another task, or of the same with other settings"
                 )
-        return [length for _, _, length in found]
+            lengths.append(length)
+        return lengths
 
 
 @lru_cache(maxsize=4)
 def measured_lengths(path: str) -> Mapping[str, tuple[str, float | None]]:
-    """Returns by problem what was asked and the mean tokens of its correct answers, from an evaluation's
-    ``answers.jsonl``. Raises ValueError where it isn't there or isn't such a file."""
+    """Reads an evaluation's ``answers.jsonl``.
+
+    Returns:
+        By problem, the prompt and the mean length of the correct answers in tokens; None without such
+        answers.
+
+    Raises:
+        ValueError: The file can't be read, or is not an evaluation's ``answers.jsonl``.
+    """
     prompts: dict[str, str] = {}
     lengths: dict[str, list[int]] = {}
-    number = 0
+    line_number = 0
     try:
         with Path(path).open() as file:
             for line in file:
-                number += 1
+                line_number += 1
                 row = json.loads(line)
                 prompts[row["problem"]] = row["prompt"]
-                if (row["reward"] or 0.0) >= CORRECT_SCORE:  # null where nobody could grade it
+                if (row["reward"] or 0.0) >= CORRECT_SCORE:  # null if it could not be graded
                     lengths.setdefault(row["problem"], []).append(row["tokens"])
     except OSError as error:
         raise ValueError(
@@ -198,29 +222,38 @@ def measured_lengths(path: str) -> Mapping[str, tuple[str, float | None]]:
         ) from error
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"line {number} of {path} is no row of an evaluation's answers.jsonl"
+            f"line {line_number} of {path} is not a row of an evaluation's answers.jsonl"
             f" ({type(error).__name__}: {error})"
         ) from error
-    return {one: (prompt, fmean(lengths[one]) if one in lengths else None) for one, prompt in prompts.items()}
+    measured: dict[str, tuple[str, float | None]] = {}
+    for problem_id, prompt in prompts.items():
+        mean_length = fmean(lengths[problem_id]) if problem_id in lengths else None
+        measured[problem_id] = (prompt, mean_length)
+    return measured
 
 
 Form = Literal["saved", "ratio"]
 
 
 def acceleration(critical_path: float, reference: float, form: Form) -> float:
-    """Returns how much shorter it is than the reference: 1 − critical path / reference (``saved``), or
-    reference / critical path − 1 (``ratio``). Both are 0 where they are equal; lengths in tokens."""
+    """Returns by how much a critical path is shorter than the reference, both in tokens: 1 − critical path /
+    reference (``saved``), or reference / critical path − 1 (``ratio``).
+
+    Example: a critical path of 80 against 100 is 0.2 (``saved``), or 0.25 (``ratio``).
+    """
     critical_path, reference = max(1.0, critical_path), max(1.0, reference)
-    return 1.0 - critical_path / reference if form == "saved" else reference / critical_path - 1.0
+    if form == "saved":
+        return 1.0 - critical_path / reference
+    return reference / critical_path - 1.0
 
 
 @Shaping.register("acceleration")
 @dataclass(frozen=True, kw_only=True)
 class Acceleration(Shaping):
-    """`weight` times the `acceleration` of a correct answer against the `reference`, at most `clip` and at
-    least `floor`; wrong answers get nothing, nor do correct ones that there is nothing to compare with.
+    """Adds to the reward of a correct answer `weight` times its `acceleration` against the `reference`, at
+    most `clip` and at least `floor`. Wrong answers, and correct ones without a reference, get nothing.
 
-    Critical paths are counted as `numbers.count` says, on responses only.
+    `numbers.count` defines critical paths. They are of responses alone, without prompts.
 
     ``acceleration/without_reference`` is the share of correct answers without one; of the others
     ``acceleration/reference_tokens`` and ``acceleration/unclipped`` are the mean reference and the mean
@@ -230,24 +263,23 @@ class Acceleration(Shaping):
     weight: Annotated[float, Gt(0)]
     """Factor of the acceleration."""
     clip: Annotated[float, Gt(0)]
-    """Acceleration at most."""
+    """The largest acceleration that counts."""
     form: Form
     """``saved``: 1 - critical path / reference; ``ratio``: reference / critical path - 1."""
     reference: ReferenceLength
-    """The length that is compared: `total` (as ThreadWeaver has it: against the answer's own tokens, which
-    rewards threads that add nothing), `group`, and three of a sequential answer's length:
+    """The length that critical paths are compared with: `total` (as in ThreadWeaver: the answer's own tokens,
+    which rewards useless threads, too), `group`, or one of three lengths of a sequential answer:
     `sequential_demonstration`, `sequential_running`, `sequential_measured`."""
     floor: Annotated[float, Le(0)] = 0.0
-    """Acceleration at least. With 0, a correct answer never earns less for being slow: threads that don't pay
-    yet cost nothing, and a policy isn't taught to give them up before it can write them well. Below 0, up to
-    ``-floor`` can be lost too, so that there is something to learn between slow and slower. Against `total`
-    nothing is ever below 0."""
+    """The smallest acceleration that counts. With 0, a correct answer never loses reward for being slow:
+    threads that don't help yet cost nothing, and a policy does not unlearn them before it writes them well.
+    With a floor below 0, slow answers lose up to ``-floor`` times `weight`, so that there is a difference
+    between slow and slower. Against `total` the acceleration is never below 0."""
     threads: Literal["forked", "written"] = "forked"
-    """Threads that count: those that were ``written`` count by their tags, as published, though a policy can
-    write those one after the other and save no time; ``forked`` ones were really sampled beside each
-    other."""
+    """Which threads count. ``written`` counts all tags, as published, although a policy can write these one
+    after the other and save no time; ``forked`` counts threads that were sampled in parallel."""
     opening: Annotated[float, Ge(0)] = 0.0
-    """Added for opening any block at all in a correct answer."""
+    """A bonus for a correct answer with at least one block."""
 
     measures = ("without_reference", "reference_tokens", "unclipped", "at_clip")
 
@@ -274,14 +306,14 @@ class Acceleration(Shaping):
         references = self.reference.lengths(context, trajectories, counts)
         bonuses = [0.0] * len(trajectories)
         measured: dict[str, list[float]] = {name: [] for name in self.measures}
-        for index, (of_answer, reference) in enumerate(zip(counts, references, strict=True)):
+        for index, (thread_counts, reference) in enumerate(zip(counts, references, strict=True)):
             if not trajectories[index].grade.correct:
                 continue
-            bonuses[index] = self.opening * of_answer.with_parallel
+            bonuses[index] = self.opening * thread_counts.with_parallel
             measured["without_reference"].append(float(reference is None))
             if reference is None:
                 continue
-            value = acceleration(of_answer.num_tokens_in_the_longest_thread, reference, self.form)
+            value = acceleration(thread_counts.num_tokens_in_the_longest_thread, reference, self.form)
             bonuses[index] += self.weight * max(self.floor, min(value, self.clip))
             measured["reference_tokens"].append(reference)
             measured["unclipped"].append(value)
@@ -290,15 +322,17 @@ class Acceleration(Shaping):
 
 
 EPSILON = 1e-6
+"""ε of `group_penalties`."""
 
 
 def group_penalties(
     lengths: Sequence[int], correct: Sequence[bool], *, threshold: float, weight: float, window: int
 ) -> list[float]:
-    """α O_i for each answer of a group, with O_i = clip((L_i − L_shortest correct) / window, 0, 1).
+    """Returns α O_i for each answer of a group, with O_i = clip((L_i − L_shortest correct) / window, 0, 1).
 
-    α is 0 where the share of correct answers is below the threshold τ, and β (share − τ + ε) / (1 − τ + ε)
-    from there on, β being the weight: all of it where all are correct (ThreadWeaver's group length penalty).
+    α is 0 where the share of correct answers is below the threshold τ, and otherwise
+    β (share − τ + ε) / (1 − τ + ε) with the weight β, so that it is β where all answers are correct
+    (ThreadWeaver's group length penalty).
     """
     share = sum(correct) / len(correct)
     if share < threshold:
@@ -311,15 +345,16 @@ def group_penalties(
 @Shaping.register("group_length_penalty")
 @dataclass(frozen=True, kw_only=True)
 class GroupLengthPenalty(Shaping):
-    """Minus `group_penalties` of the critical paths, in tokens, of all answers to a problem. The
-    reference has it with these settings, and off."""
+    """ThreadWeaver's group length penalty: subtracts `group_penalties` of the critical paths, in tokens, of
+    all answers to a problem. Its public code has these settings, and does not use the penalty by default."""
 
     threshold: Annotated[float, Gt(0), Le(1)] = 0.8
-    """Share of correct answers in the group from which on length costs anything."""
+    """The smallest share of correct answers in a group at which length is penalised."""
     weight: Annotated[float, Gt(0)] = 0.2
-    """What the longest answers lose at most, where all are correct."""
+    """The largest penalty, of the longest answers of a group whose answers are all correct."""
     window: Annotated[int, Gt(0)] = 10_000
-    """Tokens beyond the shortest correct answer at which the penalty is whole."""
+    """How many tokens longer than the shortest correct answer an answer is at which it gets the full
+    penalty."""
 
     @property
     @override
@@ -333,8 +368,8 @@ class GroupLengthPenalty(Shaping):
         for indices in groups_of(trajectories).values():
             group = [trajectories[index] for index in indices]
             penalties = group_penalties(
-                [counts_of(one, tags).num_tokens_in_the_longest_thread for one in group],
-                [one.grade.correct for one in group],
+                [counts_of(answer, tags).num_tokens_in_the_longest_thread for answer in group],
+                [answer.grade.correct for answer in group],
                 threshold=self.threshold,
                 weight=self.weight,
                 window=self.window,

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from treetune.credit.base import CriticSettings
 from treetune.models.logprobs import Nucleus
 from treetune.models.saved_weights import saved_weights
 from treetune.objectives.base import SKIPPED_BY_RATIO, without_skipped
-from treetune.rollouts.base import CriticSettings
 from treetune.rollouts.storage import TokenSignals
 from treetune.seeds import derived_random
 from treetune.trainer.base import Trainer

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treetune.credit.base import CriticSettings
 from treetune.models.logprobs import Nucleus
 from treetune.objectives.base import Objective, TokenBatch
-from treetune.rollouts.base import CriticSettings
 from treetune.trainer.base import EntropyTarget
 from treetune.trainer.batches import MicroBatch, Minibatch
 from treetune.trainer.deepspeed_model import DeepSpeedModel

@@ -18,7 +18,7 @@ import typing_extensions
 import treetune
 from tests.support.hostile_programs import COUNT, HostileProgram, Trap, hostile_programs
 from treetune.domains.sandbox.base import ProgramLimits
-from treetune.domains.sandbox.bubblewrap import Bubblewrap, Started, uids_of_programs
+from treetune.domains.sandbox.bubblewrap import Bubblewrap, ConfinedProgram, uids_of_programs
 from treetune.domains.sandbox.program import UnsafeLocal, descendants
 
 SAMPLE = [one for one in hostile_programs(seed=11) if one.kind != "forging"][:30]
@@ -66,9 +66,9 @@ def test_memory_and_processor_time_are_counted_over_all_processes(sandbox: Bubbl
 LASTING = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(600)"
 GRADER = f"""
 import subprocess, time
-from treetune.domains.sandbox.bubblewrap import Bubblewrap, Started
+from treetune.domains.sandbox.bubblewrap import Bubblewrap, ConfinedProgram
 from treetune.domains.sandbox.base import ProgramLimits
-started = Started(Bubblewrap(), {LASTING!r}, {{}}, ProgramLimits(), stdin=subprocess.DEVNULL)
+started = ConfinedProgram(Bubblewrap(), {LASTING!r}, {{}}, ProgramLimits(), stdin=subprocess.DEVNULL)
 print(started.process.pid, flush=True)
 time.sleep(600)
 """
@@ -90,7 +90,7 @@ def test_a_program_ends_with_the_process_that_ran_it(sandbox: Bubblewrap) -> Non
 
 
 def test_a_session_is_ended_with_what_it_started(sandbox: Bubblewrap) -> None:
-    started = Started(sandbox, LASTING, {}, ProgramLimits(), stdin=subprocess.DEVNULL)
+    started = ConfinedProgram(sandbox, LASTING, {}, ProgramLimits(), stdin=subprocess.DEVNULL)
     pids = descendants(started.process.pid)
     started.kill()
     started.process.communicate()

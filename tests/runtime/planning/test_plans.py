@@ -11,9 +11,9 @@ from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, plan, secon
 from treetune import main as command_line
 from treetune.cluster.commands import start_shape
 from treetune.contracts import Advantages, Continuations
+from treetune.credit.base import Credit
 from treetune.exceptions import SameOnAllRanks
 from treetune.models.shapes import PUBLISHED, shape_of
-from treetune.rollouts.base import Credit
 from treetune.runtime import fitting, machine
 from treetune.runtime.machine import GIB, described_machine
 from treetune.runtime.planning import disk, report

@@ -12,9 +12,9 @@ from tests.domains import turns
 from tests.domains.turns import Letters, lent, rollout
 from tests.view.report.page import Page
 from tests.view.report.synthetic import EPISODES, episode, report, write_experiment
+from treetune.credit.grpo import Group
 from treetune.domains.environments.pool import EnvironmentPool
 from treetune.lab.analyzers.step_credit import step_credit
-from treetune.rollouts.credit import Group
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens
 from treetune.tree import answers_of
 from treetune.view.report.write import write_report

@@ -18,8 +18,8 @@ from tests.trees import answered
 from tests.view.report.page import Page
 from tests.view.report.synthetic import report, summary, write_experiment, write_summary
 from tests.view.report.threaded import CODEC, Fork, Thread, episode, outlines, trajectory, write_answers
+from treetune.credit.episodes import whole_answer_episodes
 from treetune.engine.base import Request
-from treetune.rollouts.credit import whole_answer
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.threads.format import TagIds
 from treetune.threads.numbers import counts_of
@@ -170,7 +170,7 @@ def test_what_the_rollout_and_credit_leave_is_drawn_as_they_left_it(tmp_path: Pa
     context = generation_context(engine=ScriptedEngine(script), context_length=4096)
     rollout = ParallelThreads(samples=1, max_tokens=200, max_depth=2)
     trajectories, _ = answered(rollout.run(context, [Problem("train/0", "?", "")]))
-    (one,), _ = whole_answer(context, trajectories, [0.5])
+    (one,), _ = whole_answer_episodes(context, trajectories, [0.5])
     path = write_experiment(tmp_path / "run", iterations=1, episodes=())
     write_trajectories(path / "iterations/0000/trajectories.arrow", trajectories)
     write_episodes(path / "iterations/0000/episodes.arrow", [one], CHARACTERS)

@@ -1,4 +1,4 @@
-"""Asks a language model each question once: paid answers are written down, and found there the next time."""
+"""Asks a language model each question only once, and keeps the answers, which are paid for, in a journal."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ from treetune.store.journal import Journal
 
 @dataclass(frozen=True)
 class AnsweredRequest:
-    """An answered request. `key` is the hash of what was asked; `complete`, whether the answer came to its
-    end; `estimated`, whether the tokens are."""
+    """A request with its answer, as it is written to the journal."""
 
     key: str
+    """The hash of the request."""
     step: str
+    """The purpose of the request, e.g. ``judge``."""
     text: str
+    """The answer."""
     complete: bool
+    """Whether the answer wasn't cut off."""
     input_tokens: int
     output_tokens: int
     estimated: bool
+    """Whether the numbers of tokens are estimates."""
 
 
 class AnswerJournal:
-    """A journal of answers, kept in memory where `path` is None. Answers in the files `others` are found too.
+    """A journal of answers. It is in memory if `path` is None. Answers in the files `others` are found, too.
 
-    One process at a time: another is refused with a ValueError. `count` is called for every answer that is
-    found there. A row that is no answer counts as not written. Safe to use from several threads.
+    Only one process at a time can open it: ValueError for another one. `count` is called for every answer
+    that is already in the journal. Rows that aren't answers are ignored. Safe to use from several threads.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class AnswerJournal:
             return None
 
     def add(self, answer: AnsweredRequest) -> None:
-        """Writes it down: from here a killed process doesn't lose it."""
+        """Writes an answer, so that it isn't lost if the process is killed."""
         if self._journal is None:
             self._memory[answer.key] = answer
         else:
@@ -71,22 +75,28 @@ class AnswerJournal:
 
 
 class Asker:
-    """Asks each question once: an answer in the journal is given again, and one in flight is waited for.
+    """Asks each question once: it returns an answer from the journal, and waits for one in flight.
 
-    `identity` says which model is asked, where the request alone doesn't. Sub-classes override `_ask` with
-    their limits and their way of giving up.
+    `identity` distinguishes the model from others with the same name in requests. Sub-classes override `_ask`
+    to add limits and to decide when to give up.
     """
 
     def __init__(self, client: EndpointClient, journal: AnswerJournal, identity: str | None = None) -> None:
         self._client, self._journal, self._identity = client, journal, identity
         self._in_flight: dict[str, asyncio.Task[AnsweredRequest]] = {}
         self._tried: list[Place] | None = None
-        """Collects the places to which requests are sent, where somebody wants to know."""
+        """If it is a list, the address of each request is appended to it."""
 
     async def answer(
         self, step: str, body: dict[str, Any], keep: Callable[[AnsweredRequest], bool] = lambda answer: True
     ) -> AnsweredRequest:
-        """Raises what `EndpointClient.ask` raises. An answer that isn't to `keep` is not written down."""
+        """Returns the answer to a request. Raises the same as `EndpointClient.ask`.
+
+        Args:
+            step: The purpose of the request.
+            body: The request.
+            keep: Returns whether an answer is usable. Others are not written to the journal, or read from it.
+        """
         question = body if self._identity is None else [self._identity, body]
         text = json.dumps(question, sort_keys=True)
         key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
@@ -117,6 +127,6 @@ class Asker:
         return answer
 
     def estimated_tokens(self, content: Mapping[str, Any] | str) -> int:
-        """Estimates the tokens of a request or a reply: its bytes, which no tokenizer exceeds."""
+        """Estimates the tokens of a request or a reply by its bytes, which are an upper bound."""
         text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
         return len(text.encode(errors="replace"))

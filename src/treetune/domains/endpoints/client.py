@@ -1,4 +1,4 @@
-"""Sends requests to an endpoint: again where that may help, and no longer where it won't."""
+"""Sends requests to an endpoint, and sends them again after failures that may be temporary."""
 
 from __future__ import annotations
 
@@ -21,52 +21,69 @@ from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "treetune"
 
 LONGEST_WAIT_S = 120.0
-"""Most seconds between two attempts, whatever the endpoint asks for."""
+"""The longest time between two attempts, even if the endpoint asks for more."""
 
 SHOWN = 300
-"""Characters of a refusal that are worth showing."""
+"""Characters of a refusal that messages show."""
 
 SECRET_CHARACTERS = 8
-"""A key of fewer is a placeholder, such as local servers take, and may be an ordinary word."""
+"""A shorter key is not a secret, but a placeholder for local servers, and may be an ordinary word."""
 
 
 @dataclass(frozen=True)
 class EndpointReply:
-    """An answer of the endpoint: its text, whether it came to its end, what the endpoint says it used (None
-    where it says nothing that could be true), and why a whole answer has no text, where it has none."""
+    """An answer of the endpoint.
+
+    Example: ``EndpointReply(text="Verdict: correct", complete=True, input_tokens=212, output_tokens=5)``.
+    """
 
     text: str
     complete: bool
+    """Whether the answer wasn't cut off."""
     input_tokens: int | None
+    """The tokens of the request, as the endpoint counts them; None if it reports no plausible number."""
     output_tokens: int | None
+    """The tokens of the answer, likewise."""
     why_empty: str | None = None
+    """The reason why a complete answer has no text."""
 
 
 class EndpointClient:
     """Sends requests. Use it as an asynchronous context manager.
 
-    `stopping` says whether the work is to end: then nothing is tried again. `place` says where the model is
-    whenever a request is sent, and may wait for it, in a thread: a server that is started anew has another
-    address. What it raises is an attempt that failed.
+    After a failed attempt, the request is sent again up to `retries` times, with growing pauses::
+
+        ask ──► _attempt ──► answered, cut off or empty ──► returns an EndpointReply
+         ▲         ├──► this request is refused ──────────► raises RequestRefused
+         │         ├──► all requests are refused ─────────► raises EndpointError
+         └─ pause ─┴──► any other failure ──(last attempt)► raises Unanswered
     """
 
     def __init__(
         self,
         settings: Asking,
         place: Place | Callable[[], Place],
-        stopping: Callable[[], bool],
-        tell: Callable[[str], None] = log.info,
+        is_stopping: Callable[[], bool],
+        report: Callable[[str], None] = log.info,
     ) -> None:
-        """`tell` is given a line about each attempt that failed and is made again."""
-        self.settings, self._tell = settings, tell
+        """Args:
+        settings: The settings of requests.
+        place: The address, or a function that returns it before each attempt, since a restarted server has
+            another one. It is called in a thread, and may wait. If it raises RuntimeError, the attempt has
+            failed.
+        is_stopping: Returns whether the work has to end. Then nothing is sent again.
+        report: Called with a line about each failed attempt that is repeated.
+        """
+        self.settings = settings
         self.failed_attempts = 0
+        self._report = report
         self._place = place
-        self._stopping = stopping
+        self._is_stopping = is_stopping
 
     @staticmethod
-    def of(settings: EndpointSettings, stopping: Callable[[], bool]) -> EndpointClient:
-        """Raises ValueError where the key isn't there."""
-        return EndpointClient(settings, settings.place(), stopping)
+    def of(settings: EndpointSettings, is_stopping: Callable[[], bool]) -> EndpointClient:
+        """Returns a client of an endpoint. Raises ValueError if the key is missing."""
+        return EndpointClient(settings, settings.place(), is_stopping)
 
     async def __aenter__(self) -> EndpointClient:
         import aiohttp
@@ -78,28 +95,38 @@ class EndpointClient:
         await self._session.close()
 
     async def ask(self, body: Mapping[str, Any], tried: list[Place] | None = None) -> EndpointReply:
-        """Raises Unanswered after the last attempt, and EndpointError for what no request will get past.
-        `tried` is given the place of each attempt when it begins."""
+        """Sends a request and returns the answer. The address of each attempt is appended to `tried`.
+
+        Raises:
+            Unanswered: All attempts have failed.
+            RequestRefused: The endpoint refuses this request.
+            EndpointError: The endpoint refuses all requests.
+        """
         attempts = self.settings.retries + 1
         for attempt in range(attempts):
             try:
-                place = self._place if isinstance(self._place, Place) else await self._where(self._place)
+                place = self._place if isinstance(self._place, Place) else await self._find_place(self._place)
                 if tried is not None:
                     tried.append(place)
                 return await self._attempt(body, place)
             except _AttemptFailed as failure:
                 self.failed_attempts += 1
                 reason, wait = str(failure), failure.wait
-            if attempt + 1 == attempts or self._stopping():
+            if attempt + 1 == attempts or self._is_stopping():
                 break
             wait = min(LONGEST_WAIT_S, max(wait, self.settings.backoff * 2**attempt))
-            self._tell(f"{reason}; attempt {attempt + 1} of {attempts}, again in {wait:.1f} s")
-            resume = asyncio.get_running_loop().time() + wait
-            while not self._stopping() and (remaining := resume - asyncio.get_running_loop().time()) > 0:
-                await asyncio.sleep(min(remaining, 0.5))
+            self._report(f"{reason}; attempt {attempt + 1} of {attempts}, again in {wait:.1f} s")
+            await self._pause(wait)
         raise Unanswered(f"{reason} ({attempt + 1} of {attempts} attempts)")
 
-    async def _where(self, place: Callable[[], Place]) -> Place:
+    async def _pause(self, seconds: float) -> None:
+        """Waits for so many seconds, or until the work has to end."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while not self._is_stopping() and loop.time() < end:
+            await asyncio.sleep(min(end - loop.time(), 0.5))
+
+    async def _find_place(self, place: Callable[[], Place]) -> Place:
         try:
             return await asyncio.to_thread(place)
         except RuntimeError as error:
@@ -150,7 +177,8 @@ class EndpointClient:
 
 
 class _AttemptFailed(Exception):
-    """An attempt failed in a way that the next one may not. `wait`: the endpoint asks for so many seconds."""
+    """An attempt failed, and another one may succeed. `wait` are the seconds that the endpoint asks to
+    wait."""
 
     def __init__(self, message: str, wait: float = 0.0) -> None:
         super().__init__(message)
@@ -158,17 +186,16 @@ class _AttemptFailed(Exception):
 
 
 def _safe(text: str, place: Place) -> str:
-    """Removes the key: endpoints like to quote it."""
+    """Removes the key from a text of the endpoint, which may quote it."""
     return text.replace(place.key, "***") if place.key and len(place.key) >= SECRET_CHARACTERS else text
 
 
 def wait_asked_for(headers: Mapping[str, str], now: datetime) -> float:
-    """Returns the seconds that an endpoint asks to wait: what `Retry-After` says, in seconds
-    (``Retry-After: 20``) or as a date (``Retry-After: Wed, 21 Oct 2026 07:28:00 GMT``); 0 where it says
-    nothing that can be read.
+    """Returns the seconds that an endpoint asks to wait; 0 if it has no header that can be read.
 
-    A date is held against the reply's own `Date`, since the two machines' clocks may differ, and against
-    `now` where the reply has none.
+    `Retry-After` has seconds (``Retry-After: 20``) or a date (``Retry-After: Wed, 21 Oct 2026 07:28:00
+    GMT``). A date is compared with the reply's own `Date`, since the clocks of the two machines may differ,
+    or without one with `now`.
     """
     for name, unit in (("Retry-After-Ms", 0.001), ("Retry-After", 1.0)):
         text = (headers.get(name) or "").strip()
@@ -182,7 +209,7 @@ def wait_asked_for(headers: Mapping[str, str], now: datetime) -> float:
 
 
 def _http_date(text: str | None) -> datetime | None:
-    """Reads any of the three forms that HTTP knows; None for another text. All are in UTC."""
+    """Reads a date in one of HTTP's three forms, which are all in UTC; None for any other text."""
     try:
         date = parsedate_to_datetime(text or "")
     except (ValueError, TypeError, IndexError, OverflowError):
@@ -191,7 +218,7 @@ def _http_date(text: str | None) -> datetime | None:
 
 
 def _proxy_for(base_url: str) -> str | None:
-    """Returns the environment's proxy, and none for this machine."""
+    """Returns the proxy that the environment sets; None for addresses of this machine."""
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     try:

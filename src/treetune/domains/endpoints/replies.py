@@ -1,17 +1,18 @@
-"""Tells what an endpoint's reply is, for all who ask one: the table of replies.
+"""Classifies the replies of endpoints, by this table.
 
-An HTTP status of 200 is no answer yet, and a refusal need not concern more than its request:
+An HTTP status of 200 need not be an answer, and a refusal may concern only its request:
 
 ==============  ============================================================================================
-answered        200, and a text that came to its end
-cut_off         200, and ``finish_reason: length``, be it within a thought, where there is no text at all
-empty           200, and there is no text, be it that the model called a tool instead
-refused         this request alone: 400, 403, 413, 422, a filter, a context that is too long
-refused_all     every request: a wrong key, no credit, no such model or address
-again           nobody knows yet: 408, 409, 425, 429, 5xx, ``finish_reason: abort``, a 200 that is no JSON
+answered        200, with a complete text
+cut_off         200, with ``finish_reason: length``, perhaps within a thought, so that there is no text
+empty           200, without a text, e.g. because the model called a tool
+refused         only this request is refused: 400, 403, 413, 422, a filter, a context that is too long
+refused_all     every request is refused: a wrong key, no credit, an unknown model or address
+again           the failure may be temporary: 408, 409, 425, 429, 5xx, ``finish_reason: abort``, 200 without
+JSON
 ==============  ============================================================================================
 
-The codes of an error's body decide before its status.
+The code in an error's body takes precedence over its status.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ STATUSES: Mapping[int, tuple[Kind, str]] = {
     402: ("refused_all", "the account has nothing left"),
     403: ("refused", "the request is forbidden"),  # moderation answers so, too, for one prompt
     404: ("refused_all", "there is no such address or model"),
-    405: ("refused_all", "this is no address of an OpenAI-compatible endpoint"),
+    405: ("refused_all", "this is not the address of an OpenAI-compatible endpoint"),
     408: ("again", "the endpoint waited too long"),
     409: ("again", "the endpoint is busy"),
     413: ("refused", "the request is too large"),
@@ -74,24 +75,29 @@ FINISHES: Mapping[str, tuple[Kind, str]] = {
 
 @dataclass(frozen=True)
 class ClassifiedReply:
-    """What a reply is: its kind, the text of an answer, why there is none, and the tokens that the endpoint
-    says it used (None where it says nothing that could be true)."""
+    """A reply with its kind.
+
+    Example: ``ClassifiedReply("cut_off", "Let me think", "the answer was cut off at max_tokens")``.
+    """
 
     kind: Kind
     text: str = ""
     why: str = ""
+    """The reason of the kind, if that isn't ``answered``."""
     input_tokens: int | None = None
+    """The tokens of the request, as the endpoint counts them; None if it reports no plausible number."""
     output_tokens: int | None = None
+    """The tokens of the answer, likewise."""
 
 
 def read_reply(status: int, body: str, *, is_chat: bool) -> ClassifiedReply:
-    """Reads a reply by the tables above. Raises nothing, whatever it is."""
-    value = _value(body)
+    """Classifies a reply by the tables above. It raises nothing."""
+    value = _read_json(body)
     error = value.get("error") if isinstance(value, Mapping) else None
     if status != 200 or error:
         return _refusal(status, error if error else value)
     if not isinstance(value, Mapping):
-        return ClassifiedReply("again", why="what came is no answer")
+        return ClassifiedReply("again", why="the reply is not an answer")
     choices = value.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, Mapping):
@@ -101,7 +107,8 @@ def read_reply(status: int, body: str, *, is_chat: bool) -> ClassifiedReply:
         return ClassifiedReply("again", why="the reply has no message")
     usage = value.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
-    read, written = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    input_tokens = _token_count(usage.get("prompt_tokens"))
+    output_tokens = _token_count(usage.get("completion_tokens"))
     text = _text(message.get("content") if is_chat else message.get("text"))
     finish = choice.get("finish_reason")
     kind, why = FINISHES.get(finish, ("answered", "")) if isinstance(finish, str) else ("answered", "")
@@ -109,11 +116,12 @@ def read_reply(status: int, body: str, *, is_chat: bool) -> ClassifiedReply:
         return ClassifiedReply("refused", why=f"the endpoint refused to answer: {message['refusal']}")
     if kind == "answered" and not text.strip():
         kind, why = "empty", _why_empty(message)
-    return ClassifiedReply(kind, text, why, input_tokens=read, output_tokens=written)
+    return ClassifiedReply(kind, text, why, input_tokens=input_tokens, output_tokens=output_tokens)
 
 
 def _refusal(status: int, error: Any) -> ClassifiedReply:
-    """Reads an error by its code or type, else by its status; one within a 200 may hold a status."""
+    """Classifies an error by its code or type, or else by its status. The body of a 200 may contain the
+    status."""
     codes = [error.get("code"), error.get("type")] if isinstance(error, Mapping) else []
     for code in codes:
         if isinstance(code, str) and code.lower() in CODES:
@@ -142,7 +150,8 @@ def _why_empty(message: Mapping[str, Any]) -> str:
 
 
 def _text(content: Any) -> str:
-    """Returns the text of a content, which some endpoints send in parts. A thought is none of it."""
+    """Returns the text of a content, which some endpoints send in parts. Parts that are thoughts are left
+    out."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -156,18 +165,18 @@ def _text(content: Any) -> str:
     return "".join(parts)
 
 
-def _value(body: str) -> Any:
-    """Returns the JSON of a body, also of one that came as a stream; None where it is none."""
+def _read_json(body: str) -> Any:
+    """Returns the JSON value of a body, which may be a stream of events; None if it can't be read."""
     try:
         if body.lstrip().startswith(("data:", ":", "event:")):
-            return _joined(body)
+            return _join_events(body)
         return json.loads(body)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         return None
 
 
-def _joined(stream: str) -> dict[str, Any] | None:
-    """Returns a stream of events as the reply that it makes up; None where its end is missing."""
+def _join_events(stream: str) -> dict[str, Any] | None:
+    """Returns a stream of events as one reply; None if its end is missing."""
     texts: list[str] = []
     finish, usage, is_done = None, None, False
     for line in stream.splitlines():
@@ -182,8 +191,8 @@ def _joined(stream: str) -> dict[str, Any] | None:
             return {"error": value["error"]}
         usage = value.get("usage") or usage
         for choice in value.get("choices") or ():
-            said = choice.get("delta") or choice.get("message") or choice
-            texts.append(_text(said.get("content", said.get("text"))))
+            message = choice.get("delta") or choice.get("message") or choice
+            texts.append(_text(message.get("content", message.get("text"))))
             finish = choice.get("finish_reason") or finish
     if not is_done and finish is None:
         return None
@@ -192,5 +201,6 @@ def _joined(stream: str) -> dict[str, Any] | None:
     return {"choices": [choice], "usage": usage}
 
 
-def _count(value: Any) -> int | None:
+def _token_count(value: Any) -> int | None:
+    """Returns a plausible number of tokens, or None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**8 else None

@@ -1,4 +1,4 @@
-"""A language model behind an OpenAI-compatible address: where it is, and how it is asked."""
+"""Settings of requests to a language model with an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from annotated_types import Ge, Gt, MinLen
 from typing_extensions import override
 
 Message = tuple[Literal["system", "user", "assistant"], str]
-"""Who says it, and what. A conversation ends with the user's."""
+"""A role and a text: ``("user", "2 + 2 = ?")``. The last message of a conversation is the user's."""
 
-_OURS = (
+_OWN_ENTRIES = (
     *("model", "messages", "prompt", "max_tokens", "max_completion_tokens"),
     *("temperature", "stop", "stream", "n"),
 )
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
-"""Names as people choose them. Keys have small letters, hyphens, or both."""
+"""Usual names of environment variables. Keys have small letters, hyphens, or both."""
 
 _TURN_END = "\n\nUser:"
 
 
 PER = 1_000_000
+"""The tokens that prices refer to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """Dollars per million tokens that go in and that come out."""
+    """Dollars per million tokens."""
 
     input: Annotated[float, Ge(0)]
     """Dollars per million tokens of requests."""
@@ -43,50 +44,54 @@ class Prices:
 
 @dataclass(frozen=True)
 class Place:
-    """The address to which a request is sent, and the key that goes with it. `key_of` says where the key
-    came from."""
+    """The address of an endpoint, with its key.
+
+    Example: ``Place("https://api.openai.com/v1", key="sk-…", key_of="OPENAI_API_KEY")``.
+    """
 
     url: str
     key: str | None = field(default=None, repr=False)
     key_of: str | None = None
+    """The environment variable of the key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """Settings of requests to a language model behind an OpenAI-compatible API, wherever it is.
+    """Settings of requests to a language model with an OpenAI-compatible API, independent of its address.
 
-    A request that meets HTTP 429, 5xx, a broken connection, silence or what is no answer is sent again.
+    A request is sent again after HTTP 429 or 5xx, a broken connection, a timeout, or a reply that isn't an
+    answer.
     """
 
     api: Literal["chat", "completions"] = "chat"
-    """The path /chat/completions, or /completions for models without a chat template: the conversation
-    becomes one text."""
+    """The path: /chat/completions, or /completions for models without a chat template, for which the
+    conversation becomes one text."""
     concurrency: Annotated[int, Gt(0)] = 16
-    """Requests in flight at most."""
+    """The most requests in flight."""
     timeout: Annotated[float, Gt(0)] = 900.0
     """Seconds for one request."""
     retries: Annotated[int, Ge(0)] = 5
-    """How often a request that failed is sent again."""
+    """How often a failed request is sent again."""
     backoff: Annotated[float, Gt(0)] = 2.0
-    """Seconds before the first retry, twice as many before the next, and so on, or as many as the endpoint
-    asks for."""
+    """Seconds before the first retry. They double with each further retry. If the endpoint asks for more,
+    these apply."""
     give_up_after: Annotated[int, Gt(0)] = 8
-    """When so many requests in a row have come to nothing, the endpoint counts as down: a pipeline stops,
-    a run goes on without its judge."""
+    """After so many failed requests in a row, the endpoint counts as down. Then a pipeline stops, and a run
+    continues without its judge."""
     temperature: Annotated[float, Ge(0)] | None = None
-    """The sampling temperature; null leaves it to the endpoint."""
+    """The sampling temperature; null: the endpoint's default."""
     max_tokens: Annotated[int, Gt(0)] = 16384
-    """Tokens of an answer at most, thought included."""
+    """The most tokens of an answer, including its thought."""
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """The name under which `max_tokens` is sent."""
+    """The name of the entry with `max_tokens` in a request."""
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Further entries of every request, sent as they are."""
+    """Further entries of every request."""
 
     def __post_init__(self) -> None:
         check_extra("extra", self.extra)
 
     def question(self, model: str, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes the request that asks `model` for the next message."""
+        """Returns the body of a request to `model` for the next message."""
         body: dict[str, Any] = {"model": model, self.max_tokens_key: self.max_tokens}
         if self.temperature is not None:
             body["temperature"] = self.temperature
@@ -104,17 +109,14 @@ class Asking:
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSettings(Asking):
-    """An OpenAI-compatible endpoint.
-
-    The key is read from the environment, and written nowhere.
-    """
+    """An OpenAI-compatible endpoint. Its key is read from the environment, and is never written to a file."""
 
     base_url: Annotated[str, MinLen(1)]
-    """The address, up to where the API's own paths begin, mostly with ``/v1``."""
+    """The address before the API's own paths, usually with ``/v1`` at its end."""
     model: Annotated[str, MinLen(1)]
-    """The model's name there."""
+    """The model's name at the endpoint."""
     api_key_variable: Annotated[str, MinLen(1)] | None = None
-    """The environment variable with the key; null: none is sent."""
+    """The environment variable with the key; null: no key is sent."""
 
     @override
     def __post_init__(self) -> None:
@@ -128,19 +130,19 @@ class EndpointSettings(Asking):
             raise ValueError(f"base_url is {self.base_url!r}: it should be like 'https://host/v1'")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError(
-                "base_url holds more than an address: leave out names, passwords and what follows a ? or #;"
-                " a key goes into the environment variable that api_key_variable names"
+                "base_url contains more than an address: leave out names, passwords and everything after a ?"
+                " or #; a key belongs into the environment variable that api_key_variable names"
             )
         name = self.api_key_variable
         if name is not None and not _VARIABLE.fullmatch(name):
             raise ValueError(
                 "api_key_variable should be the name of an environment variable, in capital letters, such as"
-                " 'OPENAI_API_KEY'. What it says is not shown here: it may be the key itself, which belongs"
-                " into the environment (export OPENAI_API_KEY=…) and into no file"
+                " 'OPENAI_API_KEY'. Its value is not shown, because it may be the key itself, which belongs"
+                " into the environment (export OPENAI_API_KEY=…) and not into a file"
             )
 
     def key(self) -> str | None:
-        """Returns the key from the environment. Raises ValueError, which doesn't show it."""
+        """Returns the key from the environment. The messages of its ValueError don't show the key."""
         name = self.api_key_variable
         if name is None:
             return None
@@ -151,11 +153,14 @@ class EndpointSettings(Asking):
                 f" {name}=…, or set it to null for an endpoint that asks for no key"
             )
         if not value.isascii() or not value.isprintable() or " " in value:
-            raise ValueError(f"what the environment variable {name} holds is no key: it has other characters")
+            raise ValueError(
+                f"the environment variable {name} doesn't contain a key: keys have only printable ASCII"
+                " characters, and no spaces"
+            )
         return value
 
     def body(self, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes the request that asks for the next message."""
+        """Returns the body of a request for the next message."""
         return self.question(self.model, messages, extra)
 
     @property
@@ -163,8 +168,8 @@ class EndpointSettings(Asking):
         return self.url_below(self.base_url)
 
     def unreachable(self, seconds: float = 1.0) -> str | None:
-        """Says why nothing can be sent there now, as far as a connection says, which may take so long;
-        None where it is taken. Nothing is asked."""
+        """Tries to connect to the endpoint, without a request. Returns the reason if this fails within so
+        many seconds, and None if it succeeds."""
         import socket
         import threading
 
@@ -172,28 +177,29 @@ class EndpointSettings(Asking):
         address = parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]
         results: list[str | None] = []
 
-        def look() -> None:
+        def connect() -> None:
             try:
                 socket.create_connection(address, seconds).close()
                 results.append(None)
             except OSError as error:
                 results.append(error.strerror or str(error))
 
-        # A name that nobody knows can take the resolver longer than any timeout of a connection.
-        looking = threading.Thread(target=look, daemon=True)
-        looking.start()
-        looking.join(seconds)
+        # In a thread, because resolving an unknown name may take longer than the timeout of the connection.
+        thread = threading.Thread(target=connect, daemon=True)
+        thread.start()
+        thread.join(seconds)
         return results[0] if results else f"no connection within {seconds:g} s"
 
     def place(self) -> Place:
-        """Raises ValueError as `key` does."""
+        """Returns the address with the key. Raises ValueError like `key`."""
         return Place(self.base_url, self.key(), self.api_key_variable)
 
 
 def check_extra(key: str, extra: Mapping[str, Any]) -> None:
-    """Raises ValueError for what a request says anyway."""
-    clash = [name for name in extra if name in _OURS]
+    """Raises ValueError for entries of requests that `extra` must not set."""
+    clash = [name for name in extra if name in _OWN_ENTRIES]
     if clash:
         raise ValueError(
-            f"{key} sets {', '.join(clash)}, which the other settings say or no answer could be read with"
+            f"{key} sets {', '.join(clash)}, which other settings determine, or with which answers can't be"
+            " read: leave it out"
         )

@@ -1,5 +1,4 @@
-"""Environments: each answers what the policy wrote, turn by turn; and the task whose problems a game
-makes."""
+"""Environments, which reply to the policy turn by turn, and the task that takes its problems from a game."""
 
 from __future__ import annotations
 
@@ -17,80 +16,87 @@ from treetune.tasks.graders.base import Grader, Isolation
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 Reward = Literal["environment", "grader", "sum"]
-"""The reward of an answer: its turns' rewards together, the grader's for its last turn, or both."""
+"""The reward of an answer: the sum of its turns' rewards, the grader's reward for its last turn, or both."""
 
 Again = Literal["replay", "copy", "never"]
 """The way to continue an answer from its middle; see `Environment`."""
 
 LONGEST_OBSERVATION = 1 << 16
-"""The most characters of an observation that reach the run's own process."""
+"""Observations are cut to so many characters before they are sent to the run's own process."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The answer of an environment to what the policy wrote."""
+    """The reply of an environment to an action, which is what the policy wrote.
+
+    Example: the reply to a guess, and to the right one::
+
+        Turn(observation="My number is lower.")
+        Turn(done=True, reward=1.0)
+    """
 
     observation: str = ""
-    """The text that the policy reads next; unread where the turn is the last one."""
+    """The text that the policy reads next. Nothing reads it if the turn is the last one."""
     done: bool = False
-    """This is the last turn."""
+    """Whether this is the last turn."""
     reward: float = 0.0
     """The reward of this turn alone."""
     outcome: GradeOutcome = "ok"
-    """Set by whoever calls the environment: it hung (``timeout``), raised or died (``error``), or a
+    """Set by the caller of the environment: it hung (``timeout``), raised or died (``error``), or a
     requirement was missing (``unavailable``)."""
     message: str | None = None
     """The reason of an outcome other than ``ok``."""
     results: tuple[tuple[str, str, str], ...] = ()
-    """Results of native calls, each with its tool, the call's id and a text: the policy reads them as its
-    chat template has results of tools, in place of the observation."""
+    """Results of native calls, each with its tool, the call's id and a text. The policy reads them in place
+    of the observation, in the form of its chat template."""
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """What else was counted of the answer, in its last turn: metrics, ``rewards/…``."""
+    """Further metrics of the answer, in its last turn: ``rewards/…``."""
 
 
 class Environment(Registrable):
-    """A game, a set of tools, a simulated user: whatever answers a policy.
+    """A game, a set of tools, or a simulated user: it replies to a policy.
 
-    Sub-classes are frozen dataclasses, whose fields are configuration. An answer's state is any object, which
-    `reset` makes and `step` changes. The beginning of an answer is its problem's prompt. All answers to a
-    problem get the same seed, so that they meet the same chances and compare with each other; draw from it
-    alone.
+    Sub-classes are frozen dataclasses, whose fields are configuration. The state of an answer is any object,
+    which `reset` makes and `step` changes. An answer begins with its problem's prompt. All answers to a
+    problem get the same seed, so that random events are the same for all of them, and the answers are
+    comparable. Draw random numbers only from this seed.
 
-    `reset` and `step` raise `Unavailable` where a requirement is missing: such an answer is left out of
-    training and measurements, and counted. Anything else that `step` raises ends the answer as ``error``.
+    `reset` and `step` raise `Unavailable` if a requirement is missing. Such an answer is counted, and left
+    out of training and measurements. Any other exception of `step` ends the answer with the outcome
+    ``error``.
     """
 
     again: ClassVar[Again] = "replay"
-    """The way to continue an answer from its middle, for a run that was killed and for credit that continues
+    """The way to continue an answer from its middle, after a run was killed and for credit that continues
     answers. ``replay``: the same problem, seed and actions make the same observations. ``copy``: they don't,
-    but states can be pickled, and a continuation has a copy. ``never``: neither. An answer that loses its
-    worker process is left out, and credit that continues answers refuses such an environment."""
+    but states can be pickled, and a continuation gets a copy. ``never``: neither is possible. Then an answer
+    that loses its worker process is left out, and credit that continues answers refuses the environment."""
     isolation: ClassVar[Isolation] = "process"
-    """Where it runs, as for graders. ``process``: in a process of each answer, which is killed where a step
-    takes more than `deadline` seconds. ``inline``: in the run's own process, for what can't hang, crash or
-    allocate without bound whatever the policy writes. ``service``: in threads of the run's process, for what
-    waits for something outside."""
+    """Where the environment runs, as for graders. ``process``: each answer has a process, which is killed if
+    a step takes more than `deadline` seconds. ``inline``: in the run's own process, for environments that
+    can't hang, crash or use unbounded memory, whatever the policy writes. ``service``: in threads of the
+    run's process, for environments that wait for something outside."""
     earns: ClassVar[Reward] = "environment"
     """The reward of answers unless the rollout sets another."""
     deadline: float = 10.0
     """Seconds for one turn."""
     concurrency: int = 64
-    """Turns at a time, of ``process`` and ``service``: more for what waits, about the cores for what
-    computes."""
+    """The most turns at the same time, for ``process`` and ``service``. Choose about the number of cores for
+    an environment that computes, and more for one that waits."""
     reads_specials: bool = False
-    """Whether it is shown the special tokens of what the policy wrote, but for those that end it."""
+    """Whether actions include special tokens, except those that end a turn."""
 
     def prepare(self) -> None:
-        """Called once, before the deadlines begin, in the process that all answers' processes are forked off:
-        slow imports belong here, and threads don't."""
+        """Called once, before the deadlines begin, in the process from which all answers' processes are
+        forked. Do slow imports here, and start no threads."""
 
     def offered(self) -> Sequence[Mapping[str, Any]]:
         """Returns the JSON schemas of the tools that prompts offer through the model's chat template."""
         return ()
 
     def message(self, action: str) -> dict[str, Any]:
-        """Returns what the policy wrote as a message of a chat: calls that can be read are its ``tool_calls``
-        (objects of OpenAI's form, the arguments not yet text)."""
+        """Returns an action as a message of a chat. Calls that can be read become its ``tool_calls``, in the
+        form of OpenAI's API, but with arguments as objects and not as text."""
         return {"role": "assistant", "content": action}
 
     def reset(self, problem: Problem, seed: int) -> Any:
@@ -98,22 +104,25 @@ class Environment(Registrable):
         raise NotImplementedError
 
     def step(self, state: Any, action: str) -> Turn:
-        """Returns the turn that follows from the policy's text, which comes without stop strings, and without
-        special tokens unless it `reads_specials`. Where the prompt opened a thought, the text begins with the
-        tag that did (``<think>``)."""
+        """Returns the turn that follows an action.
+
+        The action is the policy's text without stop strings, and without special tokens unless the
+        environment `reads_specials`. If the prompt opened a thought, the text begins with the opening tag
+        (``<think>``).
+        """
         raise NotImplementedError
 
 
 def environment_of(task: Task) -> Environment | None:
-    """Returns the environment in which a task's problems are played, where answers have several turns: its
-    attribute `environment`."""
+    """Returns the environment for answers of several turns to a task's problems: its attribute
+    `environment`."""
     environment: Environment | None = getattr(task, "environment", None)
     return environment
 
 
 @dataclass(frozen=True)
 class NoEnvironment(Environment):
-    """The absence of an environment: the first turn is the answer, which the task's grader judges."""
+    """The absence of an environment: the first turn is the answer, which the task's grader grades."""
 
     isolation: ClassVar[Isolation] = "inline"
     earns: ClassVar[Reward] = "grader"
@@ -134,19 +143,21 @@ class Game(Environment):
     """An environment that makes its own problems, one for each level, for the task `environment`."""
 
     quick: ClassVar[bool] = True
-    """Whether a problem is made at once and without another library, while a configuration is checked."""
+    """Whether making a problem takes little time and no other library, so that checks of a configuration may
+    make some."""
 
     @property
     def levels(self) -> int | None:
-        """The number of different problems; None: no end of them."""
+        """The number of different problems; None: unlimited."""
         return None
 
     def problem(self, id: str, level: int) -> Problem:
-        """Returns the problem of a level, always the same one; its prompt is the beginning of an answer."""
+        """Returns the problem of a level, which is always the same. Its prompt is the beginning of an
+        answer."""
         raise NotImplementedError
 
     def alphabet(self) -> str:
-        """Returns every character that prompts, actions and observations may hold.
+        """Returns every character that prompts, actions and observations may contain.
 
         Raises ValueError for a game in natural language.
         """
@@ -155,7 +166,7 @@ class Game(Environment):
 
 @dataclass(frozen=True)
 class EarnedInTurns(Grader):
-    """Stands for the grader where an environment's rewards are all that there is."""
+    """The grader of tasks whose answers earn only their environment's rewards."""
 
     isolation: ClassVar[Isolation] = "inline"
 
@@ -167,12 +178,14 @@ class EarnedInTurns(Grader):
 @Task.register("environment")
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentTask(GeneratedTask):
-    """The levels of a game: numbers, from which the game makes its problems. The rollout `multi_turn` plays
-    them, and an answer earns the game's rewards; a grader is needed where the rollout's `reward` says so.
+    """The levels of a game, which are numbers that the game turns into problems.
+
+    The rollout `multi_turn` plays them, and an answer earns the game's rewards. A grader is only needed if
+    the rollout's `reward` is ``grader`` or ``sum``.
     """
 
     environment: Game = field()
-    """The game that makes the problems, and answers in them."""
+    """The game that makes the problems and replies to the policy."""
     train_size: Annotated[int, Gt(0)] = 1000
     validation_size: Annotated[int, Gt(0)] = 100
     test_size: Annotated[int, Gt(0)] = 200
@@ -180,11 +193,11 @@ class EnvironmentTask(GeneratedTask):
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
-        there = self.environment.levels
+        levels = self.environment.levels
         needed = sum(self.sizes().values())
-        if there is not None and needed > there:
+        if levels is not None and needed > levels:
             yield Finding(
-                f"train_size + validation_size + test_size is {needed}, and the environment has {there}"
+                f"train_size + validation_size + test_size is {needed}, and the environment has {levels}"
                 " levels",
                 "train_size",
                 "lower the sizes, or make the environment larger",
@@ -204,7 +217,7 @@ class EnvironmentTask(GeneratedTask):
 
     @override
     def step_boundaries(self, response: str) -> list[int]:
-        """Returns one step for a response; the rollout knows its turns."""
+        """Returns the whole response as one step: the rollout makes steps of its turns."""
         return [0, len(response)] if response else [0]
 
     @override

@@ -1,9 +1,10 @@
 """Reads the calls of tools in what a model wrote, in the formats that models are trained to write.
 
-Models write JSON with mistakes. Where a mistake leaves one reading, the call is read so: a newline within a
-string, arguments as a JSON text, null or left out, a missing end tag or closing bracket, a bracket too many,
-Python's quotes and names, a comma before a bracket, a code fence around all. Anything else is a call with a
-`fault`, one message that the model reads in place of a result. A tag that prose merely mentions is no call.
+Models write JSON with mistakes. A call with a mistake that leaves one possible meaning is read with it: a
+newline within a string, arguments that are a JSON text, null or missing, a missing end tag or closing
+bracket, an extra bracket, Python's quotes and names, a comma before a bracket, a code fence around
+everything. Any other mistake becomes the call's `fault`, a message that the model reads in place of a result.
+A tag that prose only mentions is not a call.
 """
 
 from __future__ import annotations
@@ -27,34 +28,43 @@ _LLAMA = "<|python_tag|>"
 _MISTRAL = "[TOOL_CALLS]"
 
 _LLAMA_BARE = re.compile(r"\s*(?:```(?:json)?\s*)?(?=\{\s*[\"'](?:name|type)[\"'])")
+"""The beginning of Llama's JSON without a tag."""
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\]|(?=\s*\{))")
+"""Mistral's name before the arguments: ``weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Rome"}``."""
 _FENCE = re.compile(r"\s*```\w*\s*")
 _FUNCTION = re.compile(r"<function=([\w.-]+)>(.*?)(?:</function>|(?=<function=)|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 _BETWEEN = " \t\r\n,;"
-# Each string is read once, be it closed or not: else all quotes within one that isn't would be tried anew.
+# Possessive, so that a string that isn't closed is read once, and not again from each quote in it.
 _STRING = r'"(?:[^"\\]|\\.)*+(?P<closed>")?'
 _SIGN = re.compile(rf"{_STRING}|[\[\]{{}}]", re.DOTALL)
 _STRING_OR_END = re.compile(rf"{_STRING}|</tool_call>", re.DOTALL)
 _TRAILING_COMMA = re.compile(rf"(?P<string>{_STRING})|,(?=\s*+[}}\]])", re.DOTALL)
 _ARGUMENTS = ("arguments", "parameters", "args")
-_NO_ARGUMENTS = ("name", "id", "type", "function", "call_id")
+"""Keys under which models write the arguments."""
+_OTHER_KEYS = ("name", "id", "type", "function", "call_id")
+"""Keys of a call that are not arguments, if these are written next to the name."""
 _QUOTES = "`'\"“"
 
 
 class ToolCall(NamedTuple):
-    """A call as a turn has it. Arguments that are a text are the tool's only one. `fault` says why it is no
-    call that could be made."""
+    """A call in a turn.
+
+    Example: ``ToolCall("weather", {"city": "Rome"}, id="a1b2c3d4e")``, or with tags ``ToolCall("python", "6 *
+    7")``.
+    """
 
     tool: str
     arguments: Any
+    """The arguments by name, or a text that is the tool's only argument."""
     id: str = ""
     fault: str | None = None
+    """The reason why the call can't be made."""
 
 
 def calls_of_turn(format: str, action: str) -> tuple[list[ToolCall], str]:
-    """Returns the calls of a turn in their order, and the turn without them. A call that a thought speaks of
-    isn't made, and stays in it."""
+    """Returns the calls of a turn in their order, and the turn without them. A call in a thought isn't made,
+    and stays in the text."""
     reading = read_thoughts(action)
     calls, prose = native_calls(format, reading.answer)
     return calls, f"{reading.thought}\n{prose}".strip()
@@ -65,10 +75,10 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
 
     Args:
         format: One of `NATIVE_FORMATS`.
-        text: What a model says behind its thought.
+        text: The text of a turn after its thought.
     """
     if format == "llama" and (bare := _LLAMA_BARE.match(text)):
-        return list(calls_in(text[bare.end() :])), ""  # what begins otherwise is an answer, be it JSON
+        return list(calls_in(text[bare.end() :])), ""  # JSON with another beginning is an answer
     opening = {"hermes": _HERMES, "llama": _LLAMA, "mistral": _MISTRAL}[format]
     closing = _HERMES_END if format == "hermes" else None
     calls: list[ToolCall] = []
@@ -76,7 +86,7 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
     text_before, *parts = text.split(opening)
     prose.append(text_before)
     for part in parts:
-        body, closing_tag, rest = _body(part, closing)
+        body, closing_tag, rest = _split_at_closing_tag(part, closing)
         if _is_mention(text_before, body, is_closed=bool(closing_tag)):
             prose.append(opening + part)
         else:
@@ -86,21 +96,22 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
     return calls, "".join(prose).strip()
 
 
-def _body(part: str, closing: str | None) -> tuple[str, str, str]:
-    """Divides what follows an opening tag into the calls, the closing tag, and what follows that. A closing
-    tag within a string of the call is part of it."""
+def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str]:
+    """Splits the text after an opening tag into the calls, the closing tag, and the text after it. A closing
+    tag within a string of the call doesn't count."""
     if closing is None:
         return part, "", ""
     for sign in _STRING_OR_END.finditer(part):
         if sign[0] == closing:
             return part[: sign.start()], closing, part[sign.end() :]
         if not sign["closed"] and (end := part.find(closing, sign.start())) >= 0:
-            return part[:end], closing, part[end + len(closing) :]  # within a string that isn't closed
+            # A string that isn't closed ends with the call.
+            return part[:end], closing, part[end + len(closing) :]
     return part.partition(closing)
 
 
 def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
-    """Returns whether prose speaks of the tag behind `text_before`, and calls nothing with it."""
+    """Returns whether the tag after `text_before` is only mentioned in prose, and is not a call."""
     sign_before = text_before[-1:]
     if sign_before and sign_before in _QUOTES and body[:1] == sign_before:
         return True  # the tag stands alone in quotes
@@ -111,9 +122,10 @@ def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
 
 
 def calls_in(body: str) -> Iterator[ToolCall]:
-    """Yields the calls that are written one after the other, up to what can't be read."""
+    """Yields calls that are written one after the other, up to the first that can't be read."""
     if functions := list(_FUNCTION.finditer(body)):
-        yield from (_tagged(function) for function in functions)
+        for function in functions:
+            yield _read_tagged_call(function)
         return
     rest = body
     while rest := _without_fence(rest).strip(_BETWEEN):
@@ -126,34 +138,34 @@ def calls_in(body: str) -> Iterator[ToolCall]:
             yield ToolCall(named[1] if named else "", None, fault=f"The call is no JSON: {error}. {FORM}")
             return
         if named:
-            calls = [_call({"name": named[1], "arguments": value, "id": named[2]})]
+            calls = [_call_of_value({"name": named[1], "arguments": value, "id": named[2]})]
         else:
-            calls = list(map(_call, value if isinstance(value, list) else [value]))
+            calls = [_call_of_value(item) for item in (value if isinstance(value, list) else [value])]
         yield from calls
         if any(call.fault for call in calls):
-            return  # one message says it
+            return  # the model reads one message about its mistake
         if not _without_fence(rest).strip(_BETWEEN).startswith(("{", "[")) and not _NAMED.match(rest):
-            return  # prose behind a call
+            return  # prose after a call
 
 
-def _tagged(function: re.Match[str]) -> ToolCall:
+def _read_tagged_call(function: re.Match[str]) -> ToolCall:
     """Reads a call of Qwen3-Coder: ``<function=weather><parameter=city>Rome</parameter></function>``."""
     parameters = _PARAMETER.findall(function[2])
     return ToolCall(function[1], {name.strip(): value.strip("\n") for name, value in parameters})
 
 
-def _call(value: Any) -> ToolCall:
-    """Returns the call that a value of JSON is."""
+def _call_of_value(value: Any) -> ToolCall:
+    """Returns the call that a JSON value describes, or a call with a fault."""
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
-        value = {**value, **value["function"]}  # the form in which OpenAI answers
+        value = {**value, **value["function"]}  # the form of OpenAI's API
     if not isinstance(value, Mapping):
         return ToolCall("", None, fault=FORM)
     name = value.get("name", value.get("function"))
     if not isinstance(name, str) or not name:
         return ToolCall("", None, fault=f"The call has no name. {FORM}")
     key = next((key for key in _ARGUMENTS if key in value), None)
-    if key is None:  # they stand beside the name
-        arguments: Any = {key: inner for key, inner in value.items() if key not in _NO_ARGUMENTS}
+    if key is None:  # the arguments are next to the name
+        arguments: Any = {key: inner for key, inner in value.items() if key not in _OTHER_KEYS}
     else:
         arguments = value[key]
     if isinstance(arguments, str) and arguments.strip():
@@ -168,16 +180,18 @@ def _call(value: Any) -> ToolCall:
 
 
 def read_json(text: str) -> tuple[Any, str]:
-    """Reads the value at the beginning of a text as leniently as one reading allows, and returns it with the
-    rest of the text. Raises NoJson."""
+    """Reads the JSON value at the beginning of a text, with mistakes that leave one possible meaning.
+
+    Returns the value and the rest of the text. Raises NoJson.
+    """
     text = _without_fence(text).lstrip()
     decoder = json.JSONDecoder(strict=False)  # strings may hold newlines
     try:
         value, end = decoder.raw_decode(text)
-        return value, text[end:].lstrip(" \t\r\n}]")  # one bracket too many closes nothing
+        return value, text[end:].lstrip(" \t\r\n}]")  # extra brackets are skipped
     except (ValueError, RecursionError) as error:
-        first = str(error)
-    whole, rest = _balanced(text)
+        message = str(error)
+    whole, rest = _balance_brackets(text)
     for repaired in (whole, _TRAILING_COMMA.sub(lambda match: match["string"] or "", whole)):
         try:
             return decoder.decode(repaired), rest
@@ -188,13 +202,15 @@ def read_json(text: str) -> tuple[Any, str]:
             return read_value(whole), rest
     except UnreadableValue:
         pass
-    raise NoJson(first)
+    raise NoJson(message)
 
 
-def _balanced(text: str) -> tuple[str, str]:
-    """Returns the value at the beginning up to where its last bracket closes, with the brackets that are
-    missing at its end, and the rest. A text that ends within a string is left as it is: nobody knows how it
-    would go on."""
+def _balance_brackets(text: str) -> tuple[str, str]:
+    """Returns the value at the beginning of a text, up to where its first bracket closes, and the rest.
+
+    Brackets that are missing at the end of the text are added. A text that ends within a string still can't
+    be read, because its string has no known end.
+    """
     closings: list[str] = []
     for sign in _SIGN.finditer(text):
         if sign[0].startswith('"'):

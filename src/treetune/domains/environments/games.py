@@ -1,4 +1,4 @@
-"""Games: a maze, and a number to be found."""
+"""Games: a maze, and a number to guess."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ Cell = tuple[int, int]
 
 @dataclass
 class Walk:
+    """The state of an answer in the maze."""
+
     at: Cell
     gems: list[Cell]
     passages: frozenset[tuple[Cell, Cell]]
@@ -34,11 +36,11 @@ class Walk:
 @Environment.register("maze")
 @dataclass(frozen=True, kw_only=True)
 class Maze(Game):
-    """A square of cells from a1 to the far corner, with walls between some, and gems to be picked up.
+    """A square of cells with walls between some of them, and gems to pick up. The first cell is a1.
 
-    The prompt gives the position, its open directions, and where the gems lie. A turn is one of N, E, S and
-    W, and is answered with the new position and its open directions. Each gem earns its share of 1 in the
-    turn in which it is picked up; the last one ends the answer.
+    The prompt gives the position, its open directions, and the cells of the gems. An action is N, E, S or W,
+    and the observation is the new position with its open directions. Each gem earns 1 / `gems` in the turn
+    that picks it up, and the last one ends the answer.
     """
 
     size: Annotated[int, Gt(1), Le(8)] = 4
@@ -48,13 +50,13 @@ class Maze(Game):
     steps: Annotated[int, Gt(0)] = 12
     """Turns after which the answer ends."""
     walls: Annotated[float, Ge(0), Le(1)] = 0.3
-    """The share of passages that are closed, of those without which every cell can still be reached."""
+    """The probability that a passage is closed, for those that aren't needed to reach every cell."""
 
     isolation: ClassVar[Isolation] = "inline"
 
     def __post_init__(self) -> None:
         if self.gems >= self.size**2:
-            raise ValueError(f"{self.gems} gems don't fit beside the start into a maze of size {self.size}")
+            raise ValueError(f"{self.gems} gems and the start don't fit into a maze of size {self.size}")
 
     @override
     def problem(self, id: str, level: int) -> Problem:
@@ -88,9 +90,11 @@ class Maze(Game):
     def _position(self, walk: Walk) -> str:
         """Writes the cell and its open directions, such as ``b2:NE``."""
         x, y = walk.at
-        beside = {name: (x + dx, y + dy) for name, (dx, dy) in DIRECTIONS.items()}
-        is_open = [name for name, cell in beside.items() if (walk.at, cell) in walk.passages]
-        return f"{_name(walk.at)}:{''.join(is_open)}"
+        open_directions = ""
+        for name, (dx, dy) in DIRECTIONS.items():
+            if (walk.at, (x + dx, y + dy)) in walk.passages:
+                open_directions += name
+        return f"{_name(walk.at)}:{open_directions}"
 
     def _walk(self, level: int) -> Walk:
         generator = derived_random(level, "maze")
@@ -99,11 +103,11 @@ class Maze(Game):
         return Walk(at, gems, self._passages(generator))
 
     def _passages(self, generator: random.Random) -> frozenset[tuple[Cell, Cell]]:
-        """Returns each open passage in both directions: a random tree over all cells, and some of the
-        others."""
+        """Returns each open passage in both directions: a random tree over all cells, and some further
+        passages."""
         reached = {(0, 0)}
-        # Passages from a cell that is reached, to one that wasn't when it was added
-        frontier = [((0, 0), neighbour) for neighbour in self._beside((0, 0))]
+        # Passages from a reached cell to one that wasn't reached when the passage was added
+        frontier = [((0, 0), neighbour) for neighbour in self._neighbours((0, 0))]
         passages = set()
         while frontier:
             cell, neighbour = frontier.pop(generator.randrange(len(frontier)))
@@ -113,12 +117,12 @@ class Maze(Game):
                 continue
             reached.add(neighbour)
             passages |= {(cell, neighbour), (neighbour, cell)}
-            for further in self._beside(neighbour):
+            for further in self._neighbours(neighbour):
                 if further not in reached:
                     frontier.append((neighbour, further))
         return frozenset(passages)
 
-    def _beside(self, cell: Cell) -> list[Cell]:
+    def _neighbours(self, cell: Cell) -> list[Cell]:
         around = [(cell[0] + dx, cell[1] + dy) for dx, dy in DIRECTIONS.values()]
         return [(x, y) for x, y in around if 0 <= x < self.size and 0 <= y < self.size]
 
@@ -130,8 +134,8 @@ def _name(cell: Cell) -> str:
 @Environment.register("guess_number")
 @dataclass(frozen=True, kw_only=True)
 class GuessNumber(Game):
-    """A hidden number is to be guessed; each guess is answered with the direction, and the right one earns 1.
-    Halving the numbers that are left needs about log2 of them guesses.
+    """A hidden number to guess. The reply to each guess is the direction, and the right guess earns 1.
+    Bisection needs about log2 of the count of numbers.
     """
 
     most: Annotated[int, Gt(0)] = 9
@@ -139,8 +143,8 @@ class GuessNumber(Game):
     guesses: Annotated[int, Gt(0)] = 4
     """Turns after which the answer ends."""
     form: Literal["symbols", "words"] = "symbols"
-    """In ``symbols`` the answer to a guess is ``<`` (it is lower), ``>`` (higher) or ``!`` (that was no
-    number), so that a small model can play; in ``words`` it is in English."""
+    """``symbols``: the reply to a guess is ``<`` (it is lower), ``>`` (higher) or ``!`` (not a number), so
+    that a small model can play. ``words``: the reply is in English."""
 
     isolation: ClassVar[Isolation] = "inline"
 

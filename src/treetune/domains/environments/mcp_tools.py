@@ -1,5 +1,5 @@
-"""Tools of MCP servers (Model Context Protocol, by its own package `mcp`): one connection to each server in a
-rank, which all answers share and which ends with the run.
+"""Tools of MCP servers (Model Context Protocol), with the package `mcp`. All answers of a rank share one
+connection to each server, which ends with the run.
 
 Calls come from threads, and each connection lives in the event loop of a thread of its own::
 
@@ -8,14 +8,15 @@ Calls come from threads, and each connection lives in the event loop of a thread
     Mcp.call_server                        _ServerThread._hold: opens the connection, keeps it
       └ _ServerThread.call ─ coroutine ──►   until `_stop` is set, and closes it
           │                                _Connection.call: sends the call
-          │ waits for a future               │ waits for the answer, or for `call_seconds`
-          │ ◄──── result or error ───────────┘ from when the server works on the call
+          │ waits for a future               │ waits for the answer, for at most `call_seconds`
+          │ ◄──── result or error ───────────┘ after the server has begun to process the call
           ▼
     text that the policy reads             thread "MCP server's errors": reads what the server prints
 
-An answer's thread waits for at most the calls before its own, each of which is answered or overdue. A new
-connection waits for at most `start_seconds`. A server that is lost ends all calls to it with an error, and
-the next call begins another one. `close`, at the end of the run, sets `_stop` and waits `_END_S` at most.
+An answer's thread waits for its own call and for the calls before it, each of which ends at its deadline at
+the latest. A new connection waits for at most `start_seconds`. If a server ends, all calls to it end with an
+error, and the next call starts another server. `close`, at the end of the run, sets `_stop` and waits at most
+`_END_S`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -47,19 +48,21 @@ from treetune.exceptions import Unavailable
 from treetune.processes.pool import call_clock
 from treetune.tasks.graders.base import Isolation
 
-_ALIVE_S, _END_S = 2.0, 10.0
-"""How long a server may take to list its tools after a call that was overdue, and to end."""
+_ALIVE_S = 2.0
+"""The longest time in which a server has to list its tools after a call that was overdue."""
+_END_S = 10.0
+"""The longest time that a server may take to end."""
 _OVERDUE_IN_A_ROW = 2
-"""Overdue calls without an answer between them, after which no call that waits behind them is waited for."""
+"""After so many overdue calls without an answer between them, the clocks of all other calls run."""
 _PRINTED_BYTES = 16_384
-"""The end of what a server prints, which says why it can't be had."""
+"""Bytes that are kept of a server's error output, its end."""
 _FAULT_CHARACTERS = 300
-"""The beginning of an error about one result that the policy reads."""
+"""Characters of an error in a result that the policy reads, its beginning."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 """The name of an environment variable in a header."""
 
-# Has the kernel kill the server when the thread ends that started it, however the run ends (Linux).
-_GUARDED = (
+# Starts the server so that the kernel kills it when the thread that started it ends for any reason (Linux).
+_START_GUARDED = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0);"
     " os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
 )
@@ -70,29 +73,30 @@ log = logging.getLogger(__name__)
 @Tool.register("mcp")
 @dataclass(frozen=True, kw_only=True)
 class Mcp(Tool):
-    """The tools of an MCP server, which is started by its `command` or runs at an `address` already.
+    """The tools of an MCP server, which is started by its `command` or already runs at an `address`.
 
-    A server is a program of yours: it has your files and your network. It gets no environment variables but
-    PATH, HOME and the like, and those in `variables`. All answers of a rank share it, so that what one of
-    them changes there, the others see; an answer that is gone on with finds it as it is by then.
+    A server runs with your user's rights: it has access to your files and your network. Of the environment
+    variables it gets only PATH, HOME and similar ones, and those in `variables`. All answers of a rank share
+    the server, so that each sees the changes that others make in it. An answer that is continued finds the
+    server in its present state.
     """
 
     command: tuple[str, ...] = ()
-    """The program and its arguments; it speaks on standard input and output."""
+    """The program and its arguments. It communicates by standard input and output."""
     address: str | None = None
-    """The address of a server that runs elsewhere (streamable HTTP), ``http://localhost:8000/mcp``."""
+    """The address of a running server (streamable HTTP), such as ``http://localhost:8000/mcp``."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the program."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """HTTP headers for the address. ``${NAME}`` stands for an environment variable of the run, so that no
-    secret is in a configuration: ``{Authorization: 'Bearer ${SHOP_TOKEN}'}``."""
+    """HTTP headers for the address. ``${NAME}`` is replaced by the run's environment variable of this name,
+    so that a configuration needs no secrets: ``{Authorization: 'Bearer ${SHOP_TOKEN}'}``."""
     only: tuple[str, ...] = ()
     """The names of the tools that are offered; empty: all."""
     call_seconds: Annotated[float, Gt(0)] = 10.0
-    """Seconds for a call, after which the policy reads that there was no result. They begin when the server
-    works on it: one that takes a call at a time has others wait."""
+    """The longest time for a call, after which the policy reads that there was no result. It begins when the
+    server begins to process the call: some servers process one call at a time."""
     start_seconds: Annotated[float, Gt(0)] = 15.0
-    """Seconds until the server has said which tools it has."""
+    """The longest time until the server has listed its tools."""
 
     isolation: ClassVar[Isolation] = "service"
 
@@ -105,7 +109,7 @@ class Mcp(Tool):
     @property
     @override
     def name(self) -> str:  # type: ignore[override]
-        """The command, or the address without what may be secret in it: a user, a query."""
+        """The command, or the address without its user and query, which may be secret."""
         if self.address is None:
             return " ".join(self.command)
         return re.sub(r"//[^/@]*@", "//", self.address.partition("?")[0])
@@ -135,7 +139,7 @@ class Mcp(Tool):
     def schemas(self) -> Sequence[Mapping[str, Any]]:
         try:
             offered = self._offered()
-        except Unavailable as error:  # nothing has begun yet: it is the user's to know
+        except Unavailable as error:  # before the run begins, this is a mistake that the user has to fix
             raise ValueError(str(error)) from error
         if absent := sorted(set(self.only) - {tool.name for tool in offered}):
             raise ValueError(f"only names {', '.join(absent)}, which the MCP server {self.name} doesn't have")
@@ -152,8 +156,10 @@ class Mcp(Tool):
         ]
 
     def call_server(self, tool: str, /, **arguments: Any) -> str:
-        """Returns the answer of a tool of the server, or what became of the call. Raises Unavailable if no
-        server can be had."""
+        """Calls a tool of the server, and returns the result or the error as the policy reads it.
+
+        Raises Unavailable if there is no connection to a server.
+        """
         return self._server().call(tool, arguments)
 
     def _offered(self) -> Sequence[Any]:
@@ -161,6 +167,7 @@ class Mcp(Tool):
         return [tool for tool in tools if not self.only or tool.name in self.only]
 
     def _server(self) -> _ServerThread:
+        """Returns the thread of this server, which all tools with the same settings share."""
         settings = [sorted(self.variables.items()), sorted(self.headers.items())]
         key = json.dumps([self.command, self.address, settings])
         with _LOCK:
@@ -171,59 +178,71 @@ class Mcp(Tool):
 
 @dataclass(eq=False)
 class _Call:
-    """A call that has been sent. Its clock runs from `since` on, None while it waits for its turn."""
+    """A call that has been sent and has no answer yet."""
 
     sent: float
+    """The time when it was sent."""
     changed: asyncio.Event
-    on_turn: Callable[[], None]
-    since: float | None = None
+    """Set when its clock begins to run."""
+    on_start: Callable[[], None]
+    """Called when its clock begins to run."""
+    clock_start: float | None = None
+    """The time from which `call_seconds` count; None while the server processes other calls."""
 
 
 class _Connection:
-    """A client of a server, its tools, and the calls that it has been sent, in their order.
+    """A client of a server, the server's tools, and the calls without an answer.
 
-    Nobody says which calls a server works on. It takes them in the order in which they were sent, and one
-    that has answered a call before `n` earlier ones works on `n + 1` at once; until then it is taken to work
-    on one. So many calls have their clocks run, and the others wait. A server that has answered nothing while
-    `_OVERDUE_IN_A_ROW` calls ran out of time works on none.
+    A client can't see which calls a server is processing, so this is an estimate. The server is assumed to
+    begin calls in the order in which they were sent, one at a time. If it answers a call before `n` earlier
+    ones, it processes at least `n + 1` at the same time. The clocks of that many calls run, and the other
+    calls wait. If `_OVERDUE_IN_A_ROW` calls run out of time without an answer between them, the server is
+    assumed to hang, and the clocks of all calls run.
     """
 
     def __init__(self, client: Any, tools: Sequence[Any]) -> None:
         self.client, self.tools = client, tools
         self.answered = 0
+        """Calls that the server has answered."""
         self.overdue_in_a_row = 0
+        """Calls that ran out of time since the last answer."""
         self._calls: list[_Call] = []
-        self._at_once = 1
+        """Calls without an answer, in the order in which they were sent."""
+        self._parallel_calls = 1
+        """The estimate of how many calls the server processes at the same time."""
 
     @property
     def waiting(self) -> int:
-        """The calls that have no answer."""
+        """The number of calls without an answer."""
         return len(self._calls)
 
     async def call(
-        self, tool: str, arguments: Mapping[str, Any], seconds: float, on_turn: Callable[[], None]
+        self, tool: str, arguments: Mapping[str, Any], seconds: float, on_start: Callable[[], None]
     ) -> Any:
-        """Returns the result of a call, or raises what the client raises. `on_turn` is called when its clock
-        begins to run. Raises TimeoutError where it is overdue: every call is, some time, as those before it
-        are answered or overdue."""
-        call = _Call(asyncio.get_running_loop().time(), asyncio.Event(), on_turn)
+        """Returns the result of a call, or raises the client's exception. `on_start` is called when the
+        call's clock begins to run.
+
+        Raises TimeoutError `seconds` after that. No call waits for ever, because each call before it is
+        answered or runs out of time.
+        """
+        call = _Call(asyncio.get_running_loop().time(), asyncio.Event(), on_start)
         self._calls.append(call)
         self._run_clocks()
         request = asyncio.ensure_future(self.client.call_tool(tool, dict(arguments)))
         try:
             await self._await_answer(request, call, seconds)
         finally:
-            request.cancel()  # of one that is overdue: the server is told
+            request.cancel()  # tells the server that an overdue call is not needed any more
             self._calls.remove(call)
             self._run_clocks()
         return request.result()
 
     async def _await_answer(self, request: asyncio.Future[Any], call: _Call, seconds: float) -> None:
-        """Waits for the answer, or for the start of the clock, and from then on for `seconds` at most."""
+        """Waits for the answer. Raises TimeoutError `seconds` after the start of the call's clock."""
         while not request.done():
             seconds_left = None
-            if call.since is not None:
-                seconds_left = call.since + seconds - asyncio.get_running_loop().time()
+            if call.clock_start is not None:
+                seconds_left = call.clock_start + seconds - asyncio.get_running_loop().time()
             if seconds_left is not None and seconds_left <= 0:
                 self.overdue_in_a_row += 1
                 raise TimeoutError
@@ -233,16 +252,16 @@ class _Connection:
             call.changed.clear()
         self.answered += 1
         self.overdue_in_a_row = 0
-        self._at_once = max(self._at_once, self._calls.index(call) + 1)
+        self._parallel_calls = max(self._parallel_calls, self._calls.index(call) + 1)
 
     def _run_clocks(self) -> None:
-        """Starts the clocks of the calls that the server is taken to work on; of all where it hangs."""
+        """Starts the clocks of the calls that the server probably processes; of all calls if it hangs."""
         now = asyncio.get_running_loop().time()
-        gives_no_answers = self.overdue_in_a_row >= _OVERDUE_IN_A_ROW
+        seems_to_hang = self.overdue_in_a_row >= _OVERDUE_IN_A_ROW
         for index, call in enumerate(self._calls):
-            if call.since is None and (index < self._at_once or gives_no_answers):
-                call.since = call.sent if gives_no_answers else now
-                call.on_turn()
+            if call.clock_start is None and (index < self._parallel_calls or seems_to_hang):
+                call.clock_start = call.sent if seems_to_hang else now
+                call.on_start()
                 call.changed.set()
 
     async def is_alive(self) -> bool:
@@ -262,23 +281,24 @@ class _Connection:
 
 
 class _ServerThread:
-    """Holds the connection to a server, in a thread of its own. The next call replaces a lost connection."""
+    """Holds the connection to a server, in a thread of its own. After a connection is lost, the next call
+    opens another one."""
 
     def __init__(self, tool: Mcp) -> None:
         self._tool = tool
         self._loop = asyncio.new_event_loop()
         self._connection_lock = threading.Lock()
-        """Held while a connection is made or dropped, so that no two threads do it at once."""
+        """Held while a connection is opened or dropped, so that only one thread does it at a time."""
         self._ready: Future[_Connection] | None = None
-        """Its result is the connection; None before the first call, and after a connection was dropped."""
+        """A future with the connection; None before the first call, and after a connection was dropped."""
         self._stop = asyncio.Event()
         """Set to end `_hold`."""
         self._hold_task: Future[None] | None = None
-        """The newest run of `_hold`."""
+        """The latest call of `_hold`."""
         threading.Thread(target=self._loop.run_forever, name="MCP server", daemon=True).start()
 
     def connected(self) -> _Connection:
-        """Returns the connection. Raises Unavailable where there is none in time."""
+        """Returns the connection, and opens it if there is none. Raises Unavailable if this fails."""
         with self._connection_lock:
             if self._ready is None:
                 self._ready, self._stop = Future(), asyncio.Event()
@@ -288,18 +308,22 @@ class _ServerThread:
                 return self._ready.result(self._tool.start_seconds + _END_S)
             except Exception as error:
                 self._drop()
-                raise Unavailable(f"the MCP server {self._tool.name} can't be had: {error}") from error
+                raise Unavailable(f"the MCP server {self._tool.name} is not available: {error}") from error
 
     async def _hold(self, ready: Future[_Connection], stop: asyncio.Event) -> None:
-        """Opens a connection, keeps it until `stop` is set, and closes it: all in one task, as anyio asks."""
+        """Opens a connection, keeps it until `stop` is set, and closes it. anyio requires that one task does
+        all of this."""
         import anyio
         from mcp import Client
 
         tool = self._tool
-        with _printed() as printed:
+        with closing(_ErrorOutput()) as error_output:
             try:
                 with anyio.fail_after(tool.start_seconds) as limit:
-                    async with _transport(tool, printed) as server, Client(server, cache=None) as client:
+                    async with (
+                        _transport(tool, error_output) as server,
+                        Client(server, cache=None) as client,
+                    ):
                         page = await client.list_tools()
                         tools = list(page.tools)
                         while page.next_cursor:
@@ -309,24 +333,24 @@ class _ServerThread:
                         limit.deadline = math.inf
                         await stop.wait()
             except Exception as error:
-                # Task groups of the client put the error of a task into a group, and that into another.
+                # The client's task groups wrap the error of a task into groups within each other.
                 cause: BaseException = error
                 while isinstance(cause, BaseExceptionGroup):
                     cause = cause.exceptions[0]
-                reason = printed.last_line() or f"{type(cause).__name__}: {cause}"
+                reason = error_output.last_line() or f"{type(cause).__name__}: {cause}"
                 if isinstance(cause, TimeoutError):
                     reason = f"it didn't list its tools within {tool.start_seconds:g} s"
                 if not ready.done():
                     ready.set_exception(ConnectionError(reason))
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Returns the text that the policy reads: the result of a call, its error, or that it has none."""
+        """Calls a tool, and returns the text that the policy reads: the result, or an error."""
         from mcp.shared.exceptions import MCPError
         from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
         connection = self.connected()
         seconds = self._tool.call_seconds
-        # The deadline of the answer's turn stands still while the call waits for others.
+        # The clock of the answer's turn stops while the server processes other calls.
         clock = call_clock()
         clock.stop()
         coroutine = connection.call(tool, arguments, seconds, clock.start)
@@ -341,7 +365,7 @@ class _ServerThread:
                 return self._lost(connection)
             return f"Error: {error}"
         except Exception as error:
-            # A malformed result and a broken transport may both raise any error.
+            # Any exception may come from a malformed result or from a broken connection.
             if not self._is_alive(connection):
                 return self._lost(connection)
             fault = re.sub(r"\s+", " ", str(error))[:_FAULT_CHARACTERS]
@@ -354,8 +378,8 @@ class _ServerThread:
         return ("Error: " if result.is_error else "") + "\n".join(parts)
 
     def _overdue(self, connection: _Connection) -> str:
-        # A server that takes one call at a time lists no tools before it has answered those that wait: they
-        # tell whether it hangs.
+        # While other calls wait, a server that processes one call at a time can't list its tools. Then only
+        # several overdue calls in a row raise a doubt.
         is_in_doubt = not connection.waiting or connection.overdue_in_a_row >= _OVERDUE_IN_A_ROW
         if is_in_doubt and not self._is_alive(connection):
             self._end(connection, "hangs")
@@ -394,17 +418,17 @@ class _ServerThread:
 
 
 @asynccontextmanager
-async def _transport(tool: Mcp, printed: _Printed) -> AsyncIterator[Any]:
-    """Gives the way to a server: to a program that is started, or to an address with its headers."""
+async def _transport(tool: Mcp, error_output: _ErrorOutput) -> AsyncIterator[Any]:
+    """Yields the transport to a server: to a program that it starts, or to an address with headers."""
     from mcp import StdioServerParameters
     from mcp.client.stdio import stdio_client
     from mcp.client.streamable_http import streamable_http_client
     from mcp.shared._httpx_utils import create_mcp_http_client
 
     if tool.address is None:
-        arguments = ["-I", "-c", _GUARDED, str(os.getpid()), *tool.command]
+        arguments = ["-I", "-c", _START_GUARDED, str(os.getpid()), *tool.command]
         program = StdioServerParameters(command=sys.executable, args=arguments, env=dict(tool.variables))
-        yield stdio_client(program, errlog=printed.file)
+        yield stdio_client(program, errlog=error_output.file)
         return
     headers = {
         name: _VARIABLE.sub(lambda variable: os.environ[variable[1]], value)
@@ -414,42 +438,34 @@ async def _transport(tool: Mcp, printed: _Printed) -> AsyncIterator[Any]:
         yield streamable_http_client(tool.address, http_client=http)
 
 
-class _Printed:
-    """What a server prints to its standard error: all of it is taken, and the end kept."""
+class _ErrorOutput:
+    """Reads all that a server prints to its standard error, and keeps the end of it."""
 
     def __init__(self) -> None:
-        self._read, written = os.pipe()
-        self.file = os.fdopen(written, "w")
-        self._kept = b""
-        self._thread = threading.Thread(target=self._take, name="MCP server's errors", daemon=True)
+        self._read_fd, write_fd = os.pipe()
+        self.file = os.fdopen(write_fd, "w")
+        self._end_of_text = b""
+        self._thread = threading.Thread(target=self._read_all, name="MCP server's errors", daemon=True)
         self._thread.start()
 
-    def _take(self) -> None:
-        while part := os.read(self._read, _PRINTED_BYTES):
-            self._kept = (self._kept + part)[-_PRINTED_BYTES:]
-        os.close(self._read)
+    def _read_all(self) -> None:
+        while part := os.read(self._read_fd, _PRINTED_BYTES):
+            self._end_of_text = (self._end_of_text + part)[-_PRINTED_BYTES:]
+        os.close(self._read_fd)
 
     def close(self) -> None:
         self.file.close()
 
     def last_line(self) -> str:
-        """Returns the last line, once the server has ended or a moment has passed."""
+        """Returns the last line, after the server has ended, or after a short wait for its end."""
         self.close()
         self._thread.join(_ALIVE_S)
-        return self._kept.decode(errors="replace").strip().rpartition("\n")[2]
-
-
-@contextmanager
-def _printed() -> Iterator[_Printed]:
-    printed = _Printed()
-    try:
-        yield printed
-    finally:
-        printed.close()
+        return self._end_of_text.decode(errors="replace").strip().rpartition("\n")[2]
 
 
 def _text_of(part: Any) -> str:
-    """Returns a part of a result as text; of what is none its kind and its type."""
+    """Returns a part of a result as text. Of an image and the like this is its kind: ``[image
+    image/png]``."""
     if part.type == "text":
         return part.text
     if part.type == "resource":
@@ -469,7 +485,7 @@ _LOCK = threading.Lock()
 
 @atexit.register
 def end_servers() -> None:
-    """Ends this rank's connections, and the servers that it has started."""
+    """Ends all connections of this rank, and the servers that it has started."""
     with _LOCK:
         servers = list(_SERVERS.values())
         _SERVERS.clear()

@@ -1,7 +1,16 @@
-"""Environments at work for many answers at once, each where it wants to run and within its deadline.
+"""Runs the environments of many answers at the same time, each in the place of its `isolation`.
 
-An answer is played from the run's own process (`Play`), beside all others: a slow turn costs its own answer
-alone. Turns are written down as they come (`TurnJournal`): they outlive a crash and are not asked for again.
+Answers don't wait for each other, so that a slow turn delays only its own answer. Each turn is written to a
+journal (`TurnJournal`), so that a run that was killed doesn't ask for it again::
+
+    MultiTurn                     Play (of an answer)             Site (of an environment)
+    ─────────                     ───────────────────             ────────────────────────
+    play.act(action) ───────────► a thread of the site:
+                                    turn is in the journal?
+      await the future              otherwise Site.call ────────► inline: World, in this process
+                                                                  process: ForkedWorld, the answer's process
+                                                                  service: World, in the threads of a Pool
+             ◄─────────────────── Played (writes the journal) ◄── Turn, or "timeout" at the deadline
 """
 
 from __future__ import annotations
@@ -38,29 +47,30 @@ from treetune.store.timeline import Timeline
 from treetune.vocabulary import Problem
 
 SUFFIX = ".turns"
-"""The ending of the file beside a journal of requests."""
+"""The suffix of a journal of turns, which otherwise has the name of the journal of requests."""
 
 PAUSE_S = 1.0
-"""Seconds without a turn that the timeline shows as a pause."""
+"""The timeline shows a pause after so many seconds without a turn."""
 
 
 class TurnJournal:
-    """A journal of turns, by the answer that they belong to and the actions before them.
+    """A journal of turns. The key of a turn is its answer and the actions up to the turn.
 
-    An answer that is sampled again comes to the same turns without its environment, also where that isn't
-    asked the same twice: a turn that hung stays a ``timeout``. One that was ``unavailable`` is asked for
-    again. `others` are journals to read turns from, and not to write to. Safe to use from several threads.
+    An answer that is sampled again gets the same turns without its environment. This also holds for turns
+    that the environment wouldn't repeat: a turn that hung stays a ``timeout``. Only a turn that was
+    ``unavailable`` is asked for again. `others` are journals to read from. Safe to use from several threads.
     """
 
     def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self._journal = Journal(path, others)
 
     @staticmethod
-    def beside(requests: Path, others: Sequence[Path] = ()) -> TurnJournal:
-        """Opens the journal of turns that lies beside a journal of requests, and those beside the others."""
+    def for_requests(requests: Path, others: Sequence[Path] = ()) -> TurnJournal:
+        """Opens the journal of turns that belongs to a journal of requests, with those of `others`."""
         return TurnJournal(requests.with_suffix(SUFFIX), [other.with_suffix(SUFFIX) for other in others])
 
-    def known(self, answer: int, actions: Sequence[str]) -> Played | None:
+    def find(self, answer: int, actions: Sequence[str]) -> Played | None:
+        """Returns the turn after the last of the actions; None if the journal doesn't have it."""
         row = self._journal.get(_key(answer, actions))
         if row is None:
             return None
@@ -68,7 +78,7 @@ class TurnJournal:
         return Played((Turn(*turn),), copied and (copied[0], base64.b64decode(copied[1])))
 
     def add(self, answer: int, actions: Sequence[str], played: Played) -> None:
-        """Keeps one turn, the last of these actions'."""
+        """Writes the turn after the last of the actions, unless it was unavailable."""
         (turn,) = played.turns
         if turn.outcome == "unavailable":
             return
@@ -86,47 +96,66 @@ def _key(answer: int, actions: Sequence[str]) -> str:
 
 
 class Site:
-    """The place where an environment's answers are played, at most `concurrency` turns at a time."""
+    """Runs one environment for its answers, with at most `concurrency` turns at a time."""
 
     def __init__(
         self, environment: Environment, services: Pool, memory_gib: float | None, timeline: Timeline
     ) -> None:
-        self._environment, self._services, self._timeline = environment, services, timeline
-        self._name, where = type(environment).__name__, environment.isolation
-        self._forks = ForkedProcesses(environment, memory_gib) if where == "process" else None
-        if where != "process":
+        self._environment = environment
+        self._services = services
+        self._timeline = timeline
+        self._name = type(environment).__name__
+        self._forks: ForkedProcesses | None = None
+        """Forks the processes of an environment that runs in processes."""
+        self._service_number: int | None = None
+        """The number of a ``service`` environment in the pool of services."""
+        if environment.isolation == "process":
+            self._forks = ForkedProcesses(environment, memory_gib)
+        else:
             environment.prepare()
-        self._number = -1
-        if where == "service":
-            self._number = services.register(Loaded(environment), self._name, threads=environment.concurrency)
+        if environment.isolation == "service":
+            self._service_number = services.register(
+                Loaded(environment), self._name, threads=environment.concurrency
+            )
         self._threads = ThreadPoolExecutor(environment.concurrency, "environments")
+        # For the timeline, under the lock: the turns that are played now, and since the last pause.
         self._lock = threading.Lock()
         self._playing = self._turns = 0
-        self._since = self._until = 0.0
+        self._active_since = self._active_until = 0.0
 
-    def do(self, play: Callable[..., Played], *arguments: Any) -> Future[Played]:
-        """Returns the future result of what plays an answer; it is done already for one that is played in
-        this process."""
+    def submit(self, play: Callable[..., Played], *arguments: Any) -> Future[Played]:
+        """Calls a function that plays turns, in a thread. An ``inline`` environment's is called here, so that
+        the future is done already."""
         if self._environment.isolation != "inline":
-            return self._threads.submit(self._timed, play, *arguments)
+            return self._threads.submit(self._call_and_measure, play, *arguments)
         future: Future[Played] = Future()
         future.set_result(play(*arguments))
         return future
 
-    def world(self) -> World | ForkedWorld:
+    def new_world(self) -> World | ForkedWorld:
         return World(self._environment) if self._forks is None else self._forks.fork()
 
     def call(
-        self, world: World | ForkedWorld, turns: int, most: float, method: str, *arguments: Any
+        self, world: World | ForkedWorld, turns: int, most_seconds: float, method: str, *arguments: Any
     ) -> Played:
-        """Returns the result of a call that has time for so many turns, and `most` seconds. Raises EOFError
-        where the process of the world ends."""
-        deadline = min(most, self._environment.deadline * turns)
-        if self._number >= 0:
-            asked = self._services.submit(
-                self._number, world, method, *arguments, deadline=deadline, about=self._name
+        """Calls a method of `World` and returns its result, or a ``timeout``.
+
+        Args:
+            world: The state of the answer.
+            turns: Turns that the call plays; each adds the environment's deadline to the call's.
+            most_seconds: An upper bound of the call's deadline.
+            method: The method's name.
+            arguments: Its arguments.
+
+        Raises:
+            EOFError: The world's process has ended.
+        """
+        deadline = min(most_seconds, self._environment.deadline * turns)
+        if self._service_number is not None:
+            future = self._services.submit(
+                self._service_number, world, method, *arguments, deadline=deadline, about=self._name
             )
-            played: Played = asked.result()
+            played: Played = future.result()
             return played
         try:
             return world.call(deadline, method, *arguments)
@@ -137,13 +166,14 @@ class Site:
         if self._forks is not None:
             self._forks.close()
         self._threads.shutdown(cancel_futures=True)
-        self._draw()
+        self._record_span()
 
-    def _timed(self, play: Callable[..., Played], *arguments: Any) -> Played:
+    def _call_and_measure(self, play: Callable[..., Played], *arguments: Any) -> Played:
+        """Calls a function that plays turns, and notes its time for the timeline."""
         with self._lock:
-            if not self._playing and time.time() - self._until > PAUSE_S:
-                self._draw()
-                self._since = time.time()
+            if not self._playing and time.time() - self._active_until > PAUSE_S:
+                self._record_span()
+                self._active_since = time.time()
             self._playing += 1
             self._turns += 1
         try:
@@ -151,105 +181,137 @@ class Site:
         finally:
             with self._lock:
                 self._playing -= 1
-                self._until = time.time()
+                self._active_until = time.time()
 
-    def _draw(self) -> None:
-        """Puts the time since the last pause on the timeline."""
+    def _record_span(self) -> None:
+        """Adds the time from the last pause to the last turn to the timeline."""
         if self._turns:
-            self._timeline.past("environments", self._name, self._since, self._until, turns=self._turns)
+            self._timeline.past(
+                "environments", self._name, self._active_since, self._active_until, turns=self._turns
+            )
         self._turns = 0
 
 
 @dataclass(eq=False)
 class Play:
-    """The environment of one answer, played one action after the other: `begin` where turns have been taken
-    already, then `act`, each once the one before is done; `end` when no more actions follow."""
+    """The environment of one answer, which plays one action after the other.
+
+    Call `begin` first if the answer has turns already. Then call `act` for each action, after the turn before
+    is done, and `end` after the last one.
+    """
 
     site: Site
     problem: Problem
     seed: int
     actions: tuple[str, ...]
+    """The actions of the turns so far."""
     snapshot: Snapshot | None
-    recorded: tuple[TurnJournal, int] | None
-    """A journal that may know turns, and the answer's name there."""
+    """The state after these turns, for an environment that is copied."""
+    journal: tuple[TurnJournal, int] | None
+    """A journal that may have turns, and the answer's number in it."""
     seconds: float
-    """What is left of the answer's time for its turns."""
+    """The time that the answer has left for its turns."""
     _world: World | ForkedWorld | None = None
     _lost: Turn | None = None
+    """The turn that replaces all turns if the environment could not begin."""
 
     def begin(self) -> Future[Played]:
-        """Returns the turns that have been taken already, played again."""
-        return self.site.do(self._play, None)
+        """Plays the turns so far again, and returns those that were not in the snapshot."""
+        return self.site.submit(self._play, None)
 
     def act(self, action: str) -> Future[Played]:
-        """Returns the one turn that follows from an action, and the seconds from here to there."""
-        return self.site.do(self._act, action, time.perf_counter())
+        """Plays an action. Returns its turn, and the seconds from this call to the turn."""
+        return self.site.submit(self._act, action, time.perf_counter())
 
     def end(self) -> None:
+        """Ends the process of the answer, if it has one. Safe to call twice."""
         if isinstance(self._world, ForkedWorld):
             self._world.close()
         self._world = None
 
-    def _act(self, action: str, since: float) -> Played:
-        played, actions = None, (*self.actions, action)
-        if self.recorded is not None:
-            journal, answer = self.recorded
-            played = journal.known(answer, actions)
+    def _act(self, action: str, start: float) -> Played:
+        actions = (*self.actions, action)
+        played: Played | None = None
+        if self.journal is not None:
+            journal, answer = self.journal
+            played = journal.find(answer, actions)
         if played is not None:
-            self.end()  # a state that has come to the turns before knows nothing of this one
+            # The world hasn't played this turn. If a later one isn't in the journal, a new world begins.
+            self.end()
         else:
             played = self._play(action)
-            if self.recorded is not None:
+            if self.journal is not None:
                 journal.add(answer, actions, played)
-        self.actions, self.snapshot = actions, played.snapshot or self.snapshot
-        return replace(played, seconds=time.perf_counter() - since)
+        self.actions = actions
+        self.snapshot = played.snapshot or self.snapshot
+        return replace(played, seconds=time.perf_counter() - start)
 
     def _play(self, action: str | None) -> Played:
-        """Plays an action, or None, up to where the answer is. Where its process ends, which once may be the
-        machine's doing, another one begins anew."""
-        begins, played = True, Played()
-        for _ in range(2 if self._lost is None else 0):
+        """Plays an action, in a new world if there is none; None only makes the world.
+
+        If the world's process ends, another one tries once more, since the machine may have ended the first.
+        """
+        if self._lost is not None:
+            return Played((self._lost,))
+        for _ in range(2):
+            is_beginning = self._world is None
             try:
-                begins = self._world is None
                 if self._world is None:
-                    self._world = self.site.world()
-                    turns, start = max(1, len(self.actions)), (self.problem, self.seed)
-                    played = self.site.call(
-                        self._world, turns, math.inf, "begin", *start, self.actions, self.snapshot
-                    )
-                    if action is None or (played.turns and played.turns[-1].outcome != "ok"):
+                    self._world = self.site.new_world()
+                    played = self._begin_world(self._world)
+                    if action is None or _has_failed(played):
                         break
-                    begins = False
-                begun = time.perf_counter()
-                played = self.site.call(self._world, 1, self.seconds, "step", action)
-                self.seconds -= time.perf_counter() - begun - played.waited
-                if self.seconds <= 0:
-                    played = failure("timeout", "the time for the answer's turns ran out")
-                break
+                    is_beginning = False
+                assert action is not None, "a world that has begun plays actions"
+                return self._step(self._world, action)
             except EOFError as error:
                 self._world = None
                 played = failure("error", f"the worker process {error}")
-        if begins and played.turns and played.turns[-1].outcome != "ok":
-            # Nobody has written anything yet: it isn't the answer's doing.
+        if is_beginning and _has_failed(played):
+            # The policy's last action hasn't been played yet, so it can't be the cause.
             self._lost = replace(played.turns[-1], outcome="unavailable")
-        return played if self._lost is None else Played((self._lost,))
+            return Played((self._lost,))
+        return played
+
+    def _begin_world(self, world: World | ForkedWorld) -> Played:
+        """Brings a new world to the state after the turns so far, and returns those that it had to play."""
+        turns = max(1, len(self.actions))
+        return self.site.call(
+            world, turns, math.inf, "begin", self.problem, self.seed, self.actions, self.snapshot
+        )
+
+    def _step(self, world: World | ForkedWorld, action: str) -> Played:
+        """Returns the turn after an action, or a ``timeout`` if the answer's time is over with it."""
+        start = time.perf_counter()
+        played = self.site.call(world, 1, self.seconds, "step", action)
+        self.seconds -= time.perf_counter() - start - played.waited
+        if self.seconds <= 0:
+            return failure("timeout", "the time for the answer's turns ran out")
+        return played
+
+
+def _has_failed(played: Played) -> bool:
+    return bool(played.turns) and played.turns[-1].outcome != "ok"
 
 
 class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
-    """Plays environments for answers that go on independently of each other.
+    """Plays environments for many answers, independently of each other.
 
-    Where an environment runs in processes, each answer has its own from its first turn to its last. A turn in
-    which it hangs has the outcome ``timeout``, one in which it crashes or runs out of `memory_gib` ``error``,
-    and no other answer notices.
+    If an environment runs in processes, each answer has its own from its first turn to its last. A turn in
+    which the environment hangs has the outcome ``timeout``. One in which it crashes, or needs more than
+    `memory_gib`, has the outcome ``error``. Other answers aren't affected.
 
-    Processes end with the pool or with this process, however it ends. Close it, or use it in a `with`
-    statement. The `timeline` shows when environments were at work.
+    All processes end with the pool, and with this process for whatever reason. Close the pool, or use it in a
+    `with` statement. The `timeline` shows when turns were played.
     """
 
     def __init__(self, *, memory_gib: float | None = 4.0, timeline: Timeline | None = None) -> None:
-        self._memory_gib, self._timeline = memory_gib, timeline or Timeline()
+        self._memory_gib = memory_gib
+        self._timeline = timeline or Timeline()
         self._services = Pool("the environment pool", 1, memory_gib, failure)
         self._sites: dict[int, tuple[Site, Environment]] = {}
+        """The site of each environment, by the environment's `id`. The environment is kept with it, so that
+        no other object can get the same `id`."""
 
     def begin(
         self,
@@ -258,19 +320,28 @@ class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
         seed: int,
         actions: Sequence[str] = (),
         snapshot: Snapshot | None = None,
-        recorded: tuple[TurnJournal, int] | None = None,
+        journal: tuple[TurnJournal, int] | None = None,
         seconds: float = math.inf,
     ) -> Play:
-        """Returns the play of a new answer, or of one that goes on behind the `actions` that had been taken
-        in it, whose turns to come have so many seconds together."""
-        if id(environment) not in self._sites:  # which is kept: no other one can have its place in memory
+        """Returns the play of an answer.
+
+        Args:
+            environment: The environment that answers.
+            problem: The answer's problem.
+            seed: The seed of the environment's chances.
+            actions: The actions of an answer that is continued.
+            snapshot: The environment's state after them, if it is copied.
+            journal: A journal of turns, and the answer's number in it.
+            seconds: Time for all turns of the answer that follow.
+        """
+        if id(environment) not in self._sites:
             site = Site(environment, self._services, self._memory_gib, self._timeline)
             self._sites[id(environment)] = site, environment
-        site = self._sites[id(environment)][0]
-        return Play(site, problem, seed, tuple(actions), snapshot, recorded, seconds)
+        site, _ = self._sites[id(environment)]
+        return Play(site, problem, seed, tuple(actions), snapshot, journal, seconds)
 
     def close(self) -> None:
-        """Ends the processes; turns that are still missing are cancelled. Safe to call twice."""
+        """Ends all processes, and cancels turns that haven't been played. Safe to call twice."""
         self._services.close()
         for site, _ in self._sites.values():
             site.close()

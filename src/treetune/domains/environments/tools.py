@@ -1,5 +1,5 @@
-"""Tools that a policy may call between the parts of its answer: Python in the sandbox, a search over texts,
-functions of one's own; how it calls them, and how it is answered."""
+"""Tools that a policy may call within its answer (Python, search, functions of the user), and the environment
+that reads the calls and returns their results."""
 
 from __future__ import annotations
 
@@ -32,65 +32,76 @@ from treetune.vocabulary import Problem
 
 RESULT = "{result}"
 
-_OLD = "treetune.tasks.environments.tools.environment"  # snapshots of version 0.1 hold its class `Calls`
-vars(sys.modules.setdefault(_OLD, ModuleType(_OLD))).update(Calls=SimpleNamespace)
+# Pickled snapshots of version 0.1 hold a class `Calls` of this module, which doesn't exist any more.
+_MODULE_OF_VERSION_0_1 = "treetune.tasks.environments.tools.environment"
+vars(sys.modules.setdefault(_MODULE_OF_VERSION_0_1, ModuleType(_MODULE_OF_VERSION_0_1))).update(
+    Calls=SimpleNamespace
+)
 
 
 Functions = Mapping[str, Callable[..., Any]]
+"""The functions that answer calls, by the name under which the policy calls them."""
 
 
 class Tool(Registrable):
     """Answers calls of a policy. Sub-classes are frozen dataclasses, picklable.
 
-    The short way to a tool of one's own is `call`: its signature and docstring are the schema that a model is
-    shown where it calls natively.
+    A sub-class usually overrides only `call`. Its signature and docstring become the schema that models with
+    a native format of calls are shown.
     """
 
     name: str
     """The name by which the policy calls it."""
     isolation: ClassVar[Isolation] = "process"
-    """Where it runs: ``service`` for what all answers of a rank share, as with environments."""
+    """Where it runs, as for environments. ``service``: all answers of a rank share it."""
     state: bool = False
-    """Whether its `functions` keep something from call to call. They are pickled between turns."""
+    """Whether its `functions` keep a state from call to call. They are pickled between turns."""
 
     def prepare(self) -> None:
-        """Called once in each worker process, before the deadlines begin: slow imports and indices belong
+        """Called once in each worker process, before the deadlines begin. Do slow imports and build indices
         here."""
 
     def call(self, argument: str) -> str:
         """Returns the result as the policy reads it.
 
-        Raises `Unavailable` where a requirement is missing; anything else that it raises is the result.
+        Raises `Unavailable` if a requirement is missing. The policy reads any other exception as the result.
         """
         raise NotImplementedError
 
     def functions(self) -> Functions:
-        """Returns what answers the calls of one answer, by name."""
+        """Returns the functions that answer the calls of one answer, by name."""
         return {self.name: self.call}
 
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """Returns the JSON schemas of its functions. Raises ValueError for one that doesn't describe itself
-        (see transformers' `get_json_schema`)."""
+        """Returns the JSON schemas of its functions.
+
+        Raises ValueError for a function without the type hints and docstring that a schema is made of (see
+        `get_json_schema` of transformers).
+        """
         from transformers.utils.chat_template_utils import get_json_schema
 
-        described = []
+        schemas = []
         for name, function in self.functions().items():
             try:
                 schema = get_json_schema(function)["function"]
-            except Exception as error:  # of several classes, which have nothing else in common
+            except Exception as error:  # transformers raises several classes without a common base
                 raise ValueError(f"the tool {name} has no schema: {error}") from error
-            parts = {key: schema[key] for key in ("description", "parameters")}
-            described.append({"type": "function", "function": {"name": name, **parts}})
-        return described
+            described_function = {
+                "name": name,
+                "description": schema["description"],
+                "parameters": schema["parameters"],
+            }
+            schemas.append({"type": "function", "function": described_function})
+        return schemas
 
 
 @Tool.register("function")
 @dataclass(frozen=True, kw_only=True)
 class Function(Tool):
-    """A Python function with type hints and a docstring of Google's form (``Args:``)."""
+    """A Python function with type hints and a docstring in Google's style (``Args:``)."""
 
     path: str
-    """Its module and name, ``my_package.tools.weather``."""
+    """Its module and name, such as ``my_package.tools.weather``."""
 
     @property
     @override
@@ -117,14 +128,14 @@ class Python(Tool):
 
     name: str = "python"
     console: PythonTool = field(default_factory=PythonTool)
-    """The sandbox, its limits, and how much of the output is kept."""
+    """The sandbox, its limits, and the most bytes of a result."""
     state: bool = False
-    """Whether names stay defined from call to call of an answer. Where an answer is gone on with from its
-    middle, its earlier calls are run again."""
+    """Whether names stay defined from call to call of an answer. If an answer is continued from its middle,
+    its earlier calls are run again."""
 
     def __post_init__(self) -> None:
         if self.state:
-            self.console.session()  # refuses sandboxes that keep nothing
+            self.console.session()  # raises ValueError for a sandbox without sessions
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
@@ -147,14 +158,14 @@ class Python(Tool):
 @Tool.register("search")
 @dataclass(frozen=True, kw_only=True)
 class Search(Tool):
-    """Finds the passages that fit the words best: BM25 (Robertson and Zaragoza 2009), by the
-    library bm25s. The index is made when a worker process starts."""
+    """Finds the passages that match a query best by BM25 (Robertson and Zaragoza 2009), with the library
+    bm25s. The index is built when a worker process starts."""
 
     corpus: Annotated[tuple[str, ...], MinLen(1)]
-    """Files of JSON lines, each with a passage, and perhaps a `title`."""
+    """Files of JSON lines, each with a passage and optionally a `title`."""
     name: str = "search"
     results: Annotated[int, Gt(0)] = 3
-    """Passages of a result."""
+    """The most passages of a result."""
     characters: Annotated[int, Gt(0)] = 500
     """Characters of each passage."""
     text: str = "text"
@@ -186,7 +197,7 @@ class Search(Tool):
             return "Nothing was asked for."
         count = min(self.results, len(passages))
         indices, scores = index.retrieve(queries, k=count, show_progress=False)
-        # The library fills up with passages that share no word with the query: their score is 0.
+        # The library adds passages that share no word with the query, with the score 0.
         hits = [passages[i] for i, score in zip(indices[0], scores[0], strict=True) if score > 0]
         if not hits:
             return "Nothing was found."
@@ -195,7 +206,7 @@ class Search(Tool):
 
 @lru_cache(maxsize=4)
 def _read_index(files: tuple[str, ...], key: str) -> tuple[Any, Sequence[str]]:
-    """Reads and indexes passages. Raises ValueError for a row without one, and for no row at all."""
+    """Reads and indexes passages. Raises ValueError for a row without a passage, and if there are no rows."""
     import bm25s
 
     passages = []
@@ -216,32 +227,34 @@ def _read_index(files: tuple[str, ...], key: str) -> tuple[Any, Sequence[str]]:
 @Environment.register("tools")
 @dataclass(frozen=True, kw_only=True)
 class Tools(Environment):
-    """Answers a turn that calls a tool with its result; a turn without a call is the answer, which the task's
-    grader judges.
+    """Answers a turn that calls a tool with the tool's result. A turn without a call is the answer, which the
+    task's grader grades.
 
-    By itself a call is the tool's name as a tag with the argument in it, ``<python>print(6 * 7)</python>``;
-    the first one counts. With the end tag among the rollout's `stop`, a turn ends with its call. The prompt
-    has to tell the policy of its tools. A model that was trained to call tools does so in its own `format`:
-    its chat template tells it of them, and has a turn's calls answered, all of them.
+    With the format ``tags``, a call is the tool's name as a tag around the argument, such as
+    ``<python>print(6 * 7)</python>``. Only the first call of a turn counts. Put the end tag into the
+    rollout's `stop`, so that a turn ends with its call. The prompt has to describe the tools.
 
-    Results are not certain to be the same again (programs may draw numbers, and have time limits), so that
-    answers go on from copies.
+    A model that was trained to call tools has a `format` of its own. Its chat template describes the tools,
+    and all calls of a turn are answered.
+
+    The same call may have different results (programs may draw random numbers, and have time limits), so that
+    answers are continued from copies of the state.
     """
 
     tools: Annotated[tuple[Tool, ...], MinLen(1)]
     """The tools that the policy may call in each of its turns."""
     call: str | None = None
-    """Another pattern of calls: a regular expression with a group `argument` and, unless there is but one
-    tool, a group `tool`."""
+    """Another pattern of calls: a regular expression with a group `argument` and, if there are several tools,
+    a group `tool`."""
     answer: str = f"<result>\n{RESULT}\n</result>"
     """The text that the policy reads, with ``{result}`` in it."""
     most_calls: Annotated[int, Gt(0)] | None = None
-    """Calls of an answer; the next one is answered that there are none left."""
+    """The most calls of an answer. After them, the policy reads that no calls are left."""
     format: str = "tags"
-    """The format of calls: ``tags``, ``hermes`` (Qwen's too), ``llama``, ``mistral``, or ``vllm:NAME`` for
+    """The format of calls: ``tags``, ``hermes`` (also for Qwen), ``llama``, ``mistral``, or ``vllm:NAME`` for
     one of vLLM's tool parsers, such as ``vllm:qwen3_coder``."""
     tokenizer: str | None = None
-    """The model's tokenizer, a folder or a name, which vLLM's parsers read."""
+    """The model's tokenizer, a folder or a name, which vLLM's parsers need."""
     deadline: Annotated[float, Gt(0)] = 30.0
     """Seconds for the calls of one turn; tools have shorter limits of their own."""
 
@@ -249,8 +262,6 @@ class Tools(Environment):
     earns: ClassVar[Reward] = "grader"
 
     def __post_init__(self) -> None:
-        names = [tool.name for tool in self.tools]
-        twice = sorted({name for name in names if names.count(name) > 1})
         parser = self.format.partition(":")[0]
         if parser not in ("tags", "vllm", *NATIVE_FORMATS) or (parser == "vllm") != (
             self.tokenizer is not None
@@ -261,27 +272,30 @@ class Tools(Environment):
             )
         if self.is_native and self.call is not None:
             raise ValueError(f"call is a pattern of tags, and format is {self.format!r}: leave one out")
-        if not self.is_native and any(tool.isolation == "service" for tool in self.tools):
+        has_service = any(tool.isolation == "service" for tool in self.tools)
+        if not self.is_native and has_service:
             raise ValueError("tools of an MCP server take several arguments: set format to that of the model")
-        # A dataclass's own fields would be keys of the configuration.
+        # These two depend on other keys. As properties they would clash with the base class's attributes.
         object.__setattr__(self, "reads_specials", self.is_native)
-        if any(tool.isolation == "service" for tool in self.tools):
+        if has_service:
             object.__setattr__(self, "isolation", "service")
-        if twice:
-            raise ValueError(f"two tools are called {', '.join(twice)}: give each a name of its own")
+        if repeated := _repeated([tool.name for tool in self.tools]):
+            raise ValueError(f"two tools are called {', '.join(repeated)}: give each a name of its own")
         if RESULT not in self.answer:
             raise ValueError(f"answer is {self.answer!r}, which leaves the result out: put {RESULT} into it")
         if self.call is not None:
-            try:
-                groups = re.compile(self.call).groupindex
-            except re.error as error:
-                raise ValueError(f"call is {self.call!r}, which is no regular expression: {error}") from error
-            needed_groups = ("argument",) if len(names) == 1 else ("argument", "tool")
-            for group in needed_groups:
-                if group not in groups:
-                    raise ValueError(
-                        f"call is {self.call!r}, which lacks a group (?P<{group}>…): give it one"
-                    )
+            self._check_pattern(self.call)
+
+    def _check_pattern(self, pattern: str) -> None:
+        """Raises ValueError unless `pattern` is a regular expression with the groups that a call needs."""
+        try:
+            groups = re.compile(pattern).groupindex
+        except re.error as error:
+            raise ValueError(f"call is {pattern!r}, which is not a regular expression: {error}") from error
+        needed_groups = ("argument",) if len(self.tools) == 1 else ("argument", "tool")
+        for group in needed_groups:
+            if group not in groups:
+                raise ValueError(f"call is {pattern!r}, which has no group (?P<{group}>…): add it")
 
     @property
     def is_native(self) -> bool:
@@ -292,7 +306,7 @@ class Tools(Environment):
         if self.call is not None:
             return re.compile(self.call)
         names = "|".join(re.escape(tool.name) for tool in self.tools)
-        # The end tag may be the stop string, which isn't shown.
+        # If the end tag is the stop string, the turn's text ends before it.
         return re.compile(rf"<(?P<tool>{names})>(?P<argument>.*?)(?:</(?P=tool)>|\Z)", re.DOTALL)
 
     @override
@@ -308,29 +322,30 @@ class Tools(Environment):
         if self.is_native:
             for tool in self.tools:
                 schemas += tool.schemas()
-        names = [schema["function"]["name"] for schema in schemas]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two tools are called {', '.join(twice)}: leave one out")
+        if repeated := _repeated([schema["function"]["name"] for schema in schemas]):
+            raise ValueError(f"two tools are called {', '.join(repeated)}: leave one out")
         return schemas
 
     def calls(self, action: str) -> list[ToolCall]:
-        """Returns the calls of a turn in their order; none where it is the answer. A call that a thought
-        speaks of isn't made."""
-        return self._split_turn(action)[0]
+        """Returns the calls of a turn in their order; none if the turn is the answer. A call that is only
+        mentioned in a thought isn't one."""
+        calls, _ = self._split_turn(action)
+        return calls
 
     def _split_turn(self, action: str) -> tuple[list[ToolCall], str]:
-        """Returns the calls of a turn and what the turn says beside them, its thought included."""
+        """Returns the calls of a turn, and the rest of its text, the thought included."""
         reading = read_thoughts(action)
         if self.tokenizer is not None:
             name = self.format.partition(":")[2]
             return _calls_by_vllm(name, self.tokenizer, self.offered(), reading.answer), action
         if self.is_native:
             return calls_of_turn(self.format, action)
-        # Where calls are tags, models are also trained to call in the midst of a thought, which goes on
-        # behind the result: then the call is the last thing of the turn.
         if reading.is_cut_off:
-            last = next(reversed(list(self._pattern.finditer(action))), None)
-            call = last if last is not None and not action[last.end() :].strip() else None
+            # With tags, models are also trained to call a tool within a thought, which continues after the
+            # result. Such a call is at the end of the turn.
+            matches = list(self._pattern.finditer(action))
+            ends_in_call = bool(matches) and not action[matches[-1].end() :].strip()
+            call = matches[-1] if ends_in_call else None
         else:
             call = self._pattern.search(reading.answer)
         if call is None:
@@ -352,7 +367,7 @@ class Tools(Environment):
 
     @override
     def reset(self, problem: Problem, seed: int) -> SimpleNamespace:
-        # Functions of tools with a state belong to one answer; the others are made for each call.
+        # Functions of tools with a state belong to one answer. The others are looked up for each call.
         functions_with_state: dict[str, Callable[..., Any]] = {}
         for tool in self.tools:
             if tool.state:
@@ -364,7 +379,7 @@ class Tools(Environment):
         results = []
         for call in self.calls(action):
             state.made += 1
-            # Mistral's templates want nine letters and digits.
+            # Mistral's templates require ids of nine letters and digits.
             identity = call.id or f"call{state.made:05d}"
             results.append((call.tool, identity, self._result(state, call)[:LONGEST_OBSERVATION]))
         if not results:
@@ -374,7 +389,7 @@ class Tools(Environment):
         return Turn(self.answer.replace(RESULT, results[0][2]))
 
     def _result(self, state: SimpleNamespace, call: ToolCall) -> str:
-        """Returns the result of a call as the policy reads it, or why there is none."""
+        """Returns the text that the policy reads: the result of a call, or the reason why it has none."""
         if self.most_calls is not None and state.made > self.most_calls:
             return "There are no calls left: give your answer."
         if call.fault is not None:
@@ -382,7 +397,7 @@ class Tools(Environment):
         functions: dict[str, Callable[..., Any]] = {}
         for tool in self.tools:
             functions |= tool.functions()
-        functions |= getattr(state, "kept", {})  # states of version 0.1 keep nothing
+        functions |= getattr(state, "kept", {})  # states of version 0.1 don't have this attribute
         if call.tool not in functions:
             return f"There is no tool {call.tool}; there is {', '.join(functions)}."
         function = functions[call.tool]
@@ -399,24 +414,29 @@ class Tools(Environment):
                 argument = ".".join(map(str, details["loc"]))
                 faults.append(f"{argument}: {details['msg']}")
             return f"{call.tool} can't be called so: {'; '.join(faults)}"
-        except Exception as error:  # the policy reads it, whatever it is
+        except Exception as error:
             return f"{type(error).__name__}: {error}"
         return str(result).rstrip("\n")
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
 
 
 def _call_with_json(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """Calls a function with the arguments that a model wrote.
 
-    A text where something else has to stand is read as JSON: ``{"days": "[1, 2]"}`` is ``{"days": [1, 2]}``
-    for a function that wants a list. Raises ValidationError where the arguments don't fit all the same.
+    If an argument is a text but has another type in the signature, the text is read as JSON:
+    ``{"days": "[1, 2]"}`` becomes ``{"days": [1, 2]}`` for a list. Raises ValidationError if the arguments
+    still don't match the signature.
     """
     checked_function = validate_call(function)
     try:
         return checked_function(**arguments)
     except ValidationError as error:
-        unfitting = {str(details["loc"][0]) for details in error.errors() if details["loc"]}
+        wrong_names = {str(details["loc"][0]) for details in error.errors() if details["loc"]}
         repaired = dict(arguments)
-        for name in unfitting & arguments.keys():
+        for name in wrong_names & arguments.keys():
             if isinstance(arguments[name], str):
                 try:
                     repaired[name] = json.loads(arguments[name], strict=False)
@@ -430,8 +450,8 @@ def _call_with_json(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 def _calls_by_vllm(
     name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]], action: str
 ) -> list[ToolCall]:
-    """Returns the calls that a tool parser of vLLM's finds, outside of a server. A parser says that there is
-    none also where it can't read one."""
+    """Returns the calls that one of vLLM's tool parsers finds, without a server. A parser also returns none
+    for a call that it can't read."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.tool_parsers import ToolParserManager
 

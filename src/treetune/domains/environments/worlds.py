@@ -1,8 +1,8 @@
-"""The states of environments, one of each answer, in this process or each in a process of its own.
+"""The states of environments: each answer has one, in this process or in a process of its own.
 
-`ForkedProcesses` runs it as ``python -m treetune.domains.environments.worlds``; nobody does by hand. Such a
-process loads an environment once and forks itself for each answer, which takes milliseconds and shares what
-was loaded::
+`ForkedProcesses` starts this module as ``python -m treetune.domains.environments.worlds``. Such a process
+loads an environment once and then forks itself for each answer. A fork takes milliseconds and shares what was
+loaded::
 
     this process                           the environment's process (`main`)
     ────────────                           ──────────────────────────────────
@@ -45,47 +45,53 @@ from treetune.processes.worker import Servant, become_worker, die_with_parent, f
 from treetune.vocabulary import GradeOutcome, Problem
 
 Snapshot = tuple[int, bytes]
-"""A pickled state, behind the number of actions that had led to it."""
+"""The number of actions that have been played, and the pickled state after them."""
 
 Order = Literal["fork", "kill", "dies"]
 """``kill`` ends a process at once. ``dies`` ends one that has closed its connection, after `_LAST_WORDS_S` in
-which it may end by itself."""
+which it may end by itself, so that its exit code tells the reason."""
 _LAST_WORDS_S = 1.0
 """Seconds that a process which has closed its connection has to end by itself."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """The turns that followed on a call, from the state that there was."""
+    """The result of a call: the turns that it played, and the state after them.
+
+    Example: ``Played((Turn(observation="lower"),), seconds=0.2)``.
+    """
 
     turns: tuple[Turn, ...] = ()
     snapshot: Snapshot | None = None
-    """The state now, for an environment that is copied."""
+    """The state after the turns, for an environment that is copied."""
     seconds: float = 0.0
     waited: float = 0.0
-    """Seconds that the call waited for its turn at a server, which count against no deadline."""
+    """Seconds that the call waited for a free place at a server; no deadline includes them."""
 
 
 def failure(outcome: GradeOutcome, message: str, seconds: float = 0.0) -> Played:
-    """Returns the result of a call whose environment is lost."""
+    """Returns the result of a call after which the environment can't be used any more."""
     return Played((Turn(done=True, outcome=outcome, message=message),), seconds=seconds)
 
 
 @dataclass(eq=False)
 class World:
-    """The environment of one answer and its state. Its calls raise nothing: an exception of the environment
-    is the outcome of the last turn."""
+    """The environment of one answer and its state.
+
+    Its methods don't raise: an exception of the environment becomes the outcome of a last turn.
+    """
 
     environment: Environment
     _state: Any = None
     _played: int = 0
+    """Actions that led to the state."""
 
     def begin(
         self, problem: Problem, seed: int, actions: Sequence[str] = (), snapshot: Snapshot | None = None
     ) -> Played:
-        """Reaches the state that `actions` lead to, from the snapshot or, without one, from the beginning.
+        """Reaches the state after `actions`, from the snapshot or, without one, from the beginning.
 
-        Returns the turns of those actions that it had to play again.
+        Returns the turns of the actions that it had to play again.
         """
         try:
             if snapshot is not None:
@@ -100,7 +106,7 @@ class World:
             reached = self._snapshot()
         except Unavailable as error:
             return failure("unavailable", str(error))
-        except Exception as error:  # nobody has written anything yet: it can't be the answer's doing
+        except Exception as error:  # no action has been played yet, so that no answer can be the cause
             return failure("unavailable", f"the environment did not begin: {_describe(error)}")
         turns: list[Turn] = []
         for action in actions[self._played :]:
@@ -112,7 +118,7 @@ class World:
         return Played(tuple(turns), reached)
 
     def call(self, deadline: float, method: str, *arguments: Any) -> Played:
-        """Calls, where nothing can hang."""
+        """Calls a method; the deadline isn't needed, because an environment in this process can't hang."""
         played: Played = getattr(self, method)(*arguments)
         return played
 
@@ -144,7 +150,7 @@ def _describe(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Loaded(Servant):
-    """An environment as a servant, of processes that it is loaded in and of threads."""
+    """An environment in the form that pools of processes and threads load."""
 
     environment: Environment
 
@@ -159,11 +165,12 @@ class Loaded(Servant):
 
 
 class ForkedProcesses:
-    """The processes of an environment's answers, forked off one that has loaded it. Thread-safe.
+    """Forks a process for each answer from a process that has loaded the environment. Thread-safe.
 
-    The first answer starts that one, in a thread that has to last: the kernel ends it with its thread, and
-    the others with it. It has to have no threads of its own when it forks, so an environment starts them in
-    `reset` and not in `prepare`.
+    The first answer starts the loading process. The thread that does so has to last as long as the run,
+    because the kernel ends the process with that thread, and the forked ones with the process. The loading
+    process must not have threads when it forks, so that an environment may start threads in `reset`, but not
+    in `prepare`.
     """
 
     def __init__(self, environment: Environment, memory_gib: float | None) -> None:
@@ -175,8 +182,7 @@ class ForkedProcesses:
         self._closed = False
 
     def fork(self) -> ForkedWorld:
-        """Returns a new process of an answer's. Raises WorkerStartError where the environment can't be
-        loaded."""
+        """Forks a process for an answer. Raises WorkerStartError if the environment can't be loaded."""
         with self._lock:
             for is_last in (False, True):
                 orders = self._orders or self._start()
@@ -186,7 +192,7 @@ class ForkedProcesses:
                         orders.send(("fork", 0))
                         reduction.send_handle(orders, theirs.fileno(), None)
                         return ForkedWorld(self, ours, orders.recv())
-                    except (EOFError, OSError) as error:  # it was killed: another one is started once
+                    except (EOFError, OSError) as error:  # it was killed: start another one, once
                         ours.close()
                         self._stop()
                         if is_last:
@@ -194,13 +200,13 @@ class ForkedProcesses:
         raise AssertionError
 
     def end(self, pid: int, order: Order) -> str:
-        """Ends an answer's process and what it started. Returns in words how it ended."""
+        """Ends an answer's process and all that it started. Returns how it ended."""
         with self._lock:
             if self._orders is not None:
                 try:
                     self._orders.send((order, pid))
                     return describe_exit(self._orders.recv())
-                except (EOFError, OSError):  # it was killed, and all answers' processes with it
+                except (EOFError, OSError):  # the loading process was killed, and with it all answers'
                     self._stop()
         return "was killed"
 
@@ -211,9 +217,10 @@ class ForkedProcesses:
             self._stop()
 
     def _start(self) -> Connection:
+        """Starts the process that loads the environment, and returns the connection for orders to it."""
         if self._closed:
             raise WorkerStartError("the environment was closed while it was played")
-        self._stop()  # what is left of one that did not start
+        self._stop()  # an earlier one may have failed to start
         ours, theirs = Pipe()
         _bound(ours, START_SECONDS)
         with theirs:
@@ -252,8 +259,12 @@ class ForkedWorld:
         self._forks, self._connection, self._pid = forks, connection, pid
 
     def call(self, deadline: float, method: str, *arguments: Any) -> Played:
-        """Raises TimeoutError after `deadline` seconds, and EOFError, saying how, where the process ends: it
-        is gone then."""
+        """Calls a method of the process's world. After an exception the process has ended.
+
+        Raises:
+            TimeoutError: There was no result within `deadline` seconds.
+            EOFError: The process has ended; the message says how.
+        """
         try:
             _bound(self._connection, deadline)
             self._connection.send((method, *arguments))
@@ -266,7 +277,7 @@ class ForkedWorld:
             raise EOFError(self.close("dies")) from error
 
     def close(self, order: Order = "kill") -> str:
-        """Ends the process and returns in words how it ended. Safe to call twice."""
+        """Ends the process and returns how it ended. Safe to call twice."""
         if self._connection.closed:
             return "was ended"
         self._connection.close()
@@ -274,7 +285,8 @@ class ForkedWorld:
 
 
 def _bound(connection: Connection, seconds: float) -> None:
-    """Has each wait for a connection, also within a message, end in BlockingIOError after so many seconds."""
+    """Makes each wait for a connection, also within a message, raise BlockingIOError after so many
+    seconds."""
     limit = struct.pack("ll", *divmod(max(1, int(min(seconds, 1e9) * 1e6)), 10**6))
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -302,7 +314,7 @@ def main() -> None:
             return
         if order != "fork":
             code = -signal.SIGKILL
-            with contextlib.suppress(ChildProcessError):  # of a process before this one: they ended together
+            with contextlib.suppress(ChildProcessError):  # the child of an earlier process, which has ended
                 code = _end(pid, _LAST_WORDS_S if order == "dies" else 0.0)
             orders.send(code)
             continue
@@ -313,7 +325,7 @@ def main() -> None:
             orders.send(pid)
             continue
         try:
-            os.setsid()  # so that what it starts is ended with it
+            os.setsid()  # so that `_end` also ends the processes that it starts
             die_with_parent(parent)
             orders.close()
             requests.close()
@@ -331,12 +343,12 @@ def main() -> None:
 
 
 def _end(pid: int, patience: float) -> int:
-    """Ends a process, with what it started, after `patience` seconds; returns its exit code.
+    """Waits at most `patience` seconds for a process to end, then kills it with all that it started.
 
-    Raises ChildProcessError for one that isn't a child of this one.
+    Returns its exit code. Raises ChildProcessError for a process that isn't a child of this one.
     """
     deadline = time.monotonic() + patience
-    # Looks without collecting the child, so that the kernel gives its number to no other process meanwhile.
+    # WNOWAIT looks without reaping the child, so that no other process can get its number meanwhile.
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while os.waitid(os.P_PID, pid, look) is None and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -349,4 +361,4 @@ def _end(pid: int, patience: float) -> int:
 if __name__ == "__main__":
     from treetune.domains.environments import worlds
 
-    worlds.main()  # of the module by its name, under which the parent knows the classes
+    worlds.main()  # of the imported module, whose classes have the names under which they were pickled

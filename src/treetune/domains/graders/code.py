@@ -1,4 +1,4 @@
-"""The grader of programs: an answer's code is run against tests in a sandbox."""
+"""The grader of programs: it runs an answer's code against tests in a sandbox."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ from treetune.vocabulary import Grade, Problem
 _LANGUAGES = ("python", "py", "python3", "pypy3")
 
 SPARE_SECONDS = 90.0
-"""More than a sandbox takes to say that it can't start a program: only a bug reaches the deadline."""
+"""Time in addition to a program's own. A sandbox that can't start a program says so before, so that only a
+bug reaches the deadline."""
 
 _MESSAGE = 300
 
 _REPORT_KIB = 64
-"""Room for our own part of a report, beside what a program printed."""
+"""The largest size of a report, without what the program printed."""
 
 _TESTS = ("functional", "pytest", "solution_file")
 
 
 class SandboxedGrader(Grader):
-    """A grader that runs programs in its `sandbox`, within `limits`, and is called where that wants to be."""
+    """A grader that runs programs in its `sandbox`, within `limits`. It is called according to the sandbox's
+    isolation."""
 
     sandbox: Sandbox
     limits: ProgramLimits
@@ -69,46 +71,47 @@ class SandboxedGrader(Grader):
 class Code(SandboxedGrader):
     """Runs the answer's Python against the problem's tests in a sandbox.
 
-    The answer stands in fenced code blocks behind the last ``</think>``: in those marked as Python, or where
-    none is, in those without a mark, or where no block is closed, in the last.
+    The answer is in the fenced code blocks after the last ``</think>``: those marked as Python, or if there
+    are none, those without a mark, or if no block is closed, the last one.
 
-    The gold is JSON, of one of these kinds (Reasoning360's):
+    The gold is JSON of one of these kinds, as in Reasoning360:
 
-    * ``{"inputs": […], "outputs": […]}``: a program that is given each input and has to print the output.
-      With ``"fn_name"`` (here or, as `function_name`, in the row) it is a function, and inputs are lists of
-      arguments.
+    * ``{"inputs": […], "outputs": […]}``: the answer is a program that reads each input and prints the
+      output. With ``"fn_name"`` (here or, as `function_name`, in the row) it is a function, and inputs are
+      lists of arguments.
     * ``{"functional": "…"}``: code with assertions, which uses the names that the answer defines. A list is a
-      list of tests; of one text each `assert` at the top level is a test, where it has any.
+      list of tests. In a single text, each `assert` at the top level is a test, if it has any.
     * ``{"pytest": "…"}``: a file of tests for pytest, which import from `solution`.
     * ``{"solution_file": "…"}``: a program that imports `solution` and fails if the answer is wrong.
 
-    A row's `prefix` goes before the answer, once, whether the answer is the rest of its last function, that
-    function again, or a program of its own. Answers to inputs and outputs find the imports that such
-    benchmarks make for them (`from typing import *` and the like). Expected outputs never enter the sandbox.
-    Tests that are code run there in another process than the answer, which can neither see nor reach them.
+    A row's `prefix` is put before the answer once. The answer may be the rest of the prefix's last function,
+    that function again, or a whole program. Answers to inputs and outputs can use names without importing
+    them that such benchmarks import (`from typing import *` and the like). Expected outputs never enter the
+    sandbox. Tests that are code run there in another process than the answer, which can neither read nor
+    change them.
     """
 
     blocks: Literal["all", "last", "first", "whole"] = "all"
-    """The blocks that count: all, one below the other, the last or the first. ``whole`` takes all of the
-    answer, for models that write nothing else."""
+    """The blocks that count: all of them joined, the last, or the first. ``whole`` takes the whole response,
+    for models that write only code."""
     score: Literal["all", "fraction"] = "all"
-    """The reward is 1 if all tests pass, or the fraction that does."""
+    """``all``: the reward is 1 if all tests pass, otherwise 0. ``fraction``: the share of tests that pass."""
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     """The sandbox that runs the code."""
     test_seconds: Annotated[float, Gt(0)] = 6.0
     """Seconds for each test."""
     limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=30.0, memory_mib=1024))
-    """Limits of all tests together, a sandbox of their own."""
+    """Limits of all tests of an answer together."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
         if self.blocks == "whole":
             return response if response.strip() else None
         blocks = fenced_blocks(response, *_LANGUAGES) or fenced_blocks(response, "")
-        # A stop string, or the end of an answer, may stand where the only block would be closed.
+        # The answer may end, or a stop string may have cut it, before its only block is closed.
         blocks = blocks or fenced_blocks(response, *_LANGUAGES, "", unclosed=True)
         chosen = {"all": blocks, "last": blocks[-1:], "first": blocks[:1]}[self.blocks]
         return "\n".join(chosen) if any(block.strip() for block in chosen) else None
@@ -119,20 +122,23 @@ class Code(SandboxedGrader):
         prefix = str(problem.data.get("prefix") or "")
         function = gold.get("fn_name") or problem.data.get("fn_name") or problem.data.get("function_name")
         if "inputs" not in gold:
-            passed, tests, message = self._against_tests(prefix, extracted, gold)
+            passed, tests, message = self._run_tests(prefix, extracted, gold)
         elif function:
-            passed, tests, message = self._function(prefix, extracted, gold, str(function))
+            passed, tests, message = self._call_on_inputs(prefix, extracted, gold, str(function))
         else:
-            passed, tests, message = self._program(prefix, extracted, gold)
+            passed, tests, message = self._run_on_inputs(prefix, extracted, gold)
         reward = passed / tests if self.score == "fraction" else float(passed == tests)
         numbers = {"tests": float(tests), "tests_passed": float(passed)}
         message = None if passed == tests or message is None else message[:_MESSAGE]
         return Grade(reward=reward, outcome="ok", message=message, numbers=numbers)
 
-    def _program(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
-        """Runs the program on each input. Returns how many tests passed, how many there are, and a
-        message."""
-        inputs, outputs = list(map(_text, gold["inputs"])), gold["outputs"]
+    def _run_on_inputs(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
+        """Runs the program on each input.
+
+        Returns how many tests passed, how many there are, and the reason of the first failure.
+        """
+        inputs = [_as_text(text) for text in gold["inputs"]]
+        outputs = gold["outputs"]
         most = self.limits.output_kib * 1024
         call = (
             f"\nrun({prefix!r}, {code!r}, {inputs!r}, {self.test_seconds!r}, {most}, {self.score == 'all'})"
@@ -143,20 +149,20 @@ class Code(SandboxedGrader):
         for number, expected in enumerate(outputs, 1):
             head, _, report = report.partition("\n")
             try:
-                exit_status, stopped, printed_length, errors_length = map(int, head.split())
-            except ValueError:  # it came no further, or was cut at the limit
+                exit_status, ran_out_of_time, printed_length, errors_length = map(int, head.split())
+            except ValueError:  # the report ends here, or was cut at a limit
                 break
             printed = report[:printed_length]
             errors = report[printed_length : printed_length + errors_length]
             report = report[printed_length + errors_length :]
             done += 1
-            if stopped:
+            if ran_out_of_time:
                 problem = f"not done after {self.test_seconds:g} s"
             elif exit_status != 0:
-                last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
-                problem = f"exit status {exit_status}: {last}"
-            elif not same_output(printed, _text(expected)):
-                problem = f"printed {printed[:60]!r}, not {_text(expected)[:60]!r}"
+                last_line = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
+                problem = f"exit status {exit_status}: {last_line}"
+            elif not same_output(printed, _as_text(expected)):
+                problem = f"printed {printed[:60]!r}, not {_as_text(expected)[:60]!r}"
             else:
                 passed += 1
                 continue
@@ -165,51 +171,55 @@ class Code(SandboxedGrader):
             message = f"test {done + 1}: not done when all tests had to be"
         return passed, len(outputs), message
 
-    def _function(
+    def _call_on_inputs(
         self, prefix: str, code: str, gold: Mapping[str, Any], function: str
     ) -> tuple[int, int, str | None]:
-        """Calls the function with each input; returns as `_program`."""
-        inputs = list(map(_arguments, gold["inputs"]))
-        expected = list(map(_json_value_or_text, gold["outputs"]))
+        """Calls the function with each input. Returns the same as `_run_on_inputs`."""
+        inputs = [_read_arguments(value) for value in gold["inputs"]]
+        expected = [_json_value_or_text(value) for value in gold["outputs"]]
         order = {"kind": "calls", "function": function.rpartition(".")[2], "inputs": inputs}
-        _, results, message = self._results(self.sandbox, prefix, code, order)
+        _, results, message = self._collect_reports(self.sandbox, prefix, code, order)
         passed = 0
         for result, expected_value in zip(results, expected):
             if "value" not in result:
                 continue  # the call raised
             accepted = [expected_value]
-            # Some sets (APPS and what came of it) have each expected value in a list of its own.
+            # Some data sets (APPS and those derived from it) put each expected value into a list.
             if isinstance(expected_value, list) and len(expected_value) == 1:
                 accepted.append(expected_value[0])
             if any(same_value(result["value"], value) for value in accepted):
                 passed += 1
             else:
-                message = message or f"gave {str(result['value'])[:60]}, not {_text(expected_value)[:60]}"
+                message = message or f"gave {str(result['value'])[:60]}, not {_as_text(expected_value)[:60]}"
         return passed, len(expected), message
 
-    def _against_tests(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
-        """Runs tests that are code; returns as `_program`."""
+    def _run_tests(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
+        """Runs tests that are code. Returns the same as `_run_on_inputs`."""
         kind = next(kind for kind in _TESTS if kind in gold)
         sandbox = self.sandbox
         if kind == "pytest" and isinstance(sandbox, Bubblewrap):
             if find_spec("pytest") is None:
                 raise Unavailable("tests for pytest need it here: pip install pytest")
             sandbox = replace(sandbox, packages=True)
-        count, results, message = self._results(sandbox, prefix, code, {"kind": kind, "tests": gold[kind]})
+        order = {"kind": kind, "tests": gold[kind]}
+        count, results, message = self._collect_reports(sandbox, prefix, code, order)
         passed = sum(result.get("passed") is True for result in results)
         if message is None and passed < (count or 1):
-            message = "the tests did not come to their end"
+            message = "the tests did not run to their end"
         return passed, count or 1, message
 
-    def _results(
+    def _collect_reports(
         self, sandbox: Sandbox, prefix: str, code: str, order: Mapping[str, Any]
     ) -> tuple[int | None, Sequence[Mapping[str, Any]], str | None]:
         """Runs the tests of an `order` (see `sandbox.inside.tests`) against the code.
 
-        Returns the number of tests (None where they could not be begun), of each that was begun whether it
-        passed or the value that a call gave, and the message of the first that failed.
+        Returns:
+            The number of tests (None if they could not begin), the report of each test that has begun, and
+            the message of the first that failed. Reports are ``{"passed": True}`` or, of a call, ``{"value":
+            3}``.
         """
-        # The tests come on standard input, read when the answer's process has been forked and lost it.
+        # The tests come on standard input. They are read after the answer's process has been forked, which
+        # has no standard input.
         call = f"\nmain({prefix!r}, {code!r}, {self.test_seconds!r}, {order['kind'] == 'calls'})"
         program = inside.bundle("tests", "joining", "peers") + call
         with _any_digits():
@@ -219,7 +229,7 @@ class Code(SandboxedGrader):
         results: list[Mapping[str, Any]] = []
         for line in report.splitlines():
             try:
-                row = json.loads(line, parse_int=_whole_number)
+                row = json.loads(line, parse_int=_read_integer)
             except ValueError:
                 break  # cut at the deadline
             if "tests" in row:
@@ -231,12 +241,12 @@ class Code(SandboxedGrader):
 
 
 def _gold_of(problem: Problem) -> Mapping[str, Any]:
-    """Raises ValueError for a gold that holds no tests."""
+    """Reads a problem's gold. Raises ValueError for a gold without tests."""
     try:
         with _any_digits():
             gold = json.loads(problem.gold)
     except ValueError as error:
-        raise ValueError(f"the gold of problem {problem.id} is no JSON: {error}") from None
+        raise ValueError(f"the gold of problem {problem.id} is not JSON: {error}") from None
     if not isinstance(gold, dict):
         raise ValueError(f"the gold of problem {problem.id} should be a JSON object with tests")
     if "inputs" in gold:
@@ -249,23 +259,24 @@ def _gold_of(problem: Problem) -> Mapping[str, Any]:
     return gold
 
 
-def _text(value: Any) -> str:
-    """Returns a program's input or output as text. Some sets have it in lines."""
+def _as_text(value: Any) -> str:
+    """Returns a program's input or output as text. Some data sets have a list of lines."""
     with _any_digits():
         if isinstance(value, list):
             return "\n".join(map(str, value))
         return str(value)
 
 
-def _arguments(value: Any) -> list[Any]:
-    """Returns the arguments of one call, from a list, or from text with the JSON of one on each line."""
+def _read_arguments(value: Any) -> list[Any]:
+    """Returns the arguments of one call, from a list, or from a text with the JSON of an argument in each
+    line."""
     if isinstance(value, str):
         return [_json_value_or_text(line) for line in value.splitlines() if line.strip()]
     return value if isinstance(value, list) else [value]
 
 
 def _json_value_or_text(value: Any) -> Any:
-    """Reads a text that is JSON; every other value, and text that is none, stays as it is."""
+    """Returns the value of a text that is JSON. Every other value, and any other text, stays as it is."""
     try:
         with _any_digits():
             return json.loads(value) if isinstance(value, str) else value
@@ -275,7 +286,7 @@ def _json_value_or_text(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _any_digits() -> Iterator[None]:
-    """Lets Python read and write integers of any length meanwhile: those of golds, which are trusted."""
+    """Lets Python convert integers of any length within the block, for golds, which are trusted."""
     most = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
@@ -284,19 +295,19 @@ def _any_digits() -> Iterator[None]:
         sys.set_int_max_str_digits(most)
 
 
-def _whole_number(digits: str) -> int | Decimal:
-    """Reads an integer that an answer gave: reading a long one as `int` takes quadratic time."""
+def _read_integer(digits: str) -> int | Decimal:
+    """Reads an integer that an answer returned. A long one becomes a Decimal, since `int` takes quadratic
+    time."""
     return int(digits) if len(digits) <= _LONGEST_NUMBER else Decimal(digits)
 
 
 # Expected outputs
 
 PRINTED_TOLERANCE = 1e-6
-"""Tolerance of numbers that are printed, absolute or relative, as most judges of programming contests have
-it."""
+"""Tolerance of printed numbers, absolute or relative, as in most programming contests."""
 
 RETURNED_TOLERANCE = 1e-5
-"""Tolerance of numbers that a function returns, as in Reasoning360's tests."""
+"""Tolerance of numbers that a function returns, absolute or relative, as in Reasoning360's tests."""
 
 _LONGEST_NUMBER = 400
 _FREE_CASE = {"yes", "no", "true", "false"}
@@ -304,12 +315,12 @@ _DEEPEST = 100
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Compares line by line, word by word. How many spaces stand between words, what stands at the end of
-    lines, and empty lines at the end don't matter; nor does the case of yes, no, true and false.
+    """Compares the output of a program with the expected one, line by line and word by word.
 
-    Where a whole number is expected, what is printed has to be that number (``7.0`` is 7, ``7.000000001``
-    isn't); where the expected number has a decimal point or an exponent, they may differ by 1e-6 at most,
-    absolutely or relatively.
+    The number of spaces between words, spaces at the end of lines, and empty lines at the end don't matter,
+    and neither does the case of yes, no, true and false. An expected whole number has to be matched exactly
+    (``7.0`` is 7, and ``7.000000001`` isn't). An expected number with a decimal point or an exponent may
+    differ by 1e-6, absolutely or relatively.
     """
     lines, expected_lines = printed.rstrip().split("\n"), expected.rstrip().split("\n")
     if len(lines) != len(expected_lines):
@@ -331,7 +342,7 @@ def _same_word(printed: str, expected: str) -> bool:
     if expected.lower() in _FREE_CASE:
         return printed.lower() == expected.lower()
     if max(len(printed), len(expected)) > _LONGEST_NUMBER or "_" in printed:
-        return False  # `int` is quadratic, and reads 1_0 as ten
+        return False  # `int` takes quadratic time, and reads 1_0 as ten
     try:
         whole = int(expected)
     except ValueError:
@@ -349,9 +360,8 @@ def _same_word(printed: str, expected: str) -> bool:
 
 
 def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
-    """Compares values as JSON holds them: numbers within 1e-5 where one is no whole number, all else exactly.
-
-    True is not 1: a function that returns one where the other is expected is wrong.
+    """Compares JSON values. Numbers may differ by 1e-5 unless both are whole; everything else is compared
+    exactly. True is not equal to 1.
     """
     if depth > _DEEPEST:
         return False
@@ -376,9 +386,9 @@ def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
 
 
 def close(number: float, expected: float, tolerance: float) -> bool:
-    """Returns whether two numbers differ by the tolerance at most, absolutely or relatively.
+    """Returns whether two numbers differ by at most the tolerance, absolutely or relatively.
 
-    Never for what is not a number; an infinity is close to itself alone.
+    Nothing is close to nan, and an infinity is only close to itself.
     """
     if math.isinf(number) or math.isinf(expected):
         return number == expected

@@ -1,4 +1,5 @@
-"""Predicting a program's output, or its input: CodeI/O (Li et al., 2025, arXiv:2502.07316)."""
+"""The grader of CodeI/O: predictions of a program's output, or of its input (Li et al., 2025,
+arXiv:2502.07316)."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ KEYS = ("output", "input")
 _TRUTHS = {"true": True, "false": False}
 
 _MARK = "@@ output of the call: "
-"""Before a line with the result of a call. What else the program prints is not looked at."""
+"""The beginning of a line with the result of a call. Other lines that the program prints are ignored."""
 
 _CALLS = """
 if True:
@@ -48,29 +49,30 @@ if True:
 @Grader.register("codeio")
 @dataclass(frozen=True, kw_only=True)
 class CodeIO(Grader):
-    """Right is the value of the gold, all through: JSON, under ``output`` or ``input`` or without a key.
+    """Reward 1 for the gold's value, which is JSON under ``output`` or ``input``, or without a key.
 
-    The answer is a fenced code block after the last `think_end`, or without one the last JSON object or list.
-    It holds the value as the gold does: ``{"output": 3}``, ``"output": 3`` or ``3``, with no key beside it.
+    The answer is a fenced code block after the last `think_end`, or if there is none, the last JSON object or
+    list. It contains the value in one of the forms ``{"output": 3}``, ``"output": 3`` and ``3``, without
+    other keys.
 
-    Values are equal in depth: lists as tuples, numbers to within `tolerance` of the gold's where one of
-    them has decimals, a text that holds a JSON object or list as its content, ``"True"`` and ``"false"``
-    as truth values. A truth value is no number.
+    Values are compared in depth. Lists equal tuples. If one of two numbers has decimals, they may differ by
+    `tolerance`. A text with a JSON object or list equals this, and ``"True"`` and ``"false"`` equal booleans.
+    A boolean doesn't equal a number.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     block: Literal["first", "last"] = "last"
-    """The code block that counts, of several."""
+    """The code block that counts if there are several."""
     tolerance: Annotated[float, Ge(0), Lt(0.1)] = 1e-6
-    """Relative, of numbers with decimals."""
+    """The relative tolerance of numbers with decimals."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
     program: Annotated[str, MinLen(1)] | None = None
-    """The field of the row that holds the program. With it a predicted input other than the gold's is also
-    right if the program's function returns the same for both. Nothing of an answer is code there; it is data,
-    with which the function is called."""
+    """The key of the row's program. With it, a predicted input that differs from the gold's is also right if
+    the program's function returns the same value for both. The answer is only data, with which the function
+    is called."""
     entry: str = "main_solution"
     """The function of the program."""
     sandbox: Sandbox = field(default_factory=Bubblewrap)
@@ -80,7 +82,7 @@ class CodeIO(Grader):
 
     def __post_init__(self) -> None:
         if not self.entry.isidentifier():
-            raise ValueError(f"entry is {self.entry!r}, which is no name of a function")
+            raise ValueError(f"entry is {self.entry!r}, which is not a name of a function")
 
     @property
     @override
@@ -119,8 +121,8 @@ class CodeIO(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        """Returns whether two answers are one value. Different inputs for which the program returns the same
-        are different answers."""
+        """Returns whether two answers are the same value. Different inputs are different answers, even if the
+        program returns the same value for both."""
         _, key = read_gold(problem.gold)
         try:
             value, other_value = read_prediction(answer), read_prediction(other)
@@ -129,8 +131,8 @@ class CodeIO(Grader):
         return self.equal(candidates(value, key)[0], candidates(other_value, key)[0])
 
     def _same_output(self, prediction: Any, gold: Any, problem: Problem) -> bool:
-        """Runs the program on both inputs. An object is given as named arguments, a list as arguments in
-        their order."""
+        """Returns whether the program's function returns the same value for both inputs. An object has the
+        named arguments, and a list the arguments in their order."""
         program = problem.data.get(str(self.program))
         if not isinstance(program, str):
             raise ValueError(f"problem {problem.id} has no program under {self.program!r}")
@@ -138,8 +140,8 @@ class CodeIO(Grader):
         outcome = self.sandbox.run(
             f"{program}\n{calls}", stdin=json.dumps([gold, prediction]), limits=self.limits
         )
-        # Missing are calls that weren't done within the limits; one without a value raised, or returned what
-        # JSON doesn't have.
+        # A result is missing if the call exceeded a limit. It has no value if the call raised, or returned a
+        # value that JSON doesn't have.
         results = []
         for line in outcome.stdout.split("\n"):
             if line.startswith(_MARK):
@@ -147,11 +149,11 @@ class CodeIO(Grader):
         gold_result = results[0] if results else {}
         result = results[1] if len(results) > 1 else {}
         if "value" not in gold_result:
-            raise ValueError(f"the program of problem {problem.id} gives nothing for the gold's input")
+            raise ValueError(f"the program of problem {problem.id} returns no value for the gold's input")
         return "value" in result and self.equal([result["value"]], [gold_result["value"]])
 
     def equal(self, value: Any, gold: Any) -> bool:
-        """Compares two values in depth. They are nested no deeper than `extraction.DEEPEST_VALUE`."""
+        """Compares two values in depth, which is at most `extraction.DEEPEST_VALUE`."""
         value, gold = _normal(value), _normal(gold)
         if isinstance(value, bool) or isinstance(gold, bool):
             return value is gold
@@ -193,7 +195,7 @@ def _normal(value: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def read_gold(gold: str) -> tuple[Any, str | None]:
-    """Returns the value, and the key that it stood under. A gold that is no value is a text."""
+    """Returns the value of a gold, and its key. A gold that isn't JSON or a literal is a text."""
     try:
         value = read_value(gold)
     except UnreadableValue:
@@ -206,9 +208,9 @@ def read_gold(gold: str) -> tuple[Any, str | None]:
 
 
 def read_prediction(text: str) -> Any:
-    """Reads the value that an answer is, or that stands in it; ``"output": 3`` counts as an object.
+    """Reads the value that an answer is, or the last one in it. ``"output": 3`` is read as an object.
 
-    Raises UnreadableValue where there is none.
+    Raises UnreadableValue if there is none.
     """
     for whole in (text, f"{{{text.strip().rstrip(',')}}}"):
         try:
@@ -221,9 +223,8 @@ def read_prediction(text: str) -> Any:
 
 
 def candidates(prediction: Any, key: str | None) -> list[Any]:
-    """Returns the readings of an answer: all of it, and before that the value under the gold's key (under
-    either where the gold has none) if that key stands alone: an answer that says more than was asked has not
-    settled on one."""
+    """Returns the possible meanings of an answer: the value under the gold's key (or under either key, if the
+    gold has none), and the whole answer. The first is only possible if the answer has no other key."""
     if isinstance(prediction, Mapping) and len(prediction) == 1:
         ((name, value),) = prediction.items()
         if name == key or (key is None and name in KEYS):

@@ -1,4 +1,4 @@
-"""CRUXEval: predicting the output of a function, or an input."""
+"""The grader of CRUXEval: predictions of a function's output, or of an input."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from treetune.vocabulary import Problem
 @Grader.register("cruxeval")
 @dataclass(frozen=True, kw_only=True)
 class CruxEval(SandboxedGrader):
-    """Grades predictions of a Python function's return value, or of arguments with which it returns a given
-    one (CRUXEval, Gu et al. 2024).
+    """Grades predictions of a Python function's return value, or of arguments for which it returns a given
+    value (CRUXEval, Gu et al. 2024).
 
-    The gold is JSON: the function `f` as ``code``, and ``input`` (the text between the parentheses of the
-    call) where the output is asked for, or ``output`` where an input is. The answer stands in the last fenced
-    block behind ``</think>``, or else between ``<answer>`` and ``</answer>``: a value alone (for an input,
-    arguments, or the call with them), or ``assert f(…) == …``, where what was given in the question has to
-    stand as it was given.
+    The gold is JSON with the function `f` as ``code``. If the output is asked for, it has the ``input`` (the
+    text between the parentheses of the call), and if an input is asked for, the ``output``. The answer is in
+    the last fenced block after ``</think>``, or else between ``<answer>`` and ``</answer>``. It is a value
+    (for an input, the arguments, or the call with them), or ``assert f(…) == …`` with the unchanged part from
+    the question.
 
-    The function is called in a sandbox. Of the answer nothing is run: it is read as literals.
+    The function is called in a sandbox. The answer is read as literals, and never executed.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -41,8 +41,8 @@ class CruxEval(SandboxedGrader):
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=5.0))
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
@@ -75,7 +75,7 @@ class CruxEval(SandboxedGrader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        """Returns whether two answers predict the same value, or the same arguments; nothing is called."""
+        """Returns whether two answers predict the same value, or the same arguments. It calls nothing."""
         asked_output = "input" in _gold_of(problem)
         prediction, other_prediction = _prediction(answer, asked_output), _prediction(other, asked_output)
         if prediction is None or other_prediction is None:
@@ -98,17 +98,20 @@ def _gold_of(problem: Problem) -> Mapping[str, str]:
             raise ValueError("it should hold either the input or the output")
         return {**{name: str(gold[name]) for name in ("input", "output") if name in gold}, "code": str(code)}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"the gold of problem {problem.id} is no function with an input: {error}") from error
+        raise ValueError(
+            f"the gold of problem {problem.id} is not a function with an input or output: {error}"
+        ) from error
 
 
 def _prediction(text: str, asked_output: bool) -> tuple[ast.Call | None, str | None] | None:
-    """Reads the call and the value in an answer, as far as it has them; None for what is neither."""
+    """Reads the call and the value in an answer. Each is None if the answer doesn't have it, and the result
+    is None if it has neither."""
     if len(text) > LONGEST_VALUE:
         return None
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        statements = []  # such as arguments by their names
+        statements = []  # e.g. named arguments, which aren't a statement
     assertions = [statement for statement in statements if isinstance(statement, ast.Assert)]
     if not assertions:
         if asked_output:
@@ -139,7 +142,7 @@ def _is_call(node: ast.expr) -> bool:
 
 
 def _call_of(arguments: str) -> ast.Call | None:
-    """Makes the call of `f` with these arguments; None where they are no literals."""
+    """Returns the call of `f` with these arguments; None if they aren't literals."""
     try:
         call = ast.parse(f"f({arguments}\n)", mode="eval").body
         if not isinstance(call, ast.Call) or not _is_call(call):
@@ -152,7 +155,7 @@ def _call_of(arguments: str) -> ast.Call | None:
 
 
 def _same(text: str, other_text: str) -> bool:
-    """Compares two values that are written as texts: equal as Python has it, or the same text."""
+    """Returns whether two texts are equal values, or if they can't be read, the same text."""
     try:
         return bool(read_value(text) == read_value(other_text))
     except UnreadableValue:

@@ -1,7 +1,7 @@
-r"""Formulas in LaTeX or plain text, read into sympy without evaluating what a model wrote, and compared.
+r"""Reads formulas in LaTeX or plain text as sympy expressions, safely, and compares them.
 
-sympy's own `parse_expr` runs its text as Python, and its arithmetic takes any exponent. Here a text is cut
-into tokens, a grammar reads them, and what would be huge is refused before it is computed::
+sympy's own `parse_expr` executes its text as Python, and its arithmetic accepts any exponent. Here a text is
+split into tokens, a grammar reads them, and a value that would be huge is refused before it is computed::
 
     \frac{1}{2}x^2    tokens  command frac, sign {, number 1, sign }, sign {, number 2, sign }, letter x, …
                       sympy   x**2/2
@@ -14,7 +14,8 @@ The grammar, from the loosest binding to the tightest, with the method that read
     postfix   _FormulaParser._read_postfix   n!,  50%
     atom      _FormulaParser._read_atom      12,  x_1,  (1 + 2),  |x|,  \frac12,  \sin x,  C(10,3)
 
-Two formulas are equal as they are written, as exact numbers, as expressions, or by math-verify.
+`equal_formulas` compares two formulas in this order: as texts, as exact numbers, as expressions, and with the
+library math-verify.
 """
 
 from __future__ import annotations
@@ -29,26 +30,27 @@ from typing_extensions import override
 from treetune.domains.graders.residues import Residue, prime_for
 from treetune.exceptions import Absurd, NotAFormula
 
-# Limits. An answer is text that a model wrote: without them, a few characters such as 9^{9^9} take all memory
-# or all time. Each limit is beyond what gold answers have.
+# Limits. A model wrote the answer: without limits, a few characters such as 9^{9^9} take all memory or all
+# time. Gold answers stay below each limit.
 
 LONGEST = 600
-"""Characters of a formula that are read."""
+"""Characters of the longest formula that is read."""
 
 DEEPEST = 40
-"""Brackets and commands within each other: each takes several of Python's frames."""
+"""The most brackets and commands within each other: each takes several of Python's frames."""
 LARGEST_EXPONENT = 10_000
 """Of a number or a letter, as in ``2^{10000}``."""
 LARGEST_EXPONENT_OF_A_SUM = 2500
 """As in ``(x + 1)^{2500}``, which is evaluated at several points."""
 LARGEST_EXPONENT_OF_A_FUNCTION = 300
-"""As in ``(\\sin x)^{300}``: functions are evaluated to more digits the larger their powers are."""
+"""As in ``(\\sin x)^{300}``. Larger powers of functions are evaluated to more digits."""
 LARGEST_DEGREE = 10_000
-"""The largest product of exponents within each other: ``((x^{2000})^{2000}`` has four millions."""
+"""The largest product of exponents within each other: that of ``(x^{2000})^{2000}`` is four million."""
 MOST_BITS_OF_A_POWERED_FACTOR = 400_000
 """Bits of a number in a sum times the exponent of the sum: ``(2^{100}x + 1)^{50}`` has some 5,000."""
 MOST_NESTED_FUNCTIONS = 3
-"""Functions of functions: the time in which sympy finds the sign of a logarithm grows tenfold with each."""
+"""The most functions within each other. The time in which sympy finds the sign of a logarithm grows tenfold
+with each."""
 LARGEST_ROOT = 300
 """The largest denominator of an exponent: ``2^{1/300}`` is read, and ``2^{1/301}`` is not."""
 LARGEST_FACTORIAL = 3000
@@ -56,16 +58,16 @@ LARGEST_FACTORIAL = 3000
 LARGEST_TOP = 5000
 """The largest number above or below in a binomial coefficient."""
 MOST_DIGITS = 400
-"""Digits of a number as it is written."""
+"""The most digits of a number in a formula."""
 MOST_TOKENS_OF_A_BINOMIAL = 9
-"""Tokens behind the letter of a binomial coefficient that are looked at: ``C_{10}^{3}`` has eight."""
+"""Tokens after the letter of a binomial coefficient that are read: ``C_{10}^{3}`` has eight."""
 
 BITS_OF_A_HUGE_GOLD = 600
-"""With a gold of more bits, a huge answer is compared by remainders; with a smaller one it is refused."""
+"""If the gold has more bits, a huge answer is compared by remainders. Otherwise a huge answer is refused."""
 MOST_BITS_UNDER_ROOT = 1200
-"""Bits of a number that is no perfect power, under a root: sympy looks for its factors."""
+"""The most bits of a number under a root that isn't a perfect power: sympy factors it."""
 MOST_BITS = 40_000
-"""Binary digits of a number that is computed; of a larger one only the remainder by a prime."""
+"""The most bits of a number that is computed. Of a larger one only the remainder by a prime is computed."""
 
 
 # Reading
@@ -89,7 +91,7 @@ _GREEK = {
     "tau", "phi", "varphi", "omega", "psi", "chi", "xi", "eta", "zeta", "kappa", "Delta", "Omega",
 }  # fmt: skip
 _SPACES = {"quad", "qquad", "left", "right", "displaystyle", "big", "Big", "bigl", "bigr", "limits"}
-"""Commands that change how a formula looks, not its value: they are left out."""
+"""Commands that change the look of a formula and not its value. They are ignored."""
 _SIGNS = {"cdot": "*", "times": "*", "ast": "*", "div": "/", "colon": ":", "{": "(", "}": ")", "|": "|"}
 """The signs of commands: ``\\cdot`` is ``*``."""
 _PLAIN = str.maketrans({
@@ -111,23 +113,29 @@ class FormulaToken(NamedTuple):
     kind: str
     """``number``, ``letter``, ``command`` or ``sign``."""
     text: str
-    """What was written; of a command without the backslash."""
+    """The token's characters; a command's without the backslash."""
 
 
 _DEGREES = FormulaToken("command", "circ")
 
 
 def read_expression(text: str, *, reads_choices: bool = True) -> Any:
-    """Reads the sympy expression. Raises NotAFormula, or Absurd for what would be huge.
+    """Reads a formula as a sympy expression.
 
-    `reads_choices`: whether ``C(10,3)`` is a binomial coefficient, and no variable before a pair.
+    Args:
+        text: The formula.
+        reads_choices: Whether ``C(10,3)`` is a binomial coefficient, and not a variable C before a pair.
+
+    Raises:
+        NotAFormula: The grammar doesn't read the text.
+        Absurd: The formula is too long, or its value would be huge.
     """
     if len(text) > LONGEST:
         raise Absurd(f"a formula of {len(text)} characters")
     parser = _FormulaParser(_split_into_tokens(text), reads_choices)
     expression = parser.sum(0)
     if parser.next_token is not None:
-        raise NotAFormula(f"what is {parser.next_token.text!r} doing there?")
+        raise NotAFormula(f"{parser.next_token.text!r} was not expected")
     return expression
 
 
@@ -141,7 +149,7 @@ def _split_into_tokens(text: str) -> list[FormulaToken]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise NotAFormula(f"{text[position]!r} belongs to no formula")
+            raise NotAFormula(f"{text[position]!r} is not allowed in a formula")
         position = match.end()
         kind, matched = match.lastgroup, match[0]
         if kind == "command":
@@ -169,9 +177,9 @@ def _tokens_of_word(word: str) -> list[FormulaToken]:
 
 
 class _FormulaParser:
-    """Recursive descent, one method for each rule of the grammar in the module's head.
+    """A recursive descent parser, with a method for each rule of the grammar in the module's head.
 
-    A method takes its tokens from the front of those that are left. `depth` counts the brackets and commands
+    A method takes its tokens from the front of the remaining ones. `depth` counts the brackets and commands
     around it, and bounds the recursion.
     """
 
@@ -184,8 +192,8 @@ class _FormulaParser:
         self._position = 0
         """The index of the next token."""
         self._open_functions = 0
-        """The number of functions whose argument is being read. Only within one is 60^\\circ pi/3: elsewhere
-        it is 60, with a unit."""
+        """The number of functions whose argument is being read. Within one, 60^\\circ is pi/3. Elsewhere it
+        is 60 with a unit."""
 
     # Tokens
 
@@ -195,7 +203,7 @@ class _FormulaParser:
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
     def _take(self, sign: str | None = None) -> FormulaToken:
-        """Takes the next token, which has to be `sign` if one is named."""
+        """Takes the next token, which has to be `sign` unless that is None."""
         token = self.next_token
         if token is None or (sign is not None and token.text != sign):
             raise NotAFormula(f"{sign or 'more'} was expected, not {token.text if token else 'the end'}")
@@ -218,7 +226,7 @@ class _FormulaParser:
         return self._check_size(total)
 
     def _read_plus_and_minus(self) -> int:
-        """Reads plus and minus signs, as many as there are: ``--`` is 1, and ``+-`` is -1."""
+        """Reads any number of plus and minus signs: ``--`` is 1, and ``+-`` is -1."""
         sign = 1
         while self._next_is("+", "-"):
             if self._take().text == "-":
@@ -246,7 +254,7 @@ class _FormulaParser:
         if token is None:
             return False
         if token.kind == "sign":
-            # No "[" or "|": they may close what is around this product, as in |2x|.
+            # "[" and "|" are missing here, because they may close a bracket around this product, as in |2x|.
             return token.text in ("(", "{")
         if token.kind == "number" and self._tokens[self._position - 1].kind == "number":
             raise NotAFormula("two numbers without a sign between them")
@@ -268,7 +276,7 @@ class _FormulaParser:
         return self._raise_to(base, self._read_argument(depth + 1, whole_number=True))
 
     def _read_postfix(self, value: Any) -> Any:
-        """Reads the signs behind a value: ``n!``, ``3!!`` (the factorial of 3!), ``50%``."""
+        """Reads the signs after a value: ``n!``, ``3!!`` (the factorial of 3!), ``50%``."""
         while self._next_is("!", "%"):
             if self._take().text == "%":
                 value = value / 100
@@ -277,7 +285,7 @@ class _FormulaParser:
         return value
 
     def _read_argument(self, depth: int, whole_number: bool = False) -> Any:
-        """Reads what a command applies to: a group, or the next digit, letter or command.
+        """Reads the argument of a command: a group, or the next digit, letter or command.
 
         With `whole_number` it is the whole next number, perhaps with a sign, as for a power and a function:
         ``2^10`` is 1024, and ``\\sin 30`` the sine of 30.
@@ -288,10 +296,10 @@ class _FormulaParser:
             return self._read_signed_power(depth) if self._next_is("+", "-") else self._read_atom(depth)
         token = self.next_token
         if token is not None and token.kind == "number" and len(token.text) > 1:
-            # \frac12 is a half: LaTeX takes one digit at a time, and the next argument is the rest.
+            # \frac12 is a half: LaTeX takes one digit as an argument, and the next argument begins after it.
             first_digit, rest = token.text[0], token.text[1:]
             self._tokens[self._position] = FormulaToken("number", rest)
-            # Of .5 the rest alone is read, which is 5.
+            # In .5 the point is skipped, and 5 is read.
             return self._make_number(first_digit) if first_digit.isdigit() else self._read_atom(depth)
         return self._read_atom(depth)
 
@@ -312,17 +320,17 @@ class _FormulaParser:
                 raise Absurd(f"a number of {len(text)} digits")
             return self._make_number(text.rstrip("."))
         if kind == "letter":
-            return self._read_behind_letter(text)
+            return self._read_after_letter(text)
         if kind == "command":
             return self._read_command(text, depth + 1)
         closing = _CLOSING_SIGNS.get(text)
         if closing is None:
-            raise NotAFormula(f"{text!r} begins no formula")
+            raise NotAFormula(f"{text!r} can't begin a formula")
         inner = self.sum(depth + 1)
         self._take(closing)
         return self._sympy.Abs(inner) if text == "|" else inner
 
-    def _read_behind_letter(self, letter: str) -> Any:
+    def _read_after_letter(self, letter: str) -> Any:
         """Reads the rest of ``C(10,3)`` or ``x_1``; ``i`` and ``e`` without an index are constants."""
         if self._reads_choices and letter in ("C", "P"):
             binomial = self._read_binomial(letter)
@@ -340,7 +348,7 @@ class _FormulaParser:
             # The five tokens of (10,3)
             top, bottom, length = tokens[1], tokens[3], 5
         elif letter == "C" and texts[:1] == ["_"]:
-            # _{10}^{3}, with or without each of the braces: but for these, four tokens
+            # _{10}^{3}, with or without each of the braces. Without braces it has four tokens.
             positions = [position for position, text in enumerate(texts) if text not in ("{", "}")]
             if len(positions) < 4 or texts[positions[2]] != "^":
                 return None
@@ -359,7 +367,7 @@ class _FormulaParser:
         choices = self._binomial(top_number, bottom_number)
         if letter == "C":
             return choices
-        # P(10,3) counts in order: 10 · 9 · 8.
+        # P(10,3) is 10 · 9 · 8.
         return self._check_size(choices * self._factorial(bottom_number))
 
     def _read_index(self) -> str:
@@ -377,7 +385,7 @@ class _FormulaParser:
         return "_" + index
 
     def _read_command(self, name: str, depth: int) -> Any:
-        """Reads what a command applies to, and returns its value."""
+        """Reads the arguments of a command, and returns its value."""
         sympy = self._sympy
         if name == "pi":
             return sympy.pi
@@ -399,7 +407,7 @@ class _FormulaParser:
             return self._raise_to(radicand, self._divide(self._make_number("1"), order))
         if name in _FUNCTIONS:
             return self._read_function(name, depth)
-        raise NotAFormula(f"\\{name} is not known")
+        raise NotAFormula(f"\\{name} is not supported")
 
     def _read_function(self, name: str, depth: int) -> Any:
         """Reads ``\\sin x``, ``\\sin^2 x``, ``\\sin 2x``, ``\\log_2 8`` or ``\\sin 30^\\circ``."""
@@ -447,7 +455,7 @@ class _FormulaParser:
             return False
         return token.text not in _FUNCTIONS
 
-    # Values. `_ResidueParser` computes them otherwise.
+    # Values. `_ResidueParser` overrides these methods.
 
     def _make_number(self, digits: str) -> Any:
         return self._sympy.Rational(digits)
@@ -459,7 +467,7 @@ class _FormulaParser:
         return self._sympy.I if letter == "i" else self._sympy.E
 
     def _value_of_function(self, name: str, argument: Any, base: Any) -> Any:
-        """Returns the value of a function; `base` is for ``log`` alone."""
+        """Returns the value of a function. Only ``log`` uses `base`."""
         sympy = self._sympy
         if name in ("sinh", "cosh", "tanh"):
             self._refuse_huge(argument)
@@ -474,7 +482,7 @@ class _FormulaParser:
     def _binomial(self, top: Any, bottom: Any) -> Any:
         for number in (top, bottom):
             if number.is_number and not 0 <= number <= LARGEST_TOP:
-                raise Absurd("a binomial coefficient of no small numbers")
+                raise Absurd("a binomial coefficient of a large or negative number")
         if top.free_symbols or bottom.free_symbols:  # sympy takes seconds for a binomial of fractions
             factorial = self._sympy.factorial
             return factorial(top) / (factorial(bottom) * factorial(top - bottom))
@@ -485,23 +493,23 @@ class _FormulaParser:
             raise Absurd("a factorial of a function")
         is_small = value.is_Integer and 0 <= value <= LARGEST_FACTORIAL
         if not is_small and not value.free_symbols:
-            raise Absurd("a factorial that is no small number's")
+            raise Absurd("a factorial of anything but a small whole number")
         return self._sympy.factorial(value)
 
     def _raise_to(self, base: Any, exponent: Any) -> Any:
-        """Returns the power, if the cost of it can be known beforehand and is small enough."""
+        """Returns the power. Raises Absurd if it could be expensive."""
         if not exponent.is_number:
             return self._check_size(base**exponent)
-        # The conditions say `not … <= …`, so that they refuse nan, too.
+        # The conditions are written as `not … <= …`, so that they also refuse nan.
         size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
         is_too_large = not size <= self._largest_exponent(base)
         is_too_high_a_root = exponent.is_Rational and exponent.q > LARGEST_ROOT
         if is_too_large or is_too_high_a_root:
-            raise Absurd("an exponent beyond every answer's")
+            raise Absurd("an exponent that is larger than in any answer")
         if not base.is_Rational:
             degree, bits = _degree_and_bits(base)
             if not (size * degree <= LARGEST_DEGREE and size * bits <= MOST_BITS_OF_A_POWERED_FACTOR):
-                raise Absurd("powers of powers beyond every answer's")
+                raise Absurd("powers of powers that are larger than in any answer")
         elif exponent.is_Rational and exponent.q > 1:
             return self._root(base, exponent)
         elif _bits(base) * max(float(size), 1) > MOST_BITS:
@@ -509,9 +517,9 @@ class _FormulaParser:
         return self._check_size(base**exponent)
 
     def _refuse_huge(self, argument: Any) -> None:
-        """Refuses the argument of a function that grows as a power of e does."""
+        """Raises Absurd for a large argument of a function that grows exponentially."""
         if argument.is_number and argument.is_comparable and not abs(argument.evalf(5)) <= LARGEST_EXPONENT:
-            raise Absurd("an exponent beyond every answer's")
+            raise Absurd("an exponent that is larger than in any answer")
 
     def _largest_exponent(self, base: Any) -> int:
         """Returns the largest exponent of a base: sums and functions cost more to evaluate than numbers."""
@@ -521,10 +529,10 @@ class _FormulaParser:
         return LARGEST_EXPONENT_OF_A_FUNCTION if base.has(sympy.Function) else LARGEST_EXPONENT_OF_A_SUM
 
     def _root(self, base: Any, exponent: Any) -> Any:
-        """Returns the root of a rational number, as ``8^{1/3}``.
+        """Returns the root of a rational number, as in ``8^{1/3}``.
 
-        That of a perfect power is exact, however large the number is. Any other number has to be small, since
-        sympy looks for its factors.
+        The root of a perfect power is exact, however large the number is. Any other number has to be small,
+        since sympy factors it.
         """
         sympy = self._sympy
         order = int(exponent.q)
@@ -549,7 +557,7 @@ class _FormulaParser:
 
 
 def _bits(number: Any) -> int:
-    """Returns the bits of a rational number: of its numerator or its denominator, whichever is larger."""
+    """Returns the bits of a rational number, the larger of its numerator's and its denominator's."""
     return int(max(abs(number.p), number.q).bit_length())
 
 
@@ -572,9 +580,10 @@ def _degree_and_bits(base: Any) -> tuple[float, int]:
 
 
 class _ResidueParser(_FormulaParser):
-    """Reads a formula as its value modulo a prime, as of ``2^{10^9}``, which is too large to be written down.
+    """Reads a formula as its value modulo a prime, for numbers such as ``2^{10^9}`` that are too large to
+    compute.
 
-    Only numbers, sums, products, powers, fractions, factorials and binomial coefficients have such a value.
+    It reads only numbers, sums, products, powers, fractions, factorials and binomial coefficients.
     """
 
     def __init__(self, tokens: list[FormulaToken], prime: int) -> None:
@@ -629,45 +638,51 @@ class _ResidueParser(_FormulaParser):
 # Values of expressions
 
 _POINTS = ((3, 7), (-5, 11), (13, 4), (-17, 6), (1, 19), (-2, 9), (331, 2), (-409, 3))
-"""Numerators and denominators of the points at which expressions with unknowns are compared. Both signs, and
-far from 0 as well: ``|x|`` is x where x is positive, and ``|x - 3|`` is 3 - x where x is small."""
+"""Numerators and denominators of the points at which expressions with unknowns are compared. They have both
+signs, and some are far from 0, since ``|x|`` is x for positive numbers, and ``|x - 3|`` is 3 - x for small
+ones."""
+
+_QUOTIENT_POINTS = ((7, 3), (23, 5), (-31, 4), (101, 7))
+"""Points at which the factor between two proportional expressions is computed; usually only the first is
+needed. None of them is in `_POINTS`, where the factor is then tested."""
 
 _FEWEST_POINTS = 3
-"""Points at which both must have a value; where there are fewer, the difference is simplified."""
+"""If both expressions have a value at fewer points, their difference is simplified instead."""
 
 _DIGITS = 40
-"""Digits that are computed beyond those that the magnitudes of all parts ask for (`_digits_for`), so that a
-small part beside a large one is never lost."""
+"""Digits that are computed in addition to those for the magnitudes of all parts (`_digits_for`), so that a
+small part is never lost in a sum with a large one."""
 _SPARE_DIGITS = 15
-"""Two numbers that agree to all computed digits but these are equal."""
+"""Computed digits, the last ones, in which equal numbers may differ."""
 _LOG10_OF_2 = 0.30103
 _SMALL_EXPONENT = 20
-"""A power with a smaller exponent adds nothing to the magnitudes: its base does."""
+"""A power with a smaller exponent doesn't count among the magnitudes, but its base does."""
 
 MOST_COMPUTED_DIGITS = 12_000
-"""The largest sum of the magnitudes of two numbers' parts; twice as many digits are computed."""
+"""The largest sum of the magnitudes of two numbers' parts. Twice as many digits are computed."""
 LARGEST_POWER_THAT_IS_MULTIPLIED_OUT = 100
 """The largest exponent of a sum in a difference that sympy simplifies."""
 MOST_DIGITS_OF_A_FACTORIAL = 400
-"""Digits to which a factorial of a fraction is computed, at most: some 0.1 s."""
+"""The most digits to which a factorial of a fraction is computed, which takes some 0.1 s."""
 
 
 def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
-    """Compares for all values of the unknowns; numbers count as equal if they are nearer than `tolerance`.
+    """Returns whether two expressions are equal for all values of their unknowns.
 
-    Evaluating is a thousand times quicker than simplifying, and sees more: sympy does not find
-    that ``log(50)/log(5)`` is ``2 + log(2)/log(5)``. May take long on what a model wrote all the
-    same: call it where it can be killed.
+    Numbers are equal if they differ by less than `tolerance`. Expressions with unknowns are evaluated at
+    several points. This is a thousand times faster than simplifying, and finds more: sympy does not find that
+    ``log(50)/log(5)`` is ``2 + log(2)/log(5)``. It may still take long for what a model wrote, so call it in
+    a process that can be killed.
     """
     import sympy
 
     if any(expression.has(sympy.zoo, sympy.nan) for expression in (first, second)):
-        return False  # a division by zero equals nothing, not even another one
+        return False  # a division by zero isn't even equal to another one
     if first == second:
         return True
     infinite = (sympy.oo, -sympy.oo)
     if first.has(*infinite) or second.has(*infinite):
-        return False  # they were not the same, and no digits tell infinities apart
+        return False  # they are written differently, and digits can't compare infinities
     unknowns = sorted(first.free_symbols | second.free_symbols, key=str)
     if not unknowns:
         agree = _agree(first, second, tolerance)
@@ -676,7 +691,7 @@ def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
         return agree
     compared_points = 0
     for index, (top, bottom) in enumerate(_POINTS):
-        # Each unknown has its own value, or else x - y would be 0.
+        # Each unknown gets another value, or else x - y would be 0.
         point = {symbol: Fraction(top + 2 * rank, bottom + index) for rank, symbol in enumerate(unknowns)}
         agree = _agree_at(point, first, second)
         if agree is False:
@@ -687,7 +702,7 @@ def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
 
 
 def _agree_at(point: dict[Any, Fraction], first: Any, second: Any) -> bool | None:
-    """Compares two expressions at a point; None where one of them has no value there."""
+    """Compares two expressions at a point. Returns None if one of them has no value there."""
     import sympy
 
     first_value, second_value = _rational_value(first, point), _rational_value(second, point)
@@ -700,7 +715,7 @@ def _agree_at(point: dict[Any, Fraction], first: Any, second: Any) -> bool | Non
 def _rational_value(expression: Any, point: dict[Any, Fraction]) -> Fraction | None:
     """Evaluates sums, products and integer powers exactly, a hundred times faster than sympy's `subs`.
 
-    Returns None for every other expression, for a division by zero, and where a power is too large.
+    Returns None for every other expression, for a division by zero, and for a power that is too large.
     """
     if expression.is_Rational:
         return Fraction(int(expression.p), int(expression.q))
@@ -732,7 +747,8 @@ def _rational_value(expression: Any, point: dict[Any, Fraction]) -> Fraction | N
 
 
 def _is_zero_when_simplified(difference: Any) -> bool:
-    """Simplifies a difference. Raises Absurd where sympy would multiply out a power of a sum."""
+    """Returns whether a difference becomes 0 when it is simplified. Raises Absurd if sympy would multiply out
+    a large power of a sum."""
     import sympy
 
     for power in difference.atoms(sympy.Pow):
@@ -746,14 +762,14 @@ def _is_zero_when_simplified(difference: Any) -> bool:
 
 
 def _agree(first: Any, second: Any, tolerance: float) -> bool | None:
-    """Compares two numbers; None where one of them has no value, or none that can be computed."""
+    """Compares two numbers. Returns None if the value of one can't be computed."""
     if first.is_Rational and second.is_Rational:
         return bool(first == second or abs(first - second) < tolerance)
     import mpmath
 
     digits = _digits_for(first, second)
     if digits > _DIGITS:
-        # More digits cost more: a cheap look first.
+        # Many digits are expensive. Most numbers that differ do so in the first ones.
         if _differ_in_first_digits(first, second, tolerance):
             return False
         if digits > MOST_DIGITS_OF_A_FACTORIAL and _has_factorials_of_fractions(first, second):
@@ -769,11 +785,7 @@ def _agree(first: Any, second: Any, tolerance: float) -> bool | None:
 
 
 def _differ_in_first_digits(first: Any, second: Any, tolerance: float) -> bool:
-    """Returns whether 40 digits show already that two numbers differ.
-
-    Most numbers that differ do so early. Thousands of digits of a factorial or of a power's parts take
-    seconds.
-    """
+    """Returns whether 40 digits already show that two numbers differ."""
     import mpmath
 
     first_value = _value(first, _DIGITS, needs_all_digits=True)
@@ -783,14 +795,14 @@ def _differ_in_first_digits(first: Any, second: Any, tolerance: float) -> bool:
     with mpmath.workdps(_DIGITS):
         distance = abs(first_value - second_value)
         larger = max(abs(first_value), abs(second_value))
-        # Half of the digits must do: what is computed of them is not quite exact.
+        # They differ surely if the first half of the digits shows it. The last ones may be inexact.
         rounding = larger * mpmath.mpf(10) ** (-_DIGITS / 2)
         return bool(distance > 2 * tolerance and distance > rounding)
 
 
 def _has_factorials_of_fractions(*expressions: Any) -> bool:
-    """Returns whether there is a factorial of a number that is no integer, as in ``(2n)!`` at a point where n
-    is a fraction. This is the gamma function, of which 1,000 digits take a second."""
+    """Returns whether there is a factorial of a fraction, as in ``(2n)!`` at a point at which n is one. It is
+    a value of the gamma function, of which 1,000 digits take a second."""
     import sympy
 
     return any(
@@ -801,10 +813,10 @@ def _has_factorials_of_fractions(*expressions: Any) -> bool:
 
 
 def _digits_for(*expressions: Any) -> int:
-    """Returns how many digits decide whether two numbers are equal.
+    """Returns the number of digits that decide whether two numbers are equal.
 
-    That is 40, and twice the magnitudes of all their parts if these are large: ``sqrt(10^60 + 1)`` differs
-    from ``10^30`` in its 61st digit. Raises Absurd where the magnitudes are too large.
+    These are 40, and twice the sum of the magnitudes of all parts if that is large: ``sqrt(10^60 + 1)``
+    differs from ``10^30`` in its 61st digit. Raises Absurd if the magnitudes are too large.
     """
     import sympy
 
@@ -823,7 +835,7 @@ def _digits_for(*expressions: Any) -> int:
 
 
 def _magnitude(number: Any) -> float:
-    """Returns the absolute decimal logarithm of a number, 3 for 1000 and for 0.001; 0 where it has none."""
+    """Returns the absolute decimal logarithm of a number: 3 for 1000 and for 0.001. 0 if it has none."""
     import sympy
 
     if number.free_symbols:
@@ -840,9 +852,9 @@ def _magnitude(number: Any) -> float:
 
 
 def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = False) -> Any:
-    """Returns the value as an mpmath number of so many digits; None where there is no finite one.
+    """Returns the value as an mpmath number with so many digits; None if there is no finite value.
 
-    Where parts cancel each other, fewer digits than asked for may be right: None with `needs_all_digits`.
+    If parts cancel each other, fewer digits may be right. With `needs_all_digits` the result is None then.
     """
     import mpmath
     import sympy
@@ -854,7 +866,7 @@ def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = F
         for part in (real, imaginary):
             if not (part.is_Float or part.is_Rational):
                 return None
-            # sympy gives a number of which it knows fewer digits a lower precision.
+            # The precision of sympy's number says how many digits are right.
             if needs_all_digits and part.is_Float and mpmath.libmp.prec_to_dps(part._prec) < digits:
                 return None
         with mpmath.workdps(digits):
@@ -887,7 +899,7 @@ _AND_SO_ON = re.compile(
     r"(?P<sign>[-+]?) ?(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20}?)"
     r"(?P<repeated>\d{1,12}?)(?P=repeated){1,20} ?\\dots"
 )
-"""``0.13636\\dots``: digits that stand there twice at least are repeated for ever."""
+"""``0.13636\\dots``: digits that occur at least twice in a row are repeated for ever."""
 _TEXT = re.compile(r"\\text(?![a-z])")
 _MIXED_NUMBER = re.compile(
     r"(?<![\d.}A-Za-z)])(\d{1,20}) ?\\frac ?(\d|\{ ?\d{1,20} ?\}) ?(\d|\{ ?\d{1,20} ?\})"
@@ -897,17 +909,18 @@ _HUGE = re.compile(r"\d{400}|\^ ?\{? ?[-+(]? ?\d{5}|!\s*!|\d{4,}\s*!|\^[^-+*/=,]
 """A number of 400 digits, an exponent of five, ``n!!``, the factorial of a number of four digits, or three
 powers within each other."""
 _BLANK = re.compile(r"(?<!\d) | (?!\d)|(?<=\d) (?=\d{3}(?!\d))")
-"""A space that means nothing: not between two digits, or before a group of three."""
+"""A space without a meaning: not between two digits, unless it is before a group of three."""
 _PRIME = re.compile(r"\d ?'")
 _LARGE_OPERATORS = re.compile(r"\\(?:i*o?int|sum|prod|lim)(?![a-z])")
 MOST_CHARACTERS = 200
-"""Characters of a formula that math-verify is given: it may take minutes to read more."""
+"""Characters of the longest formula for math-verify, which may take minutes to read a longer one."""
 MOST_COMMANDS = 20
-"""Backslashes of such a formula."""
+"""The most backslashes of such a formula."""
 
 
 def exact_value(formula: str) -> Fraction | None:
-    """Reads an integer, a decimal, a fraction, a mixed number or a repeating decimal; None of all else."""
+    """Reads an integer, a decimal, a fraction, a mixed number or a repeating decimal. None for other
+    formulas."""
     formula = formula.strip()
     if match := _NUMBER.fullmatch(formula):
         value = Fraction(match["digits"].removesuffix("."))
@@ -932,21 +945,24 @@ def exact_value(formula: str) -> Fraction | None:
 
 
 def equal_formulas(answer: str, gold: str) -> bool:
-    """Compares exactly. Raises Absurd for an answer that would cost too much to compare."""
+    """Returns whether two formulas have exactly the same value.
+
+    Raises Absurd if the comparison could be too expensive.
+    """
     if spaceless(answer) == spaceless(gold):
         return True
     exact_answer, exact_gold = exact_value(answer), exact_value(gold)
     if exact_answer is not None and exact_gold is not None:
         return exact_answer == exact_gold
     if _has_words(answer) or _has_words(gold):
-        return False  # text that isn't the gold's says something else
+        return False  # they aren't the same text, and words can't be compared by their value
     answer, gold = mixed_numbers_added(answer), mixed_numbers_added(gold)
     try:
         gold_expression = read_expression(gold)
     except NotAFormula:
         gold_expression = None
     except Absurd:
-        # Only a gold that is huge itself is compared by remainders: a huge answer alone is refused.
+        # Remainders are only for a huge gold. A huge answer to another gold is refused.
         return same_residue(answer, gold)
     try:
         expression = read_expression(answer)
@@ -965,8 +981,8 @@ def equal_formulas(answer: str, gold: str) -> bool:
 def same_residue(answer: str, gold: str) -> bool:
     """Compares two formulas of huge numbers by their remainders modulo a prime of 127 bits.
 
-    The prime is drawn by a digest of both texts, so that no answer can be made to fit it. Raises Absurd
-    for what can't be compared like this.
+    The prime is drawn with a digest of both texts, so that no answer can be chosen to fit it. Raises Absurd
+    for formulas that can't be compared in this way.
     """
     prime = prime_for(answer, gold)
     remainders = []
@@ -988,13 +1004,11 @@ def _has_words(formula: str) -> bool:
     return _TEXT.search(formula) is not None
 
 
-def proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, str]) -> bool:
+def are_proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, str]) -> bool:
     """Returns whether left - right of one equation is a number, not 0, times that of the other.
 
     ``2x = 6`` and ``x = 3`` are such equations: their differences are 2x - 6 and x - 3.
     """
-    import sympy
-
     try:
         difference = read_expression(sides[0]) - read_expression(sides[1])
         gold_difference = read_expression(gold_sides[0]) - read_expression(gold_sides[1])
@@ -1003,18 +1017,31 @@ def proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, str]) 
     unknowns = difference.free_symbols
     if unknowns != gold_difference.free_symbols or not unknowns:
         return difference == gold_difference
-    # One point gives the factor between the two differences; it must be right everywhere else, too.
-    point = {symbol: sympy.Rational(7 + 4 * rank, 3) for rank, symbol in enumerate(sorted(unknowns, key=str))}
-    value, gold_value = difference.subs(point), gold_difference.subs(point)
-    if gold_value == 0 or value == 0:
-        # The point is a solution of one of them, and gives no factor: 1 and -1 alone are tried.
+    factor = _quotient_at_a_point(difference, gold_difference, sorted(unknowns, key=str))
+    if factor is None:
         return same_value(difference, gold_difference) or same_value(difference, -gold_difference)
-    factor = value / gold_value
+    # The factor at a point must be right everywhere else, too.
     return same_value(difference, gold_difference * factor)
 
 
+def _quotient_at_a_point(first: Any, second: Any, unknowns: list[Any]) -> Any:
+    """Returns first / second at one of `_QUOTIENT_POINTS`.
+
+    It takes the first point at which both have a finite value other than 0: a point may be a solution of one
+    equation or both (``x = 7/3``), or a pole. Returns None if there is no such point.
+    """
+    import sympy
+
+    for top, bottom in _QUOTIENT_POINTS:
+        point = {symbol: sympy.Rational(top + 4 * rank, bottom) for rank, symbol in enumerate(unknowns)}
+        values = (first.subs(point), second.subs(point))
+        if all(value != 0 and not value.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) for value in values):
+            return values[0] / values[1]
+    return None
+
+
 def spaceless(text: str) -> str:
-    """Removes white space, but for what parts numbers: "1 2" is not 12, and "12 000" is 12000."""
+    """Removes white space, except between two numbers: "1 2" is not 12, but "12 000" is 12000."""
     return _BLANK.sub("", " ".join(text.split()))
 
 
@@ -1024,27 +1051,29 @@ def mixed_numbers_added(formula: str) -> str:
 
 
 def _compare_by_math_verify(answer: str, gold: str) -> bool:
-    """Compares by the library math-verify what the grammar here doesn't read, such as ``\\int_0^1 x dx``.
+    """Compares formulas that this grammar doesn't read, such as ``\\int_0^1 x dx``, with the library
+    math-verify.
 
-    Raises Absurd for a formula that it could take long to read.
+    Raises Absurd for a formula that the library may take long to read.
     """
     for formula in (answer, gold):
         if len(_LARGE_OPERATORS.findall(formula)) > 1:
             raise Absurd("sums, integrals or limits within each other")
         if _HUGE.search(formula) or len(formula) > MOST_CHARACTERS or formula.count("\\") > MOST_COMMANDS:
-            raise Absurd("a formula that is longer, or has greater numbers, than every answer's")
+            raise Absurd("a formula that is longer, or has larger numbers, than any answer")
     from math_verify import verify
     from sympy import Expr
 
     has_prime, gold_has_prime = _PRIME.search(answer) is not None, _PRIME.search(gold) is not None
     if has_prime is not gold_has_prime:
-        return False  # 45' (minutes) is not 45 degrees, and math-verify leaves the sign out
+        return False  # 45' (minutes) is not 45 degrees, and math-verify ignores the sign
     readings, gold_readings = _parse_by_math_verify(answer), _parse_by_math_verify(gold)
     if not readings or not gold_readings:
         return False
     if isinstance(readings[0], Expr) and isinstance(gold_readings[0], Expr):
         return same_value(readings[0], gold_readings[0])
-    # math-verify's own timeout is an alarm signal; here the grader pool's deadline ends what hangs.
+    # math-verify's own timeout is an alarm signal. Here the deadline of the grader pool ends a call that
+    # hangs.
     return bool(verify(gold_readings, readings, float_rounding=10, timeout_seconds=None))
 
 

@@ -1,4 +1,4 @@
-"""A plain Python function as a grader."""
+"""A grader that calls a Python function of the user."""
 
 from __future__ import annotations
 
@@ -24,48 +24,51 @@ NO_ROW: foreign.Row = {"data": {}, "messages": (), "transcript": ("", (), ())} |
     ("prompt", "gold", "domain"), ""
 )
 NO_STATE = foreign.verifiers_state(NO_ROW)
-"""What a function's parameters are compared with before there is a problem and an answer."""
+"""The row and state with which a function's parameters are checked before there is a problem."""
 
 
 @Grader.register("function")
 @dataclass(frozen=True, kw_only=True)
 class FunctionGrader(Grader):
-    """A function as the reward: ``path: 'my_package.rewards:score'``, or ``'folder/file.py:score'``.
+    """Takes the reward from a function: ``path: 'my_package.rewards:score'``, or ``'folder/file.py:score'``.
 
-    It is called as ``score(response, gold)`` with two texts; where its second parameter is called `problem`,
-    it gets the whole `Problem` instead. One with the parameters of verl, TRL or verifiers gets what these
-    give (`foreign.py`), one of whole batches those of one answer; a rubric, an environment with one
-    (`load_environment`) and a class of tasks of verifiers are the weighted sum of their rewards. `arguments`
-    are given by their names as well. A coroutine function is awaited. It returns a number, a `Grade`, a
-    dictionary with the number as ``score``, or None where the response holds no answer; in several turns also
-    a list with a number for each. What earns 1 or more counts as correct; what else it counts is a metric,
-    ``rewards/…``. In several turns the response is the last turn's text, and the whole answer is
-    `problem.transcript`.
+    The function is called as ``score(response, gold)`` with two texts. If its second parameter is called
+    `problem`, it gets the whole `Problem` instead. A function with the parameters of verl, TRL or verifiers
+    gets the arguments of these libraries (`foreign.py`), and a function of whole batches gets a batch of one
+    answer. A rubric, an environment with a rubric (`load_environment`) and a class of tasks of verifiers give
+    the weighted sum of their rewards. `arguments` are further keyword arguments. A coroutine function is
+    awaited.
 
-    The module is looked for like those of `imports`: among what is installed, in the working directory, in
-    the folders of the configuration files. The function runs in the grader processes: one that hangs or
-    crashes costs an answer its reward and not the run. What it raises is the outcome ``error``, but for
-    `treetune.Unavailable`: what it needs isn't there, and the answer is left out.
+    The function returns a number, a `Grade`, a dictionary with the number as ``score``, or None if the
+    response contains no answer. For several turns it may also return a list with a number for each. An answer
+    is correct from a reward of 1 on. Other numbers are metrics, ``rewards/…``. In several turns the response
+    is the last turn's text, and the whole answer is `problem.transcript`.
 
-    One that waits for something outside, and computes nothing that could hang, is a ``service`` by its
-    `isolation`: it is called in `concurrency` threads of the run's process. Broken connections, and what
-    takes longer than the deadline, then leave the answer out as well. It alone finds keys and tokens in the
-    environment: worker processes inherit none.
+    The module is searched like those of `imports`: among installed packages, in the working directory, and in
+    the folders of the configuration files. The function runs in the grader processes, so that if it hangs or
+    crashes, only the answer loses its reward. If it raises an exception, the outcome is ``error``. Only after
+    `treetune.Unavailable`, which says that something that the function needs is missing, the answer is left
+    out.
+
+    A function that waits for an external service, and computes nothing that could hang, should have the
+    `isolation` ``service``. It is called in `concurrency` threads of the run's process. Then the answer is
+    also left out after a broken connection or the deadline. Only such a function finds keys and tokens in the
+    environment, since worker processes don't inherit them.
     """
 
     path: str
     """``package.module:function``, or ``folder/file.py:function``."""
     python: str | None = None
-    """Another Python that runs the function, such as ``/path/to/venv/bin/python``, in a process beside each
-    grader process. This package needn't be installed there; the problem's `data` has to be JSON."""
+    """Another Python that runs the function, such as ``/path/to/venv/bin/python``. Each grader process starts
+    a process of it. This package needn't be installed there. The problem's `data` has to be JSON."""
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     reads_turns: ClassVar[bool] = True
     isolation: Literal["process", "service"] = "process"  # type: ignore[misc]  # a setting here
-    """Where it is called: in worker processes, or in threads since it waits for a service."""
+    """Where the function is called: in grader processes, or in threads of the run's process."""
     deadline: Annotated[float, Gt(0)] | None = None
     """Seconds for one answer; None: the run's `grader_deadline`."""
     concurrency: Annotated[int, Gt(0)] = 16
-    """Calls at a time, of a ``service``."""
+    """The number of simultaneous calls of a ``service``."""
 
     def __post_init__(self) -> None:
         if self.python is None:
@@ -86,9 +89,9 @@ class FunctionGrader(Grader):
     def grade(self, response: str, problem: Problem) -> Grade:
         row = {name: getattr(problem, name) for name in ("prompt", "gold", "domain")}
         row |= {"data": dict(problem.data), "messages": [vars(message) for message in problem.messages]}
-        single = [{"role": "assistant", "content": response}]
-        row["transcript"] = problem.transcript or (response, [single], [0.0])
-        if problem.transcript and not problem.messages:  # several turns are a conversation anyhow
+        single_turn = [{"role": "assistant", "content": response}]
+        row["transcript"] = problem.transcript or (response, [single_turn], [0.0])
+        if problem.transcript and not problem.messages:  # several turns are always a conversation
             row["messages"] = [{"role": "user", "content": problem.prompt}]
         if self.python is not None:
             result = self._ask_other_python(response, row)
@@ -103,7 +106,7 @@ class FunctionGrader(Grader):
         return Grade(reward=sum(rewards), outcome="ok", numbers=numbers, step_rewards=tuple(rewards))
 
     def _ask_other_python(self, response: str, row: Mapping[str, Any]) -> Any:
-        """Has the process of `python` grade an answer. Raises RuntimeError where the function raised."""
+        """Grades an answer in the process of `python`. Raises RuntimeError if the function raised."""
         process = _start_python(self.python, self.path)
         assert process.stdin is not None and process.stdout is not None
         request = json.dumps([response, row, self.arguments])
@@ -124,7 +127,7 @@ class FunctionGrader(Grader):
 
 @functools.cache
 def _function(path: str) -> Any:
-    """Returns the function, rubric or environment that a path names. Raises ValueError where it can't."""
+    """Returns the function, rubric or environment of a path. Raises ValueError if it can't be loaded."""
     if not path.rpartition(":")[0].endswith(".py"):
         function: Any = function_at(path)
     else:
@@ -138,7 +141,7 @@ def _function(path: str) -> Any:
 
 @functools.cache
 def _start_python(python: str, path: str) -> subprocess.Popen[str]:
-    """Returns a process that has loaded the function. It ends with this one."""
+    """Returns a process that has loaded the function. It ends with the present process."""
     process = subprocess.Popen(
         [python, foreign.__file__, path, *folders.searched()[0]],
         stdin=subprocess.PIPE,
@@ -152,7 +155,7 @@ def _start_python(python: str, path: str) -> subprocess.Popen[str]:
 
 
 def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
-    """Raises ValueError for a function that can't be called with the arguments that it will get."""
+    """Raises ValueError if the function can't be called with the arguments that it will get."""
     if not inspect.isroutine(function):  # a rubric: its own library calls its functions by their names
         return
     signature = inspect.signature(function)

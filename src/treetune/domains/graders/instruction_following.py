@@ -1,4 +1,4 @@
-"""Instructions that a program can check: IFEval (Zhou et al., 2023, arXiv:2311.07911)."""
+"""The grader of IFEval: instructions that a program can check (Zhou et al., 2023, arXiv:2311.07911)."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ class Instruction:
 @Grader.register("instruction_following")
 @dataclass(frozen=True, kw_only=True)
 class InstructionFollowing(Grader):
-    """Right is a response that follows all instructions of its problem, as the checks of IFEval in the
-    lm-eval library see it: so many words, a title, no commas, in German.
+    """Reward 1 for a response that follows all instructions of its problem, such as a number of words, a
+    title, no commas, or German. The checks are those of IFEval in the lm-eval library.
 
-    The instructions are under ``instruction_id_list`` and ``kwargs``, as in the published rows: in the gold,
-    as JSON, or in the problem's own fields. The share of instructions that are followed is among the grade's
-    numbers as ``instructions``. A text of no language follows no instruction on language.
+    The instructions are under ``instruction_id_list`` and ``kwargs``, as in the published rows. These keys
+    are in the gold, as JSON, or in the problem's `data`. The share of followed instructions is a number of
+    the grade, ``instructions``. A text without a recognizable language follows no instruction about language.
 
-    Two instructions need data of nltk, which isn't in any package: see `missing`.
+    Two instructions need data of nltk that no package contains (`check` reports if it is missing).
     """
 
     strict: bool = True
-    """Checks the text as it is; else an instruction is also followed where the text without its first
-    line, its last, or asterisks follows it."""
+    """Whether only the unchanged text is checked. Otherwise an instruction is also followed if the text
+    without its first line, its last line, or its asterisks follows it."""
     score: Literal["all", "share"] = "all"
-    """The reward where some instructions are followed: nothing, or their share."""
+    """The reward if only some instructions are followed: 0 (``all``), or their share."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
@@ -106,7 +106,7 @@ class InstructionFollowing(Grader):
 
 
 def read_instructions(problem: Problem) -> Sequence[Instruction]:
-    """Raises ValueError for a problem without any, and for one that the library doesn't have."""
+    """Returns the instructions of a problem. Raises ValueError if it has none."""
     fields: Any = problem.data
     if problem.gold.lstrip().startswith("{"):
         fields = {**problem.data, **json.loads(problem.gold)}
@@ -125,8 +125,8 @@ def read_instructions(problem: Problem) -> Sequence[Instruction]:
 def _follows(instruction: Instruction, text: str) -> bool:
     """Returns whether a text follows an instruction, as the library checks it.
 
-    Raises ValueError for an instruction that the library doesn't have or whose arguments are incomplete,
-    and Unavailable where nltk's data is missing.
+    Raises ValueError if the library doesn't have the instruction or arguments are missing, and Unavailable if
+    nltk's data is missing.
     """
     check_classes = _library()
     if instruction.id not in check_classes:
@@ -138,7 +138,7 @@ def _follows(instruction: Instruction, text: str) -> bool:
 
         try:
             langdetect.detect(text)
-        except langdetect.LangDetectException:  # a text of no language
+        except langdetect.LangDetectException:  # no language is recognized
             return False
     check = check_classes[instruction.id](instruction.id)
     names = check.get_instruction_args_keys()
@@ -146,11 +146,11 @@ def _follows(instruction: Instruction, text: str) -> bool:
     if missing := [name for name in names if arguments[name] in (None, "", [])]:
         raise ValueError(f"instruction {instruction.id!r} lacks its arguments {', '.join(missing)}")
     if instruction.id == _LETTERS and not str(arguments["letter"]).isalpha():
-        # In place of a sign such as ! the library would count a letter that it draws.
+        # Instead of a sign such as ! the library would count a random letter.
         count = text.count(str(arguments["letter"]))
         is_less = bool(count < arguments["let_frequency"])
         return is_less is (arguments["let_relation"] == "less than")
-    # The library draws an argument where it doesn't like the instruction's; the same one every time, then.
+    # The library replaces invalid arguments by random ones. The seed makes them the same every time.
     state = random.getstate()
     random.seed(0)
     try:
@@ -167,20 +167,20 @@ def _follows(instruction: Instruction, text: str) -> bool:
 def _library() -> Mapping[str, Any]:
     """Returns the library's class for each instruction.
 
-    Only its modules of IFEval are imported: the package around them needs a dozen more packages. They would
-    fetch data from the network as they are imported, and are kept from it.
+    It imports only the modules of IFEval, since the package around them needs a dozen more packages, and
+    prevents them from downloading data.
     """
     import langdetect
 
-    langdetect.DetectorFactory.seed = 0  # else it draws
+    langdetect.DetectorFactory.seed = 0  # without a seed its results are random
     spec = find_spec("lm_eval")
-    assert spec is not None and spec.origin is not None, "see missing"
-    # An empty package in the place of lm_eval.tasks, below which the modules of IFEval are found.
+    assert spec is not None and spec.origin is not None, "check finds missing packages"
+    # An empty package replaces lm_eval.tasks, so that its modules are found without importing the package.
     package = types.ModuleType("lm_eval.tasks")
     package.__path__ = [str(Path(spec.origin).parent / "tasks")]
     loaded_package, rank = sys.modules.get(package.__name__), os.environ.get("LOCAL_RANK")
     sys.modules[package.__name__] = package
-    os.environ["LOCAL_RANK"] = "1"  # the first rank alone would download
+    os.environ["LOCAL_RANK"] = "1"  # only rank 0 downloads
     try:
         from lm_eval.tasks.ifeval import instructions_registry
     finally:

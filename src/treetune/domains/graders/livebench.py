@@ -1,4 +1,5 @@
-"""LiveBench's tasks on reasoning, language and tables (White et al., 2024, arXiv:2406.19314)."""
+"""The grader of LiveBench's tasks on reasoning, language and tables (White et al., 2024,
+arXiv:2406.19314)."""
 
 from __future__ import annotations
 
@@ -25,24 +26,28 @@ from treetune.vocabulary import Grade, Problem
 LONGEST = 50_000
 """Characters of an answer that are compared."""
 
-_BOLD = re.compile(r"(?<!\*)\*{2,}+([^*\n]+)\*\*+")  # from the first asterisk of a row alone: linear
+# The lookbehind makes the time linear: a row of asterisks is tried once.
+_BOLD = re.compile(r"(?<!\*)\*{2,}+([^*\n]+)\*\*+")
 
 _WHOLE = ("typos", "plot_unscrambling", "cta", "tablejoin", "tablereformat")
-"""Tasks whose answer may be all that is said."""
+"""Tasks whose answer may be the whole response."""
 
 _FENCED = ("tablejoin", "tablereformat")
+"""Tasks whose answer may be in a fenced block."""
 
 
 @Grader.register("livebench")
 @dataclass(frozen=True, kw_only=True)
 class LiveBench(Grader):
-    r"""An answer earns the score that LiveBench gives it, by the row's `task`: 1 for a correct one, and in
-    ``connections``, ``zebra_puzzle``, ``tablejoin`` and ``plot_unscrambling`` a part of it for a part.
+    r"""Scores an answer as LiveBench does, according to the row's `task`. A correct answer earns 1. In
+    ``connections``, ``zebra_puzzle``, ``tablejoin`` and ``plot_unscrambling`` a partly correct one earns
+    less.
 
-    The answer stands behind the last `think_end`: in the last ``<solution>…</solution>``, else in the last
-    ``\boxed{…}``, else (tables) in the last fenced block, else in bold on the last line that has any, else
-    on the last line, or, where a whole text or table is asked for, is all of it. Only this one counts, where
-    the published scorers take the best or any of several, and a part of another word is no answer.
+    After the last `think_end`, the answer is the first of these that the response has: the last
+    ``<solution>…</solution>``; the last ``\boxed{…}``; for tables, the last fenced block; the bold text of
+    the last line that has any; the last line. If the task asks for a text or a table, the answer may be all
+    of the response. The published scorers accept the best of several answers, or a part of a longer word.
+    This grader does neither.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -50,8 +55,8 @@ class LiveBench(Grader):
     task_field: Annotated[str, MinLen(1)] = "task"
     """The field of the row that names its task."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
@@ -63,12 +68,13 @@ class LiveBench(Grader):
             answer = next(reversed(fenced_blocks(answer or text)), answer)
         elif answer is None and task not in ("typos", "plot_unscrambling"):
             for line in reversed(text.split("\n")):
-                if parts := [part.strip(" .,:") for part in _BOLD.findall(line)]:
-                    answer = ", ".join(part for part in parts if part)
+                bold_parts = [part.strip(" .,:") for part in _BOLD.findall(line)]
+                if bold_parts:
+                    answer = ", ".join(part for part in bold_parts if part)
                     break
         if answer is None:
             answer = text if task in _WHOLE else text.strip().rpartition("\n")[2]
-        # A tab at the end is an empty cell.
+        # Tabs are kept, because one at the end is an empty cell.
         return answer.strip(" \r\n") if answer.strip() else None
 
     @override
@@ -78,7 +84,7 @@ class LiveBench(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Some scorers look for the gold within the answer: the one has to be in the other, and the other way.
+        # Some scorers search the gold within the answer, so both directions have to hold.
         return super().same_answer(answer, other, problem) and super().same_answer(other, answer, problem)
 
     def _task(self, problem: Problem) -> str:
@@ -87,8 +93,8 @@ class LiveBench(Grader):
             return task
         near = difflib.get_close_matches(task, SCORES, n=1)
         raise ValueError(
-            f"problem {problem.id} says {task!r} under {self.task_field!r}, and the tasks of LiveBench that"
-            f" are known here are {', '.join(SCORES)}" + (f"; did you mean {near[0]!r}?" if near else "")
+            f"problem {problem.id} has {task!r} under {self.task_field!r}, and the supported tasks of"
+            f" LiveBench are {', '.join(SCORES)}" + (f"; did you mean {near[0]!r}?" if near else "")
         )
 
 
@@ -106,79 +112,81 @@ _TRUTH = re.compile(r"\b(yes|no|unknown)\b")
 _DRESS = re.compile(r"\\(?:text|textbf|mathrm)(?=\s?\{)|[{}$*`\"“”]")
 
 
-def truths(answer: str, gold: str) -> float:
-    """Scores ``web_of_lies``: all of yes, no and unknown, in their order."""
+def score_truths(answer: str, gold: str) -> float:
+    """Scores ``web_of_lies``: the words yes, no and unknown, in their order."""
     return float(_TRUTH.findall(answer.lower()) == _TRUTH.findall(gold.lower()))
 
 
-def names_in_order(answer: str, gold: str) -> float:
+def score_names_in_order(answer: str, gold: str) -> float:
     """Scores ``house_traversal``: the names, in their order, each once."""
     gold_names = re.findall(r"\w+", gold.casefold())
-    # "Ann, then Bob" holds another word: what is no name of the gold doesn't count.
+    # Other words are skipped, as in "Ann, then Bob".
     names = [name for name in re.findall(r"\w+", answer.casefold()) if name in gold_names]
     return float(names == gold_names)
 
 
-def one_answer(answer: str, gold: str) -> float:
-    """Scores ``spatial``: a number, in digits or spelled, or a shape, which may be told with a word more."""
-    answer_word, gold_word = _word(answer), _word(gold)
+def score_one_answer(answer: str, gold: str) -> float:
+    """Scores ``spatial``: a number in digits or words, or a shape, which may come with another word."""
+    answer_word, gold_word = _comparable_word(answer), _comparable_word(gold)
     is_shape = gold_word in _SHAPES and gold_word in answer_word.split() and len(answer_word.split()) <= 2
     return float(answer_word == gold_word or is_shape)
 
 
-def several_answers(answer: str, gold: str) -> float:
-    """Scores ``zebra_puzzle``: the mean of the share of answers that are right and of whether all are."""
-    gold_parts = [_word(part) for part in gold.split(",")]
-    parts = [_word(part) for part in answer.split(",")]
+def score_several_answers(answer: str, gold: str) -> float:
+    """Scores ``zebra_puzzle``: the mean of two numbers, the share of right answers and whether all are
+    right."""
+    gold_parts = [_comparable_word(part) for part in gold.split(",")]
+    parts = [_comparable_word(part) for part in answer.split(",")]
     if len(parts) > len(gold_parts):
         return 0.0
     right = sum(part == gold_part for part, gold_part in zip(parts, gold_parts, strict=False))
     return (float(right == len(gold_parts)) + right / len(gold_parts)) / 2
 
 
-def groups_of_four(answer: str, gold: str) -> float:
-    """Scores ``connections``: the share of groups that are found, four words after four, in any order."""
-    gold_groups, groups = _groups(gold), _groups(answer)
+def score_groups_of_four(answer: str, gold: str) -> float:
+    """Scores ``connections``: the share of the gold's groups that the answer has. Each four words are a
+    group, in any order."""
+    gold_groups, groups = _read_groups(gold), _read_groups(answer)
     if len(groups) > len(gold_groups):
         return 0.0
-    different = {frozenset(group) for group in groups}  # a group that is said twice earns once
-    return sum(group in gold_groups for group in different) / len(gold_groups)
+    distinct_groups = {frozenset(group) for group in groups}  # a repeated group earns once
+    return sum(group in gold_groups for group in distinct_groups) / len(gold_groups)
 
 
-def corrected_text(answer: str, gold: str) -> float:
-    """Scores ``typos``: the corrected text, whatever is said around it."""
+def score_corrected_text(answer: str, gold: str) -> float:
+    """Scores ``typos``: the corrected text, which may be within other text."""
     return float(" ".join(gold.split()) in " ".join(answer.split()))
 
 
-def order_of_sentences(answer: str, gold: str) -> float:
-    """Scores ``plot_unscrambling``: 1 less the edit distance between the orders of the sentences, for each
-    sentence.
+def score_order_of_sentences(answer: str, gold: str) -> float:
+    """Scores ``plot_unscrambling``: 1 - d / n, where d is the edit distance between the answer's and the
+    gold's order of the n sentences.
 
-    A sentence of the gold is the one in the answer that is most like it.
+    Each sentence of the gold is identified with the most similar sentence of the answer.
     """
-    gold_sentences, sentences = _sentences(gold), _sentences(answer)
+    gold_sentences, sentences = _split_sentences(gold), _split_sentences(answer)
     if not sentences:
         return 0.0
     order = []
     for gold_sentence in gold_sentences:
-        [most_alike] = difflib.get_close_matches(gold_sentence, sentences, n=1, cutoff=0.0)
-        order.append(sentences.index(most_alike))
+        [most_similar] = difflib.get_close_matches(gold_sentence, sentences, n=1, cutoff=0.0)
+        order.append(sentences.index(most_similar))
     return 1 - edit_distance(range(len(gold_sentences)), order) / len(gold_sentences)
 
 
-def label(answer: str, gold: str) -> float:
-    """Scores ``cta``: the label of a column, letters and digits alone."""
+def score_label(answer: str, gold: str) -> float:
+    """Scores ``cta``: the label of a column, compared by its letters and digits."""
     letters, gold_letters = (
         re.sub(r"[\W_]+", "", _DRESS.sub(" ", text).casefold()) for text in (answer, gold)
     )
     return float(letters == gold_letters)
 
 
-def mapping(answer: str, gold: str) -> float:
+def score_mapping(answer: str, gold: str) -> float:
     """Scores ``tablejoin``: the F1 of the pairs of columns."""
-    gold_pairs, pairs = _pairs(gold), _pairs(answer)
+    gold_pairs, pairs = _read_pairs(gold), _read_pairs(answer)
     if gold_pairs is None:
-        raise ValueError(f"the gold {gold[:100]!r} is no mapping of columns")
+        raise ValueError(f"the gold {gold[:100]!r} is not a mapping of columns")
     if not pairs or not gold_pairs:
         return 0.0
     return 2 * len(pairs & gold_pairs) / (len(pairs) + len(gold_pairs))
@@ -198,28 +206,28 @@ def edit_distance(source: Sequence[int], target: Sequence[int]) -> int:
     return distances[-1]
 
 
-def _word(text: str) -> str:
+def _comparable_word(text: str) -> str:
     """Returns an answer for comparison: "3" for ``**Three**`` or "position three", "cats" for "the cats"."""
     text = plain(_DRESS.sub(" ", text).replace("-", " ")).strip(" .,;:!")
     text = text.removeprefix("position ").removeprefix("the ").removesuffix(" movies")
     return str(_NUMBERS.index(text)) if text in _NUMBERS else text
 
 
-def _groups(text: str) -> list[set[str]]:
-    """Returns four words after four, of a text with commas or newlines between the words."""
+def _read_groups(text: str) -> list[set[str]]:
+    """Returns groups of four of the words of a text, which are separated by commas or newlines."""
     parts = [plain(_DRESS.sub(" ", part)) for part in re.split(r"[,\n]", text)]
     members = [part for part in parts if part]
     return [set(members[i : i + 4]) for i in range(0, len(members), 4)]
 
 
-def _sentences(text: str) -> list[str]:
+def _split_sentences(text: str) -> list[str]:
     """Splits at full stops; returns the first `MOST_SENTENCES`, each cut to `LONGEST_SENTENCE`."""
     sentences = [" ".join(sentence.split())[:LONGEST_SENTENCE] for sentence in text.split(".")]
     return [sentence for sentence in sentences if sentence][:MOST_SENTENCES]
 
 
-def _pairs(text: str) -> set[tuple[str, str]] | None:
-    """Returns keys with values of the object that the text is or holds; None where it holds none."""
+def _read_pairs(text: str) -> set[tuple[str, str]] | None:
+    """Returns the items of the JSON object in a text; None if there is none."""
     try:
         value = read_value(text)
     except UnreadableValue:
@@ -233,24 +241,23 @@ def _pairs(text: str) -> set[tuple[str, str]] | None:
 
 Row = dict[str, str]
 
-_NUMBERS_OF_ROWS = ("", "index", "Unnamed: 0")
-"""Names of a column that only counts rows."""
+_NAMES_OF_INDICES = ("", "index", "Unnamed: 0")
+"""Names of a column that only has the rows' numbers."""
 
-_NOTHING = ("", "nan", "none", "null", "nat")
+_EMPTY_CELLS = ("", "nan", "none", "null", "nat")
 MOST_ROWS = 10_000
 
 
-def same_table(answer: str, gold: str) -> float:
-    """Scores ``tablereformat``: 1 where the answer holds the gold's rows, in their order, with the same
-    columns.
+def score_table(answer: str, gold: str) -> float:
+    """Scores ``tablereformat``: 1 if the answer has the gold's rows in their order, with the same columns.
 
-    Cells are equal as texts, or as numbers to within 1e-6. A column that counts rows is left out.
+    Cells are equal as texts, or as numbers that differ by less than 1e-6. A column of row numbers is ignored.
     """
-    gold_table = next(iter(_tables(gold, None)), None)
+    gold_table = next(iter(_read_tables(gold, None)), None)
     if gold_table is None:
-        raise ValueError(f"the gold {gold[:100]!r} is no table")
-    # A text may read as a table in several formats: one reading that is right is enough.
-    for table in _tables(answer, list(gold_table[0])):
+        raise ValueError(f"the gold {gold[:100]!r} is not a table")
+    # A text may be a table in several formats. It is enough if one of them is right.
+    for table in _read_tables(answer, list(gold_table[0])):
         if len(table) == len(gold_table) and all(map(_same_row, table, gold_table)):
             return 1.0
     return 0.0
@@ -263,7 +270,7 @@ def _same_row(row: Row, gold_row: Row) -> bool:
 
 
 def _same_cell(cell: str, gold_cell: str) -> bool:
-    if cell == gold_cell or (cell.lower() in _NOTHING and gold_cell.lower() in _NOTHING):
+    if cell == gold_cell or (cell.lower() in _EMPTY_CELLS and gold_cell.lower() in _EMPTY_CELLS):
         return True
     if cell.lower() in ("true", "false"):
         return cell.lower() == gold_cell.lower()
@@ -274,41 +281,42 @@ def _same_cell(cell: str, gold_cell: str) -> bool:
     return math.isfinite(difference) and abs(difference) < 1e-6
 
 
-def _tables(text: str, columns: Sequence[str] | None) -> Iterator[list[Row]]:
-    """Yields the text as a table, in each format in which it is one. In a text with other lines, rows begin
-    below the line that names these columns."""
-    for read_format in (_json, _json_lines, _html):
-        if rows := _rows(read_format(text)):
+def _read_tables(text: str, columns: Sequence[str] | None) -> Iterator[list[Row]]:
+    """Yields the table in a text, read in each format in which there is one. In a text with other lines, the
+    header is the line that names the given columns."""
+    for read_format in (_read_json, _read_json_lines, _read_html):
+        if rows := _clean_rows(read_format(text)):
             yield rows
     for delimiter in ("|", "\t", ","):
-        if rows := _rows(_lines(text, delimiter, columns)):
+        if rows := _clean_rows(_read_lines(text, delimiter, columns)):
             yield rows
 
 
-def _rows(table: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Returns rows of texts, without the column that counts them; none where no other column is left."""
+def _clean_rows(table: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Returns rows with texts as cells, without the column of row numbers; none if there is no other
+    column."""
     rows: list[Row] = []
     for cells in table[:MOST_ROWS]:
         row: Row = {}
         for name, cell in cells.items():
             column = str(name).strip()
-            if column not in _NUMBERS_OF_ROWS:
+            if column not in _NAMES_OF_INDICES:
                 row[column] = cell.strip() if isinstance(cell, str) else json.dumps(cell)
         rows.append(row)
     return rows if rows and rows[0] else []
 
 
-def _json(text: str) -> Sequence[Mapping[str, Any]]:
+def _read_json(text: str) -> Sequence[Mapping[str, Any]]:
     try:
         value = read_value(text)
     except UnreadableValue:
         value = next((value for _, value in find_values(text)), None)
     if isinstance(value, Mapping):
-        value = value.get("data", list(value.values()))  # by rows' numbers, or with a schema
+        value = value.get("data", list(value.values()))  # an object with a schema, or with a key for each row
     return value if isinstance(value, list) and all(isinstance(row, Mapping) for row in value) else []
 
 
-def _json_lines(text: str) -> Sequence[Mapping[str, Any]]:
+def _read_json_lines(text: str) -> Sequence[Mapping[str, Any]]:
     rows = []
     for line in map(str.strip, text.split("\n")):
         if line.startswith("{") and line.endswith("}"):
@@ -349,17 +357,17 @@ class _Html(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def _html(text: str) -> Sequence[Mapping[str, Any]]:
+def _read_html(text: str) -> Sequence[Mapping[str, Any]]:
     if "<tr" not in text.lower():
         return []
     parser = _Html()
     parser.feed(text)
-    return _below_header([row for row in parser.rows if row])
+    return _rows_below_header([row for row in parser.rows if row])
 
 
-def _lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Sequence[Mapping[str, Any]]:
-    """Reads Markdown (``|``), TSV or CSV, from the line with the `columns` on, up to the first line that has
-    another number of cells."""
+def _read_lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Sequence[Mapping[str, Any]]:
+    """Reads Markdown (``|``), TSV or CSV: the line with the `columns`, and the lines after it with the same
+    number of cells."""
     lines = [line.strip() if delimiter == "|" else line for line in text.strip("\n").split("\n")]
     if delimiter == "|":
         lines = [line.strip("|") for line in lines if line.startswith("|") and line.strip("|:- ")]
@@ -367,36 +375,39 @@ def _lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Sequence
         cells = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]
     except csv.Error:
         return []
-    named = [] if columns is None else sorted(columns)
-    starts = [
-        number
-        for number, row in enumerate(cells)
-        if columns is None or sorted(cell for cell in row if cell not in _NUMBERS_OF_ROWS) == named
-    ]
-    if not starts:
+    header_index: int | None = None
+    for index, row in enumerate(cells):
+        names = sorted(cell for cell in row if cell not in _NAMES_OF_INDICES)
+        if columns is None or names == sorted(columns):
+            header_index = index
+            break
+    if header_index is None or len(cells[header_index]) <= 1:
         return []
-    below = cells[starts[0] :]
-    end = next((number for number, row in enumerate(below) if len(row) != len(below[0])), len(below))
-    return _below_header(below[:end]) if len(below[0]) > 1 else []
+    table: list[list[str]] = []
+    for row in cells[header_index:]:
+        if len(row) != len(cells[header_index]):
+            break
+        table.append(row)
+    return _rows_below_header(table)
 
 
-def _below_header(rows: Sequence[Sequence[str]]) -> Sequence[Mapping[str, Any]]:
+def _rows_below_header(rows: Sequence[Sequence[str]]) -> Sequence[Mapping[str, Any]]:
     if len(rows) < 2 or any(len(row) != len(rows[0]) for row in rows):
         return []
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 
 SCORES = {
-    "web_of_lies_v2": truths,
-    "web_of_lies_v3": truths,
-    "house_traversal": names_in_order,
-    "spatial": one_answer,
-    "zebra_puzzle": several_answers,
-    "connections": groups_of_four,
-    "typos": corrected_text,
-    "plot_unscrambling": order_of_sentences,
-    "cta": label,
-    "tablejoin": mapping,
-    "tablereformat": same_table,
+    "web_of_lies_v2": score_truths,
+    "web_of_lies_v3": score_truths,
+    "house_traversal": score_names_in_order,
+    "spatial": score_one_answer,
+    "zebra_puzzle": score_several_answers,
+    "connections": score_groups_of_four,
+    "typos": score_corrected_text,
+    "plot_unscrambling": score_order_of_sentences,
+    "cta": score_label,
+    "tablejoin": score_mapping,
+    "tablereformat": score_table,
 }
 """The score of an answer to a question of each task, from the answer and the gold."""

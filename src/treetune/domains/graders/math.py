@@ -1,4 +1,4 @@
-"""The default grader of MATH: on the math-verify library, with its mistakes mended."""
+"""The default grader of MATH. It uses the library math-verify, and corrects its mistakes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing_extensions import override
 from treetune.domains.graders.formulas import (
     Absurd,
     NotAFormula,
+    are_proportional_equations,
     equal_formulas,
     exact_value,
-    proportional_equations,
     read_expression,
     spaceless,
 )
@@ -39,8 +39,8 @@ from treetune.domains.graders.math_kinds import Date, Ratio, Score, TimeOfDay
 from treetune.domains.graders.math_text import undressed
 from treetune.domains.graders.math_units import (
     Scalar,
-    bare_degrees,
     conversion,
+    is_degree,
     is_radian,
     with_short_unit,
 )
@@ -50,43 +50,43 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 LONGEST_RESPONSE = 200_000
-"""Characters of a response that are searched for an answer; a sampled answer has a tenth of it."""
+"""Characters of the longest response that is searched for an answer. Sampled answers have a tenth of it."""
 
 
 @Grader.register("math")
 @dataclass(frozen=True, kw_only=True)
 class MathGrader(Grader):
-    r"""Reward 1 if the answer says what the gold says, however it is written.
+    r"""Reward 1 if the answer has the same meaning as the gold, in whatever form.
 
-    The answer stands in the last box of the response, or after its last "answer is"; without either
-    the outcome is ``no_answer``. Both sides are told apart into numbers with units, words, ordered
-    pairs, sets, lists, intervals, matrices and equations (`math_answers`), and compared part by part;
-    formulas are compared exactly where the small grammar of `formulas` reads them, and by
-    math-verify where not. A percent sign counts for nothing only where the gold has one or the problem
-    speaks of percent: elsewhere 50 % is a half and never 50. Text that no answer is like (2,000 characters,
-    an exponent of millions, a tower of powers) is an ``error`` before anything is computed.
+    The answer is in the last box of the response, or after its last "answer is". Without either the outcome
+    is ``no_answer``. Answer and gold are read as numbers with units, words, ordered pairs, sets, lists,
+    intervals, matrices or equations (`math_answers`), and compared part by part. Formulas are compared
+    exactly if the small grammar of `formulas` reads them, and by math-verify otherwise. A percent sign is
+    ignored only if the gold has one or the problem mentions percent. Otherwise 50 % is a half and not 50. An
+    absurd answer (2,000 characters, an exponent of millions, a tower of powers) is an ``error`` and is not
+    computed.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     @override
     def prepare(self) -> None:
         import math_verify  # noqa: F401
         import sympy
 
-        # It warns with every answer that nothing ends what hangs. The pool's deadline does.
+        # It warns at every answer that it has no timeout. The pool's deadline is one.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-        sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # what it imports when it is first asked
+        sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # the first call imports many modules
 
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
         if len(response) > LONGEST_RESPONSE:
-            return _refused(None, f"{len(response)} characters, more than {LONGEST_RESPONSE}")
+            return _refuse(None, f"{len(response)} characters, more than {LONGEST_RESPONSE}")
         return super().grade(response, problem)
 
     @override
@@ -99,23 +99,23 @@ class MathGrader(Grader):
     def verdict(self, extracted: str, problem: Problem) -> Grade | float:
         gold = _read_gold(problem.gold)
         if not gold.plain:
-            return _refused(extracted[:100], "the gold is empty")
-        if _plain(extracted) == gold.plain_as_written:
+            return _refuse(extracted[:100], "the gold is empty")
+        if _comparable_text(extracted) == gold.plain_as_written:
             return 1.0
         if len(extracted) > LONGEST:
-            return _refused(extracted[:100] + "…", f"an answer of {len(extracted)} characters")
+            return _refuse(extracted[:100] + "…", f"an answer of {len(extracted)} characters")
         text = undressed(extracted)
         if gold.is_json_list and text.startswith("[") and text.endswith("]"):
             text = text[1:-1]
-        if _plain(text) == gold.plain:
+        if _comparable_text(text) == gold.plain:
             return 1.0
         try:
-            return float(_says_the_same(read_answer(text), gold.answer, problem.prompt))
+            return float(_is_same_answer(read_answer(text), gold.answer, problem.prompt))
         except Absurd as error:
-            return _refused(extracted, str(error))
+            return _refuse(extracted, str(error))
 
 
-def _refused(extracted: str | None, why: str) -> Grade:
+def _refuse(extracted: str | None, why: str) -> Grade:
     return Grade(reward=0.0, outcome="error", extracted=extracted, message=f"not computed: {why}")
 
 
@@ -136,11 +136,13 @@ class _Gold:
 def _read_gold(gold: str) -> _Gold:
     as_written = find_gold(gold)
     text = undressed(as_written)
-    return _Gold(_plain(as_written), _plain(text), read_answer(text), json_list(gold) is not None)
+    return _Gold(
+        _comparable_text(as_written), _comparable_text(text), read_answer(text), json_list(gold) is not None
+    )
 
 
-def _says_the_same(answer: Answer, gold: Answer, question: str) -> bool:
-    """Returns whether an answer equals the gold, or the one value that the gold gives in several forms."""
+def _is_same_answer(answer: Answer, gold: Answer, question: str) -> bool:
+    """Returns whether an answer equals the gold, or the value that the gold gives in several forms."""
     if equal_answers(answer, gold, question):
         return True
     value = _value_in_several_forms(gold, question)
@@ -148,7 +150,7 @@ def _says_the_same(answer: Answer, gold: Answer, question: str) -> bool:
 
 
 def _value_in_several_forms(gold: Answer, question: str) -> Answer | None:
-    """Returns the one value of a gold that gives it in several forms, as a solution may:
+    """Returns the value of a gold that gives it in several forms, as in
     ``\\boxed{15\\frac{39}{40}}, or \\boxed{\\frac{639}{40}}``. None for every other gold."""
     if not isinstance(gold, BracketGroup) or gold.kind != "list" or len(gold.parts) < 2:
         return None
@@ -157,7 +159,7 @@ def _value_in_several_forms(gold: Answer, question: str) -> Answer | None:
     return value if are_one_value else None
 
 
-def _plain(text: str) -> str:
+def _comparable_text(text: str) -> str:
     """Returns a text without spaces and without a full stop at its end."""
     return spaceless(text).rstrip(".")
 
@@ -170,10 +172,11 @@ _PERCENT = re.compile(r"%|\bper ?cent", re.IGNORECASE)
 
 
 def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
-    """Compares two answers by their kinds. Raises Absurd for a formula that would cost too much.
+    """Returns whether two answers are equal, by the rules of their kinds.
 
-    Names and units that only one of them has don't count; a list without brackets may stand for a
-    pair (in its order) or a set, but a pair never for a set, nor an open interval for a closed one.
+    Names and units that only one of them has are ignored. A list without brackets may be equal to a pair (in
+    its order) or to a set. A pair is never equal to a set, nor an open interval to a closed one. Raises
+    Absurd for a formula that would be too expensive.
     """
     if answer == gold:
         return True
@@ -192,7 +195,7 @@ def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
     if isinstance(gold, Named):
         return equal_answers(answer, gold.value, question)
     if isinstance(answer, Date) or isinstance(gold, Date):
-        return False  # equal dates are equal by their parts
+        return False  # equal dates have been equal above
     if isinstance(answer, TimeOfDay) or isinstance(gold, TimeOfDay):
         return _equal_times(answer, gold, question)
     if isinstance(answer, Ratio) or isinstance(gold, Ratio):
@@ -206,9 +209,9 @@ def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
     ):  # fmt: skip
         return False  # x < 5 says nothing about y
     if isinstance(answer, Union) or isinstance(gold, Union):
-        return _matched(_pieces(answer), _pieces(gold), question)
+        return _match_in_any_order(_parts_of_union(answer), _parts_of_union(gold), question)
     if isinstance(answer, Matrix) or isinstance(gold, Matrix):
-        return _equal_matrices(_rows(answer), _rows(gold), question)
+        return _equal_matrices(_matrix_rows(answer), _matrix_rows(gold), question)
     if isinstance(answer, BracketGroup) or isinstance(gold, BracketGroup):
         return _equal_groups(_as_group(answer), _as_group(gold), question)
     return _equal_scalars(answer, gold, question)
@@ -217,7 +220,7 @@ def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
 def _equal_matrices(
     rows: Sequence[Sequence[Answer]], gold_rows: Sequence[Sequence[Answer]], question: str
 ) -> bool:
-    """Compares two matrices entry by entry; matrices of different shapes are different."""
+    """Compares two matrices entry by entry. Matrices of different shapes are different."""
     if [len(row) for row in rows] != [len(row) for row in gold_rows]:
         return False
     for row, gold_row in zip(rows, gold_rows):
@@ -233,7 +236,7 @@ def _as_group(answer: Answer) -> BracketGroup:
 
 
 def _words_of(answer: Answer) -> str | None:
-    """Returns what an answer in words is compared by: of ``7\\text{ Apples}`` it is ``7apples``."""
+    """Returns the text by which an answer in words is compared: ``7apples`` for ``7\\text{ Apples}``."""
     if isinstance(answer, Words):
         return answer.text
     if isinstance(answer, Scalar):
@@ -242,7 +245,7 @@ def _words_of(answer: Answer) -> str | None:
 
 
 _EMPTY = (Scalar("\\emptyset"),)
-"""The parts of a group that holds the empty set and nothing else."""
+"""The parts of a group that has only the empty set in it."""
 
 
 def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bool:
@@ -254,30 +257,30 @@ def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bo
     if kinds == {"tuple", "set"}:
         return False
     if "tuple" not in kinds:
-        return _matched(answer.parts, gold.parts, question)
+        return _match_in_any_order(answer.parts, gold.parts, question)
     if len(answer.parts) != len(gold.parts):
         return False
     if answer.kind == gold.kind and (answer.left, answer.right) != (gold.left, gold.right):
         return False
-    # At least one of the two is a tuple: a list without brackets may stand for it, if it is a pair.
+    # At least one of the two is a tuple. A list without brackets may be equal to it, but not to an interval.
     pair, partner = (answer, gold) if answer.kind == "tuple" else (gold, answer)
     if partner.kind == "list" and (pair.left, pair.right) != ("(", ")"):
         return False  # an interval needs its brackets
     return all(equal_answers(part, gold_part, question) for part, gold_part in zip(answer.parts, gold.parts))
 
 
-def _pieces(answer: Answer) -> Sequence[Answer]:
+def _parts_of_union(answer: Answer) -> Sequence[Answer]:
     """Returns the parts of a union or of a list, and anything else as its only part."""
     if isinstance(answer, Union):
         return answer.parts
     return answer.parts if isinstance(answer, BracketGroup) and answer.kind == "list" else (answer,)
 
 
-def _matched(answer: Sequence[Answer], gold: Sequence[Answer], question: str) -> bool:
-    """Matches one to one, in any order; repetitions count once.
+def _match_in_any_order(answer: Sequence[Answer], gold: Sequence[Answer], question: str) -> bool:
+    """Returns whether two lists have the same parts, in any order. Repeated parts count once.
 
-    Repeated are also two parts that are written differently: the second of ``0.5, 1/2`` finds its partner
-    taken, and equals it all the same.
+    Parts that are written differently may be repetitions, too: in ``0.5, 1/2`` the second part has the same
+    partner as the first.
     """
     distinct_gold = list(dict.fromkeys(gold))
     unmatched = list(distinct_gold)
@@ -292,7 +295,7 @@ def _matched(answer: Sequence[Answer], gold: Sequence[Answer], question: str) ->
     return not unmatched
 
 
-def _rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
+def _matrix_rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
     """Returns the rows of a matrix; a tuple stands for a column."""
     if isinstance(answer, Matrix):
         return answer.rows
@@ -306,18 +309,18 @@ def _rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
 
 
 def _equal_in_words(answer: Answer, gold: Answer, question: str) -> bool:
-    """Returns whether two numbers are equal of which at least one is in words: ``three dollars`` and 3."""
+    """Returns whether two numbers are equal, of which at least one is in words: ``three dollars`` and 3."""
     number, gold_number = _as_scalar(answer), _as_scalar(gold)
     if number is None or gold_number is None:
         return False
-    # `equal_answers` calls this function again if neither of the two has become another answer.
+    # If neither was in words, `equal_answers` would call this function again for ever.
     if number == answer and gold_number == gold:
         return False
     return equal_answers(number, gold_number, question)
 
 
 def _as_scalar(answer: Answer) -> Answer | None:
-    """Returns the number that an answer is, or says in words; None where it is none."""
+    """Returns the number that an answer is, in digits or in words; None for other answers."""
     if not isinstance(answer, Words):
         return answer if isinstance(answer, Scalar) else None
     if answer.text == "infinity":
@@ -331,14 +334,15 @@ def _as_scalar(answer: Answer) -> Answer | None:
 
 
 def _equal_with_equation(answer: Answer, gold: Answer, question: str) -> bool:
-    """Compares two equations by whether they are multiples, and one equation with the value it ends in."""
-    sides, gold_sides = _sides(answer), _sides(gold)
+    """Compares two equations, which are equal if one is a multiple of the other, or an equation with a value,
+    which has to be the equation's result."""
+    sides, gold_sides = _sides_of_equation(answer), _sides_of_equation(gold)
     if sides is not None and gold_sides is not None:
-        return proportional_equations(sides, gold_sides)
+        return are_proportional_equations(sides, gold_sides)
     if isinstance(answer, Equation):
         end = read_answer(answer.right)
         return equal_answers(end, gold, question) and _leads_to(answer, end, question)
-    # A gold of 9 * 2 = 18 says 18: both of its sides must be that number.
+    # A gold such as 9 * 2 = 18 means 18. Both of its sides must be that number.
     if not isinstance(gold, Equation) or not isinstance(answer, Scalar):
         return False
     left, right = read_answer(gold.left), read_answer(gold.right)
@@ -346,10 +350,10 @@ def _equal_with_equation(answer: Answer, gold: Answer, question: str) -> bool:
 
 
 def _leads_to(equation: Equation, end: Answer, question: str) -> bool:
-    """Returns whether an equation tells the value of its left side, and not just that something holds.
+    """Returns whether the result of an equation is the value of its right side, `end`.
 
-    ``2 + 3 = 5``, ``x = 2 + 3 = 5``, ``P(A) = 5`` and, where x + y was asked for, ``x + y = 5`` say 5;
-    ``x + 2 = 5`` says 3, and ``2 + 2 = 5`` nothing.
+    The result of ``2 + 3 = 5``, ``x = 2 + 3 = 5``, ``P(A) = 5`` and, if the question asks for x + y,
+    ``x + y = 5`` is 5. The result of ``x + 2 = 5`` is 3, and ``2 + 2 = 5`` has none.
     """
     try:
         left = read_expression(equation.left)
@@ -360,17 +364,17 @@ def _leads_to(equation: Equation, end: Answer, question: str) -> bool:
     return (
         equation.chain
         or equal_answers(read_answer(equation.left), end)
-        or _bare(equation.left) in _bare(question)
+        or _without_layout(equation.left) in _without_layout(question)
     )
 
 
-def _bare(text: str) -> str:
+def _without_layout(text: str) -> str:
     """Returns a formula without spaces, braces and signs of layout, for a search in the question."""
     return re.sub(r"\\left|\\right|[\s{}$]", "", text)
 
 
-def _sides(answer: Answer) -> tuple[str, str] | None:
-    """Returns both sides of ``x + y = 3``, or of ``x = 3`` where the value has no unit; else None."""
+def _sides_of_equation(answer: Answer) -> tuple[str, str] | None:
+    """Returns both sides of ``x + y = 3``, or of ``x = 3`` if the value has no unit; otherwise None."""
     if isinstance(answer, Equation):
         return answer.left, answer.right
     if isinstance(answer, Named) and isinstance(answer.value, Scalar) and not answer.value.unit:
@@ -390,10 +394,10 @@ def _equal_scalars(answer: Answer, gold: Answer, question: str) -> bool:
         with_short_unit(gold, answer, exact_value(answer.formula) is not None),
     )
     if (answer.percent and gold.unit) or (gold.percent and answer.unit):
-        return False  # 75 % are no 75 degrees
+        return False  # 75 % are not 75 degrees
     if answer.unit is not None or gold.unit is not None:
         return _equal_quantities(answer, gold)
-    # A percent sign counts for nothing only where percent are asked for: 0.5 % are no half.
+    # A percent sign is ignored only if percent are asked for: 0.5 % are not a half.
     are_percent_asked_for = gold.percent or _PERCENT.search(question) is not None
     if (are_percent_asked_for or not answer.percent) and equal_formulas(answer.formula, gold.formula):
         return True
@@ -408,16 +412,16 @@ def _equal_scalars(answer: Answer, gold: Answer, question: str) -> bool:
 
 
 def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
-    """Compares numbers of which at least one has a unit. A unit that one side lacks counts for nothing."""
+    """Compares numbers of which at least one has a unit. A unit that only one of them has is ignored."""
     if answer.unit is None or gold.unit is None:
         bare, measured = (answer, gold) if answer.unit is None else (gold, answer)
         assert measured.unit is not None
-        if bare_degrees(measured.unit) and "\\pi" in bare.formula and "\\pi" not in measured.formula:
+        if is_degree(measured.unit) and "\\pi" in bare.formula and "\\pi" not in measured.formula:
             return equal_formulas(f"({measured.formula}) \\cdot \\frac{{\\pi}}{{180}}", bare.formula)
         return equal_formulas(answer.formula, gold.formula)
     for radians, degrees in ((answer, gold), (gold, answer)):
         assert radians.unit is not None and degrees.unit is not None
-        if is_radian(radians.unit) and bare_degrees(degrees.unit):
+        if is_radian(radians.unit) and is_degree(degrees.unit):
             return equal_formulas(radians.formula, f"({degrees.formula}) \\cdot \\frac{{\\pi}}{{180}}")
     converted = conversion(answer.unit, gold.unit)
     if converted is None:
@@ -433,7 +437,7 @@ def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
 
 
 def _equal_times(answer: Answer, gold: Answer, question: str) -> bool:
-    """Compares times of the day; what may be a ratio is one unless the question asks for a time."""
+    """Compares times of the day. A text that may be a ratio is one, unless the question asks for a time."""
     if isinstance(answer, TimeOfDay) and isinstance(gold, TimeOfDay):
         if gold.is_time(question) or answer.is_sure:
             return gold.equals(answer)
@@ -449,23 +453,23 @@ def _equal_times(answer: Answer, gold: Answer, question: str) -> bool:
 
 
 def _is_hour_of(clock: TimeOfDay, answer: Answer) -> bool:
-    """Returns whether an answer is the bare number 4 where the time is ``4 p.m.``, without minutes."""
+    """Returns whether an answer is the number of a time's hour, if that has no minutes: 4 for ``4 p.m.``."""
     if clock.minute is not None or not isinstance(answer, Scalar) or answer.unit is not None:
         return False
     return exact_value(answer.formula) == clock.hour
 
 
 def _equal_ratios(answer: Answer, gold: Answer) -> bool:
-    """Compares ratios by their proportions, and a ratio of two with the fraction that it is."""
+    """Compares ratios by their proportions, and a ratio of two numbers with their fraction."""
     if isinstance(answer, Ratio) and isinstance(gold, Ratio):
         if len(answer.parts) != len(gold.parts):
             return False
         pairs = list(zip(answer.parts, gold.parts))
-        # 2:4 is 3:6, because 2 · 6 = 4 · 3: of each two neighbours, crosswise.
+        # 2:4 is 3:6, because 2 · 6 = 4 · 3. This must hold for each two neighbours.
         for (part, gold_part), (next_part, next_gold_part) in itertools.pairwise(pairs):
             if not equal_formulas(f"({part})({next_gold_part})", f"({next_part})({gold_part})"):
                 return False
-        # Crosswise, 0:0 would be proportional to every ratio: a zero must stand where the gold has one.
+        # By this rule 0:0 would equal every ratio. So zeros must be where the gold has them.
         return all(_is_zero(part) == _is_zero(gold_part) for part, gold_part in pairs)
     ratio, number = (answer, gold) if isinstance(answer, Ratio) else (gold, answer)
     if not isinstance(ratio, Ratio) or not isinstance(number, Scalar) or number.unit or number.percent:
@@ -492,7 +496,8 @@ def _equal_scores(answer: Answer, gold: Answer, question: str) -> bool:
 
 
 def _equal_systems(answer: Answer, gold: Answer, question: str) -> bool:
-    """Compares the values of names; a pair or a list without names stands for them, in order."""
+    """Compares the values of names. The answer or the gold may be a pair or a list of values without
+    names."""
     values, gold_values = _values_by_name(answer), _values_by_name(gold)
     if values is not None and gold_values is not None:
         if values.keys() != gold_values.keys():
@@ -508,8 +513,8 @@ def _equal_systems(answer: Answer, gold: Answer, question: str) -> bool:
         return False
     if nameless.kind == "set" or (nameless.left, nameless.right) != ("(", ")"):
         return False
-    # A pair has the order of the alphabet: (x, y). Any but a gold's pair may also have that in which the
-    # names stand in the system.
+    # A pair has its values in the order of the alphabet: (x, y). Except in a gold's pair, they may also be in
+    # the order of the system's names.
     orders = [sorted(by_name)]
     if nameless is not gold or nameless.kind != "tuple":
         orders.append(list(by_name))
@@ -520,7 +525,7 @@ def _equal_systems(answer: Answer, gold: Answer, question: str) -> bool:
 
 
 def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
-    """Returns the values that a system, or ``(a, b) = (1, 2)``, gives to its names."""
+    """Returns the values of the names in a system, or in ``(a, b) = (1, 2)``; None for other answers."""
     if isinstance(answer, System):
         return dict(answer.values)
     if not isinstance(answer, Named) or not answer.name.startswith("("):
@@ -533,8 +538,10 @@ def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
 
 
 def _equal_with_conditions(answer: Answer, gold: Answer, question: str) -> bool:
-    r"""Compares answers of which at least one has a condition (``\text{for } n \ge 1``). Two must agree;
-    one that the gold doesn't have must be about a letter of the gold."""
+    r"""Compares answers of which at least one has a condition (``\text{for } n \ge 1``).
+
+    If both have one, they must agree. If only the answer has one, the gold must not be a number.
+    """
     value = answer.value if isinstance(answer, Qualified) else answer
     gold_value = gold.value if isinstance(gold, Qualified) else gold
     if isinstance(answer, Qualified):
@@ -542,7 +549,7 @@ def _equal_with_conditions(answer: Answer, gold: Answer, question: str) -> bool:
             if _bare_condition(answer.condition) != _bare_condition(gold.condition):
                 return False
         elif isinstance(gold_value, Scalar) and exact_value(gold_value.formula) is not None:
-            return False  # 5 if n > 1: the gold is 5 and nothing else
+            return False  # "5 if n > 1" is not 5
     return equal_answers(value, gold_value, question)
 
 
@@ -553,7 +560,8 @@ _CONDITION_WORDS = re.compile(
 
 
 def _bare_condition(condition: str) -> str:
-    r"""Returns what of a condition is compared: of ``\text{for all integers } n \ge 1`` it is ``inZnge1``."""
+    r"""Returns the form in which conditions are compared: ``inZnge1`` for
+    ``\text{for all integers } n \ge 1``."""
     for written, integer in (("an integer", "\\in Z"), ("integers", "\\in Z"), ("integer", "\\in Z")):
         condition = condition.replace(written, integer)
     condition = re.sub(r"\\text|\\mathbb|\\left|\\right|[{}()$,.;]", " ", condition)
@@ -561,10 +569,10 @@ def _bare_condition(condition: str) -> str:
 
 
 def _equal_in_bases(answer: str, gold: str, question: str) -> bool | None:
-    """Compares numbers with their base written below; None where neither is one.
+    """Compares numbers with their base as an index. Returns None if neither has one.
 
-    The same digits in the same base; a base that one side leaves out is what the other says, if the
-    gold says it or the problem speaks of it.
+    They are equal if they have the same digits and the same base. If only the gold has a base, it is taken
+    for the answer's, too. If only the answer has one, it must be ten or be mentioned in the question.
     """
     number, gold_number = _read_based(answer), _read_based(gold)
     if number is None and gold_number is None:

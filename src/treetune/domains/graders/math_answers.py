@@ -1,8 +1,8 @@
-r"""The kinds of answers: a number with its unit, a time, a date, a ratio, a score, words, a pair, a set, an
-interval, a matrix, an equation, a system. Times, dates and words are read before (`math_kinds`).
+r"""Reads the answers of MATH by their kinds: a number with its unit, a time, a date, a ratio, a score, words,
+a pair, a set, an interval, a matrix, an equation, a system.
 
-`read_answer` tells these apart by their brackets and signs at the top level, so that an open
-interval is never a closed one, and a pair never a set; all else is a formula (`Scalar`).
+`read_answer` distinguishes the kinds by the brackets and signs at the top level. So an open interval is never
+read as a closed one, and a pair never as a set. Everything else is a formula (`Scalar`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ MOST_PARTS = 60
 
 @dataclass(frozen=True)
 class Words:
-    """Text, in lower case and without punctuation; of a choice such as ``(B) 12`` the letter."""
+    """Text in lower case without punctuation. Of a choice such as ``(B) 12`` it is the letter."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class BracketGroup:
-    """Parts in brackets. ``list``: none, or just commas; ``set``; ``tuple``: an ordered pair or an interval,
-    which only its brackets tell from another."""
+    """Several parts.
+
+    Example: ``(1, 2]`` is ``BracketGroup("tuple", (Scalar("1"), Scalar("2")), "(", "]")``.
+    """
 
     kind: Literal["list", "set", "tuple"]
+    """``list``: without brackets; ``set``: in braces; ``tuple``: an ordered pair or an interval."""
     parts: tuple[Answer, ...]
     left: str = "("
     right: str = ")"
@@ -42,11 +45,11 @@ class BracketGroup:
 
 @dataclass(frozen=True)
 class Union:
-    """Intervals, sets or rays put together."""
+    """A union of intervals, sets or rays."""
 
     parts: tuple[Answer, ...]
     named: str = ""
-    """The name that is given to it, as in ``A = …``; empty where there is none."""
+    """The unknown of an inequality: ``x`` for ``x < 1 or x > 3``; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Named:
-    """``x = 5``, ``f(x) = 2x``, ``AB = 7``."""
+    """A value with a name: ``x = 5``, ``f(x) = 2x``, ``AB = 7``."""
 
     name: str
     value: Answer
@@ -64,23 +67,24 @@ class Named:
 
 @dataclass(frozen=True)
 class Equation:
-    """``x + y = 5``; of a ``chain`` such as ``a = b = c`` the first side and the last."""
+    """An equation that doesn't name a value: ``x + y = 5``."""
 
     left: str
     right: str
     chain: bool = False
+    """Whether it has more sides, as ``a = b = c``, of which `left` and `right` are the first and the last."""
 
 
 @dataclass(frozen=True)
 class System:
-    """``x = 1, y = 2``: a value for each of several names, in the order in which they were written."""
+    """Values of several names, in the order of the text: ``x = 1, y = 2``."""
 
     values: tuple[tuple[str, Answer], ...]
 
 
 @dataclass(frozen=True)
 class Qualified:
-    r"""``2^{n-1} \text{ for } n \ge 1``: a value and the condition behind it."""
+    r"""A value with a condition: ``2^{n-1} \text{ for } n \ge 1``."""
 
     value: Answer
     condition: str
@@ -171,35 +175,35 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     membership = _IN.match(text)
     if membership:
         text = text[membership.end() :].strip()
-    # The order matters: each reader may leave what it doesn't know to those behind it.
-    answer = _reals(text)
+    # The order matters: each reader returns None for other kinds, and the next one is tried.
+    answer = _read_reals(text)
     if answer is None and depth == 0:
-        answer = _qualified(text)
+        answer = _read_qualified(text)
     if answer is None:
-        answer = _table(text, depth)
+        answer = _read_table(text, depth)
     if answer is not None:
         return answer
-    text = _number_out_of_text(text)
+    text = _take_number_out_of_text(text)
     return (
-        _special_number(text)
+        _read_special_number(text)
         or sum_of_quantities(text)
-        or _words(text)
-        or _equation_or_region(text, depth)
-        or _both_signs(text, depth)
-        or _number_with_thousands(text)
-        or _group(text, depth)
-        or _ratio(text)
-        or _scalar(text)
+        or _read_words(text)
+        or _read_equation_or_region(text, depth)
+        or _read_both_signs(text, depth)
+        or _read_number_with_thousands(text)
+        or _read_group(text, depth)
+        or _read_ratio(text)
+        or _read_scalar(text)
     )
 
 
-def _table(text: str, depth: int) -> Answer | None:
+def _read_table(text: str, depth: int) -> Answer | None:
     """Reads cases, a matrix, or a matrix or vector that is transposed."""
     if "\\begin" in text and ("cases" in text or text.startswith("\\{")):
         cases = _CASES.fullmatch(text)
         if cases is not None:
-            return _cases(cases["rows"], depth)
-    if "^" in text and (transposed := _transposed(text, depth)) is not None:
+            return _read_cases(cases["rows"], depth)
+    if "^" in text and (transposed := _read_transposed(text, depth)) is not None:
         return transposed
     matrix = _MATRIX.fullmatch(text.strip("()[] ")) if "matrix" in text else None
     if matrix is None:
@@ -211,8 +215,8 @@ def _table(text: str, depth: int) -> Answer | None:
     return Matrix(tuple(tuple(read_answer(cell, depth + 1) for cell in row) for row in cells))
 
 
-def _number_out_of_text(text: str) -> str:
-    r"""Takes a number out of ``\text{3 dollars}``, and makes ``3 \text{ to } 4`` a ratio."""
+def _take_number_out_of_text(text: str) -> str:
+    r"""Turns ``\text{3 dollars}`` into ``3\text{dollars}``, and ``3 \text{ to } 4`` into ``3:4``."""
     if "\\text" not in text:
         return text
     number = _NUMBER_IN_TEXT.fullmatch(text)
@@ -222,31 +226,31 @@ def _number_out_of_text(text: str) -> str:
     return _RATIO_IN_WORDS.sub(":", text)
 
 
-def _special_number(text: str) -> TimeOfDay | Date | Score | None:
-    """Reads what looks like arithmetic and is none."""
-    plain = _without_latex(text)
+def _read_special_number(text: str) -> TimeOfDay | Date | Score | None:
+    """Reads a time, a date or a score, which look like arithmetic: ``4:30``, ``2024-01-02``, ``5-3``."""
+    plain = _remove_text_commands(text)
     if plain is None:
         return None
     return TimeOfDay.read(plain) or Date.read(plain) or Score.read(plain)
 
 
-def _equation_or_region(text: str, depth: int) -> Answer | None:
+def _read_equation_or_region(text: str, depth: int) -> Answer | None:
     r"""Reads ``x = 5``, ``(1,2) \cup (3,4)`` or ``x > 3``."""
-    if "=" in text and (equation := _equation(text, depth)) is not None:
+    if "=" in text and (equation := _read_equation(text, depth)) is not None:
         return equation
     if "\\cup" in text:
         parts = split_at_top(text, ("\\cup",))
         if 1 < len(parts) <= MOST_PARTS:
             return Union(tuple(read_answer(part, depth + 1) for part in parts))
-    is_set = _brackets(text)[0] == "{"
-    return _region(text, depth) if not is_set and _SIGN.search(text) else None
+    is_set = _split_brackets(text)[0] == "{"
+    return _read_region(text, depth) if not is_set and _SIGN.search(text) else None
 
 
-def _both_signs(text: str, depth: int) -> Answer | None:
-    r"""Reads ``1 \pm \sqrt{2}`` as two answers. A set or a list is parted before its signs are read."""
+def _read_both_signs(text: str, depth: int) -> Answer | None:
+    r"""Reads ``1 \pm \sqrt{2}`` as two answers. In a set or a list, this is done for each part later."""
     if "\\pm" not in text and "\\mp" not in text:
         return None
-    opening = _brackets(text)[0]
+    opening = _split_brackets(text)[0]
     has_parts = opening == "{" or (not opening and len(split_at_top(text, (",", ";"))) > 1)
     if has_parts:
         return None
@@ -255,16 +259,16 @@ def _both_signs(text: str, depth: int) -> Answer | None:
     return BracketGroup("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
 
 
-def _number_with_thousands(text: str) -> Answer | None:
-    r"""Reads ``12,000 \text{ km}``, whose comma parts no list."""
+def _read_number_with_thousands(text: str) -> Answer | None:
+    r"""Reads ``12,000 \text{ km}``, whose comma doesn't separate the parts of a list."""
     thousands = _THOUSANDS.match(text)
     if thousands is None or re.search(r"[\d,;]", text[thousands.end() :]) or _AND.search(text):
         return None
-    return _scalar(text.replace(",", ""))
+    return _read_scalar(text.replace(",", ""))
 
 
-def _without_latex(text: str) -> str | None:
-    r"""Returns a text without ``\text``; None where other LaTeX is left."""
+def _remove_text_commands(text: str) -> str | None:
+    r"""Returns a text without ``\text``; None if it has other commands or signs of LaTeX."""
     plain = " ".join(_TEXT.sub(r" \1 ", text).split()).strip(" .,")
     return None if re.search(r"[\\{}^_$]", plain) else plain
 
@@ -286,8 +290,8 @@ _SETS_IN_WORDS = {
 }  # fmt: skip
 
 
-def _reals(text: str) -> Answer | None:
-    r"""Reads all real numbers, perhaps but for some: ``\mathbb{R} \setminus \{0\}``."""
+def _read_reals(text: str) -> Answer | None:
+    r"""Reads the set of all real numbers, which may exclude some: ``\mathbb{R} \setminus \{0\}``."""
     if text.startswith("\\mathbb{R}"):
         rest = text[len("\\mathbb{R}") :].strip()
         match = _HOLES.fullmatch(rest)
@@ -304,14 +308,14 @@ def _reals(text: str) -> Answer | None:
     if match is None:
         return None
     holes = re.sub(r"\A[a-zA-Z] ?= ?", "", match["holes"].strip())
-    return _all_but(_values(holes))
+    return _intervals_between(_split_values(holes))
 
 
-def _values(text: str) -> list[str]:
+def _split_values(text: str) -> list[str]:
     r"""Returns the numbers of a list such as ``1, 2``, ``1 \text{ and } 2`` or ``\pm 2``."""
     values: list[str] = []
     for part in split_at_top(text, (",",)):
-        for piece in _and_parts(part):
+        for piece in _split_at_and(part):
             piece = piece.strip()
             if "\\pm" in piece:
                 values += [piece.replace("\\pm", "").strip(), piece.replace("\\pm", "-").strip()]
@@ -320,13 +324,13 @@ def _values(text: str) -> list[str]:
     return values
 
 
-def _all_but(holes: list[str]) -> Answer | None:
-    """Returns the intervals between these numbers; None where they can't be put in order."""
+def _intervals_between(holes: list[str]) -> Answer | None:
+    """Returns the union of the intervals between these numbers; None if their order isn't known."""
     numbers: list[tuple[Fraction, str]] = []
     for hole in holes:
         number = exact_value(hole)
         if number is None:
-            return None if len(holes) > 1 else _rays_beside(Scalar(hole))
+            return None if len(holes) > 1 else _rays_around(Scalar(hole))
         numbers.append((number, hole))
     if not numbers:
         return None
@@ -335,23 +339,23 @@ def _all_but(holes: list[str]) -> Answer | None:
     return Union(tuple(BracketGroup("tuple", pair) for pair in itertools.pairwise(ends)))
 
 
-def _rays_beside(hole: Scalar) -> Union:
-    """Returns the open rays below and above a hole."""
+def _rays_around(hole: Scalar) -> Union:
+    """Returns the numbers below and above a hole."""
     return Union((BracketGroup("tuple", (_BELOW_ALL, hole)), BracketGroup("tuple", (hole, _ABOVE_ALL))))
 
 
-def _cases(rows: str, depth: int) -> Answer:
+def _read_cases(rows: str, depth: int) -> Answer:
     r"""Reads ``\begin{cases}``: a system of equations, or the pieces of a function with their conditions."""
     cells = [split_at_top(row, ("&",)) for row in _ROW_END.split(rows) if row.strip()]
     if len(cells) > MOST_PARTS:
         return Scalar(rows)
     if all(len(row) == 2 and "=" not in row[0] for row in cells):
-        return BracketGroup("set", tuple(_piece(row, depth) for row in cells))
+        return BracketGroup("set", tuple(_read_piece(row, depth) for row in cells))
     equations = ["".join(row).strip(" ,;") for row in cells]
-    return _system_of(tuple(read_answer(equation, depth + 1) for equation in equations))
+    return _make_system(tuple(read_answer(equation, depth + 1) for equation in equations))
 
 
-def _piece(row: list[str], depth: int) -> Answer:
+def _read_piece(row: list[str], depth: int) -> Answer:
     condition = re.sub(r"\\text ?\{ ?,? ?(?:if|for|when|where) ?\}|\b(?:if|for|when)\b", "", row[1]).strip(
         " ,.;"
     )
@@ -360,16 +364,16 @@ def _piece(row: list[str], depth: int) -> Answer:
     )
 
 
-def _system_of(parts: tuple[Answer, ...]) -> Answer:
-    """Makes a system of a list in which each part gives a value to a name of its own; otherwise the list."""
+def _make_system(parts: tuple[Answer, ...]) -> Answer:
+    """Returns a system if each part is a value with another name, and otherwise a list."""
     named = [part for part in parts if isinstance(part, Named)]
     names = {part.name for part in named}
     if len(parts) > 1 and len(named) == len(parts) == len(names):
         return System(tuple((part.name, part.value) for part in named))
-    return BracketGroup("list", _flat(parts))
+    return BracketGroup("list", _flatten_lists(parts))
 
 
-def _transposed(text: str, depth: int) -> Answer | None:
+def _read_transposed(text: str, depth: int) -> Answer | None:
     match = _TRANSPOSED.fullmatch(text)
     if match is None:
         return None
@@ -403,9 +407,9 @@ _LETTER_ALONE = re.compile(r"(?<![A-Za-z\\])[a-zA-Z](?![A-Za-z])")
 _LETTER_OF_A_FORMULA = re.compile(r"(?<![A-Za-z\\])[a-zA-Z]|(?<=\d)[a-z]|[a-z](?=[a-z])")
 
 
-def _qualified(text: str) -> Qualified | None:
-    r"""Parts ``n = 3k, k \in \mathbb{Z}`` into the answer and its condition; None without one."""
-    parts = _value_and_condition(text)
+def _read_qualified(text: str) -> Qualified | None:
+    r"""Reads an answer with a condition, such as ``n = 3k, k \in \mathbb{Z}``; None without a condition."""
+    parts = _split_condition(text)
     if parts is None:
         return None
     value, condition = parts
@@ -423,8 +427,8 @@ def _qualified(text: str) -> Qualified | None:
 _PAIRS_OF_BRACKETS = (("(", ")"), ("\\{", "\\}"), ("{", "}"))
 
 
-def _value_and_condition(text: str) -> tuple[str, str] | None:
-    """Returns the text before a condition and the condition; None where there is none, or more than one."""
+def _split_condition(text: str) -> tuple[str, str] | None:
+    """Returns the text before a condition, and the condition; None if there is none, or if it says more."""
     in_words = _CONDITION_IN_WORDS.search(text, 1)
     if in_words is not None:
         value, condition = text[: in_words.start()], text[in_words.start() :]
@@ -440,36 +444,37 @@ def _value_and_condition(text: str) -> tuple[str, str] | None:
     return in_signs["value"].strip(" ,;("), in_signs["condition"]
 
 
-def _ratio(text: str) -> Answer | None:
+def _read_ratio(text: str) -> Answer | None:
     parts = split_at_top(text, (":",))
     if len(parts) < 2 or _TEXT.search(text) or re.search(r"[=<>]", text):
         return None
     return Ratio.read(parts)
 
 
-def _group(text: str, depth: int) -> Answer | None:
-    opening, closing, inner = _brackets(text)
+def _read_group(text: str, depth: int) -> Answer | None:
+    opening, closing, inner = _split_brackets(text)
     if opening == "{":
         if re.search(r"\\mid|\\colon|:|\|", inner):
             condition = re.split(r"\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|:|\|", inner, maxsplit=1)[1]
             return read_answer(condition, depth + 1)
-        return BracketGroup("set", _flat(_parts(inner, depth)))
+        return BracketGroup("set", _flatten_lists(_read_parts(inner, depth)))
     if opening:
-        parts = _parts(inner, depth)
+        parts = _read_parts(inner, depth)
         if len(parts) > 1:
             return BracketGroup("tuple", parts, opening, closing)
         return None
     # A list without brackets: "1, 2 and 3".
     pieces: list[str] = []
     for part in split_at_top(text, (",", ";")):
-        pieces += [piece.strip() for piece in _and_parts(part) if piece.strip()]
+        pieces += [piece.strip() for piece in _split_at_and(part) if piece.strip()]
     if 1 < len(pieces) <= MOST_PARTS:
-        return _system_of(tuple(read_answer(piece, depth + 1) for piece in pieces))
+        return _make_system(tuple(read_answer(piece, depth + 1) for piece in pieces))
     return None
 
 
-def _flat(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    r"""Dissolves lists among the parts of a list or a set: ``0, \pm 1`` has the parts 0, 1 and -1."""
+def _flatten_lists(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    r"""Replaces lists among the parts of a list or a set by their parts: ``0, \pm 1`` has the parts 0, 1 and
+    -1."""
     flat: list[Answer] = []
     for part in parts:
         if isinstance(part, BracketGroup) and part.kind == "list":
@@ -479,19 +484,20 @@ def _flat(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
     return tuple(flat)
 
 
-def _parts(inner: str, depth: int) -> tuple[Answer, ...]:
+def _read_parts(inner: str, depth: int) -> tuple[Answer, ...]:
     parts = split_at_top(inner, (",", ";"))
     return tuple(read_answer(part, depth + 1) for part in parts[:MOST_PARTS] if part.strip())
 
 
-def _and_parts(text: str) -> list[str]:
+def _split_at_and(text: str) -> list[str]:
     return _AND.split(text) if _AND.search(text) else [text]
 
 
-def _brackets(text: str) -> tuple[str, str, str]:
-    """Returns the brackets around a whole text, normalised, and their content; empty where there are none.
+def _split_brackets(text: str) -> tuple[str, str, str]:
+    """Returns the opening and the closing bracket around a text, and their content; empty texts if there are
+    none.
 
-    An interval's may differ, and ``]0,1[`` is ``(0,1)``.
+    The brackets of an interval may differ, and ``]0,1[`` is read as ``(0,1)``.
     """
     if text.startswith("\\{") and text.endswith("\\}") and len(split_at_top(text[2:-2], ())) == 1:
         return "{", "}", text[2:-2]
@@ -501,7 +507,7 @@ def _brackets(text: str) -> tuple[str, str, str]:
         return "", "", ""
     inner, depth = text[1:-1], 0
     for bracket in _BRACKET.finditer(inner):
-        depth += _step(bracket[0])
+        depth += _depth_change(bracket[0])
         if depth < 0:  # the first bracket is closed before the last character
             return "", "", ""
     if depth != 0 or (text[0] == "]" and text[-1] == ")"):
@@ -514,14 +520,15 @@ _OPENINGS = ("(", "[", "{", "\\{", "\\langle")
 _CLOSINGS = (")", "]", "}", "\\}", "\\rangle")
 
 
-def _step(sign: str) -> int:
+def _depth_change(sign: str) -> int:
+    """Returns 1 for an opening bracket, -1 for a closing one, and 0 for other signs."""
     if sign in _OPENINGS or sign.startswith("\\begin"):
         return 1
     return -1 if sign in _CLOSINGS or sign.startswith("\\end") else 0
 
 
 def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
-    """Returns the parts between signs that stand in no bracket."""
+    """Splits a text at signs that aren't within brackets."""
     if signs and not any(sign in text for sign in signs):
         return [text]
     parts: list[str] = []
@@ -532,7 +539,7 @@ def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
                 parts.append(text[start : match.start()])
                 start = match.end()
         else:
-            depth += _step(match[0])
+            depth += _depth_change(match[0])
     return [*parts, text[start:]]
 
 
@@ -542,7 +549,7 @@ def _signs_and_brackets(signs: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"(?P<sign>{alternatives})|{_BRACKET.pattern}")
 
 
-def _equation(text: str, depth: int) -> Answer | None:
+def _read_equation(text: str, depth: int) -> Answer | None:
     text = _THOUSANDS_OF_A_SIDE.sub(lambda side: side[1] + side[2].replace(",", ""), text)
     sides = split_at_top(text, ("=",))
     if len(sides) == 1 or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides) or _SIGN.search(text):
@@ -568,8 +575,8 @@ _DISTANCE = re.compile(
 )
 
 
-def _distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | None:
-    """Reads ``|x - 1| > 2`` as the points that are so far from 1."""
+def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | None:
+    """Reads ``|x - 1| > 2`` as the points with this distance from 1."""
     match = _DISTANCE.fullmatch(sides[0])
     radius = exact_value(sides[1])
     if match is None or radius is None or radius <= 0 or signs[0] == "!=":
@@ -589,28 +596,28 @@ def _distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | 
     return match["name"], [below, above]
 
 
-def _region(text: str, depth: int) -> Answer | None:
+def _read_region(text: str, depth: int) -> Answer | None:
     r"""Reads ``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
     # x \ne 1, 2: one exclusion of several values
     exclusion = _EXCLUDED.fullmatch(text)
     if exclusion is not None and not _SIGN.search(exclusion["values"]):
-        return _named_region({exclusion["name"]}, _all_but(_values(exclusion["values"])))
+        return _name_region({exclusion["name"]}, _intervals_between(_split_values(exclusion["values"])))
     pieces: list[str] = []
     for part in split_at_top(text, (",",)):
-        pieces += _and_parts(part)
+        pieces += _split_at_and(part)
     # x \ne 1, x \ne 2: every piece is an exclusion
     exclusions = [_EXCLUDED.fullmatch(piece.strip()) for piece in pieces]
     if len(pieces) > 1 and all(exclusions):
         matches = [match for match in exclusions if match is not None]
         values = [match["values"].strip() for match in matches]
-        return _named_region({match["name"] for match in matches}, _all_but(values))
+        return _name_region({match["name"] for match in matches}, _intervals_between(values))
     is_intersection = _MEETING_AND.search(text) is not None
     rays: list[Answer] = []
     names: set[str] = set()
     for piece in pieces:
         signs = [_SIGN_NAMES[sign] for sign in _SIGN.findall(piece)]
         sides = [side.strip() for side in _SIGN.split(piece)]
-        region = _rays(signs, sides, depth)
+        region = _read_inequality(signs, sides, depth)
         if region is None:
             return None
         name, parts = region
@@ -623,15 +630,15 @@ def _region(text: str, depth: int) -> Answer | None:
     return Union(tuple(rays), named=names.pop())
 
 
-def _named_region(names: set[str], allowed: Answer | None) -> Union | None:
-    """Returns the region as that of its unknown; None where it has several names or is no union."""
+def _name_region(names: set[str], allowed: Answer | None) -> Union | None:
+    """Returns a union with the name of its unknown; None if there are several names, or it isn't a union."""
     if len(names) != 1 or not isinstance(allowed, Union):
         return None
     return Union(allowed.parts, named=next(iter(names)))
 
 
 def _intersect(rays: list[Answer]) -> Answer | None:
-    """Makes ``x > 1 and x < 2`` an interval; None unless one ray up and one down meet."""
+    """Returns the interval of ``x > 1 and x < 2``; None unless a ray upwards and one downwards overlap."""
     if len(rays) != 2 or not all(isinstance(ray, BracketGroup) for ray in rays):
         return None
     up, down = sorted(rays, key=lambda ray: ray.parts[0] == _BELOW_ALL)  # type: ignore[union-attr]
@@ -647,15 +654,15 @@ def _intersect(rays: list[Answer]) -> Answer | None:
     return BracketGroup("tuple", (start, end), up.left, down.right)
 
 
-def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
+def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
     """Reads one inequality as the name of its unknown and the intervals where it holds.
 
     ``x > 3`` has the sides x and 3 and gives ("x", [(3, ∞)]); ``3 < x`` gives the same, ``x != 3`` two rays,
-    and ``1 < x <= 2``, which has two signs, ("x", [(1, 2]]). None where no unknown stands alone.
+    and ``1 < x <= 2``, which has two signs, ("x", [(1, 2]]). None if no side is only an unknown.
     """
     if len(signs) == 1:
-        distance = _distance(signs, sides)
-        return distance if distance is not None else _rays_of_one_sign(signs[0], sides, depth)
+        distance = _read_distance(signs, sides)
+        return distance if distance is not None else _read_inequality_of_one_sign(signs[0], sides, depth)
     if len(signs) == 2 and _NAME.fullmatch(sides[1]) and {sign[0] for sign in signs} in ({"<"}, {">"}):
         if signs[0][0] == ">":  # 2 >= x > 1 is 1 < x <= 2
             signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
@@ -667,11 +674,12 @@ def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Ans
 
 
 _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
-"""Each sign as it is read from the right: ``3 < x`` is ``x > 3``."""
+"""The sign after both sides are exchanged: ``3 < x`` is ``x > 3``."""
 
 
-def _rays_of_one_sign(sign: str, sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
-    """Reads an inequality with one sign and an unknown alone on one of its sides (see `_rays`)."""
+def _read_inequality_of_one_sign(sign: str, sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
+    """Reads an inequality with one sign. One of its sides has to be only an unknown (see
+    `_read_inequality`)."""
     name, bound = sides
     if not _NAME.fullmatch(name):
         sign, name, bound = _MIRRORED.get(sign, sign), bound, name
@@ -681,7 +689,7 @@ def _rays_of_one_sign(sign: str, sides: list[str], depth: int) -> tuple[str, lis
     if not isinstance(value, Scalar):
         return None
     if sign == "!=":
-        return name, list(_rays_beside(value).parts)
+        return name, list(_rays_around(value).parts)
     if sign in ("<", "<="):
         return name, [BracketGroup("tuple", (_BELOW_ALL, value), "(", ")" if sign == "<" else "]")]
     return name, [BracketGroup("tuple", (value, _ABOVE_ALL), "(" if sign == ">" else "[", ")")]
@@ -711,7 +719,7 @@ _NO_SOLUTION = re.compile(
 )
 
 
-def _figure(text: str) -> Words | None:
+def _read_figure(text: str) -> Words | None:
     r"""Reads a triangle, an angle or a line by its points: ``\angle ABC`` is ``\angle CBA``."""
     match = _FIGURE.fullmatch(text)
     if match is None:
@@ -724,9 +732,9 @@ def _figure(text: str) -> Words | None:
     return Words(f"{match['kind']} {letters}")
 
 
-def _words(text: str) -> Words | Scalar | None:
-    """Returns the text, if it is words and no formula."""
-    figure = _figure(text)
+def _read_words(text: str) -> Words | Scalar | None:
+    """Reads a text of words; None if it is a formula."""
+    figure = _read_figure(text)
     if figure is not None:
         return figure
     whole = _TEXT.fullmatch(text)
@@ -751,7 +759,7 @@ def _words(text: str) -> Words | Scalar | None:
     plain_words = [word for word in _WORD.findall(plain) if word.lower() not in _CALLED]
     if whole and not plain_words and plain:
         return None
-    # abc may be a product of three letters, but "even" is a word, and so is all within \text.
+    # abc may be a product of three letters, but "even" is a word, and so is any text within \text.
     are_words = any(len(word) > 3 for word in plain_words) or (whole and plain_words)
     if not are_words and plain.lower() not in _SHORT_WORDS:
         return None
@@ -766,10 +774,10 @@ _SHORT_WORDS = {
 }  # fmt: skip
 
 
-def _scalar(text: str) -> Answer:
-    r"""Reads a number or formula with what stands at it: ``(1{,}200 \text{ cm})`` without its brackets."""
+def _read_scalar(text: str) -> Answer:
+    r"""Reads a number or formula with its unit, also in brackets: ``(1{,}200 \text{ cm})``."""
     text = text.strip()
-    opening, _, inner = _brackets(text)
+    opening, _, inner = _split_brackets(text)
     if opening == "(" and text.endswith(")"):
         text = inner.strip()
     measured = split_unit(text)

@@ -1,6 +1,6 @@
-r"""Finds the answer that a response to a mathematical problem settles on, and the one in a gold.
+r"""Finds the final answer in a response to a mathematical problem, and the answer in a gold.
 
-A box wins; then ``<answer>``; then what follows the last "answer is", heading "Final Answer" or "答案：".
+The answer is in a box or ``<answer>``. Otherwise it follows the last "answer is", "Final Answer" or "答案：".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from treetune.tasks.graders.extraction import ANSWER, boxes, last_between
 
 LONGEST = 2000
-"""Characters of an answer that are looked at: no data set has one of 500."""
+"""The greatest length of an answer, in characters. No data set has an answer of 500."""
 
 # Text between boxes that are parts of one answer: ", ", " \\text{ and } ", "$, $x_2 = "
 _BETWEEN_BOXES = re.compile(
@@ -26,8 +26,8 @@ MOST_BOXES = 60
 
 # **58** and __58__, but not the powers of x**2 * y**2
 _BOLD = re.compile(r"(?<![\w)\]}*])(\*\*|__)(?=[^\s*])([^*\n]{1,200}?)(?<=\S)\1(?![\w*])")
-# What an answer stands behind. Each line is one way: "The answer to part (b) is ", "the solutions are ", a
-# heading "## Final Answer" on a line of its own, Chinese, Japanese, other languages.
+# Texts before an answer, one kind in each line: "The answer to part (b) is ", "the solutions are ", a heading
+# "## Final Answer", Chinese and Japanese, other languages.
 _MARKER = re.compile(
     r"\banswers?\b[^.,\n:：=]{0,40}?(?:\b(?:is|are|be|equals)\b|[:：=])\s*[:：]?\s*"
     r"|solutions?\s*(?:is|are|[:：=])\s*[:：]?\s*"
@@ -36,13 +36,13 @@ _MARKER = re.compile(
     r"|(?<!\w)(?:ответ|réponse|respuesta|antwort|resposta|risposta|정답|답)[^\S\n]*(?:est|es|ist|é|è|은|는)?\s*[:：]?\s*",
     re.IGNORECASE | re.MULTILINE,
 )
-# The full stop of a sentence, and none of a number or an abbreviation
+# The full stop of a sentence, not of a number or an abbreviation
 _END_OF_SENTENCE = re.compile(r"\.(?=\s+[A-Z])|。")
 # "The answer is not 5"
 _DENIED = re.compile(r"\bnot\b|n't\b|\bnever\b|\bcannot\b", re.IGNORECASE)
-# $58$, $$58$$, \(58\), \[58\] at once behind a marker
+# $58$, $$58$$, \(58\), \[58\] directly after a marker
 _DISPLAY = re.compile(r"\s*(\$\$?|\\\(|\\\[)(.*?)(\$\$?|\\\)|\\\])", re.DOTALL)
-# "therefore, simply " before what counts
+# "therefore, simply " before an answer
 _LEAD = re.compile(
     r"\A(?:(?:therefore|thus|hence|then|so|simply|indeed|just|clearly|exactly|equal\s+to|given\s+by|that)\b[,:]?\s*)+",
     re.IGNORECASE,
@@ -51,17 +51,17 @@ _LEAD = re.compile(
 _SENTENCE = re.compile(r"\A[A-Za-z]{2,}\b.*\s(?:is|are|equals)\s+(?P<end>.+)\Z")
 # ", because it is even" up to the end of the line
 _REASON = re.compile(r"(?:,|(?<!\s))\s++(?:because|since)\b.*\Z", re.IGNORECASE)
-# What golds of some data sets have before the answer
+# The text before the answer in golds of some data sets
 _INSTRUCTION = re.compile(r"[Tt]he (?:final )?answer is:?\s*")
 
 
 def find_answer(response: str, gold_parts: int = 1) -> str | None:
-    r"""Returns the answer that a response settles on, as written, or None.
+    r"""Returns the final answer of a response, as written, or None.
 
     Args:
-        response: what the model wrote.
-        gold_parts: answers that the gold lists. Where there are several, as many boxes of the last
-            paragraph are one answer, with whatever words between them.
+        response: the text of the model.
+        gold_parts: the number of answers that the gold lists. If there are several, as many boxes of the last
+            paragraph are the answer together, with any words between them.
     """
     in_boxes = boxes(response)
     tagged_at = response.rfind(ANSWER)
@@ -73,11 +73,11 @@ def find_answer(response: str, gold_parts: int = 1) -> str | None:
             return find_answer(tagged, gold_parts) or _strip_bold(tagged)
     if in_boxes:
         return _from_boxes(response, in_boxes, gold_parts) or None
-    return _behind_marker(response)
+    return _answer_after_marker(response)
 
 
 def find_gold(gold: str) -> str:
-    """Returns the answer in a gold of a data set: a solution with a box, a JSON list, or a bare one."""
+    """Returns the answer in a gold, which may be a solution with a box, a JSON list, or only the answer."""
     if in_boxes := boxes(gold):
         return _join_boxes(gold, in_boxes)
     items = json_list(gold)
@@ -87,9 +87,9 @@ def find_gold(gold: str) -> str:
 
 
 def json_list(gold: str) -> list[str] | None:
-    """Returns the items of a gold that is a JSON list; None of other golds.
+    """Returns the items of a gold that is a JSON list, and None for other golds.
 
-    ``[3, 5]`` stays what it is: a closed interval is written like this.
+    Two ascending integers such as ``[3, 5]`` aren't a list, but a closed interval.
     """
     text = gold.strip()
     if not (text.startswith("[") and text.endswith("]")) or len(text) > LONGEST:
@@ -128,11 +128,12 @@ def _from_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts:
 
 
 def _join_boxes(text: str, in_boxes: list[tuple[int, int, str]]) -> str:
-    """Returns the last box's content, and of those before that only commas, names or "and" part from it."""
+    """Returns the content of the last box, together with those of preceding boxes that are separated from it
+    only by commas, names or "and"."""
     first = len(in_boxes) - 1
     while first > 0 and len(in_boxes) - first < MOST_BOXES:
         gap = text[in_boxes[first - 1][1] : in_boxes[first][0]]
-        is_new_line = "\n" in gap and not gap.strip(" \n\r\t$.*")  # says it again, or anew
+        is_new_line = "\n" in gap and not gap.strip(" \n\r\t$.*")  # a repetition or correction
         if len(gap) > _LONGEST_GAP or "\n\n" in gap or is_new_line or _BETWEEN_BOXES.fullmatch(gap) is None:
             break
         first -= 1
@@ -149,7 +150,7 @@ def _join_boxes(text: str, in_boxes: list[tuple[int, int, str]]) -> str:
     return ", ".join(contents)
 
 
-def _behind_marker(response: str) -> str | None:
+def _answer_after_marker(response: str) -> str | None:
     tail = _strip_bold(response[-LONGEST:])
     markers = [match for match in _MARKER.finditer(tail) if not _DENIED.search(match[0])]
     if not markers:
@@ -169,5 +170,5 @@ def _behind_marker(response: str) -> str | None:
 
 
 def _strip_bold(text: str) -> str:
-    """Takes off Markdown's asterisks around a phrase, and leaves those of ``x**2``."""
+    """Removes Markdown's asterisks around a phrase, but not those of ``x**2``."""
     return _BOLD.sub(r"\2", text)

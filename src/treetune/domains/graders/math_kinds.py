@@ -1,5 +1,5 @@
-"""Answers that look like arithmetic and are none: times, dates, ratios and scores. Each reads
-itself; the grader `math` compares them."""
+"""Answers that look like arithmetic but are times, dates, ratios or scores. Each class reads a text. The
+grader `math` compares the results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SIXTY = 60
 
 @dataclass(frozen=True)
 class TimeOfDay:
-    """A time of the day, ``4:30 p.m.``. Of ``4 p.m.`` the minutes are None; `half` may be "".
+    """A time of the day, such as ``4:30 p.m.``. For ``4 p.m.`` `minute` is None.
 
-    `is_sure` is False for ``1:20``, which may be a ratio.
+    `half` is "am", "pm", or "" if it isn't given. `is_sure` is False for ``1:20``, which may be a ratio.
     """
 
     hour: int
@@ -39,7 +39,7 @@ class TimeOfDay:
 
     @classmethod
     def read(cls, text: str) -> TimeOfDay | None:
-        """Reads plain text (no LaTeX); None where it is no time."""
+        """Reads a text without LaTeX. Returns None if it isn't a time."""
         if text.lower() in ("noon", "midnight"):
             return cls(12, 0, half="pm" if text.lower() == "noon" else "am")
         match = cls._WRITTEN.fullmatch(text)
@@ -59,17 +59,17 @@ class TimeOfDay:
         return cls(hour, minute, second, half, is_sure)
 
     def is_time(self, question: str) -> bool:
-        """Returns whether this is a time and no ratio, by itself or by what was asked."""
+        """Returns whether this is a time and not a ratio, which may follow from the question."""
         if self.is_sure or _ASKS_FOR_TIME.search(question):
             return True
         if _ASKS_FOR_RATIO.search(question):
             return False
-        # A ratio is given in its lowest terms, so 2:30 must be a time.
+        # A ratio is given in lowest terms. 2:30 is not, so that it must be a time.
         return math.gcd(self.hour, self.minute or 0, self.second or 0) != 1
 
     def equals(self, other: TimeOfDay) -> bool:
-        """Compares two times; a half of the day that one of them leaves out is what the other says."""
-        # ``4 p.m.`` says no minutes, and so is ``4:00 p.m.``, but neither ``4:30 p.m.`` nor ``4:00``.
+        """Compares two times. If one of them has no half of the day, it may have the other's."""
+        # ``4 p.m.`` has no minutes. It equals ``4:00 p.m.``, but neither ``4:30 p.m.`` nor ``4:00``.
         lacks_one_minutes = (self.minute is None) != (other.minute is None)
         have_both_halves = bool(self.half and other.half)
         if lacks_one_minutes and (not have_both_halves or self.minute or other.minute):
@@ -83,13 +83,14 @@ class TimeOfDay:
         return self._hour_of_day() == other._hour_of_day() and bool(self.half or other.half)
 
     def _hour_of_day(self) -> int:
-        """Returns the hour from 0 to 23: 16 for ``4 p.m.``, 0 for ``12 a.m.``; as written without a half."""
+        """Returns the hour from 0 to 23: 16 for ``4 p.m.``, 0 for ``12 a.m.``. Without a half of the day it
+        is the written hour."""
         if not self.half:
             return self.hour
         return self.hour % 12 + (12 if self.half == "pm" else 0)
 
     def ratio(self) -> Ratio:
-        """Returns what was written, read as a ratio: ``1:20`` is 1 to 20."""
+        """Returns the text as a ratio: ``1:20`` is 1 to 20."""
         parts = (
             (self.hour, self.minute or 0)
             if self.second is None
@@ -99,7 +100,7 @@ class TimeOfDay:
 
 
 def _half_of_day(text: str) -> str:
-    """Returns am for "in the morning", pm for "P M", and nothing for "o'clock"."""
+    """Returns "am" for "in the morning", "pm" for "P M", and "" for "o'clock"."""
     text = text.lower().replace(" ", "")
     if text.endswith(("am", "morning", "midnight")):
         return "am"
@@ -108,13 +109,13 @@ def _half_of_day(text: str) -> str:
 
 @dataclass(frozen=True)
 class Ratio:
-    """``1:2:3``, by the texts of its parts."""
+    """A ratio such as ``1:2:3``, with its parts as texts."""
 
     parts: tuple[str, ...]
 
     @classmethod
     def read(cls, parts: list[str]) -> Ratio | None:
-        """Makes a ratio of the parts between colons; None where one of them is empty."""
+        """Makes a ratio of the parts between colons. Returns None if one of them is empty."""
         stripped = tuple(part.strip() for part in parts)
         return cls(stripped) if 1 < len(stripped) <= 8 and all(stripped) else None
 
@@ -125,19 +126,19 @@ _SCORE = re.compile(r"\d{1,3}(?: ?- ?\d{1,3}){1,3}")
 
 @dataclass(frozen=True)
 class Score:
-    """``5-3``: a score, or the difference where the other side is a number."""
+    """A score such as ``5-3``. If it is compared with a number, it is a difference."""
 
     parts: tuple[int, ...]
 
     @classmethod
     def read(cls, text: str) -> Score | None:
-        """Reads whole numbers with hyphens between them; None for anything else."""
+        """Reads integers with hyphens between them. Returns None for other texts."""
         if _SCORE.fullmatch(text) is None:
             return None
         return cls(tuple(int(part) for part in text.split("-")))
 
     def value(self) -> Fraction:
-        """Returns the difference that was written: ``5-3`` is 2."""
+        """Returns the text as a difference: ``5-3`` is 2."""
         return Fraction(self.parts[0] - sum(self.parts[1:]))
 
 
@@ -151,7 +152,7 @@ _DATES = [
     for pattern in (
         # 2024-01-02
         r"(?P<year>\d{4}) ?(?P<sign>[-/.]) ?(?P<month>\d{1,2}) ?(?P=sign) ?(?P<day>\d{1,2})",
-        # 1/2/2024, of which the month may also come second
+        # 1/2/2024, where the month may also be second
         r"(?P<month>\d{1,2}) ?(?P<sign>[-/.]) ?(?P<day>\d{1,2}) ?(?P=sign) ?(?P<year>\d{4})",
         # Tuesday, January 2nd, 2024
         rf"{_WEEKDAY}{_MONTH} {_DAY}(?:,? (?P<year>\d{{4}}))?",
@@ -165,7 +166,7 @@ _DATES = [
 
 @dataclass(frozen=True)
 class Date:
-    """``2024-01-02``, ``January 2, 2024``, ``May 5``: what isn't said is None."""
+    """A date such as ``2024-01-02``, ``January 2, 2024`` or ``May 5``. Missing parts are None."""
 
     year: int | None
     month: int
@@ -173,9 +174,10 @@ class Date:
 
     @classmethod
     def read(cls, text: str) -> Date | None:
-        """Reads plain text; None where it is no date. Of ``2/1/2024`` the month comes first if it can."""
+        """Reads a text without LaTeX. Returns None if it isn't a date. In ``2/1/2024`` the first number is
+        the month, if it is at most 12."""
         if not any(character.isdigit() for character in text):
-            return None  # each way of writing has a day or a year, and most answers in words have neither
+            return None  # a date has a day or a year. This test is quick, and most answers in words fail it.
         for pattern in _DATES:
             match = pattern.fullmatch(text)
             if match is None:
@@ -192,7 +194,8 @@ class Date:
 
 
 def _month(text: str) -> int | None:
-    """Returns the number of a month: 1 for ``January``, ``jan``, ``janu`` and ``01``; None for no month."""
+    """Returns the number of a month: 1 for ``January``, ``jan``, ``janu`` and ``01``. None if it isn't
+    one."""
     if text.isdigit():
         return int(text)
     name = text.lower()

@@ -1,7 +1,7 @@
-r"""One plain way of writing an answer to a mathematical problem.
+r"""Normalises the text of an answer to a mathematical problem.
 
-Dress alone (``\left``, ``\,``, ``\dfrac``, colours, full-width digits, dollars) is taken off; content stays.
-Reading it is the business of `math_answers`, finding it that of `math_endings`.
+It removes formatting (``\left``, ``\,``, ``\dfrac``, colours, full-width digits, dollars) and keeps the
+content. Before this, `math_endings` finds the answer. After this, `math_answers` reads it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
-# Each of the patterns below is searched in every answer, and most answers have none of them. A literal text
-# that a pattern can't do without (`needs`) is looked for first: that costs a tenth of a search.
+# All patterns below are searched in every answer, and most answers match none. Therefore a text that every
+# match of a pattern contains (`needs`) is searched first, which takes a tenth of the time.
 
 
 class _Rewriting(NamedTuple):
-    r"""One way of writing that is replaced by another.
+    r"""The replacement of one notation by another.
 
-    ``_Rewriting("\\tag", …)`` is skipped where the text has no ``\tag``.
+    ``_Rewriting("\\tag", …)`` is skipped if the text doesn't contain ``\tag``.
     """
 
     needs: str
@@ -52,7 +52,7 @@ def _rewriting(needs: str, pattern: str, replacement: str | Callable[[re.Match[s
     return _Rewriting(needs, re.compile(pattern), replacement)
 
 
-# Dress around a group: \textcolor{red}{5}, \fcolorbox{red}{blue}{5}, \underline{5}, \mathbf{5}
+# Formatting around a group: \textcolor{red}{5}, \fcolorbox{red}{blue}{5}, \underline{5}, \mathbf{5}
 _DRESS_OF_A_GROUP = re.compile(
     r"""\\(?:
           (?:textcolor|colorbox) \s* \{[^{}]{0,40}\}
@@ -63,7 +63,7 @@ _DRESS_OF_A_GROUP = re.compile(
     ) \s* \{""",
     re.VERBOSE,
 )
-# Dress that says nothing about its content. Of the others (\text, \mathbf) some make letters to words.
+# Formatting without any meaning. Some of the other commands (\text, \mathbf) turn letters into words.
 _EMPTY_DRESS = re.compile(
     r"\\(?:textcolor|colorbox|fcolorbox|color|u?underline|uline|ensuremath|emph|fbox|boxed|pmb|hl)"
 )
@@ -98,8 +98,7 @@ _SIZES_SPACES_AND_RELATIONS = [
     _rewriting(
         "\\",
         r"\\(?:checkmark|blacksquare|hfill|newline|large|Large|LARGE|huge|Huge|normalsize|centering)(?![A-Za-z])"
-        r"|\\color ?\{[^{}]{0,40}\}|\\tag\*?\{[^{}]{0,20}\}",
-        " ",
+        r"|\\color ?\{[^{}]{0,40}\}|\\tag\*?\{[^{}]{0,20}\}", " ",
     ),
     # 5 \square, the end of a proof
     _rewriting("\\", r"\\(?:square|Box|qed)\s*\Z", ""),
@@ -138,7 +137,7 @@ _PLAIN_COMMANDS = {
     "varnothing": r"\emptyset",
     "ldots": r"\dots", "cdots": r"\dots", "dotsc": r"\dots", "dotsb": r"\dots",
 }  # fmt: skip
-"""Commands that have a plainer name, or a sign."""
+"""Commands with a simpler equivalent."""
 
 _FONTS_AND_NOTATION = [
     # \{ \}, the empty set
@@ -219,12 +218,13 @@ _FONTS_AND_NOTATION = [
 # \[ 5 \], but not the row's end with its distance, \\[2pt], nor an interval's bracket before a digit
 _DISPLAY_BRACKETS = re.compile(r"\\\[(?!\d)|(?<!\\)\\\]")
 _ROWS_END_AT_THE_END = re.compile(r"\\\\(?=\s*\Z)")
-# Of a blank that was written as a backslash and a space, the space is gone.
+# The rest of a backslash and a space, whose space was removed.
 _HALF_A_BLANK = re.compile(r"(?<!\\)\\\Z")
 
 
 def undressed(text: str) -> str:
-    """Returns one way of writing: ASCII signs, plain commands, single spaces, no dollars, no full stop."""
+    """Returns the normalised text, with ASCII signs, simple commands, single spaces, and without dollars and
+    full stop."""
     if not text.isascii():
         text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
         text = _SUBSCRIPT.sub(lambda match: "_{" + match[0].translate(_SUBSCRIPTS) + "}", text)
@@ -248,7 +248,7 @@ def undressed(text: str) -> str:
 
 
 def _content_of_a_box(text: str) -> str:
-    """Returns what stands in a box, or in boxes within each other, that hold all of a text."""
+    """Returns the content if a text is a box, or a box in a box, and otherwise the text."""
     while True:
         boxed = boxes(text)
         if len(boxed) != 1:
@@ -260,7 +260,7 @@ def _content_of_a_box(text: str) -> str:
 
 
 def _undress_groups(text: str) -> str:
-    r"""Takes off colours, underlines and a font around a formula; a font around letters stays."""
+    r"""Removes colours, underlines and a font around a formula. A font around letters remains."""
     position = 0
     for _ in range(_DEEPEST_DRESS):
         dress = _DRESS_OF_A_GROUP.search(text, position)

@@ -1,10 +1,10 @@
-r"""Units behind a number: what they measure, how they convert, and which text is no unit at all.
+r"""Reads units after numbers, and converts between them.
 
-A unit is a product of powers of dimensions with a factor: ``km/h`` is length per time, 5/18 of a
-``m/s``. A noun
-that measures nothing known ("apples") is a dimension of its own, so that 5 apples are not 5 pears. Text that
-scales, negates or comments on its number ("dozen", "squared", "is wrong") is no unit.
-The table is our own: pint reads ordinary nouns as units ("points", "hands"), and has no money.
+A unit is a product of powers of dimensions with a factor: ``km/h`` is length per time, 5/18 of a ``m/s``. Any
+other noun ("apples") is a dimension of its own, so that 5 apples are not 5 pears. Text that scales, negates
+or comments on its number ("dozen", "squared", "is wrong") is not a unit.
+
+The library pint doesn't serve here: it reads ordinary nouns as units ("points", "hands"), and has no money.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MOST_WORDS = 6
-"""Words of a unit; more are a sentence."""
+"""The most words of a unit. A longer text is a sentence."""
 
 LARGEST_POWER = 6
 
 
 @dataclass(frozen=True)
 class Unit:
-    r"""``m/s^2`` is ``Unit((("length", 1), ("time", -2)), Fraction(1))``; 0 °C is `offset` kelvins."""
+    r"""A unit. Example: ``m/s^2`` is ``Unit((("length", 1), ("time", -2)), Fraction(1))``."""
 
     dimensions: tuple[tuple[str, int], ...]
+    """The dimensions with their powers, in alphabetical order."""
     factor: Fraction = Fraction(1)
+    """The size of the unit in basic units of its dimensions."""
     offset: Fraction = Fraction(0)
+    """The value of 0 in basic units, which isn't 0 for temperatures."""
 
 
 # dimension: {unit: how many of the dimension's first unit it is}
@@ -93,8 +96,8 @@ _POWERS = {"squared": 2, "cubed": 3}
 _TEMPERATURE_SYMBOLS = {"C": "celsius", "F": "fahrenheit"}
 _SYMBOLS_OF_MONEY = {"USD": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee"}
 
-# Words that comment on a number, negate it, compare it or scale it, and so are no part of a noun.
-_WORDS_THAT_ARE_NO_NOUNS = """
+# Words that comment on a number, negate it, compare it or scale it. A noun with one of them is not a unit.
+_WORDS_OUTSIDE_OF_NOUNS = """
 is are was were be been isn't not no nor or and but if than to too also only just about around
 nearly almost roughly approximately approx exactly maybe perhaps probably likely possibly unless
 except off over under above below up down more less fewer greater larger smaller bigger least most
@@ -109,13 +112,13 @@ seventh sevenths eighth eighths ninth ninths tenth tenths percent percentage per
 squared cubed square-root root factorial inverse reciprocal squares cubes twice thrice double triple
 power powers negative positive
 """
-_NO_NOUNS = frozenset(_WORDS_THAT_ARE_NO_NOUNS.split())  # fmt: skip
+_NOT_IN_NOUNS = frozenset(_WORDS_OUTSIDE_OF_NOUNS.split())  # fmt: skip
 # The parts of "3 twentieths" and "5 thirty-thousandths", which divide their number
 _ORDINAL_PART = re.compile(
     r"(?:\w+-)?(?:ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|million|billion)ths?"
 )
 # "reduced", "doubled", but not "seeds"
-_CHANGED = re.compile(r"(?!(?:seed|bed|weed|steed|breed|shed|sled|thread|bead|head)s?\Z)[a-z]{2,}ed")
+_PARTICIPLE = re.compile(r"(?!(?:seed|bed|weed|steed|breed|shed|sled|thread|bead|head)s?\Z)[a-z]{2,}ed")
 # m, s^2, ft^{3}, oz.
 _FACTOR = re.compile(r"(?P<name>[A-Za-z'¢€£¥₹.-]+)(?:\^\(?\{?(?P<power>-?\d)\}?\)?)?")
 # The end of "cups of flour"
@@ -123,7 +126,7 @@ _OF = re.compile(r"(?<=\w) of [a-z ]+\Z")
 
 
 def read_unit(text: str) -> Unit | None:
-    """Reads the text behind a number, freed of LaTeX; None where it is no unit."""
+    """Reads the text after a number, without commands of LaTeX; None if it isn't a unit."""
     temperature = _read_temperature(text)
     if temperature is not None:
         return temperature
@@ -132,7 +135,7 @@ def read_unit(text: str) -> Unit | None:
     if len(text.split()) > MOST_WORDS or re.search(r"[^-A-Za-z'¢€£¥₹./^\d{}() ]", text):
         return None
     text = _OF.sub("", " ".join(text.split()))
-    # km/h/s: what stands before the first slash multiplies, and all behind it divides.
+    # km/h/s: the unit before the first slash multiplies, and all after it divide.
     numerator, *denominators = text.replace(" / ", "/").replace("/ ", "/").split("/")
     products = [(product, -1) for product in denominators]
     if numerator or not denominators:  # "per second" has no numerator
@@ -171,7 +174,7 @@ def _read_product(text: str) -> Unit | None:
         return None
     powers: dict[str, int] = {}
     factor = Fraction(1)
-    next_power = 1  # 2 behind "square"
+    next_power = 1  # 2 after "square"
     index = 0
     while index < len(factors):
         symbol = factors[index]
@@ -194,15 +197,15 @@ def _read_product(text: str) -> Unit | None:
             powers[dimension] = powers.get(dimension, 0) + exponent * power
         factor *= unit.factor**power
     if next_power != 1:
-        return None  # "square" of nothing
+        return None  # "square" without a unit after it
     return Unit(tuple(sorted(powers.items())), factor)
 
 
 def _look_up(name: str) -> Unit | None:
-    """Finds a unit by its symbol, name or plural. Symbols are tried as written first: ``mA``, ``Pa``."""
+    """Finds a unit by its symbol, name or plural. The case of letters matters for symbols: ``mA``, ``Pa``."""
     name = name.rstrip(".")
     lower = name.lower()
-    # A capital alone is no small letter: M scales its number, m is a metre. L is a litre all the same.
+    # A single capital isn't read as a small letter: M scales its number, and m is a metre. L is a litre.
     spellings = (name, lower, lower.removesuffix("s")) if len(name) > 1 or name == "L" else (name,)
     for spelling in spellings:
         spelling = _SPELLINGS.get(spelling, spelling)
@@ -218,24 +221,24 @@ def _look_up(name: str) -> Unit | None:
 
 
 def _read_noun(text: str) -> Unit | None:
-    """Reads a noun as a dimension of its own; None where one of its words says something about the number."""
+    """Reads a noun as a dimension of its own; None if one of its words comments on the number."""
     match = re.fullmatch(r"([-A-Za-z' ]+?)\.?(?:\^\{?([23])\}?)?", text)
     if match is None:
         return None
     nouns = match[1].lower().split()
-    if any(noun in _NO_NOUNS or _ORDINAL_PART.fullmatch(noun) for noun in nouns):
+    if any(noun in _NOT_IN_NOUNS or _ORDINAL_PART.fullmatch(noun) for noun in nouns):
         return None
-    if _CHANGED.fullmatch(nouns[-1]) or nouns[-1].endswith("ly"):
-        return None  # "reduced", "doubled", "roughly" say something about the number
+    if _PARTICIPLE.fullmatch(nouns[-1]) or nouns[-1].endswith("ly"):
+        return None  # "reduced", "doubled", "roughly" comment on the number
     if len(match[1]) == 1:
-        return None  # a letter is a variable, or a k
-    # In the singular, so that 1 apple and 2 apples have one unit.
+        return None  # a single letter is a variable, or k for a thousand
+    # In the singular, so that 1 apple and 2 apples have the same unit.
     noun = " ".join(noun.removesuffix("s") if len(noun) > 3 else noun for noun in nouns)
     return Unit(((noun, int(match[2] or 1)),))
 
 
-def bare_degrees(unit: Unit) -> bool:
-    """Returns whether the unit is a degree, of whatever."""
+def is_degree(unit: Unit) -> bool:
+    """Returns whether the unit is a degree, which may be one of an angle or of a temperature."""
     return unit.dimensions == (("angle", 1),) and unit.factor == 1
 
 
@@ -247,16 +250,17 @@ def is_radian(unit: Unit) -> bool:
     return unit.dimensions == (("radian", 1),)
 
 
-# Numbers and the text around them
+# Numbers with their units
 
 
 @dataclass(frozen=True)
 class Scalar:
-    r"""``3 \text{ cm}`` is ``Scalar("3", read_unit("cm"))``; of ``50\%`` the sign is kept as `percent`."""
+    r"""A number or formula with its unit. Example: ``3 \text{ cm}`` is ``Scalar("3", read_unit("cm"))``."""
 
     formula: str
     unit: Unit | None = None
     percent: bool = False
+    """Whether it has a percent sign."""
 
 
 _SCALES: dict[str, int | Fraction] = {
@@ -266,7 +270,7 @@ _SCALES: dict[str, int | Fraction] = {
     "hundredths": Fraction(1, 100), "thousandths": Fraction(1, 1000), "halves": Fraction(1, 2),
     "thirds": Fraction(1, 3), "quarters": Fraction(1, 4),
 }  # fmt: skip
-# USD 5, -€5, £-5; \frac behind the symbol, too
+# USD 5, -€5, £-5, or \frac after the symbol
 _MONEY_FIRST = re.compile(r"(?P<sign>- ?)?(?P<symbol>USD|€|£|¥|₹) ?(?P<rest>-?[\d.\\].*)", re.DOTALL)
 # ^\circ and ^\circ C at the end
 _DEGREES = re.compile(r"\^\\circ ?(?P<scale>[CF])?\s*\Z")
@@ -274,13 +278,13 @@ _OF_AN_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
 # A number's or formula's end before its unit: a digit, a bracket, 2i, 3\pi, 5!, 3x
 _END_OF_NUMBER = re.compile(r"(?:[\d})\]iπ!]|\\pi|(?<![A-Za-z\\])[a-z])\Z")
-# The " cm^2", " square feet" or "€" behind a digit or a bracket
+# The " cm^2", " square feet" or "€" after a digit or a bracket
 _PLAIN_UNIT = re.compile(
     r"(?<=[\d})!])(?P<gap> ?)(?P<unit>(?<![A-Za-z\\])[A-Za-z]{2,}[A-Za-z /^\d.{}-]{0,60}|[¢€£¥₹])\Z"
 )
 # 5 m, 3.2 m/s, 10 m/s^2: a letter that is a unit or a variable
 _SHORT_UNIT = re.compile(r"(?P<number>-?[\d.]+) (?P<unit>[mgslhLNJWV](?:/[a-z]{1,3}(?:\^\{?\d\}?)?)?)")
-_NO_UNITS = {
+_NOT_UNITS = {
     "sin", "cos", "tan", "log", "ln", "pi", "sqrt", "mod", "and", "or", "infty", "exp", "gcd", "lcm", "max",
     "min",
 }  # fmt: skip
@@ -292,11 +296,11 @@ _QUANTITY = re.compile(
 
 
 def split_unit(text: str) -> Scalar:
-    """Tells a number from the unit, the currency or the percent sign with it.
+    """Separates a number from its unit, currency or percent sign.
 
     ``5 cm`` is ``Scalar("5", read_unit("cm"))``, ``€5`` is ``Scalar("5", read_unit("euro"))`` and ``50%`` is
-    ``Scalar("50", percent=True)``. Text that is no unit stays in the formula (``5 is wrong``), which then is
-    none and equals nothing but itself.
+    ``Scalar("50", percent=True)``. Text that isn't a unit stays in the formula (``5 is wrong``), which then
+    can't be read, and only equals the same text.
     """
     text = text.strip()
     money = _MONEY_FIRST.fullmatch(text)
@@ -317,12 +321,12 @@ def split_unit(text: str) -> Scalar:
 
 
 def _read_money(money: re.Match[str]) -> Scalar | None:
-    """Reads an amount behind its currency; None for ``€5 \\text{ cm}`` or ``€5%``, which are no amounts."""
+    """Reads an amount after its currency; None for ``€5 \\text{ cm}`` or ``€5%``, which aren't amounts."""
     currency = _look_up(_SYMBOLS_OF_MONEY[money["symbol"]])
     amount = split_unit(money["rest"])
     if amount.percent:
         return None
-    # A unit behind the number may repeat the currency (USD 5 dollars), also as a part of it (cents).
+    # A unit after the number may repeat the currency (USD 5 dollars), or be a part of it (cents).
     if amount.unit is not None and (currency is None or amount.unit.dimensions != currency.dimensions):
         return None
     sign = "-" if money["sign"] else ""
@@ -330,10 +334,11 @@ def _read_money(money: re.Match[str]) -> Scalar | None:
 
 
 def _split_text(text: str) -> tuple[str, str]:
-    r"""Returns the number and the text behind it, which begins with the first ``\text`` or is a plain unit.
+    r"""Returns a number and the text after it, which begins with the first ``\text``, or is a unit without
+    it.
 
-    ``5 \text{ red balls}`` is ("5", "red balls"), and ``5cm^2`` is ("5", "cm^2"). Both are "" where nothing
-    stands behind a number.
+    ``5 \text{ red balls}`` is ("5", "red balls"), and ``5cm^2`` is ("5", "cm^2"). Both are "" if there is no
+    number with a text after it.
     """
     upright = _TEXT.search(text)
     if upright is not None:
@@ -348,29 +353,29 @@ def _split_text(text: str) -> tuple[str, str]:
     first_word = re.split(r"[ /^.]", unit_text)[0]
     if _is_product(first_word, unit_text, plain["gap"]):
         return "", ""
-    if first_word in _NO_UNITS or not re.fullmatch(r"[-+.,:\d/ {}()!\\a-z^]*", number):
+    if first_word in _NOT_UNITS or not re.fullmatch(r"[-+.,:\d/ {}()!\\a-z^]*", number):
         return "", ""
     return number, unit_text.replace("{", "").replace("}", "")
 
 
-_WRITTEN_TO_THE_NUMBER = {"cm", "mm", "km", "kg", "mg", "ft", "in", "lb", "oz", "hr", "mi", "ml", "yd"}
+_WRITTEN_WITHOUT_SPACE = {"cm", "mm", "km", "kg", "mg", "ft", "in", "lb", "oz", "hr", "mi", "ml", "yd"}
 
 
 def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
-    """Returns whether letters behind a number are variables, as in ``5nb``, and no unit or noun."""
+    """Returns whether letters after a number are variables, as in ``5nb``, and not a unit or noun."""
     if len(first_word) == 2 and not gap:
-        return first_word.lower() not in _WRITTEN_TO_THE_NUMBER
+        return first_word.lower() not in _WRITTEN_WITHOUT_SPACE
     if _look_up(first_word) is not None:
         return False
     return all(len(letters) <= 3 for letters in re.findall(r"[A-Za-z]+", unit_text))
 
 
 def _read_measured(number: str, unit_text: str) -> Scalar | None:
-    """Reads a number with the text behind it: a scale, then percent or a unit; None where it is neither.
+    """Reads a number with the text after it: a scale, then percent or a unit; None for any other text.
 
-    Of "5" and "dozen eggs" the formula is 12 · (5), and eggs are the unit.
+    For "5" and "dozen eggs" the formula is 12 · (5), and the unit is eggs.
     """
-    if not unit_text.endswith("m."):  # the end of "p.m.", which is no unit and must stay so
+    if not unit_text.endswith("m."):  # "p.m." must not become a unit
         unit_text = unit_text.rstrip(" .").strip()
     first, _, rest = unit_text.partition(" ")
     if first.lower() in _POWERS:
@@ -389,20 +394,22 @@ def _read_measured(number: str, unit_text: str) -> Scalar | None:
 
 
 def with_short_unit(answer: Scalar, other: Scalar, other_is_number: bool) -> Scalar:
-    """Reads ``5 m`` as a length where the answer beside it is a number, else as 5 times a variable."""
+    """Reads ``5 m`` as a length if the other answer is a number, and otherwise as 5 times a variable."""
     match = _SHORT_UNIT.fullmatch(answer.formula)
     if match is None or answer.unit is not None or not (other_is_number or other.unit is not None):
         return answer
     return Scalar(match["number"], read_unit(match["unit"]))
 
 
-_SUMMED = [((name, 1),) for name in ("time", "money", "length", "mass", "months", "angle", "sterling")]
+_SUMMABLE_DIMENSIONS = [
+    ((name, 1),) for name in ("time", "money", "length", "mass", "months", "angle", "sterling")
+]
 
 
 def sum_of_quantities(text: str) -> Scalar | None:
     """Reads ``1 hour 30 minutes``, ``2 dollars and 50 cents`` or ``5 ft 6 in`` as one quantity.
 
-    Each part is smaller than one of the unit before it; otherwise these are several answers.
+    Each part has to be smaller than one unit of the part before it. Otherwise these are several answers.
     """
     text = " ".join(_TEXT.sub(r" \1 ", text).split())
     position = 0
@@ -413,7 +420,7 @@ def sum_of_quantities(text: str) -> Scalar | None:
             return None
         number = match["number"]
         unit = read_unit("dollar") if number.startswith("USD") else read_unit(match["unit"] or "")
-        if unit is None or unit.dimensions not in _SUMMED:
+        if unit is None or unit.dimensions not in _SUMMABLE_DIMENSIONS:
             return None
         parts.append((Fraction(number.removeprefix("USD").strip()), unit))
         position = match.end()
@@ -435,14 +442,12 @@ def sum_of_quantities(text: str) -> Scalar | None:
 def conversion(unit: Unit, other: Unit) -> tuple[Fraction, Fraction] | None:
     """Returns the factor and the summand that convert a number of `unit` to `other`.
 
-    From °C to K they are 1 and 273.15. None where the two measure different things. A bare degree is one of
-    whatever temperature the other is.
+    From °C to K they are 1 and 273.15. None if the units have different dimensions. A degree without a scale
+    has the scale of the other temperature.
     """
-    if (
-        unit == other
-        or (bare_degrees(unit) and is_temperature(other))
-        or (bare_degrees(other) and is_temperature(unit))
-    ):
+    is_degree_of_other = is_degree(unit) and is_temperature(other)
+    is_other_degree_of_unit = is_degree(other) and is_temperature(unit)
+    if unit == other or is_degree_of_other or is_other_degree_of_unit:
         return Fraction(1), Fraction(0)
     if unit.dimensions != other.dimensions:
         return None

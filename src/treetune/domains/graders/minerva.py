@@ -1,9 +1,9 @@
-r"""The verdicts of the VinePPO paper's code on MATH, quirks included.
+r"""A grader with the same verdicts as the VinePPO paper's code on MATH, including its mistakes.
 
-Its rules for the text of an answer are those of the Minerva evaluation (Lewkowycz et al., 2022,
-arXiv:2206.14858, appendix D.1) with additions. Among their mistakes, which this repeats: only the first line
-of a box is read, so that a matrix over several lines is lost; ``\boxed {5}`` with a space is no answer;
-``7\cdot 1`` becomes 71; "information" becomes ``\inftyormation``.
+The rules for the text of an answer are those of the Minerva evaluation (Lewkowycz et al., 2022,
+arXiv:2206.14858, appendix D.1) with additions. Some of their mistakes: only the first line of a box is read,
+so that a matrix with several lines is lost; ``\boxed {5}`` with a space is not an answer; ``7\cdot 1``
+becomes 71; "information" becomes ``\inftyormation``.
 """
 
 from __future__ import annotations
@@ -29,48 +29,49 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 LONGEST = 100_000
-"""Characters of a response that are read: no sampled answer of the paper's 1,024 tokens comes near."""
+"""Characters of the longest response that is read. The paper's answers of 1,024 tokens are much shorter."""
 
 MOST_ANSWERS = 50
 
 _BETWEEN = ", "
-"""Parts the answers of a response where they are kept as one text; none of them holds a space."""
+"""Separates the answers of a response in the extracted text. No answer has a space."""
 
 CLOSE = 1e-3
-"""The absolute difference below which two numbers count as equal: 0.0001 is 0.0002."""
+"""Two numbers are equal if their absolute difference is smaller: 0.0001 equals 0.0002."""
 
 _TOO_HARD = re.compile(r"%|\^\{|\^\(|\^\d\d|\^\d+\^|\d{3,}!")
 _NO_FORMULA = re.compile(r"\\[{}]|\\div(?![A-Za-z])|[÷|]|(?<!\\sqrt)\[")
-"""That code reads braces as a set and square brackets as a list, which equal no number, and no ÷ or bars."""
+"""Signs that the paper's code doesn't read as formulas. Braces are a set and square brackets a list for it,
+which equal no number."""
 _DRESS = re.compile(
     r"\\(?:[mh]box|fbox|boxed|text[a-z]{0,2}|math(?:it|sf|tt)|emph|underline|overline|boldsymbol|bm|cancel"
     r"|operatorname|displaystyle|degree|bf|it|rm)(?![A-Za-z])"
 )
-"""Commands that it leaves out, and keeps what stands in their braces."""
+"""Commands that are removed, while the text in their braces is kept."""
 
 
 @Grader.register("minerva")
 @dataclass(frozen=True, kw_only=True)
 class Minerva(Grader):
-    """Reward 1 if the VinePPO paper's code gives it, for numbers that can be compared with its.
+    """Gives the same rewards as the VinePPO paper's code on MATH, so that results are comparable.
 
-    A preset: it accepts 500 for 5 (a percentage), 0.0002 for 0.0001, an interval with other brackets,
-    and rejects 1024 for ``2^{10}``, `50%` for a half and every matrix over several lines. The gold is
-    taken out of the worked solution where the problem has one. Responses beyond `LONGEST`
-    characters, which that code would have to read, are an ``error``.
+    It accepts 500 for 5 (as a percentage), 0.0002 for 0.0001, and an interval with other brackets. It rejects
+    1024 for ``2^{10}``, `50%` for a half, and every matrix with several lines. If the problem has a worked
+    solution, the gold is the answer in it. Responses of more than `LONGEST` characters, which the paper's
+    code would read, are an ``error``.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     @override
     def prepare(self) -> None:
         import sympy
 
-        sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # what it imports when it is first asked
+        sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # the first call imports many modules
 
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
@@ -87,7 +88,7 @@ class Minerva(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Of each of the two as many count as the gold has.
+        # Only the last answers of each count, as many as the gold has.
         count = len(set(_gold_answers(problem)))
         return lists_agree(answer.split(_BETWEEN)[-count:], other.split(_BETWEEN)[-count:])
 
@@ -96,17 +97,17 @@ def _gold_answers(problem: Problem) -> list[str]:
     worked = str(problem.data.get("solution", ""))
     worked = worked if "boxed" in worked else problem.gold
     if "boxed" not in worked and "he answer is" not in worked:
-        worked = f"\\boxed{{{worked.strip()}}}"  # a bare answer, as it would stand in a solution
+        worked = f"\\boxed{{{worked.strip()}}}"  # only an answer: write it in the form of a solution
     return extract(worked, problem.prompt)
 
 
 # The text of an answer
 
 LONGEST_ANSWER = 1000
-"""Characters of an answer that are read: three times the longest gold. The rules are quadratic in it."""
+"""Characters of an answer that are read, three times the longest gold. The rules take quadratic time."""
 
 MOST_BOXES = 50
-"""Only the last ones count, as many as the gold has answers."""
+"""The most boxes that are read, the last ones."""
 
 _LAST_NUMBER = re.compile(r"-?\d*\.?\d+")
 _OUTPUT = re.compile(r"```output\n(.*?)```", re.DOTALL)
@@ -145,14 +146,14 @@ _SLASH = re.compile(r"(-?\d+|-?\d*\\sqrt\{\d+\})/(-?\d+|-?\d*\\sqrt\{\d+\})")
 
 
 def extract(text: str, question: str) -> list[str]:
-    """Returns the answers that a text gives, normalised; none where it gives none.
+    """Returns the normalised answers in a text.
 
-    `question` decides whether commas part several answers.
+    The question decides whether commas separate several answers.
     """
     answers = []
-    for part in _parts(text):
+    for part in _find_answers(text):
         line = part.strip().split("\n", 1)[0].lstrip(":").strip()[:LONGEST_ANSWER]
-        answer = normalised(line.rstrip("/").rstrip(".").rstrip("/"))
+        answer = normalise(line.rstrip("/").rstrip(".").rstrip("/"))
         if "separated by commas" in question and not re.search(r"[()\[\]]", answer):
             answers += [part.strip() for part in answer.split(",")]
         else:
@@ -160,16 +161,17 @@ def extract(text: str, question: str) -> list[str]:
     return answers
 
 
-def _parts(text: str) -> list[str]:
-    """Returns the texts of the answers, by the first of five signs of an answer that the text has: the phrase
+def _find_answers(text: str) -> list[str]:
+    """Returns the texts of the answers. They are marked by the first of these that the text has: the phrase
     of the paper's prompt, boxes, "the answer is", the output of a program, a number."""
     _, start, rest = text.partition("final answer is $")
     if start and "$. I hope" in rest:
         return [rest.partition("$. I hope")[0]]
-    if "boxed" in text:  # one that isn't closed, or has no brace at once, holds nothing
+    if "boxed" in text:
         pairs, contents = braces(text), []
         for box in list(re.finditer(r"boxed\{", text))[-MOST_BOXES:]:
-            if (end := pairs.get(box.end() - 1)) is not None:
+            end = pairs.get(box.end() - 1)
+            if end is not None:  # the box is closed
                 percent = "%" if text[end + 1 : end + 2] == "%" else ""
                 contents.append(text[box.end() : end] + percent)
         return contents
@@ -183,8 +185,8 @@ def _parts(text: str) -> list[str]:
     return numbers[-1:]
 
 
-def normalised(text: str) -> str:
-    """Returns one answer in the form that is compared: the rules, one after the other."""
+def normalise(text: str) -> str:
+    """Returns an answer in the form for comparison, by applying the rules one after the other."""
     text = _apply_rules(_FIRST, text.strip())
     without_unit = _UNIT.sub("", text).strip()
     text = _apply_rules(_THEN, without_unit or text)
@@ -206,15 +208,16 @@ def normalised(text: str) -> str:
 
 
 def _brace_fraction(match: re.Match[str]) -> str:
-    r"""Writes ``\frac12`` as ``\frac{1}{2}``, and of ``\frac1{2}`` the numerator as ``\frac{1}``."""
+    r"""Adds missing braces: ``\frac12`` becomes ``\frac{1}{2}``, and ``\frac1`` before a brace
+    ``\frac{1}``."""
     braced = [f"{{{argument}}}" for argument in match.groups() if argument]
     return r"\frac" + "".join(braced)
 
 
 def _apply_rules(rules: list[tuple[str, str]], text: str) -> str:
-    """Replaces by one rule after the other, and strips the text after each."""
-    for pattern, into in rules:
-        text = re.sub(pattern, into, text).strip()
+    """Applies replacement rules one after the other, and strips the text after each."""
+    for pattern, replacement in rules:
+        text = re.sub(pattern, replacement, text).strip()
     return text
 
 
@@ -222,7 +225,8 @@ def _apply_rules(rules: list[tuple[str, str]], text: str) -> str:
 
 
 def lists_agree(answers: list[str], golds: list[str]) -> bool:
-    """Returns whether each of one list has its like in the other; the last ``len(golds)`` answers count."""
+    """Returns whether each answer agrees with a gold, and each gold with an answer. Only the last
+    ``len(golds)`` answers count."""
     golds = list(dict.fromkeys(golds))
     answers = list(dict.fromkeys(answers))[-len(golds) :] if golds else []
     if not answers or len(golds) > MOST_ANSWERS:
@@ -234,17 +238,17 @@ def lists_agree(answers: list[str], golds: list[str]) -> bool:
 
 
 def agree(answer: str, gold: str) -> bool:
-    r"""Returns whether two normalised answers count as the same. Unions of intervals agree as lists."""
+    r"""Returns whether two normalised answers are equal. Unions of intervals are compared as lists."""
     if "\\cup" in answer and "\\cup" in gold:
         return lists_agree(answer.split("\\cup"), gold.split("\\cup"))
-    number, gold_number = _float(answer.replace(",", "")), _float(gold.replace(",", ""))
+    number, gold_number = _read_float(answer.replace(",", "")), _read_float(gold.replace(",", ""))
     if number is not None and gold_number is not None and abs(number - gold_number) < CLOSE:
         return True
-    return answer == gold or _math_equal(answer, gold)
+    return answer == gold or _is_math_equal(answer, gold)
 
 
-def _float(text: str) -> float | None:
-    """Returns the finite number that a text is; else None."""
+def _read_float(text: str) -> float | None:
+    """Returns the finite number that a text is; None for other texts."""
     try:
         value = float(text)
     except ValueError:
@@ -252,21 +256,21 @@ def _float(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _number(text: str) -> float | None:
-    """Returns the number that a text is, ``1,200`` or ``50%`` (0.5); else None."""
+def _read_number(text: str) -> float | None:
+    """Returns the number that a text is, such as ``1,200`` or ``50%`` (0.5); None for other texts."""
     text = text.replace(",", "")
-    value = _float(text)
+    value = _read_float(text)
     if value is None and text.endswith("%"):
-        value = _float(text.rstrip("\\%"))
+        value = _read_float(text.rstrip("\\%"))
         value = None if value is None else value / 100
     return value
 
 
-def _math_equal(answer: str, gold: str, depth: int = 0) -> bool:
+def _is_math_equal(answer: str, gold: str, depth: int = 0) -> bool:
     """Compares two normalised answers: as numbers, pairs, matrices, equations or formulas, in this order."""
     if depth > 5:
         return False
-    number, gold_number = _number(answer), _number(gold)
+    number, gold_number = _read_number(answer), _read_number(gold)
     if number is not None and gold_number is not None:
         # A percentage equals the number without its sign, either way.
         accepted = (gold_number / 100, gold_number, gold_number * 100)
@@ -275,7 +279,7 @@ def _math_equal(answer: str, gold: str, depth: int = 0) -> bool:
         parts, gold_parts = answer[1:-1].split(","), gold[1:-1].split(",")
         if _are_math_equal(parts, gold_parts, depth + 1):
             return True
-    rows, gold_rows = _matrix(answer), _matrix(gold)
+    rows, gold_rows = _read_matrix(answer), _read_matrix(gold)
     if rows is not None and gold_rows is not None:
         if len(rows) != len(gold_rows):
             return False
@@ -286,19 +290,23 @@ def _math_equal(answer: str, gold: str, depth: int = 0) -> bool:
         )
     if answer.count("=") == 1 and gold.count("=") == 1:
         difference, gold_difference = _left_minus_right(answer), _left_minus_right(gold)
-        return _symbolic(difference, gold_difference) or _symbolic(f"-({difference})", gold_difference)
+        return _are_equal_formulas(difference, gold_difference) or _are_equal_formulas(
+            f"-({difference})", gold_difference
+        )
     if _is_named_value(answer) and "=" not in gold:
-        return _math_equal(answer.split("=")[1], gold, depth + 1)
+        return _is_math_equal(answer.split("=")[1], gold, depth + 1)
     if _is_named_value(gold) and "=" not in answer:
-        return _math_equal(answer, gold.split("=")[1], depth + 1)
-    return answer == gold or _symbolic(answer, gold)
+        return _is_math_equal(answer, gold.split("=")[1], depth + 1)
+    return answer == gold or _are_equal_formulas(answer, gold)
 
 
 def _are_math_equal(parts: list[str], gold_parts: list[str], depth: int) -> bool:
-    """Compares part by part; lists of different lengths are different."""
+    """Compares two lists part by part. Lists of different lengths are different."""
     if len(parts) != len(gold_parts):
         return False
-    return all(_math_equal(part, gold_part, depth) for part, gold_part in zip(parts, gold_parts, strict=True))
+    return all(
+        _is_math_equal(part, gold_part, depth) for part, gold_part in zip(parts, gold_parts, strict=True)
+    )
 
 
 def _left_minus_right(equation: str) -> str:
@@ -316,7 +324,7 @@ def _is_bracketed(text: str) -> bool:
     return len(text) > 2 and text[0] in "([" and text[-1] in ")]"
 
 
-def _matrix(text: str) -> list[list[str]] | None:
+def _read_matrix(text: str) -> list[list[str]] | None:
     """Returns the rows of cells of a ``pmatrix`` or ``bmatrix``; None for any other text."""
     match = re.fullmatch(r"\\begin\{([pb]matrix)\}(.*)\\end\{\1\}", text, re.DOTALL)
     if match is None:
@@ -324,11 +332,11 @@ def _matrix(text: str) -> list[list[str]] | None:
     return [row.split("&") for row in match[2].split("\\\\") if row.strip()]
 
 
-def _symbolic(answer: str, gold: str) -> bool:
-    """Compares two formulas by their values; False for what that code can't read."""
+def _are_equal_formulas(answer: str, gold: str) -> bool:
+    """Compares two formulas by their values. False for formulas that the paper's code can't read."""
     if any(_TOO_HARD.search(text) or _NO_FORMULA.search(text) for text in (answer, gold)):
         return False
-    expression, gold_expression = _expression(answer), _expression(gold)
+    expression, gold_expression = _read_expression(answer), _read_expression(gold)
     if expression is None or gold_expression is None:
         return False
     if len(expression.free_symbols | gold_expression.free_symbols) > 2:
@@ -336,8 +344,8 @@ def _symbolic(answer: str, gold: str) -> bool:
     return same_value(expression, gold_expression, tolerance=CLOSE)
 
 
-def _expression(text: str) -> Any:
-    """Returns the text as sympy's expression; None where it is no formula, or one that costs too much."""
+def _read_expression(text: str) -> Any:
+    """Returns a text as an expression of sympy; None if it isn't a formula, or would be too expensive."""
     try:
         return read_expression(mixed_numbers_added(_DRESS.sub("", text)), reads_choices=False)
     except (NotAFormula, Absurd):

@@ -1,4 +1,4 @@
-"""Questions with lettered options: GPQA, SuperGPQA and their like."""
+"""The grader of questions with lettered options, such as GPQA and SuperGPQA."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 _LONGEST_LINE = 100
-"""Characters of a line that may be nothing but a letter and its dress."""
+"""Characters of the longest line that may consist of only a letter and signs around it."""
 _LONGEST_LABEL = 2000
-"""Characters of a text that are searched for a letter at its beginning."""
+"""Characters of a text in which a letter is searched at its beginning."""
 
 # \boxed, \text before a brace, and the signs of LaTeX, Markdown and quotations
 _DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’\[\]]")
@@ -28,7 +28,7 @@ _WIDTH |= {
     ord(wide): plain
     for wide, plain in zip("：（）．。，；！＝【】「」\u3000、", ":()..,;!=[][] ,", strict=True)
 }
-"""Fullwidth letters and punctuation, each as the one plain sign that it is, so that offsets stay."""
+"""Replaces fullwidth letters and punctuation by single plain signs, so that offsets stay the same."""
 # 答案是, 选择, 정답은, "Antwort: ", "Réponse est"
 _OTHER_LANGUAGES = (
     r"(?:答案|答え|正解|选项|選項)[ \t*_]*(?:应该是|應該是|应为|為|为|是|选|選|は|:|=)"
@@ -64,21 +64,21 @@ _TAG = re.compile(r"<answer>(?P<text>[^<]{0,2000})(?:</answer>|\Z)", re.IGNORECA
 # A + B, B = C
 _FORMULA_OF_LETTERS = re.compile(r"\s*[A-Za-z](?:\s*[-+*=^]\s*[A-Za-z\d]{1,20})+\s*")
 _FORMULA = re.compile(r"[+=^<>|\\\d]|[A-Za-z]\s*[-*]\s*[A-Za-z]")
-"""In a box without a letter: what holds one of these is a formula about something else, not a choice."""
+"""A box without a letter that has one of these signs contains a formula, and not a choice."""
 
 # A letter that names an option, and neither the word I nor the article of "A dog"
 _OPTION = r"(?:[B-HJ-Z](?![\w'’])|A(?![\w'’])(?! (?!is\b)[a-z])|I(?=\)|\W*$))"
 _SAYS = re.compile(rf"(?<!\w){_OPTION}|\A\W*(?i:not|no|none|neither|all|any|both|either|un\w+)\b")
-"""What is told of an answer without a letter and without a refusal, such as "this choice is the only one that
-fits", takes nothing back."""
+"""A letter, or the refusal to choose one. A statement without them, such as "the choice is the only one that
+fits", doesn't count as a choice."""
 _HEDGED = re.compile(
     r"\A\W*(?:and\b\W*)?\(?[A-Z](?:[).,:;/]|$)|(?:[,/;&]|\band\b)\W*[A-Z]\)"
     r"|\b(?i:or|maybe|perhaps|possibly|probably|alternatively|wait|actually|rather)\b"
     r"(?:\W*\b(?:it|is|be|may|might|could|also|even|well|option|choice|answer|the|actually|maybe|rather)\b){0,6}"
     rf"\W*?{_OPTION}",
 )
-"""Behind a choice: another one."""
-# What begins a reason, in which other options may be named
+"""Another choice after a choice."""
+# The beginning of a reason, in which other options may be named
 _REASON = re.compile(r"\b(?:because|since|[Bb]oth|[Ee]ither|[Nn]either)\b")
 # The end of "B or the correct " and of "\boxed{B}, ", before another choice
 _JOINED = re.compile(
@@ -87,38 +87,37 @@ _JOINED = re.compile(
 
 
 class _StatedChoice(NamedTuple):
-    """A choice in a response: ``_StatedChoice(4, "B", " Paris")`` of "The answer is (B) Paris"."""
+    """A choice in a response: ``_StatedChoice(4, "B", " Paris")`` for "The answer is (B) Paris"."""
 
     start: int
-    """Where in the response it begins."""
+    """The offset in the response."""
     letter: str | None
-    """None: a choice of no letter, such as "none of these"."""
+    """None for a choice without a letter, such as "none of these"."""
     rest: str
-    """The text behind the letter, up to the end of the line."""
+    """The text after the letter, up to the end of the line."""
 
 
 @Grader.register("multiple_choice")
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice(Grader):
-    r"""Right is a response that chooses the gold's letter. Nothing is ever guessed: a response without a
-    choice has the outcome ``no_answer``, and so has one that names several letters at once.
+    r"""Reward 1 for a response that chooses the gold's letter. A response without a choice has the outcome
+    ``no_answer``, and so has one that names several letters at once.
 
-    The choice stands in a ``\boxed{…}``, in ``<answer>…</answer>``, as the only letter of a line or of the
-    whole response, or behind "answer is", "Answer:", "Final answer:" or the like, in some languages,
-    after the last `think_end`; of several the last one counts, also on one line. It is a letter alone in
-    either case (``b``, ``(B)``, ``**B.**``, ``\text{B}``), or a capital with its option (``B) Paris``,
-    ``(B) Paris``, ``B: Paris``). A letter within a word is no choice, nor is the first word of ``A dog``.
-    Two that are joined (``B or C``, ``(B), maybe (C)``, ``B. Wait, C``) are none. The gold is a letter,
-    written in these ways.
+    After the last `think_end`, the choice is in a ``\boxed{…}``, in ``<answer>…</answer>``, the only letter
+    of a line or of the whole response, or comes after "answer is", "Answer:", "Final answer:" or the like, in
+    some languages. The last of several choices counts. A choice is a single letter (``b``, ``(B)``,
+    ``**B.**``, ``\text{B}``), or a capital with its option (``B) Paris``, ``(B) Paris``, ``B: Paris``). A
+    letter within a word doesn't count, nor does the first word of ``A dog``. Two joined letters (``B or C``,
+    ``(B), maybe (C)``, ``B. Wait, C``) aren't a choice. The gold is a letter in one of these forms.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     options: Annotated[int, Le(26)] = 10
-    """Letters beyond the first so many are no choices."""
+    """The number of options. Later letters of the alphabet aren't choices."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     isolation: ClassVar[Isolation] = "inline"
 
@@ -132,16 +131,14 @@ class MultipleChoice(Grader):
         choices += self._in_sentences(text)
         if not choices:
             return None
-        choices.sort(
-            key=lambda choice: choice.start
-        )  # of two at one start, the later in this list comes last
+        choices.sort(key=lambda choice: choice.start)  # stable: the order above decides about equal offsets
         last = choices[-1]
-        # "B, or maybe C": another letter behind the choice takes it back, but not one in a reason.
+        # "B, or maybe C": another letter after the choice revokes it, unless it is in a reason.
         remark = _REASON.split(_DRESS.sub("", last.rest))[0]
         for hedge in _HEDGED.finditer(remark):
             if re.findall("[A-Z]", hedge[0])[-1] != last.letter:
                 return None
-        # "answer is B or the correct answer is C": two choices that are joined are none.
+        # "answer is B or the correct answer is C": two joined choices aren't a choice.
         if len(choices) > 1:
             before = choices[-2]
             between = text[max(before.start, last.start - 200) : last.start]
@@ -155,9 +152,9 @@ class MultipleChoice(Grader):
             if _FORMULA_OF_LETTERS.fullmatch(content):
                 continue
             letter, rest = self._letter(content)
-            behind = text[end : end + 200].partition("\n")[0]
+            text_after = text[end : end + 200].partition("\n")[0]
             if letter or not _FORMULA.search(_DRESS.sub("", content[:_LONGEST_LABEL])):
-                yield _StatedChoice(start, letter, rest + behind)
+                yield _StatedChoice(start, letter, rest + text_after)
 
     def _in_tags(self, text: str) -> Iterator[_StatedChoice]:
         """Yields the choices in ``<answer>…</answer>``."""
@@ -178,9 +175,10 @@ class MultipleChoice(Grader):
                 yield _StatedChoice(match.start(), letter, rest.partition("\n")[0])
 
     def _alone(self, answer: str) -> _StatedChoice | None:
-        """Returns the last line that is nothing but a letter; without the letter where lines name several.
+        """Returns the choice of the last line that is only a letter; without a letter if such lines have
+        several.
 
-        A small letter, and one with its option behind it, must be all of the answer.
+        If the answer has only one line, it may also be a small letter, or a letter with its option.
         """
         lines = answer.splitlines()
         is_one_line = sum(bool(line.strip()) for line in lines) == 1
@@ -210,11 +208,13 @@ class MultipleChoice(Grader):
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold, _ = self._letter(problem.gold)
         if gold is None:
-            raise ValueError(f"the gold {problem.gold[:100]!r} is none of the first {self.options} letters")
+            raise ValueError(
+                f"the gold {problem.gold[:100]!r} is not one of the first {self.options} letters"
+            )
         return Grade(reward=float(extracted == gold), outcome="ok")
 
     def _letter(self, text: str) -> tuple[str | None, str]:
-        """Returns the letter that a text chooses at its beginning, and what follows it.
+        """Returns the letter at the beginning of a text, and the text after it.
 
         ``**b**`` is ("B", ""), ``(B) Paris`` is ("B", " Paris"), and ``Paris`` is (None, "").
         """

@@ -24,12 +24,12 @@ _SAYS_MORE = {
     "times", "over", "by", "point", "dozen", "percent", "squared", "cubed", "way", "hundred",
     *_VALUES, *_WORD_SCALES, *_PARTS,
 }  # fmt: skip
-"""Words that, behind a number, change what it says: "one to one", "two or more"."""
+"""Words that change the meaning of a number before them, as in "one to one" or "two or more"."""
 
 
 def number_in_words(text: str) -> tuple[Fraction, str] | None:
-    """Reads a number in English words in lower case ("three hundred and twelve", "two thirds") and the unit
-    behind it; None without one."""
+    """Reads a number in English words in lower case ("three hundred and twelve", "two thirds"), and the unit
+    after it. Returns None if there is no number."""
     words = re.split(r"[\s-]+", text.strip())
     if len(words) > _MOST_WORDS or not words:
         return None
@@ -38,7 +38,7 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
     value = None if whole is None else Fraction(whole)
     part = _PARTS.get(words[at].removesuffix("s").replace("halve", "half")) if at < len(words) else None
     if part is not None:
-        # Without a number before it only the half is one: "third" is a place in a row.
+        # Without a number before it only "half" is a number. "third" would be an ordinal.
         if value is None and part != 2:
             return None
         value, at = (value or 1) * Fraction(1, part), at + 1
@@ -54,7 +54,7 @@ def _cardinal(words: list[str], at: int) -> tuple[int | None, int]:
     last = ""
     while at < len(words):
         word = words[at]
-        # A number below a hundred begins, or a digit stands behind its tens.
+        # The word begins a number below a hundred, or is a digit after tens.
         starts = last in ("", "hundred", *_WORD_SCALES)
         if word in _VALUES and (starts or (last in _TENS and 0 < _VALUES[word] < 10)):
             group += _VALUES[word]

@@ -1,4 +1,4 @@
-"""Graders of puzzles: who has what (a table), in which order (names), and grids of small numbers."""
+"""Graders of puzzles whose answers are tables (who has what), orders of names, or grids of small numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_ROWS = 100
 MOST_CELLS = 100
 
 UNNAMED = ""
-"""The name of a column whose cells stood as keys of rows."""
+"""The name of a column whose cells were keys of rows in the answer."""
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
@@ -31,34 +31,36 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 @Grader.register("zebra")
 @dataclass(frozen=True, kw_only=True)
 class ZebraGrader(Tagged):
-    """Right is the gold's table: ``{"header": ["Position", "Pet"], "rows": [["1", "cat"], …]}`` in JSON
-    or Python, or its rows alone, or objects with the header's keys, or in Markdown. Names count in any case.
+    """Reward 1 for the gold's table: ``{"header": ["Position", "Pet"], "rows": [["1", "cat"], …]}`` in JSON
+    or Python, only its rows, objects with the header's keys, or Markdown. Upper and lower case are the same.
 
-    Where all asked cells of the gold are single letters, also ``am/bn``, a row of them behind the other.
+    If all asked cells of the gold are single letters, ``am/bn`` is also a table, with rows separated by
+    ``/``.
 
-    Columns are found by the header (or by their order, where the answer's header doesn't name them). An
-    answer with more rows earns nothing. The share of asked cells that are right is among the grade's
-    numbers.
+    Columns are identified by the header, or by their order if the answer's header doesn't name them. An
+    answer with more rows than the gold earns nothing. The share of right cells among the asked ones is a
+    number of the grade.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     given: tuple[str, ...] = ("Position", "House")
-    """Columns that the question tells as numbers. They and the header earn nothing: rows are found by
-    them, or by their order, where either table has none of them."""
+    """Columns that the question already gives as numbers. They earn nothing, and identify the rows. Without
+    them in either table, rows are identified by their order."""
     score: Literal["exact", "cells"] = "cells"
-    """The reward of a table that isn't right all over: nothing, or the share of asked cells that are."""
+    """The reward of a partly right table: ``exact`` gives 0, and ``cells`` the share of right cells among the
+    asked ones."""
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_table(problem.gold)
-        told, asked = self._split_columns(gold)
+        given, asked = self._split_columns(gold)
         table = _read_answer_table(extracted, gold, asked)
         if table is None:
             return Grade(reward=0.0, outcome="ok", message="no table")
         if len(table.rows) > len(gold.rows):
             return Grade(reward=0.0, outcome="ok", message="more rows than there are positions")
-        filled_rows = _cells_to_fill(table, gold, told, asked)
+        filled_rows = _cells_to_fill(table, gold, given, asked)
         right = 0
         for filled_row, gold_row in zip(filled_rows, gold.rows, strict=True):
             gold_cells = [gold_row[column] for column in asked]
@@ -67,38 +69,41 @@ class ZebraGrader(Tagged):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # The gold's columns and positions say how each of the two is read.
+        # Both answers are read with the gold's columns and positions.
         gold = gold_table(problem.gold)
-        told, asked = self._split_columns(gold)
+        given, asked = self._split_columns(gold)
         filled_rows = []
         for text in (answer, other):
             table = _read_answer_table(text, gold, asked)
             if table is None or len(table.rows) > len(gold.rows):
                 return False
-            filled_rows.append(_cells_to_fill(table, gold, told, asked))
+            filled_rows.append(_cells_to_fill(table, gold, given, asked))
         return filled_rows[0] == filled_rows[1]
 
     def _split_columns(self, gold: ParsedTable) -> tuple[list[int], list[int]]:
-        """Returns the gold's columns that the question tells, and those that it asks for. Raises ValueError
-        where it asks for none."""
-        # The question tells columns named in `given`, if each cell holds a number. A house may also be an
-        # attribute, as of whoever lives in the red one.
+        """Returns the gold's columns that the question gives, and those that it asks for. Raises ValueError
+        if it asks for none."""
+        # The question gives the columns in `given` only if all their cells are numbers. A column "House" may
+        # also be an attribute that is asked for, such as the house's colour.
         names = all_plain(self.given)
-        told = []
+        given = []
         for column, name in enumerate(gold.header):
             if name in names and all(_position(row[column]).isdigit() for row in gold.rows):
-                told.append(column)
-        asked = [column for column in range(len(gold.rows[0])) if column not in told]
+                given.append(column)
+        asked = [column for column in range(len(gold.rows[0])) if column not in given]
         if not asked:
             raise ValueError(
                 f"the gold's columns {', '.join(gold.header)} are all among given: nothing is asked"
             )
-        return told, asked
+        return given, asked
 
 
 @dataclass(frozen=True)
 class ParsedTable:
-    """A header (empty where there is none) and rows, all ready for comparison."""
+    """A table whose texts are in the form for comparison (`plain`). The header is empty if there is none.
+
+    Example: ``ParsedTable(header=("position", "pet"), rows=(("1", "cat"), ("2", "dog")))``.
+    """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -106,11 +111,11 @@ class ParsedTable:
 
 @lru_cache(maxsize=1024)
 def gold_table(gold: str) -> ParsedTable:
-    """Raises ValueError for a gold that is no table with equal rows."""
+    """Reads a gold. Raises ValueError unless it is a table with rows of equal length."""
     table = read_table(gold)
     if table is None or len({len(row) for row in table.rows}) != 1:
         raise ValueError(
-            f"the gold {gold[:100]!r} is no table, such as"
+            f"the gold {gold[:100]!r} is not a table, such as"
             " {'header': ['Position', 'Pet'], 'rows': [['1', 'cat']]}"
         )
     if table.header and len(table.header) != len(table.rows[0]):
@@ -128,59 +133,59 @@ def _position(cell: str) -> str:
 
 
 def _read_answer_table(text: str, gold: ParsedTable, asked: Sequence[int]) -> ParsedTable | None:
-    """Reads an answer's table, or its rows of letters where the gold asks for nothing else."""
+    """Reads an answer's table. Rows of letters (``am/bn``) are read if all asked cells are single letters."""
     asks_letters = all(len(row[column]) == 1 for row in gold.rows for column in asked)
     letters = read_letters(text) if asks_letters else None
     return letters or read_table(text)
 
 
 def _cells_to_fill(
-    table: ParsedTable, gold: ParsedTable, told: Sequence[int], asked: Sequence[int]
+    table: ParsedTable, gold: ParsedTable, given: Sequence[int], asked: Sequence[int]
 ) -> list[list[str]]:
-    """Returns for each of the gold's rows the asked cells of the answer's row with the same position.
+    """Returns, for each row of the gold, the asked cells of the answer's row with the same position.
 
-    A gold's row gets no cells where no row of the answer has its position, or where several have.
+    They are empty if no row of the answer has that position, or if several have it.
     """
-    columns = _columns(table, gold, told, asked)
+    columns = _columns(table, gold, given, asked)
     rows = [[row[column] if column < len(row) else "" for column in columns] for row in table.rows]
-    if len(columns) == len(asked):  # no cell says which row this is: rows count in their order
+    if len(columns) == len(asked):  # no column identifies the rows, so that their order does
         missing_rows: list[list[str]] = [[] for _ in range(len(gold.rows) - len(rows))]
         return [*rows, *missing_rows][: len(gold.rows)]
     rows_at: dict[tuple[str, ...], list[list[str]]] = {}
     for row in rows:
-        asked_cells, told_cells = row[: len(asked)], row[len(asked) :]
-        rows_at.setdefault(tuple(map(_position, told_cells)), []).append(asked_cells)
+        asked_cells, given_cells = row[: len(asked)], row[len(asked) :]
+        rows_at.setdefault(tuple(map(_position, given_cells)), []).append(asked_cells)
     filled = []
     for gold_row in gold.rows:
-        candidates = rows_at.get(tuple(_position(gold_row[column]) for column in told), [])
+        candidates = rows_at.get(tuple(_position(gold_row[column]) for column in given), [])
         filled.append(candidates[0] if len(candidates) == 1 else [])
     return filled
 
 
-def _columns(table: ParsedTable, gold: ParsedTable, told: Sequence[int], asked: Sequence[int]) -> list[int]:
-    """Returns where the asked columns stand in the answer and, if it has them all, the told ones behind them.
+def _columns(table: ParsedTable, gold: ParsedTable, given: Sequence[int], asked: Sequence[int]) -> list[int]:
+    """Returns the indices of the asked columns in the answer and, if it has all of them, of the given ones.
 
-    They are found by the answer's header, or else stand in the gold's order.
+    They are identified by the answer's header, or else by the gold's order.
     """
     if table.header and len(set(table.header)) == len(table.header):
         column_of = {name: column for column, name in enumerate(table.header)}
-        if len(told) == 1 and UNNAMED in column_of:
-            column_of.setdefault(gold.header[told[0]], column_of[UNNAMED])
+        if len(given) == 1 and UNNAMED in column_of:
+            column_of.setdefault(gold.header[given[0]], column_of[UNNAMED])
         if all(gold.header[column] in column_of for column in asked):
-            has_told = all(gold.header[column] in column_of for column in told)
-            columns = (*asked, *told) if has_told else asked
+            has_given = all(gold.header[column] in column_of for column in given)
+            columns = (*asked, *given) if has_given else asked
             return [column_of[gold.header[column]] for column in columns]
     if all(len(row) == len(asked) for row in table.rows):
         return list(range(len(asked)))
-    return [*asked, *told]
+    return [*asked, *given]
 
 
 def read_table(text: str) -> ParsedTable | None:
-    """Reads the table that the text is or, where it is none, the last one in it. Linear in the text.
+    """Reads the table that the text is, or else the last table in it. The time is linear in the text.
 
-    A table is ``{"header": […], "rows": [[…], …]}``, its rows alone, a list of objects with the same keys, an
-    object of objects (whose own keys are an `UNNAMED` column), any of these as the only value of an object,
-    or in Markdown: the last lines that begin and end with ``|``, the second one of them a rule.
+    A table is ``{"header": […], "rows": [[…], …]}``, only its rows, a list of objects with the same keys, an
+    object of objects (whose keys become a column `UNNAMED`), any of these as the only value of an object, or
+    lines of Markdown.
     """
     try:
         table = _table_of(read_value(text))
@@ -193,7 +198,7 @@ def read_table(text: str) -> ParsedTable | None:
 
 
 def _markdown_table(text: str) -> ParsedTable | None:
-    """Reads the last table in Markdown. Its header stands above the last rule, ``|---|---|``."""
+    """Reads the last table in Markdown. Its header is the line above the last rule, ``|---|---|``."""
     lines = [line.strip() for line in text.split("\n")]
     rules = [number for number, line in enumerate(lines) if len(line) > 2 and not line.strip("|:- ")]
     if not rules or rules[-1] == 0:
@@ -217,7 +222,8 @@ def read_letters(text: str) -> ParsedTable | None:
 
 
 def _table_of(value: Any) -> ParsedTable | None:
-    """Makes a table of a value that was read: rows, objects, or an object that holds them; else None."""
+    """Makes a table of a JSON value: rows, objects, or an object that contains them. None for other
+    values."""
     if isinstance(value, Mapping):
         keys = {plain(str(key)): inner for key, inner in value.items()}
         if "rows" in keys:
@@ -236,7 +242,7 @@ def _table_of(value: Any) -> ParsedTable | None:
 
 
 def _table(header: Any, rows: Any) -> ParsedTable | None:
-    """Makes a table ready for comparison; None where the rows are none, or too many or too long."""
+    """Makes a table of a header and rows; None if these aren't rows, or are too many or too long."""
     if not isinstance(header, list | tuple) or not isinstance(rows, list | tuple):
         return None
     if not 1 <= len(rows) <= MOST_ROWS or not all(isinstance(row, list | tuple) for row in rows):
@@ -255,24 +261,26 @@ _BETWEEN = re.compile(r"->|=>|[,;|\n<>←-⇿➔-➾]")
 _BETWEEN_OR_AND = re.compile(_BETWEEN.pattern + r"|\band\b")
 _SPACE = re.compile(r"\s+")
 _BEFORE = re.compile(r"^(?:[0-9]{1,3}[.):]|[-*•]|and)\s+")
+"""A number, a bullet or "and" before a name."""
 _QUOTES = " \"'`*_.“”‘’"
 
 
 @Grader.register("ordering")
 @dataclass(frozen=True, kw_only=True)
 class OrderingGrader(Tagged):
-    """Right is the gold's order of names, in any case, with any spaces.
+    """Reward 1 for the gold's order of names. Case and spaces don't matter.
 
-    The answer is a list, JSON or Python, or names with commas, semicolons, arrows or newlines between them,
-    numbered or not; where all names of the gold are single letters or digits, also without anything:
-    ``cab``. The gold is written in the same ways. An answer that isn't made of the gold's names, each once,
-    earns nothing. The share of places that hold the right name is among the grade's numbers as ``cells``.
+    The answer is a list in JSON or Python, or names separated by commas, semicolons, arrows or newlines, with
+    or without numbers. If all names of the gold are single letters or digits, they need no separators:
+    ``cab``. The gold is written in the same ways. An answer that doesn't have the gold's names, each once,
+    earns nothing. The share of positions with the right name is a number of the grade, ``cells``.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     score: Literal["exact", "places"] = "exact"
-    """The reward of another order: nothing, or the share of places that hold the right name."""
+    """The reward of another order: ``exact`` gives 0, and ``places`` the share of positions with the right
+    name."""
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
@@ -287,14 +295,14 @@ class OrderingGrader(Tagged):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # The gold's names say how each of the two is read.
+        # Both answers are read with the gold's names.
         gold = gold_names(problem.gold)
         return read_names(answer, gold) == read_names(other, gold)
 
 
 @lru_cache(maxsize=1024)
 def gold_names(gold: str) -> Sequence[str]:
-    """Raises ValueError for a gold without a name."""
+    """Reads a gold. Raises ValueError for one without a name."""
     names = read_names(gold)
     if not names:
         raise ValueError(f"the gold {gold[:100]!r} holds no names")
@@ -302,8 +310,11 @@ def gold_names(gold: str) -> Sequence[str]:
 
 
 def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
-    """Reads the names in their order, for comparison (see `plain`). What stands between them may depend on
-    the gold: letters need nothing, and "and" or a space is looked for where there would be too few names."""
+    """Reads names in their order, in the form for comparison (`plain`).
+
+    The separators may depend on the gold: single letters need none, and "and" or a space is a separator only
+    if there would be too few names otherwise.
+    """
     text = text.strip()[:LONGEST_ORDER]
     try:
         value = read_value(text)
@@ -329,17 +340,17 @@ def _parts(between: re.Pattern[str], text: str) -> list[str]:
 
 
 def _name(text: str) -> str:
-    """Returns the name without an article, and with one kind of apostrophe."""
+    """Returns a name without its article, and with one kind of apostrophe."""
     return plain(text).replace("’", "'").removeprefix("the ")
 
 
 # Grids
 
 Grid = tuple[tuple[int, ...], ...]
-"""Rows of cells, all equally long."""
+"""Rows of cells, which have the same length."""
 
 LARGEST = 100
-"""Rows, and cells of a row, that are read; ARC's grids have up to 30."""
+"""The most rows, and the most cells of a row. ARC's grids have up to 30."""
 
 _AROUND = re.compile(r"\\(?:begin|end)\{[a-z]*matrix\}|```[a-z]*")
 _LINE = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,|\t]+[0-9]{1,3})+")
@@ -348,20 +359,19 @@ _LINE = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,|\t]+[0-9]{1,3})+")
 @Grader.register("grid")
 @dataclass(frozen=True, kw_only=True)
 class GridGrader(Tagged):
-    r"""Right is the gold's grid, cell by cell: for ARC, BARC and grids made here.
+    r"""Reward 1 for the gold's grid, compared cell by cell: for ARC, BARC, and grids made here.
 
-    A grid is a list of lists of whole numbers, JSON or Python, spaces and newlines anywhere; or rows of
-    numbers with spaces or commas between them, a line each; or rows of digits without any, with newlines
-    or ``/`` between the rows: ``120/031``. Among other text, the last list of lists is the grid. The
-    gold is written in the same ways.
+    A grid is one of these: a list of lists of whole numbers in JSON or Python; lines of numbers separated by
+    spaces or commas; rows of digits, separated by newlines or ``/``, as in ``120/031``. In a text with other
+    words, the last list of lists is the grid. The gold is written in the same ways.
 
-    The share of right cells, of all that either grid has, is among the grade's numbers.
+    The share of right cells, among all cells of the larger grid, is a number of the grade.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     score: Literal["exact", "cells"] = "exact"
-    """The reward of a grid that is not right all over: nothing, or the share of cells that are."""
+    """The reward of a partly right grid: ``exact`` gives 0, and ``cells`` the share of right cells."""
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
@@ -377,16 +387,17 @@ class GridGrader(Tagged):
 
 @lru_cache(maxsize=1024)
 def gold_grid(gold: str) -> Grid:
-    """Raises ValueError for a gold that is no grid."""
+    """Reads a gold. Raises ValueError for one that isn't a grid."""
     grid = read_grid(gold)
     if grid is None:
-        raise ValueError(f"the gold {gold[:100]!r} is no grid, such as [[1, 0], [0, 1]]")
+        raise ValueError(f"the gold {gold[:100]!r} is not a grid, such as [[1, 0], [0, 1]]")
     return grid
 
 
 def read_grid(text: str) -> Grid | None:
-    """Reads the grid that the text is or, where it is none, the last one in it. Linear in the text."""
-    if (grid := _grid_in_lines(text)) is not None:
+    """Reads the grid that the text is, or else the last grid in it. The time is linear in the text."""
+    grid = _grid_in_lines(text)
+    if grid is not None:
         return grid
     try:
         return _grid(read_value(text))
@@ -395,8 +406,8 @@ def read_grid(text: str) -> Grid | None:
         return next((grid for grid in grids if grid is not None), None)
 
 
-def written(grid: Grid) -> str:
-    """Writes ``120/031``: a digit a cell."""
+def write_grid(grid: Grid) -> str:
+    """Writes a grid with one digit for each cell: ``120/031``."""
     return "/".join("".join(map(str, row)) for row in grid)
 
 
@@ -413,7 +424,7 @@ def _grid_in_lines(text: str) -> Grid | None:
 
 
 def _grid(rows: Any) -> Grid | None:
-    """Makes a grid of rows that were read; None where they aren't rows of whole numbers of one length."""
+    """Makes a grid of a JSON value; None unless it is a list of equally long rows of whole numbers."""
     if isinstance(rows, dict) and len(rows) == 1:
         (rows,) = rows.values()
     if not isinstance(rows, list | tuple) or not 1 <= len(rows) <= LARGEST:

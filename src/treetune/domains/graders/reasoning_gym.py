@@ -20,39 +20,41 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 SPARE_SECONDS = 300.0
-"""More than a sandbox takes to begin once more and to import the library: only a bug reaches the deadline."""
+"""Time for a new sandbox and the import of the library, in addition to an answer's own. Only a bug reaches
+this deadline."""
 
 
 @Grader.register("reasoning_gym")
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGymGrader(Grader):
-    """Gives the score of the library's scorer of the problem's data set, from 0 to 1; 1 is correct.
+    """Gives the score of the library's scorer for the problem's data set, from 0 to 1. An answer with 1 is
+    correct.
 
-    The answer stands between the last `opening` and the `closing` behind it, across newlines, and
-    without the spaces around it.
+    The answer is the text between the last `opening` and the next `closing`, without the white space around
+    it. It may have several lines.
 
-    An empty answer is ``no_answer``, also where a scorer would give it a hundredth. Where a scorer
-    raises on what an answer says, the answer is wrong, and the message says what was raised.
+    An empty answer is ``no_answer``, even if a scorer would give it a hundredth. If a scorer raises an
+    exception because of an answer, the answer is wrong, and the message has the exception.
 
-    Scorers read answers in a sandbox, each in a process of its own. Some take Python's literals, arithmetic
-    or formulas: these are read as values, and nothing of an answer is executed.
+    Scorers run in a sandbox, each answer in a process of its own. Some accept Python's literals, arithmetic
+    or formulas. These are read as values, and never executed.
     """
 
     opening: Annotated[str, MinLen(1)] = ANSWER
     """The tag before an answer."""
     closing: Annotated[str, MinLen(1)] = ANSWER_END
-    """The tag behind it."""
+    """The tag after an answer."""
     unclosed: bool = False
-    """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
-    string ends, which graders don't see."""
+    """Whether the answer may end without `closing`, because this is a stop string, which graders don't see.
+    Then the answer is the text after the last `opening`, up to a `closing` if there is one."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     """The sandbox in which answers are scored."""
     limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=10.0, memory_mib=2048))
-    """Limits for the scoring of one answer, together with the library."""
+    """Limits for scoring one answer, including the library."""
 
     @property
     @override
@@ -66,7 +68,8 @@ class ReasoningGymGrader(Grader):
         else:
             name = type(self.sandbox).__name__
             yield Finding(
-                f"reasoning_gym's scorers need the sandbox 'bubblewrap'; {name} runs whole programs alone",
+                f"reasoning_gym's scorers need the sandbox 'bubblewrap'; {name} can only run programs "
+                "to their end",
                 level="missing",
             )
 
@@ -80,7 +83,7 @@ class ReasoningGymGrader(Grader):
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
-        # `prompt` and `gold` are not among them: the library's scorer reads its own entry.
+        # The scorer needs neither `prompt` nor `gold`, because it reads its own entry.
         library_problem = {name: problem.data[name] for name in ("dataset", "config", "question", "entry")}
         scored = self._scorer().score(extracted, library_problem)
         if scored.is_late or scored.has_crashed:
@@ -89,7 +92,7 @@ class ReasoningGymGrader(Grader):
         if scored.score is None:
             return Grade(reward=0.0, outcome="ok", message=scored.message)
         if not math.isfinite(scored.score):
-            return Grade(reward=0.0, outcome="ok", message=f"the scorer said {scored.score}")
+            return Grade(reward=0.0, outcome="ok", message=f"the scorer returned {scored.score}")
         return Grade(reward=scored.score, outcome="ok", message=scored.message)
 
     def _scorer(self) -> LibraryScorer:

@@ -1,7 +1,7 @@
-"""Exact arithmetic with numbers that are too large to be written down: remainders modulo a large prime.
+"""Arithmetic with numbers that are too large to compute, by their remainders modulo a large prime.
 
-``2^{10^9}`` has 300 million digits, but its remainder is one call of `pow`. Two rational numbers whose
-remainders agree modulo a random prime of 127 bits are equal but for a chance of less than 2^-80.
+``2^{10^9}`` has 300 million digits, but its remainder is one call of `pow`. If two rational numbers have the
+same remainder modulo a random prime of 127 bits, the probability that they differ is less than 2^-80.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from treetune.exceptions import Absurd, NotAFormula
 
 MOST_EXACT_BITS = 10_000
 LARGEST_PRODUCT = 100_000
-"""Factors of a factorial or a binomial coefficient: some 20 ms."""
+"""The most factors of a factorial or a binomial coefficient, which take some 20 ms."""
 
 
 @lru_cache(maxsize=64)
 def prime_for(*texts: str) -> int:
-    """Returns a prime of 127 bits that nobody can know who hasn't written these texts."""
+    """Returns a prime of 127 bits that depends on all these texts, so that an answer can't be chosen to fit
+    it."""
     import sympy
 
     digest = hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).digest()
@@ -29,18 +30,17 @@ def prime_for(*texts: str) -> int:
 
 @dataclass(frozen=True)
 class Residue:
-    """A rational number modulo a prime; and the number itself, `exact`, as long as it is small.
-
-    Exponents must be exact: the remainder of an exponent doesn't say what the power is.
-    """
+    """A rational number modulo a prime."""
 
     remainder: int
     prime: int
     exact: Fraction | None
+    """The number itself, if it is small. Exponents need it, because a power can't be computed from the
+    remainder of its exponent."""
 
     @classmethod
     def of(cls, value: Fraction, prime: int) -> Residue:
-        """Returns the residue of a number: of 1/2 modulo 7 it is 4, since 2 · 4 is 1 more than 7."""
+        """Returns the residue of a number. For 1/2 modulo 7 it is 4, since 2 · 4 = 1 + 7."""
         remainder = value.numerator * pow(value.denominator, -1, prime) % prime
         bits = max(abs(value.numerator), value.denominator).bit_length()
         return cls(remainder, prime, value if bits <= MOST_EXACT_BITS else None)
@@ -62,7 +62,7 @@ class Residue:
     __rmul__ = __mul__
 
     def divide(self, below: Residue) -> Residue:
-        """Returns the quotient. Raises NotAFormula where the divisor is 0."""
+        """Returns the quotient. Raises NotAFormula for a division by 0."""
         if below.remainder == 0:
             raise NotAFormula("a division by zero")
         if self.exact is not None and below.exact is not None:
@@ -70,7 +70,7 @@ class Residue:
         return self._of_remainder(self.remainder * pow(below.remainder, -1, self.prime))
 
     def power(self, exponent: Residue) -> Residue:
-        """Returns the power. Raises Absurd for an exponent that is no integer, or too large to be known."""
+        """Returns the power. Raises Absurd for an exponent that isn't an integer, or isn't known exactly."""
         if exponent.exact is None or exponent.exact.denominator != 1:
             raise Absurd("an exponent that is huge itself, or no integer")
         if self.remainder == 0 and exponent.exact <= 0:
@@ -106,5 +106,5 @@ class Residue:
 
     def _small_number(self, largest: int) -> int:
         if self.exact is None or self.exact.denominator != 1 or not 0 <= self.exact <= largest:
-            raise Absurd("a factorial or binomial coefficient that is no small number's")
+            raise Absurd("a factorial or binomial coefficient of a large number")
         return int(self.exact)

@@ -1,4 +1,4 @@
-"""Graders that leave each problem to the one that is meant for it."""
+"""Graders that choose another grader for each problem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treetune.vocabulary import Grade, Problem
 
 
 class RoutedGrader(Grader):
-    """Grades nothing by itself: `of` says who does. No configuration names one; tasks make them."""
+    """A grader that calls the one that `of` returns for a problem. Tasks make it, not configurations."""
 
     @override
     def of(self, problem: Problem) -> Grader:
@@ -39,19 +39,19 @@ class RoutedGrader(Grader):
 
 @dataclass(frozen=True, kw_only=True)
 class ByDomain(RoutedGrader):
-    """The grader of the problem's domain, or, where that one is routed as well, whom it names."""
+    """Calls the grader of the problem's domain. If that grader is routed, too, it chooses the next one."""
 
     graders: Mapping[str, Grader] = field(hash=False)
 
     @override
     def of(self, problem: Problem) -> Grader:
-        """Raises ValueError for a problem of no domain."""
+        """Raises ValueError for a problem without a known domain."""
         if problem.domain not in self.graders:
             known = ", ".join(sorted(self.graders))
             raise ValueError(
-                f"{problem.id} is of the domain {problem.domain!r}: known are {known}"
+                f"{problem.id} has the domain {problem.domain!r}: known are {known}"
                 if problem.domain
-                else f"{problem.id} says no domain: give it one of {known}"
+                else f"{problem.id} has no domain: give it one of {known}"
             )
         return self.graders[problem.domain].of(problem)
 
@@ -62,7 +62,7 @@ class ByDomain(RoutedGrader):
 
 @dataclass(frozen=True, kw_only=True)
 class BySource(RoutedGrader):
-    """The grader of the longest of `routes` that the problem's ``data_source`` begins with."""
+    """Calls the grader of the longest key of `routes` that is a prefix of the problem's ``data_source``."""
 
     routes: Mapping[str, Grader] = field(hash=False)
 
@@ -72,7 +72,7 @@ class BySource(RoutedGrader):
 
     @override
     def of(self, problem: Problem) -> Grader:
-        """Raises ValueError for a source without a route."""
+        """Raises ValueError if no route fits the source."""
         source = str(problem.data.get("data_source", ""))
         grader = self.route(source)
         if grader is None:
@@ -80,7 +80,7 @@ class BySource(RoutedGrader):
                 f"no route fits the data_source {source!r} of {problem.id}: routes are"
                 f" {', '.join(map(repr, sorted(self.routes)))}"
                 if source
-                else f"{problem.id} has no data_source, which says who grades it"
+                else f"{problem.id} has no data_source, which chooses its grader"
             )
         return grader
 

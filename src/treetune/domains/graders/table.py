@@ -1,4 +1,5 @@
-"""Questions on tables, whose answer is a number with its unit, a name, or several of them."""
+"""The grader of questions about tables, whose answer is a number with its unit, a name, or several of
+them."""
 
 from __future__ import annotations
 
@@ -30,26 +31,27 @@ _DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit)\s?(?=\{)|[{}$*`\"�
 @Grader.register("table")
 @dataclass(frozen=True, kw_only=True)
 class TableGrader(Grader):
-    r"""Right is the gold's answer in the last ``\boxed{…}`` after the last `think_end`; several answers stand
-    between ``|``, in any order. The gold is written in the same way, or is a JSON list.
+    r"""Reward 1 for the gold's answer in the last ``\boxed{…}`` after the last `think_end`. Several answers
+    are separated by ``|``, in any order. The gold is written in the same way, or is a JSON list.
 
-    Numbers are compared by value, whatever separators, currencies and units are written with them (see
-    `numeric`): whole ones exactly, others to within `tolerance` of the gold. ``12 %`` is 0.12. Ratios such as
+    Numbers are compared by value, without separators, currencies and units (see `numeric`). Integers have to
+    be equal, and other numbers may differ from the gold by `tolerance`. ``12 %`` is 0.12. Ratios such as
     ``3:2`` are fractions.
 
-    Other answers are compared as texts, in any case. Nothing is evaluated.
+    Other answers are compared as texts, without case. Expressions aren't evaluated.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     tolerance: Annotated[float, Ge(0), Lt(0.1)] = 1e-3
-    """Relative, of numbers that are not whole."""
+    """The relative tolerance of numbers that aren't integers."""
     percent: Literal["written", "asked"] = "written"
-    """A hundred times the gold, or a hundredth, is wrong; with ``asked``, where the question speaks of
-    percent and one of the two has no sign, it is right: a table often leaves it out."""
+    """With ``written``, a hundred times the gold, or a hundredth of it, is wrong. With ``asked`` it is right
+    if the question mentions percent and the answer or the gold has no percent sign, since tables often leave
+    it out."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     isolation: ClassVar[Isolation] = "inline"
 
@@ -68,7 +70,7 @@ class TableGrader(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Both are read as answers: a gold may be JSON.
+        # Both are read as answers, not as golds, which may be JSON.
         count = len(gold_answers(problem.gold))
         parts, other_parts = (split_answers(text[: LONGEST * 10], count) for text in (answer, other))
         if len(parts) != len(other_parts) or not 0 < len(parts) <= MOST_ANSWERS:
@@ -76,15 +78,15 @@ class TableGrader(Grader):
         return self._matches(parts, other_parts, problem) == len(parts)
 
     def _matches(self, answers: Sequence[str], golds: Sequence[str], problem: Problem) -> int:
-        """Counts the answers that have a gold of their own, with as many pairs as there can be."""
+        """Returns the greatest number of answers that can be paired with equal golds, each gold once."""
         may_lack_percent = self.percent == "asked" and _PERCENT.search(problem.prompt) is not None
-        # The golds that each answer equals: [[0, 1], [0]] where the first one equals both.
+        # The golds that each answer equals: [[0, 1], [0]] if the first answer equals both.
         equal_golds: list[list[int]] = []
         for answer in answers:
             equal_golds.append(
                 [index for index, gold in enumerate(golds) if self._same(answer, gold, may_lack_percent)]
             )
-        # They are few: a matching along alternating paths is quick enough.
+        # A matching along alternating paths is quick enough for few answers.
         answer_of_gold: dict[int, int] = {}
         return sum(_match_answer(index, equal_golds, answer_of_gold, set()) for index in range(len(answers)))
 
@@ -111,9 +113,9 @@ class TableGrader(Grader):
 def _match_answer(
     answer: int, equal_golds: Sequence[Sequence[int]], answer_of_gold: dict[int, int], tried: set[int]
 ) -> bool:
-    """Gives an answer a gold of its own, where need be by giving its present owner another one.
+    """Pairs an answer with an equal gold. If another answer has this gold, that one gets another gold.
 
-    Returns whether there was one. `answer_of_gold` is changed; `tried` are golds that are on this path.
+    Returns whether this was possible. `answer_of_gold` is changed. `tried` are the golds tried so far.
     """
     for gold in equal_golds[answer]:
         if gold not in tried:
@@ -144,7 +146,7 @@ def gold_answers(gold: str) -> Sequence[str]:
     else:
         answers = split_answers(gold, None)
     if not any(answers) or len(answers) > MOST_ANSWERS:
-        raise ValueError(f"the gold {gold[:100]!r} holds no answer, or more than {MOST_ANSWERS}")
+        raise ValueError(f"the gold {gold[:100]!r} contains no answer, or more than {MOST_ANSWERS}")
     return tuple(answers)
 
 
@@ -176,7 +178,7 @@ def _plain(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def read_answer(text: str) -> WrittenNumber | None:
-    """Reads the number of an answer; a ratio is a fraction."""
+    """Reads the number of an answer. A ratio is read as a fraction."""
     if re.fullmatch(r"\s*\d{1,15}(?:\.\d{1,15})?\s*:\s*\d{1,15}(?:\.\d{1,15})?\s*", text):
         above, below = (Fraction(part.strip()) for part in text.split(":"))
         return WrittenNumber(above / below) if below else None

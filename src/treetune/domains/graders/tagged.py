@@ -1,7 +1,7 @@
-"""Graders of answers that stand between two tags, such as a word or a short text.
+"""Graders of answers between two tags, such as a word or a short text.
 
-Exact match and F1 compare words without case, punctuation and articles, as SQuAD measures them (Rajpurkar et
-al., 2016, arXiv:1606.05250).
+Exact match and F1 compare words without case, punctuation and articles, as in SQuAD (Rajpurkar et al., 2016,
+arXiv:1606.05250).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from treetune.vocabulary import Grade, Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Tagged(Grader):
-    r"""The answer stands behind the last `think_end`, where there is one, between the last `closing` and the
-    last `opening` before it, on however many lines.
+    r"""A grader whose answer is the text between the last `closing` and the last `opening` before it, after
+    the last `think_end`. The answer may have several lines.
     """
 
     opening: Annotated[str, MinLen(1)] = ANSWER
     """The tag before an answer."""
     closing: Annotated[str, MinLen(1)] = ANSWER_END
-    """The tag behind it."""
+    """The tag after an answer."""
     unclosed: bool = False
-    """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
-    string ends, which graders don't see."""
+    """Whether the answer may end without `closing`, because this is a stop string, which graders don't see.
+    Then the answer is the text after the last `opening`, up to a `closing` if there is one."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     # Searches and comparisons in linear time, of values that are bounded in size.
     isolation: ClassVar[Isolation] = "inline"
@@ -50,21 +50,21 @@ class Tagged(Grader):
         return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
     def tagged(self, answer: str) -> str:
-        """Writes an answer as this grader finds it at the end of a response. (A line's end that closes it is
-        left to the end of the text.)"""
+        """Returns an answer between the tags, for the end of a response. (If the closing tag is a newline,
+        the end of the text takes its place.)"""
         return f"{self.opening}{answer}{self.closing}".rstrip("\n")
 
 
 def of_parts(right: int, parts: int, *, pays: bool, message: str | None = None) -> Grade:
-    """Grades an answer of which `right` of `parts` are as in the gold: 1 where all are, else 0, or
-    with `pays` the share. The share is among the grade's numbers as ``cells``."""
+    """Grades an answer of which `right` of `parts` parts are right. The reward is 1 if all are, and otherwise
+    0, or with `pays` the share of right parts. The share is a number of the grade, ``cells``."""
     share = right / parts
     reward = 1.0 if right == parts else share if pays else 0.0
     return Grade(reward=reward, outcome="ok", message=message, numbers={"cells": share})
 
 
 def plain(text: str) -> str:
-    """Returns a name or cell for comparison: in one case, with single spaces."""
+    """Returns a name or cell in the form for comparison: without case, and with single spaces."""
     return " ".join(text.casefold().split())
 
 
@@ -79,23 +79,23 @@ _LABEL = re.compile(r"^(?:the )?(?:final )?answer(?: is|:)|^(?:it )?is\b", re.IG
 @Grader.register("one_word")
 @dataclass(frozen=True, kw_only=True)
 class OneWord(Tagged):
-    """Right is the gold's word, in any case, whatever spaces, newlines, quotes and full stops stand around
-    it, and behind "Answer:". Another sentence that contains the word is not the word.
+    """Reward 1 for the gold's word. Case, spaces, newlines, quotes and full stops around it, and "Answer:"
+    before it are ignored. A sentence that contains the word is wrong.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
-        word = bare(problem.gold)
-        if not word:
-            raise ValueError(f"the gold {problem.gold[:100]!r} holds no word")
-        word_given = _LABEL.sub("", _DRESS.sub("", extracted.strip()))
-        return Grade(reward=float(bare(word_given) == word), outcome="ok")
+        gold_word = strip_signs(problem.gold)
+        if not gold_word:
+            raise ValueError(f"the gold {problem.gold[:100]!r} contains no word")
+        word = _LABEL.sub("", _DRESS.sub("", extracted.strip()))
+        return Grade(reward=float(strip_signs(word) == gold_word), outcome="ok")
 
 
-def bare(text: str) -> str:
-    """Returns the text in one case, without anything before the first letter or digit and behind the last."""
+def strip_signs(text: str) -> str:
+    """Returns a text without case, from its first letter or digit to its last."""
     text = plain(unicodedata.normalize("NFC", text))
     first = next((i for i, sign in enumerate(text) if sign.isalnum()), len(text))
     last = next((i for i in range(len(text), first, -1) if text[i - 1].isalnum()), first)
@@ -115,8 +115,9 @@ _KEYS = ("target", "answers", "answer", "text", "gold")
 @Grader.register("exact_match")
 @dataclass(frozen=True, kw_only=True)
 class ExactMatch(Tagged):
-    """Right is an answer whose words are those of a gold. Several golds are a JSON list, or an object with a
-    list under ``target``, ``answers``, ``answer``, ``text`` or ``gold``; one is enough.
+    """Reward 1 for an answer with the same words as a gold. Several golds are a JSON list, or an object with
+    a list under ``target``, ``answers``, ``answer``, ``text`` or ``gold``. The answer has to match one of
+    them.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -131,9 +132,9 @@ class ExactMatch(Tagged):
 @Grader.register("f1")
 @dataclass(frozen=True, kw_only=True)
 class F1(Tagged):
-    """An answer earns the F1 of its words and a gold's, the best of several (written as in `exact_match`):
-    twice the words that both have, over all words of both. Words in another order earn all; then
-    `exact_match` is the stricter one.
+    """The reward is the F1 score of the answer's words and a gold's: twice the number of common words,
+    divided by the number of all words of both. Of several golds (see `exact_match`) the best score counts.
+    The order of words doesn't matter, unlike in `exact_match`.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -145,16 +146,16 @@ class F1(Tagged):
 
 
 def overlap(answer: Sequence[str], gold: Sequence[str]) -> float:
-    """Computes the F1 of two bags of words; 0 where one is empty."""
+    """Returns the F1 score of two bags of words; 0 if one is empty."""
     if not answer or not gold:
         return 0.0
-    both = sum((Counter(answer) & Counter(gold)).values())
-    return 2 * both / (len(answer) + len(gold))
+    common = sum((Counter(answer) & Counter(gold)).values())
+    return 2 * common / (len(answer) + len(gold))
 
 
 def words(text: str) -> Sequence[str]:
-    """Returns the words in small letters, without punctuation and articles. A text that has nothing else
-    keeps them: the option A is not the word "the", nor is + the sign -."""
+    """Returns the words of a text in small letters, without punctuation and articles. A text of only these
+    keeps them, so that the option A isn't equal to "the", and + isn't equal to -."""
     text = unicodedata.normalize("NFC", text[:LONGEST]).lower()
     without_punctuation = text.translate(_PUNCTUATION)
     without_articles = _ARTICLES.sub(" ", without_punctuation).split()
@@ -163,7 +164,7 @@ def words(text: str) -> Sequence[str]:
 
 @lru_cache(maxsize=1024)
 def gold_words(gold: str) -> Sequence[Sequence[str]]:
-    """Returns the words of each gold. Raises ValueError for a gold that holds no text."""
+    """Returns the words of each gold. Raises ValueError for a gold without text."""
     golds: Sequence[str] = (gold,)
     if gold.lstrip().startswith(("[", "{")):
         try:
@@ -174,5 +175,5 @@ def gold_words(gold: str) -> Sequence[Sequence[str]]:
             value = next((value[key] for key in _KEYS if key in value), ())
         golds = [str(text) for text in value] if isinstance(value, list | tuple) else [str(value)]
     if not golds or not any(map(str.strip, golds)):
-        raise ValueError(f"the gold {gold[:100]!r} holds no answer: give a text, or a JSON list of texts")
+        raise ValueError(f"the gold {gold[:100]!r} contains no answer: give a text, or a JSON list of texts")
     return tuple(words(text) for text in golds if text.strip())

@@ -1,4 +1,4 @@
-"""Several rewards as one: their weighted sum, and each as a number of its own."""
+"""A grader that adds the weighted rewards of several graders, and reports each of them."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ PREFIX = "rewards/"
 
 @NumberGroup.register("rewards", {})
 def rewards(answers: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
-    """The rewards that make up an answer's, where its grader tells them."""
+    """The single rewards of each answer, if its grader reports them."""
     rewards_by_answer = []
     for answer in answers:
-        numbers = answer.grade.numbers.items()
-        of_answer = {key.removeprefix(PREFIX): value for key, value in numbers if key.startswith(PREFIX)}
-        rewards_by_answer.append(of_answer)
+        single_rewards: dict[str, float] = {}
+        for key, value in answer.grade.numbers.items():
+            if key.startswith(PREFIX):
+                single_rewards[key.removeprefix(PREFIX)] = value
+        rewards_by_answer.append(single_rewards)
     return rewards_by_answer
 
 
 @Grader.register("weighted")
 @dataclass(frozen=True, kw_only=True)
 class Weighted(Grader):
-    """The weighted sum of several graders' rewards; each is called where it wants to be, within its own
-    deadline, and is the metric ``rewards/<its name>``.
+    """Gives the weighted sum of several graders' rewards. Each grader is called according to its own
+    isolation and deadline, and its reward is a metric, ``rewards/<its name>``.
 
-    An answer that one of them could not judge is left out; one on which one of them hung or failed earns 0
-    with that outcome. It is correct from a sum of 1 on.
+    If one of them is ``unavailable``, the answer is left out. If one of them hangs or fails, the answer earns
+    0 with this outcome. An answer is correct if the sum is 1 or more.
     """
 
     graders: Annotated[Mapping[str, Grader], MinLen(1)] = field(hash=False)
     """The graders by their names."""
     weights: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Weights by the names of graders; 1 for those that have none here."""
+    """Weights by the names of graders. The default of a weight is 1."""
 
     isolation: ClassVar[Isolation] = "service"
     reads_turns: ClassVar[bool] = True
@@ -51,13 +53,16 @@ class Weighted(Grader):
     concurrency: int = 256
 
     def __post_init__(self) -> None:
-        if unknown := sorted(self.weights.keys() - self.graders.keys()):
-            raise ValueError(f"weights has {', '.join(unknown)}: there is {', '.join(sorted(self.graders))}")
+        unknown = sorted(self.weights.keys() - self.graders.keys())
+        if unknown:
+            raise ValueError(
+                f"weights has {', '.join(unknown)}, and graders are only {', '.join(sorted(self.graders))}"
+            )
 
     @property
     @override
     def best(self) -> float:
-        # A grader with a weight below 0 is best where it gives nothing.
+        # With a negative weight, the best reward of a grader is 0.
         return sum(
             max(0.0, self.weights.get(name, 1.0) * grader.best) for name, grader in self.graders.items()
         )
@@ -70,20 +75,20 @@ class Weighted(Grader):
         return parts
 
     @override
-    def serve(self, context: ServiceContext, grade_by: GradeBy) -> AtWork:
-        return AtWork(self, grade_by)
+    def serve(self, context: ServiceContext, grade_by: GradeBy) -> WeightedService:
+        return WeightedService(self, grade_by)
 
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
         def grade_at_once(grader: Grader, response: str, problem: Problem) -> Grade:
             return grader.of(problem).grade(response, problem)
 
-        return AtWork(self, grade_at_once).grade(response, problem)
+        return WeightedService(self, grade_at_once).grade(response, problem)
 
 
 @dataclass(frozen=True)
-class AtWork:
-    """A weighted grader at work, whose graders are asked through `grade_by`."""
+class WeightedService:
+    """The service of a weighted grader, which calls the graders through `grade_by`."""
 
     grader: Weighted
     grade_by: GradeBy
@@ -94,8 +99,8 @@ class AtWork:
 
     def grade(self, response: str, problem: Problem) -> Grade:
         total = 0.0
-        shown = Grade(reward=0.0, outcome="no_answer")  # the first one with an answer
-        # From the last step on: a grader that gives one reward gives it to the last step.
+        first_with_answer = Grade(reward=0.0, outcome="no_answer")
+        # The steps' rewards from the last to the first: a single reward of a grader is that of the last step.
         steps_backwards: list[float] = []
         numbers: dict[str, float] = {}
         for name, grader in self.grader.graders.items():
@@ -110,14 +115,15 @@ class AtWork:
             pairs = zip_longest(steps_backwards, rewards_backwards, fillvalue=0.0)
             steps_backwards = [sum_so_far + weight * reward for sum_so_far, reward in pairs]
             numbers |= {**grade.numbers, PREFIX + name: grade.reward}
-            if shown.outcome == "no_answer":
-                shown = grade
+            if first_with_answer.outcome == "no_answer":
+                first_with_answer = grade
         if not math.isfinite(total):
             raise ValueError(f"the weighted sum is {total}")
-        return replace(shown, reward=total, numbers=numbers, step_rewards=tuple(steps_backwards[::-1]))
+        step_rewards = tuple(reversed(steps_backwards))
+        return replace(first_with_answer, reward=total, numbers=numbers, step_rewards=step_rewards)
 
     def counted(self) -> Counts:
         return {}
 
     def close(self) -> None:
-        """Nothing is held: graders end with the pool."""
+        """Does nothing: the graders end with the pool."""

@@ -1,4 +1,4 @@
-"""Puzzles made on the spot, of logic, grids and programs."""
+"""Generated puzzles of logic, grids and programs."""
 
 from __future__ import annotations
 
@@ -21,55 +21,59 @@ Wording = Literal["words", "symbols"]
 Clue = TypeVar("Clue")
 
 _VAIN = 2000
-"""Draws one after the other that gave no new puzzle, after which there are taken to be no more."""
+"""After so many draws in a row without a new puzzle, there are assumed to be no more."""
 
 
 class Puzzle(NamedTuple):
-    """A puzzle with one answer. `key` is the same for two that ask the same; the teacher solves it from
-    `data`."""
+    """A puzzle with one answer."""
 
     prompt: str
     gold: str
     key: object
+    """Two puzzles with the same question have the same key."""
     data: Mapping[str, Any]
+    """The values from which a demonstration is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Puzzles(GeneratedTask):
-    """Puzzles that are drawn until there are enough, no two alike, in whichever splits. Raises ValueError
-    where too few different ones are found.
+    """A task of random puzzles, which are all different, also in different splits. Raises ValueError if too
+    few different ones are found.
 
-    **Demonstrations** are worked solutions, a step a line, and the answer as the grader reads it.
+    **Demonstrations** are worked solutions with a line for each step, and at the end the answer in the form
+    that the grader reads.
     """
 
     wording: Wording = "words"
-    """With ``words`` a puzzle is told in English, for a model that reads it; with ``symbols`` in as few
-    characters as can be, for one that learns from nothing."""
+    """``words``: prompts are in English, for pretrained models. ``symbols``: prompts have as few characters
+    as possible, for models that are trained from scratch."""
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
-    """The teacher's probability of a slip on each step."""
+    """The probability of an error in each step of a demonstration."""
     train_size: Annotated[int, Gt(0)] = 10_000
     validation_size: Annotated[int, Gt(0)] = 500
     test_size: Annotated[int, Gt(0)] = 1000
     seed: int = 0
-    """Decides which puzzles are held out, and is not the run's."""
+    """Decides which puzzles are generated and held out. It is independent of the run's seed."""
     grader: Tagged
 
     kind: ClassVar[str]
-    """Goes into derived seeds, to tell kinds of puzzles apart."""
+    """A part of derived seeds, so that other kinds of puzzles have other seeds."""
 
     def draw_puzzle(self, generator: random.Random) -> Puzzle | None:
-        """Draws a puzzle; None where this draw led to none."""
+        """Draws a puzzle; None if this draw failed."""
         raise NotImplementedError
 
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
-        """Yields the teacher's lines, and last the answer; slips and choices come from the generator."""
+        """Yields the lines of a demonstration, and at the end the answer. Errors and choices are drawn with
+        the generator."""
         raise NotImplementedError
 
     def symbols(self) -> str:
         """Returns the characters of prompts and solutions in symbols, without the grader's tags."""
         raise NotImplementedError
 
-    def slips(self, generator: random.Random) -> bool:
+    def draws_error(self, generator: random.Random) -> bool:
+        """Returns whether the next step of a demonstration has an error."""
         return generator.random() < self.demonstration_noise
 
     @override
@@ -90,42 +94,44 @@ class Puzzles(GeneratedTask):
     def alphabet(self) -> str:
         if self.wording == "words":
             return super().alphabet()
-        written = self.symbols() + self.grader.opening + self.grader.closing
-        return "".join(sorted(set(written + "\n")))
+        characters = self.symbols() + self.grader.opening + self.grader.closing
+        return "".join(sorted(set(characters + "\n")))
 
 
 @lru_cache(maxsize=8)
 def _distinct(task: Puzzles, count: int) -> Sequence[Puzzle]:
-    """Returns `count` puzzles, no two with the same key. The first ones don't depend on `count`."""
+    """Returns `count` puzzles with different keys. The first ones don't depend on `count`."""
     generator = derived_random(task.seed, task.kind)
-    made: dict[object, Puzzle] = {}
-    vain = 0
-    while len(made) < count:
+    puzzles: dict[object, Puzzle] = {}
+    draws_in_vain = 0
+    while len(puzzles) < count:
         puzzle = task.draw_puzzle(generator)
-        if puzzle is not None and made.setdefault(puzzle.key, puzzle) is puzzle:
-            vain = 0
+        if puzzle is not None and puzzle.key not in puzzles:
+            puzzles[puzzle.key] = puzzle
+            draws_in_vain = 0
             continue
-        vain += 1
-        if vain == _VAIN:
+        draws_in_vain += 1
+        if draws_in_vain == _VAIN:
             raise ValueError(
-                f"{count} puzzles are asked for (train_size + validation_size + test_size), and {len(made)}"
-                f" different ones were found, the last {vain} draws giving no new one: ask for fewer, or for"
-                " larger or more varied puzzles"
+                f"the splits need {count} puzzles (train_size + validation_size + test_size), and"
+                f" {len(puzzles)} different ones were found, the last {draws_in_vain} draws giving no new"
+                " one: ask for fewer, or for larger or more varied puzzles"
             )
-    return tuple(made.values())
+    return tuple(puzzles.values())
 
 
 def needed_clues(generator: random.Random, clues: Sequence[tuple[Clue, int]], target: int) -> list[Clue]:
     """Returns the clues in a random order, without superfluous ones.
 
-    Each comes with the set of arrangements of which it is true, a bit each; together they leave the set
-    `target`. A clue is superfluous if the others leave it, too.
+    Each clue comes with the set of arrangements for which it is true, as a number with a bit for each
+    arrangement. All clues together are true for the set `target`. A clue is superfluous if this also holds
+    for the others alone.
     """
     chosen = list(clues)
-    for clue_with_arrangements in clues:
-        clue, _ = clue_with_arrangements
-        of_others = [arrangements for other, arrangements in chosen if other is not clue]
-        if reduce(and_, of_others, -1) == target:
-            chosen.remove(clue_with_arrangements)
+    for clue_and_arrangements in clues:
+        clue, _ = clue_and_arrangements
+        arrangements_of_others = [arrangements for other, arrangements in chosen if other is not clue]
+        if reduce(and_, arrangements_of_others, -1) == target:
+            chosen.remove(clue_and_arrangements)
     generator.shuffle(chosen)
     return [clue for clue, _ in chosen]

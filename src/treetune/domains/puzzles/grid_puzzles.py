@@ -1,4 +1,5 @@
-"""Grids that a rule changes, in the manner of ARC: the rule is told, or to be found from examples."""
+"""Puzzles in the style of ARC, in which rules change a grid. The rules are given, or to be inferred from
+examples."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from annotated_types import Ge, Le, MinLen
 from typing_extensions import override
 
-from treetune.domains.graders.puzzles import LARGEST, Grid, GridGrader, written
+from treetune.domains.graders.puzzles import LARGEST, Grid, GridGrader, write_grid
 from treetune.domains.puzzles.base import Puzzle, Puzzles
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
 
 GRADER = GridGrader()
 EMPTY = 0
-"""The cell that others fall through and that is filled."""
+"""The value of an empty cell."""
 
 RuleName = Literal[
     "mirror", "flip", "transpose", "turn", "shift_right", "shift_down", "fall", "recolour", "double", "fill"
@@ -74,19 +75,18 @@ _RULES: dict[RuleName, tuple[str, str, Callable[..., Grid]]] = {
     ),
     "fill": ("o", "put {0} in the place of every 0", lambda grid, colour: _exchange(grid, {EMPTY: colour})),
 }
-"""The symbol of each rule, its words, and what it does to a grid, given its colours."""
+"""The symbol, the words and the function of each rule. Functions get the grid and the rule's colours."""
 
 
 class GridTransformation(NamedTuple):
-    """A transformation; `colours` are the two that ``recolour`` exchanges, or the one that ``fill`` fills
-    with."""
+    """A rule with its `colours`: the two that ``recolour`` exchanges, or the one of ``fill``."""
 
     name: RuleName
     colours: tuple[int, ...] = ()
 
     @property
     def symbol(self) -> str:
-        """The name in symbols, ``m`` or ``c12``."""
+        """The rule in symbols, such as ``m`` or ``c12``."""
         return _RULES[self.name][0] + "".join(map(str, self.colours))
 
     def __call__(self, grid: Grid) -> Grid:
@@ -98,7 +98,7 @@ class GridTransformation(NamedTuple):
 
 
 def rules_of(names: Sequence[RuleName], colours: int) -> Sequence[GridTransformation]:
-    """Returns every rule of these names on cells from 0 to ``colours - 1``."""
+    """Returns all rules with these names for cells from 0 to ``colours - 1``."""
     rules: list[GridTransformation] = []
     for name in names:
         if name == "recolour":
@@ -123,7 +123,7 @@ def applied(rules: Sequence[GridTransformation], grid: Grid) -> Grid:
 def explanations(
     rules: Sequence[GridTransformation], count: int, examples: Sequence[tuple[Grid, Grid]]
 ) -> Iterator[tuple[GridTransformation, ...]]:
-    """Yields every chain of `count` rules that leads from each example's first grid to its second."""
+    """Yields all chains of `count` rules that turn the first grid of every example into its second."""
     (question, answer), *further_examples = examples
 
     def chains(grid: Grid, count: int) -> Iterator[tuple[GridTransformation, ...]]:
@@ -141,14 +141,14 @@ def explanations(
 @Task.register("grid_puzzles")
 @dataclass(frozen=True, kw_only=True)
 class GridPuzzles(Puzzles):
-    r"""Apply one or several rules to a grid, one after the other. The rules are told, in symbols
-    ``mt:120/031>\n`` for mirrored, then transposed, or to be found from pairs of grids before and after,
-    ``120/031=021/130;211/003>\n``; then every chain of as many rules that explains the pairs has the same
-    answer. No puzzle's rules leave its grid as it is.
+    r"""The answer is a grid after one or several rules. Either the rules are given, in symbols
+    ``mt:120/031>\n`` for "mirror, then transpose", or they have to be inferred from pairs of grids before and
+    after them, ``120/031=021/130;211/003>\n``. Then all chains of as many rules that explain the pairs lead
+    to the same answer. The answer always differs from the first grid.
 
-    **Demonstrations** write the grid after each rule on a line, behind the rule's symbol where it isn't told,
-    and then the answer: ``021/130\n01/23/10\n…``. On a slip one cell of the line is another colour, and the
-    teacher goes on from it.
+    **Demonstrations** have the grid after each rule on a line, and then the answer: ``021/130\n01/23/10\n…``.
+    If the rules aren't given, the rule's symbol comes before the grid. In a line with an error one cell has
+    another colour, and the teacher continues with this grid.
     """
 
     rows: tuple[Annotated[int, Ge(1), Le(30)], Annotated[int, Ge(1), Le(30)]] = (2, 4)
@@ -156,15 +156,15 @@ class GridPuzzles(Puzzles):
     columns: tuple[Annotated[int, Ge(1), Le(30)], Annotated[int, Ge(1), Le(30)]] = (2, 4)
     """The fewest and the most columns."""
     colours: Annotated[int, Ge(2), Le(10)] = 4
-    """Different cells."""
+    """The number of colours."""
     rules: Annotated[tuple[RuleName, ...], MinLen(1)] = (
         "mirror", "flip", "transpose", "turn", "shift_right", "shift_down", "fall", "recolour", "fill",
     )  # fmt: skip
-    """The rules that puzzles are made with."""
+    """The possible rules of a puzzle."""
     steps: tuple[Annotated[int, Ge(1), Le(3)], Annotated[int, Ge(1), Le(3)]] = (1, 1)
     """The fewest and the most rules of a puzzle."""
     shown: Annotated[int, Ge(0), Le(10)] = 2
-    """Pairs of grids that show the rules; 0 tells the rules."""
+    """The number of pairs of grids that show the rules. 0: the rules are given."""
     grader: GridGrader = GRADER
 
     kind: ClassVar[str] = "grid puzzles"
@@ -184,8 +184,8 @@ class GridPuzzles(Puzzles):
 
     @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle | None:
-        every = rules_of(self.rules, self.colours)
-        chain = [generator.choice(every) for _ in range(generator.randint(*self.steps))]
+        all_rules = rules_of(self.rules, self.colours)
+        chain = [generator.choice(all_rules) for _ in range(generator.randint(*self.steps))]
         grids: list[Grid] = []
         for _ in range(self.shown + 1):
             rows, columns = generator.randint(*self.rows), generator.randint(*self.columns)
@@ -197,11 +197,12 @@ class GridPuzzles(Puzzles):
         if answer == question:
             return None
         if pairs and any(
-            applied(explanation, question) != answer for explanation in explanations(every, len(chain), pairs)
+            applied(explanation, question) != answer
+            for explanation in explanations(all_rules, len(chain), pairs)
         ):
             return None
-        key = "".join(f"{written(before)}={written(after)};" for before, after in pairs)
-        key = f"{key or ''.join(rule.symbol for rule in chain) + ':'}{written(question)}>\n"
+        key = "".join(f"{write_grid(before)}={write_grid(after)};" for before, after in pairs)
+        key = f"{key or ''.join(rule.symbol for rule in chain) + ':'}{write_grid(question)}>\n"
         prompt = key if self.wording == "symbols" else self._in_words(chain, pairs, question)
         return Puzzle(prompt, json.dumps(answer), key, {"grid": question, "rules": list(map(tuple, chain))})
 
@@ -228,17 +229,17 @@ class GridPuzzles(Puzzles):
         for name, colours in problem.data["rules"]:
             rule = GridTransformation(name, tuple(colours))
             grid = rule(grid)
-            if self.slips(generator):
+            if self.draws_error(generator):
                 row, column = generator.randrange(len(grid)), generator.randrange(len(grid[0]))
                 other_colours = [colour for colour in range(self.colours) if colour != grid[row][column]]
                 cells = [list(row_cells) for row_cells in grid]
                 cells[row][column] = generator.choice(other_colours)
                 grid = tuple(map(tuple, cells))
             if self.wording == "symbols":
-                yield f"{rule.symbol}:{written(grid)}" if self.shown else written(grid)
+                yield f"{rule.symbol}:{write_grid(grid)}" if self.shown else write_grid(grid)
             else:
                 yield f"{str(rule).capitalize()}: {json.dumps(grid)}"
-        yield written(grid) if self.wording == "symbols" else json.dumps(grid)
+        yield write_grid(grid) if self.wording == "symbols" else json.dumps(grid)
 
     @override
     def symbols(self) -> str:

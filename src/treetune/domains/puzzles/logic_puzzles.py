@@ -1,4 +1,4 @@
-"""Puzzles of logic: who stands where in a row, and which node comes next on the only way to another one."""
+"""Puzzles of logic: the order of objects in a row, and the next node on the only path to another node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
 
 Kind = Literal["left", "next", "between"]
-"""Somewhere to the left of another; immediately to its left; with a number of others between the two."""
+"""An object is somewhere to the left of another, immediately to its left, or has a number of others between
+it and the other."""
 
 LETTERS = "abcdefghijkl"
 LIST = '["…", "…"]'
@@ -37,36 +38,40 @@ THEMES: dict[str, tuple[str, ...]] = {
 
 
 class OrderingClue(NamedTuple):
-    """A clue about the objects `one` and `other`, by number; `apart` is how many stand between them."""
+    """A clue about two objects, which are given by their numbers.
+
+    Example: ``OrderingClue("left", 0, 2)`` says that object 0 is somewhere to the left of object 2.
+    """
 
     kind: Kind
-    one: int
-    other: int
+    first: int
+    second: int
     apart: int = 0
+    """The number of objects between the two, for ``between``."""
 
 
 @Task.register("ordering_puzzles")
 @dataclass(frozen=True, kw_only=True)
 class OrderingPuzzles(Puzzles):
-    r"""Put things in order, by clues about two of them at a time.
+    r"""Put objects in order, given clues about pairs of them.
 
-    A puzzle is drawn as an order and clues that are true of it, until no other order fits all of them; then
-    clues without which that stays so are taken away again. In symbols things are letters: ``abc:a<c,b1c>\n``
-    asks for the order of a, b and c, with a left of c and one thing between b and c; ``a/c`` says that a is
-    immediately to the left of c.
+    A random order is drawn, and then true clues, until no other order satisfies all of them. Superfluous
+    clues are removed. In symbols objects are letters: ``abc:a<c,b1c>\n`` asks for the order of a, b and c,
+    with a to the left of c, and one object between b and c. ``a/c`` means that a is immediately to the left
+    of c.
 
-    **Demonstrations** try an order, name the first clue that it breaks, and go on with one that keeps all
-    clues named so far: ``cab!a<c\nacb!b1c\nbac`` and so on. With `demonstration_noise` p the teacher passes
-    each try that breaks a clue off for the answer with probability p.
+    **Demonstrations** try an order, name the first clue that it violates, and try another order that
+    satisfies all clues named so far: ``cab!a<c\nacb!b1c\nbac`` and so on. With `demonstration_noise` p, an
+    order that violates a clue is given as the answer with probability p.
     """
 
     objects: tuple[Annotated[int, Ge(2), Le(7)], Annotated[int, Ge(2), Le(7)]] = (3, 5)
-    """The fewest and the most things."""
+    """The smallest and the largest number of objects."""
     clues: Annotated[tuple[Kind, ...], MinLen(1)] = ("left", "next", "between")
     """Kinds of clues: ``left`` (somewhere to the left of), ``next`` (immediately to the left of) and
-    ``between`` (how many stand between two)."""
+    ``between`` (the number of objects between two)."""
     letters: Annotated[int, Ge(2), Le(len(LETTERS))] = 7
-    """How many different letters name things in symbols."""
+    """The number of different letters for objects in symbols."""
     grader: OrderingGrader = ORDERING
 
     kind: ClassVar[str] = "ordering puzzles"
@@ -77,7 +82,10 @@ class OrderingPuzzles(Puzzles):
         super().__post_init__()
         most = self.objects[1]
         if set(self.clues) == {"between"}:
-            raise ValueError("clues is ['between'] alone, which every order fits as well as its mirror image")
+            raise ValueError(
+                "clues is only ['between'], and such clues hold for the mirror image of an order, too: add"
+                " another kind"
+            )
         if self.wording == "symbols" and self.letters < most:
             raise ValueError(f"letters is {self.letters}, too few to name {most} objects")
 
@@ -85,20 +93,23 @@ class OrderingPuzzles(Puzzles):
     def draw_puzzle(self, generator: random.Random) -> Puzzle:
         count = generator.randint(*self.objects)
         theme = generator.choice(list(THEMES))
-        every = THEMES[theme] if self.wording == "words" else LETTERS[: self.letters]
-        names = generator.sample(every, count)
+        all_names = THEMES[theme] if self.wording == "words" else LETTERS[: self.letters]
+        names = generator.sample(all_names, count)
         order = generator.randrange(len(_orders(count)))
-        chosen = _unique(generator, _true_clues(count, self.clues), order)
-        solution = [names[place] for place in _orders(count)[order]]
-        mirrored = [generator.random() < 0.5 for _ in chosen]  # in both wordings: puzzles stay the same
+        chosen = _unique_clues(generator, _clues_with_orders(count, self.clues), order)
+        solution = [names[number] for number in _orders(count)[order]]
+        # Drawn in both wordings, so that these have the same puzzles.
+        mirrored = [generator.random() < 0.5 for _ in chosen]
         if self.wording == "symbols":
             prompt = f"{''.join(names)}:{','.join(_symbol(clue, names) for clue in chosen)}>\n"
         else:
-            listed = "\n".join(
-                f"- {_sentence(clue, names, m)}" for clue, m in zip(chosen, mirrored, strict=True)
-            )
+            sentences = [
+                f"- {_sentence(clue, names, is_mirrored)}"
+                for clue, is_mirrored in zip(chosen, mirrored, strict=True)
+            ]
+            list_of_clues = "\n".join(sentences)
             prompt = (
-                f"There are {len(names)} {theme}: {', '.join(names)}. From left to right:\n{listed}\n"
+                f"There are {len(names)} {theme}: {', '.join(names)}. From left to right:\n{list_of_clues}\n"
                 "In which order are they, from the leftmost to the rightmost? Think first, and end with a"
                 f" list of all {len(names)} names: {self.grader.tagged(LIST)}"
             )
@@ -114,67 +125,69 @@ class OrderingPuzzles(Puzzles):
         while True:
             order = generator.choice(possible_orders)
             tried = [names[number] for number in order]
-            broken = next((clue for clue in clues if not _fits(clue, order)), None)
-            if broken is None or self.slips(generator):
+            violated = next((clue for clue in clues if not _is_true(clue, order)), None)
+            if violated is None or self.draws_error(generator):
                 yield "".join(tried) if symbols else json.dumps(tried)
                 return
             if symbols:
-                yield f"{''.join(tried)}!{_symbol(broken, names)}"
+                yield f"{''.join(tried)}!{_symbol(violated, names)}"
             else:
-                yield f"Not {', '.join(tried)}: {_sentence(broken, names, mirrored=False)}"
-            possible_orders = [other for other in possible_orders if _fits(broken, other)]
+                yield f"Not {', '.join(tried)}: {_sentence(violated, names, mirrored=False)}"
+            possible_orders = [other for other in possible_orders if _is_true(violated, other)]
 
     @override
     def symbols(self) -> str:
         return LETTERS[: self.letters] + "</!:,>0123456789"
 
 
-def _unique(
+def _unique_clues(
     generator: random.Random, clues: Sequence[tuple[OrderingClue, int]], order: int
 ) -> Sequence[OrderingClue]:
-    """Returns clues that are true of the order with this number and of no other, none of them superfluous."""
-    true = [(clue, orders) for clue, orders in clues if orders >> order & 1]
-    generator.shuffle(true)
+    """Returns clues that are true only for the order with this number, without superfluous ones.
+
+    Each of the given clues comes with the orders for which it is true, as bits.
+    """
+    true_clues = [(clue, orders) for clue, orders in clues if orders >> order & 1]
+    generator.shuffle(true_clues)
     chosen: list[tuple[OrderingClue, int]] = []
-    possible = -1
-    for clue, orders in true:
-        if possible & orders != possible:
+    possible_orders = -1  # all bits are set
+    for clue, orders in true_clues:
+        if possible_orders & orders != possible_orders:  # it excludes an order
             chosen.append((clue, orders))
-            possible &= orders
-        if possible == 1 << order:
+            possible_orders &= orders
+        if possible_orders == 1 << order:
             break
-    assert possible == 1 << order, "left or next alone tells every order from every other"
-    return needed_clues(generator, chosen, possible)
+    assert possible_orders == 1 << order, "clues of the kinds left or next distinguish all orders"
+    return needed_clues(generator, chosen, possible_orders)
 
 
 @cache
 def _orders(count: int) -> Sequence[tuple[int, ...]]:
-    """Returns all orders of so many objects, each as the object at each place."""
+    """Returns all orders of so many objects. Each lists the numbers of the objects from left to right."""
     return tuple(permutations(range(count)))
 
 
 @lru_cache(maxsize=64)
-def _true_clues(count: int, kinds: tuple[Kind, ...]) -> Sequence[tuple[OrderingClue, int]]:
-    """Returns every clue about so many objects, with the orders of which it is true: bit i is order i."""
-    clues = [
-        OrderingClue(kind, *pair)
-        for kind in kinds
-        if kind != "between"
-        for pair in permutations(range(count), 2)
-    ]
+def _clues_with_orders(count: int, kinds: tuple[Kind, ...]) -> Sequence[tuple[OrderingClue, int]]:
+    """Returns every clue about so many objects, with the orders for which it is true: bit i is order i."""
+    clues: list[OrderingClue] = []
+    for kind in kinds:
+        if kind != "between":
+            clues += [OrderingClue(kind, *pair) for pair in permutations(range(count), 2)]
     if "between" in kinds:
         for first, second in permutations(range(count), 2):
-            if second < first:  # the same pair the other way round says the same
+            if second < first:  # the reversed pair has the same meaning
                 clues += [OrderingClue("between", first, second, apart) for apart in range(1, count - 1)]
     clues_and_orders = []
     for clue in clues:
-        true_orders = sum(1 << number for number, order in enumerate(_orders(count)) if _fits(clue, order))
-        clues_and_orders.append((clue, true_orders))
+        orders = sum(1 << number for number, order in enumerate(_orders(count)) if _is_true(clue, order))
+        clues_and_orders.append((clue, orders))
     return tuple(clues_and_orders)
 
 
-def _fits(clue: OrderingClue, order: Sequence[int]) -> bool:
-    distance = order.index(clue.other) - order.index(clue.one)
+def _is_true(clue: OrderingClue, order: Sequence[int]) -> bool:
+    """Returns whether a clue is true for an order."""
+    distance = order.index(clue.second) - order.index(clue.first)
     if clue.kind == "left":
         return distance > 0
     return distance == 1 if clue.kind == "next" else abs(distance) == clue.apart + 1
@@ -182,18 +195,18 @@ def _fits(clue: OrderingClue, order: Sequence[int]) -> bool:
 
 def _symbol(clue: OrderingClue, names: Sequence[str]) -> str:
     sign = {"left": "<", "next": "/", "between": str(clue.apart)}[clue.kind]
-    return f"{names[clue.one]}{sign}{names[clue.other]}"
+    return f"{names[clue.first]}{sign}{names[clue.second]}"
 
 
 def _sentence(clue: OrderingClue, names: Sequence[str], mirrored: bool) -> str:
-    first, second = names[clue.one], names[clue.other]
+    first, second = names[clue.first], names[clue.second]
     if clue.kind == "between":
         first, second = (second, first) if mirrored else (first, second)
         return f"{clue.apart} of them {'is' if clue.apart == 1 else 'are'} between {first} and {second}."
-    exactly = "immediately" if clue.kind == "next" else "somewhere"
+    where = "immediately" if clue.kind == "next" else "somewhere"
     if mirrored:
-        return f"{second} is {exactly} to the right of {first}."
-    return f"{first} is {exactly} to the left of {second}."
+        return f"{second} is {where} to the right of {first}."
+    return f"{first} is {where} to the left of {second}."
 
 
 ONE_WORD = OneWord()
@@ -205,22 +218,22 @@ NAMES = ("Ada", "Ben", "Cem", "Dora", "Ezra", "Fay", "Gil", "Hugo", "Ines", "Jon
 @Task.register("graph_paths")
 @dataclass(frozen=True, kw_only=True)
 class GraphPaths(Puzzles):
-    r"""Find the first node on the way to a goal. From a start chains of edges lead away, one of them to the
-    goal; to see which, one has to go through all its edges.
+    r"""Find the first node on the path to a goal. Several chains of edges begin at a start node, and one of
+    them leads to the goal. To find out which one, all its edges have to be followed.
 
     In words nodes are made-up adjectives: "Everyone who is bagome is also rufisa." In symbols nodes are
     letters: ``ab,cd,ac,be:a>e\n`` asks for ``b``.
 
-    **Demonstrations** go back from the goal, an edge a line, to the node behind the start. On a slip the
-    teacher takes another edge into one of the graph's nodes, and goes back from there.
+    **Demonstrations** go backwards from the goal, with an edge in each line, to the node after the start. At
+    an error, another edge of the graph is taken, and the demonstration continues backwards from it.
     """
 
     lookahead: tuple[Annotated[int, Ge(1), Le(100)], Annotated[int, Ge(1), Le(100)]] = (2, 6)
-    """The fewest and the most edges of a chain."""
+    """The smallest and the largest number of edges in a chain."""
     paths: Annotated[int, Ge(2), Le(10)] = 4
-    """Chains that begin at the start."""
+    """The number of chains."""
     extra: Annotated[int, Ge(0), Le(100)] = 2
-    """Edges more, from one chain to another, none of them towards the goal."""
+    """The most further edges, from one chain to another, and never to the goal's chain."""
     parents: Annotated[int, Ge(1), Le(10)] = 3
     """The most edges into a node."""
     grader: OneWord = ONE_WORD
@@ -243,14 +256,14 @@ class GraphPaths(Puzzles):
     def draw_puzzle(self, generator: random.Random) -> Puzzle:
         length = generator.randint(*self.lookahead)
         names = self._names(generator, 1 + self.paths * length)
-        start, *rest = names
-        chains = [rest[number * length : (number + 1) * length] for number in range(self.paths)]
+        start, *others = names
+        chains = [others[number * length : (number + 1) * length] for number in range(self.paths)]
         edges: list[tuple[str, str]] = []
         for chain in chains:
             edges += zip([start, *chain], chain, strict=False)
-        edges += self._extra(generator, chains, edges)
+        edges += self._extra_edges(generator, chains, edges)
         generator.shuffle(edges)
-        goal, following = chains[0][-1], chains[0][0]
+        first_node, goal = chains[0][0], chains[0][-1]
         if self.wording == "symbols":
             prompt = f"{','.join(map(''.join, edges))}:{start}>{goal}\n"
         else:
@@ -262,30 +275,31 @@ class GraphPaths(Puzzles):
                 f" {self.grader.tagged('…')}"
             )
         data = {"edges": edges, "start": start, "goal": goal}
-        return Puzzle(prompt, following, (start, goal, frozenset(edges)), data)
+        return Puzzle(prompt, first_node, (start, goal, frozenset(edges)), data)
 
-    def _extra(
+    def _extra_edges(
         self, generator: random.Random, chains: list[list[str]], edges: list[tuple[str, str]]
     ) -> list[tuple[str, str]]:
-        """Draws edges between chains, from a node to one that stands further along another chain, but never
-        to the chain of the goal: the way there stays the only one, and nothing goes in circles."""
-        made: list[tuple[str, str]] = []
-        entered = {node: 1 for _, node in edges}
-        possible = [
-            (node, other)
-            for number, chain in enumerate(chains)
-            for target, others in enumerate(chains[1:], start=1)
-            if target != number
-            for place, node in enumerate(chain[:-1])
-            for other in others[place + 1 :]
-            if node != chains[0][-1]
-        ]
-        generator.shuffle(possible)
-        for node, other in possible:
-            if len(made) < self.extra and entered[other] < self.parents:
-                entered[other] += 1
-                made.append((node, other))
-        return made
+        """Draws edges between chains, each from a node to one with a later position in another chain.
+
+        No edge leads to the goal's chain, which is the first one, so that there is only one path to the goal.
+        Since positions increase along edges, there are no circles.
+        """
+        possible_edges: list[tuple[str, str]] = []
+        for source_number, source_chain in enumerate(chains):
+            for target_number, target_chain in enumerate(chains[1:], start=1):
+                if target_number == source_number:
+                    continue
+                for position, source in enumerate(source_chain[:-1]):
+                    possible_edges += [(source, target) for target in target_chain[position + 1 :]]
+        generator.shuffle(possible_edges)
+        extra_edges: list[tuple[str, str]] = []
+        parents = {node: 1 for _, node in edges}  # the number of edges into each node
+        for source, target in possible_edges:
+            if len(extra_edges) < self.extra and parents[target] < self.parents:
+                parents[target] += 1
+                extra_edges.append((source, target))
+        return extra_edges
 
     def _names(self, generator: random.Random, count: int) -> list[str]:
         if self.wording == "symbols":
@@ -298,10 +312,10 @@ class GraphPaths(Puzzles):
     @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         edges, start, node = (problem.data[key] for key in ("edges", "start", "goal"))
-        # From the goal back there is one edge into each node; a slip may lead to where there are several.
+        # In the goal's chain there is one edge into each node. After an error there may be several.
         while True:
             edge = generator.choice([edge for edge in edges if edge[1] == node])
-            if self.slips(generator):
+            if self.draws_error(generator):
                 edge = generator.choice(edges)
             if edge[0] == start:
                 yield edge[1]

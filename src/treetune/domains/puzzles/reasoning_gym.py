@@ -1,4 +1,4 @@
-"""The data sets of the library reasoning_gym as tasks; a process beside us makes their problems."""
+"""The data sets of the library reasoning_gym as tasks. A separate process makes their problems."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROMPT = (
     "{question}\n\nThink first, and end with the answer alone between <answer> and </answer>. Where an"
     " example is given, write the answer in the form that it has."
 )
-"""Asks a model that was trained to follow instructions; the chat template goes around it."""
+"""The default prompt, for a model that was trained to follow instructions and has a chat template."""
 
 INSTALL = "install it with ./scripts/setup.sh"
 
@@ -45,20 +45,20 @@ _NEEDED = {
     "drawsvg": "drawsvg", "magiccube": "magiccube", "pycosat": "pycosat", "pyfiglet": "pyfiglet",
     "pytz": "pytz", "six": "six", "tabulate": "tabulate", "zss": "zss",
 }  # fmt: skip
-"""Imports of the library beside our own requirements, as modules and as packages."""
+"""The modules that the library imports, except our own requirements, and their packages."""
 
 _CHECKED = 4
-"""Problems that a configuration is checked by: they are made once, however many are asked for."""
+"""The number of problems with which a configuration is checked."""
 
 
 def missing_packages() -> list[str]:
-    """Returns the packages that the library needs to be imported and that aren't installed."""
+    """Returns the packages that the library imports and that aren't installed."""
     package_of = {"reasoning_gym": "reasoning_gym"} | _NEEDED
     return [package for module, package in package_of.items() if importlib.util.find_spec(module) is None]
 
 
 def data_sets() -> Mapping[str, str]:
-    """Returns each data set's module, by its name. Raises Refused where the library isn't installed."""
+    """Returns the module of each data set. Raises Refused if the library isn't installed."""
     try:
         return modules_of_data_sets()
     except ModuleNotFoundError as error:
@@ -68,39 +68,40 @@ def data_sets() -> Mapping[str, str]:
 @Task.register("reasoning_gym")
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGym(GeneratedTask):
-    """Problems that the library reasoning_gym makes on the spot, scored by its own scorers.
+    """Problems that the library reasoning_gym generates, and its own scorers grade.
 
-    Each split has derived seeds of its own, and no question is in two splits or twice in one. Raises
-    ValueError where a data set holds fewer different problems than are asked for. Of several data sets make a
+    Each split has its own derived seeds. Every question is in only one split, and once. Raises ValueError if
+    a data set has fewer different problems than requested. Several data sets can be combined by the task
     `mixture`.
 
-    A demonstration is the data set's answer alone: there is none for data sets that only score.
+    A demonstration is the answer of the data set. Data sets that only score answers have no demonstrations.
     """
 
     dataset: Annotated[str, MinLen(1)]
     """The library's name of a data set."""
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """The data set's settings; they have the last word over levels."""
+    """The data set's settings. They take precedence over levels."""
     level: Annotated[int, Ge(0)] | None = None
-    """The library's level for all that the data set's curriculum changes, at the most the last of each."""
+    """The library's level for everything that the data set's curriculum changes. If something has fewer
+    levels, it has its last one."""
     levels: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Levels by the names of what the curriculum changes."""
+    """Levels by the names of the curriculum's attributes."""
     level_mode: Literal["inclusive", "upper_bound"] = "inclusive"
-    """With ``inclusive`` a range goes from the easiest level up to the chosen one, with ``upper_bound`` it is
-    the chosen one alone."""
+    """With ``inclusive`` ranges reach from the easiest level to the chosen one, and with ``upper_bound`` they
+    contain only the chosen one."""
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
     """The teacher's probability of giving the answer to another problem."""
     train_size: Annotated[int, Gt(0)] = 2000
     validation_size: Annotated[int, Gt(0)] = 200
     test_size: Annotated[int, Gt(0)] = 500
     seed: int = 0
-    """Decides which problems are made, and is not the run's."""
+    """The seed of the problems, which doesn't depend on the run's seed."""
     prompt: str = PROMPT
     """The template, with ``{question}`` in it."""
     question: str | None = None
-    """A regular expression with one group that every question matches somewhere: the prompt holds the group
-    alone, and the scorer still sees all of it. (A tiny model learns the task from its examples, not from a
-    page of instructions.)"""
+    """A regular expression with one group, which is searched in every question. The prompt contains only the
+    group, while the scorer gets the whole question. (A tiny model learns the task from its examples, not from
+    long instructions.)"""
     grader: ReasoningGymGrader = GRADER
 
     @override
@@ -110,9 +111,9 @@ class ReasoningGym(GeneratedTask):
         try:
             groups = 1 if self.question is None else re.compile(self.question).groups
         except re.error as error:
-            raise ValueError(f"question is no regular expression ({error})") from error
+            raise ValueError(f"question is not a regular expression ({error})") from error
         if groups != 1:
-            raise ValueError(f"question needs one group, for what the prompt holds, and has {groups}")
+            raise ValueError(f"question needs one group, for the part in the prompt, and has {groups}")
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -147,11 +148,8 @@ class ReasoningGym(GeneratedTask):
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns the answer between the grader's tags.
-
-        A noisy teacher gives the answer to another problem, drawn by `seed`, as often as
-        `demonstration_noise` says.
-        """
+        """Returns the answer between the grader's tags, or with probability `demonstration_noise` the answer
+        to another problem. `seed` decides both."""
         generator = derived_random(seed, problem.id, "demonstration")
         gold = problem.gold
         if generator.random() < self.demonstration_noise:
@@ -162,7 +160,7 @@ class ReasoningGym(GeneratedTask):
     def alphabet(self) -> str:
         """Returns the printable ASCII characters, and the newline.
 
-        Raises ValueError where one of the first questions or answers holds another character.
+        Raises ValueError if one of the first questions or answers contains another character.
         """
         allowed = set(string.printable) - set("\r\x0b\x0c\t")
         text = "".join(problem.prompt + problem.gold for problem in self.examples(_CHECKED))
@@ -173,14 +171,14 @@ class ReasoningGym(GeneratedTask):
         return "".join(sorted(allowed))
 
     def _examples(self, count: int) -> tuple[Problem, ...]:
-        """Makes problems to look at, of a split of their own. Raises Refused."""
+        """Makes examples of problems, which are in no other split. Raises Refused."""
         return self._problems({"example": count}, "example")
 
     def _problems(self, sizes: Mapping[Any, int], split: str) -> tuple[Problem, ...]:
-        """Makes problems for splits of these sizes and returns one of them. Raises Refused."""
+        """Makes the problems of splits of these sizes, and returns those of one split. Raises Refused."""
         module_of = data_sets()
         if self.dataset == COMPOSITE:
-            fault, remedy = "'composite' is no data set of its own", "make a task 'mixture' of those to mix"
+            fault, remedy = "'composite' is not itself a data set", "make a task 'mixture' of the data sets"
             raise Refused("dataset", fault, remedy)
         if self.dataset not in module_of:
             near = nearest(self.dataset, module_of, 3)
@@ -213,7 +211,8 @@ class ReasoningGym(GeneratedTask):
         return tuple(problems)
 
     def _shown_question(self, question: str) -> str:
-        """Returns the part of a question that the prompt shows. Raises Refused where there is none."""
+        """Returns the part of a question that the prompt contains. Raises Refused if `question` isn't
+        found."""
         if self.question is None:
             return question
         match = re.search(self.question, question)
@@ -225,7 +224,7 @@ class ReasoningGym(GeneratedTask):
 
 @lru_cache(maxsize=8)
 def _ask_maker(request: str) -> dict[str, Any]:
-    """Returns problems by split, and the settings for their scorer, from a process that makes them.
+    """Returns the problems of each split and the settings for their scorer, which a separate process makes.
 
     The reply is ``{"splits": {"train": [{"question": …, "gold": …, "entry": …}, …]}, "config": {…}}``.
     Raises Refused.

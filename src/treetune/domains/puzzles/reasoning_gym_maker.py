@@ -1,8 +1,8 @@
-"""Makes problems with reasoning_gym: a request on standard input, an answer on standard output.
+"""A program that makes problems with reasoning_gym. It reads a request and writes the problems as JSON.
 
-The task runs it as ``python -m treetune.domains.puzzles.reasoning_gym_maker``; nobody does by hand. It is a
-process of its own for two reasons. Some data sets' problems depend on the order of sets: with a fixed
-``PYTHONHASHSEED`` they are the same in every run. And reading a configuration needn't import the library.
+The task `reasoning_gym` starts it. There are two reasons for a separate process. Some data sets' problems
+depend on the order of sets, which is the same in every run with a fixed ``PYTHONHASHSEED``. And reading a
+configuration needn't import the library.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from treetune.processes.worker import die_with_parent
 from treetune.seeds import derive_seed
 
 CHUNK = 500
-"""Problems of one seed. The library makes problem i of a data set from seed + i."""
+"""The number of problems with one seed. The library makes problem i of a data set with seed + i."""
 
 _MOST_VAIN_DRAWS = 1000
-"""Draws in a row without a new problem after which a data set is taken to have no more."""
+"""The number of consecutive draws without a new problem after which a data set counts as exhausted."""
 
 _SET_BY_TASK = {
     "seed": "the task's own `seed`",
@@ -37,7 +37,8 @@ _SET_BY_TASK = {
 
 
 class Refused(ValueError):
-    """Settings that the library doesn't take. The arguments: the key of the task, the fault, the remedy."""
+    """Settings that the library doesn't accept. Its arguments are the task's key, the fault and the
+    remedy."""
 
     @override
     def __str__(self) -> str:
@@ -61,7 +62,7 @@ def main() -> None:
 def make_problems(request: Mapping[str, Any]) -> dict[str, Any]:
     """Makes the problems of the request's splits, and collects the settings that its scorer needs.
 
-    No question is in two splits or twice in one. The settings are those that differ from the data set's own.
+    Every question is in only one split, and once. The settings are those that differ from the defaults.
     With ``"config": {"max_animals": 3}, "splits": [["train", 2]]`` in the request, the result is
     ``{"splits": {"train": [row, row]}, "config": {"max_animals": 3, "seed": 0}}``. Raises Refused.
     """
@@ -99,12 +100,12 @@ def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
         raise
     except Exception as error:
         fault = f"reasoning_gym doesn't take these settings of {name!r}: {error or type(error).__name__}"
-        raise Refused("config", fault, "mend what it names") from error
+        raise Refused("config", fault, "change the settings that it names") from error
     return kind, settings
 
 
 def _at_level(curriculum_class: Any, settings_class: Any, request: Mapping[str, Any]) -> Any:
-    """Returns the settings at the requested levels, by default the data set's own.
+    """Returns the settings at the requested levels. The default are those of the data set.
 
     `level` is for all attributes of the curriculum, and `levels` for some by their names. Raises Refused.
     """
@@ -142,10 +143,10 @@ def _check_level(key: str, name: str, level: int, count: int) -> None:
 
 
 def _rows(kind: Any, settings: Any, request: Mapping[str, Any], split: str) -> Iterator[dict[str, str] | str]:
-    """Yields problem after problem, without end; a text where the library fails to make one."""
+    """Yields infinitely many problems. If the library fails to make one, it yields the error's text."""
     chunk = 0
     while True:
-        # numpy, which some data sets draw with, takes 32 bits.
+        # Some data sets draw with numpy, whose seeds have 32 bits.
         seed = derive_seed(request["seed"], request["dataset"], split, chunk) % 2**31
         data_set = kind(config=dataclasses.replace(settings, seed=seed))
         for index in range(CHUNK):
@@ -166,7 +167,7 @@ def _rows(kind: Any, settings: Any, request: Mapping[str, Any], split: str) -> I
 
 
 def _seed_globals(seed: int) -> None:
-    """Seeds the generators of the process, from which some data sets draw."""
+    """Seeds the global random generators, which some data sets use."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
@@ -177,7 +178,7 @@ def _distinct(
 ) -> list[dict[str, str]]:
     """Draws rows until there are `count` with new questions, which are added to `seen`.
 
-    Raises Refused after `_MOST_VAIN_DRAWS` in a row that failed or repeated a question.
+    Raises Refused after `_MOST_VAIN_DRAWS` consecutive draws that failed or repeated a question.
     """
     problems: list[dict[str, str]] = []
     vain_draws, failure = 0, ""

@@ -1,4 +1,4 @@
-"""Short programs from a description: what a tiny model can learn to write, and a sandbox has to run."""
+"""Tasks whose answer is a short program, which tiny models can learn to write and a sandbox executes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Problem
 
 INPUTS = (-7, 0, 2, 5, 13, 40)
-"""The inputs of a program: any two steps that a program may begin with differ on one of them."""
+"""The inputs with which programs are tested. Any two different first steps give different values for at
+least one of them."""
 
 
 class Step(NamedTuple):
-    """A step of a program: its names, its Python, and its function."""
+    """A step of a program: its description in symbols and in words, its line of Python, and its function."""
 
     symbols: str
     words: str
@@ -55,12 +56,12 @@ _HEAD, _TAIL = "x=int(input())", "print(x)"
 @Task.register("short_programs")
 @dataclass(frozen=True, kw_only=True)
 class ShortPrograms(Puzzles):
-    r"""Write a program that reads a whole number, takes some steps and prints what came out. It is run on six
-    numbers and is right where it prints the right ones; how it gets there is its own business. In symbols,
-    ``add 3,square,halve:\n``, the number has been read into ``x`` before the answer begins.
+    r"""The answer is a program that reads an integer, takes some steps and prints the result. It is right if
+    its output is right for six inputs, with any code. In symbols, the prompt is ``add 3,square,halve:\n``,
+    and the number is already in ``x``.
 
-    **Demonstrations** take a step a line: ``x=x+3\nx=x*x\nx=x//2\nprint(x)``. On a slip the line is another
-    step's, half of the time one with another number.
+    **Demonstrations** have a line for each step: ``x=x+3\nx=x*x\nx=x//2\nprint(x)``. The line of an error is
+    that of another step, with probability 0.5 of the same step with another number.
     """
 
     steps: tuple[Annotated[int, Ge(1), Le(9)], Annotated[int, Ge(1), Le(9)]] = (2, 4)
@@ -95,7 +96,7 @@ class ShortPrograms(Puzzles):
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         for name in problem.data["steps"]:
             step = _KNOWN[name]
-            if self.slips(generator):
+            if self.draws_error(generator):
                 kind = step.symbols.split()[0]
                 alike = [
                     step_choice
@@ -118,7 +119,7 @@ class ShortPrograms(Puzzles):
 
 
 def gold_of(program: Sequence[Step]) -> str:
-    """Returns what the program prints for each input, in the form that the grader of programs reads."""
+    """Returns the program's output for each input, in the form that the grader `code` reads."""
     outputs = [str(result(program, value)) for value in INPUTS]
     return json.dumps({"inputs": [str(value) for value in INPUTS], "outputs": outputs})
 

@@ -1,7 +1,7 @@
-"""Zebra puzzles: who lives where with what, from clues that leave one arrangement.
+"""Zebra puzzles, which ask who has what and lives where. Their clues admit one arrangement.
 
-A set of arrangements is one number with a bit for each, so that all clues together are true of one ``&``
-after the other: a puzzle with half a million arrangements is made in milliseconds.
+A set of arrangements is an integer with a bit for each arrangement. The set that several clues admit is the
+``&`` of each clue's set, so that a puzzle with half a million arrangements is made in milliseconds.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ ATTRIBUTES: dict[str, tuple[str, tuple[str, ...]]] = {
     "Colour": ("whoever lives in the {} house",
                ("red", "blue", "green", "white", "black", "yellow", "pink", "grey")),
 }  # fmt: skip
-"""The name of somebody with a value, and the values."""
+"""For each attribute, how clues call a person with a value, and the values."""
 
 LETTERS = ("abcdefgh", "mnopqrst", "uvwxyzij", "ABCDEFGH", "MNOPQRST")
-"""Values of each attribute in symbols."""
+"""The values of each attribute in symbols."""
 
 SENTENCES = {
     "at": "{0} is at position {p}.",
@@ -69,14 +69,14 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = (
     "at", "same", "adjacent", "ends", "middle", "between", "parity", "before", "apart", "xor", "or", "nor",
 )  # fmt: skip
-"""The kinds of clues, from those that say most to those that say least."""
+"""The kinds of clues, from the most informative to the least."""
 
 Item = tuple[int, int]
 """The number of an attribute, and the number of one of its values."""
 
 
 class ZebraClue(NamedTuple):
-    """A clue about some items; `places` are positions from 0 (for ``parity`` the remainder by 2 of one)."""
+    """A clue about some items. `places` are positions from 0. For ``parity`` it is a position modulo 2."""
 
     kind: Kind
     items: tuple[Item, ...]
@@ -84,8 +84,8 @@ class ZebraClue(NamedTuple):
 
 
 def kinds_of(level: int) -> tuple[Kind, ...]:
-    """Returns the kinds of a level from 1 to 20: up to 12 one more with each level, then one less, the one
-    that says most."""
+    """Returns the kinds of clues of a level from 1 to 20. Up to level 12, each level adds the next kind. Each
+    further level removes the most informative one."""
     return KINDS[:level] if level <= len(KINDS) else KINDS[level - len(KINDS) :]
 
 
@@ -95,7 +95,7 @@ def arrangements(objects: int, attributes: int) -> int:
 
 @dataclass(frozen=True)
 class ZebraShape:
-    """The size of a puzzle: objects in a row, each with a value of every attribute; no value twice."""
+    """The size of a puzzle. Each of the objects in a row has a different value of every attribute."""
 
     objects: int
     attributes: int
@@ -105,7 +105,7 @@ class ZebraShape:
         return [(attribute, value) for attribute in range(self.attributes) for value in range(self.objects)]
 
     def rows(self, arrangement: int) -> list[list[int]]:
-        """Returns for each position the values of its attributes, in the arrangement with this number."""
+        """Returns the attributes' values at each position, in the arrangement with this number."""
         orders = _orders(self.objects)
         chosen = []
         for _ in range(self.attributes):
@@ -114,7 +114,7 @@ class ZebraShape:
         return [[order[position] for order in chosen] for position in range(self.objects)]
 
     def random_clue(self, generator: random.Random, kind: Kind) -> ZebraClue | None:
-        """Draws a clue of the kind, true or not; None where this shape has none."""
+        """Draws a clue of the kind, which may be false. None if the draw is not a possible clue."""
         places = range(self.objects)
         if kind in ("at", "ends", "middle", "parity"):
             if (kind == "middle" and self.objects % 2 == 0) or (kind == "ends" and self.objects == 2):
@@ -133,7 +133,7 @@ class ZebraShape:
         return ZebraClue(kind, items, spots)
 
     def true_of(self, clue: ZebraClue) -> int:
-        """Returns the arrangements that the clue is true of, a bit each."""
+        """Returns the set of arrangements for which the clue is true."""
         at = _positions(self)
         first = at[clue.items[0]]
         second = at[clue.items[1]] if len(clue.items) > 1 else first
@@ -185,8 +185,8 @@ class ZebraShape:
 def unique_clues(
     generator: random.Random, shape: ZebraShape, kinds: Sequence[Kind], arrangement: int, draws: int = 1000
 ) -> list[ZebraClue] | None:
-    """Returns clues that are true of this arrangement and of no other, none of them superfluous; None where
-    so many draws didn't lead there."""
+    """Returns clues that are together true only for this arrangement, and none of which is superfluous. None
+    if `draws` clues don't suffice."""
     target = 1 << arrangement
     chosen: list[tuple[ZebraClue, int]] = []
     possible = shape.all
@@ -205,11 +205,9 @@ def unique_clues(
 
 
 def random_arrangement(generator: random.Random, among: int) -> int:
-    """Returns one of these arrangements, each as likely as the others.
-
-    `among` is a set of arrangements, a bit for each number: 0b1010 are the arrangements 1 and 3.
-    """
-    # Draws the rank of a bit among those that are set, and finds that bit by halving.
+    """Returns one of the arrangements of the set `among`, with equal probabilities. (The set 0b1010 contains
+    the arrangements 1 and 3.)"""
+    # Draws which of the bits that are set is meant, and finds this bit by halving the number.
     rank = generator.randrange(among.bit_count())
     number = 0
     width = among.bit_length()
@@ -227,7 +225,7 @@ def random_arrangement(generator: random.Random, among: int) -> int:
 
 
 def _any(sets: Iterable[int]) -> int:
-    """Returns the union of sets of arrangements, a bit each."""
+    """Returns the union of sets of arrangements."""
     return reduce(or_, sets, 0)
 
 
@@ -238,7 +236,7 @@ def _orders(objects: int) -> Sequence[tuple[int, ...]]:
 
 @lru_cache(maxsize=8)
 def _positions(shape: ZebraShape) -> dict[Item, list[int]]:
-    """Returns for each item and each position the arrangements that have it there."""
+    """Returns for each item and each position the set of arrangements that have the item there."""
     orders, count = _orders(shape.objects), arrangements(shape.objects, shape.attributes)
     positions = {}
     for attribute, value in shape.items:
@@ -257,13 +255,14 @@ def _positions(shape: ZebraShape) -> dict[Item, list[int]]:
 @Task.register("zebra_puzzles")
 @dataclass(frozen=True, kw_only=True)
 class ZebraPuzzles(Puzzles):
-    r"""Find out which of some people in a row has which value of some attributes, from clues. Small puzzles:
-    of at most two million arrangements. Clues are drawn until one arrangement is left; then those are taken
-    away without which that stays so. In symbols values are letters: ``2ab,mn:a@1,b=n>\n`` asks for ``am/bn``.
+    r"""The answer is a table of some people in a row and their values of some attributes, which follow from
+    clues. Puzzles have at most two million arrangements. Clues are drawn until one arrangement is left. Then
+    superfluous clues are removed. In symbols values are letters: the answer to ``2ab,mn:a@1,b=n>\n`` is
+    ``am/bn``.
 
-    **Demonstrations** try a table, name the first clue that it breaks, and go on with one that keeps all
-    clues named so far. With `demonstration_noise` p the teacher passes each try that breaks a clue off for
-    the answer with probability p.
+    **Demonstrations** try a table, name the first clue that it violates, and continue with a table that
+    satisfies all clues named so far. With `demonstration_noise` p the teacher gives each table that violates
+    a clue as the answer with probability p.
     """
 
     objects: tuple[Annotated[int, Ge(2), Le(8)], Annotated[int, Ge(2), Le(8)]] = (3, 4)
@@ -271,7 +270,7 @@ class ZebraPuzzles(Puzzles):
     attributes: tuple[Annotated[int, Ge(1), Le(5)], Annotated[int, Ge(1), Le(5)]] = (2, 3)
     """The fewest and the most attributes."""
     level: Annotated[int, Ge(1), Le(20)] = 8
-    """Kinds of clues, from 1 (positions alone) over 12 (all) to 20 (only those that say least)."""
+    """The kinds of clues, from 1 (only positions) over 12 (all) to 20 (only the least informative)."""
     grader: ZebraGrader = GRADER
 
     kind: ClassVar[str] = "zebra puzzles"
@@ -287,7 +286,7 @@ class ZebraPuzzles(Puzzles):
                 f" more than {MOST_ARRANGEMENTS:,}: choose fewer objects or attributes"
             )
         if POSITION not in self.grader.given:
-            raise ValueError(f"the grader's given columns lack {POSITION!r}, which these puzzles tell")
+            raise ValueError(f"the grader's given columns lack {POSITION!r}, which these puzzles give")
 
     @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle | None:
@@ -359,7 +358,7 @@ class ZebraPuzzles(Puzzles):
             broken = next((clue for clue in clues if not shape.true_of(clue) >> tried & 1), None)
             symbols = self.wording == "symbols"
             table = "/".join(map("".join, rows)) if symbols else "; ".join(map(", ".join, rows))
-            if broken is None or self.slips(generator):
+            if broken is None or self.draws_error(generator):
                 yield table if symbols else _as_json(problem.data["header"], rows)
                 return
             clue = self._clue(broken, problem.data["header"], values)

@@ -1,60 +1,76 @@
-"""The sandbox: a program that nobody trusts runs there under limits, and is gone afterwards."""
+"""The sandbox: it runs programs that a model wrote, under limits, and removes all traces of them."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
 
-if TYPE_CHECKING:
-    from treetune.domains.sandbox.program import ResourceUsage
-
 KilledBy = Literal["time", "memory", "output", "processes"]
+"""The limit that a killed program had exceeded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramLimits:
-    """The resources that a program may use. A program that takes more is killed, with all that it started."""
+    """The resources that a program may use. A program that uses more is killed, with all that it started."""
 
     seconds: Annotated[float, Gt(0)] = 10.0
     """Wall time from its start."""
     cpu_seconds: Annotated[float, Gt(0)] | None = None
-    """Processor time of all its processes together; None: as much as `seconds` allow."""
+    """Processor time of all its processes together; None: bounded by `seconds` alone."""
     memory_mib: Annotated[int, Ge(32)] = 512
-    """Memory of all its processes together, beside the work folder."""
+    """Memory of all its processes together, without the files in the work folder."""
     processes: Annotated[int, Ge(4)] = 32
-    """Processes and threads at a time, its own included."""
+    """Processes and threads at a time, the program itself included."""
     files: Annotated[int, Ge(16)] = 128
     """Files that each process may have open."""
     disk_mib: Annotated[int, Ge(1)] = 64
-    """Room in the work folder, and the largest file."""
+    """Size of the work folder, and of the largest file."""
     output_kib: Annotated[int, Ge(1)] = 4096
-    """What it may print, standard output and error each."""
+    """Largest size of its standard output, and of its standard error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOutcome:
-    """The end of a program. `exit` is its exit status, negative for the signal that ended it; None where the
-    sandbox killed it, and `killed_by` then says at which limit. `seconds` is the wall time of all of it."""
+    """The end of a program.
+
+    Example: a program that printed 42, and one that ran for too long::
+
+        ProgramOutcome(stdout="42\\n", stderr="", exit=0, killed_by=None, seconds=0.03)
+        ProgramOutcome(stdout="", stderr="", exit=None, killed_by="time", seconds=10.01)
+    """
 
     stdout: str
     stderr: str
     exit: int | None
+    """The exit status; negative for the signal that ended the program, and None if the sandbox killed it."""
     killed_by: KilledBy | None
     seconds: float
+    """Wall time from the program's start to its end."""
 
     @property
     def ok(self) -> bool:
         return self.exit == 0
 
 
+@dataclass(frozen=True)
+class ResourceUsage:
+    """The resources that a program and all that it started use at a moment."""
+
+    memory: int
+    """Bytes."""
+    tasks: int
+    """Processes and threads."""
+    cpu_seconds: float
+
+
 class RunningProgram(Protocol):
-    """A program at work that is talked to through its standard input and output."""
+    """A running program, to which its starter writes and from which it reads by standard input and output."""
 
     process: subprocess.Popen[bytes]
 
@@ -62,31 +78,33 @@ class RunningProgram(Protocol):
         """Measures what the program and all that it started use."""
 
     def kill(self) -> None:
-        """Ends it, and all that it started. Safe to call twice."""
+        """Ends the program and all that it started. Safe to call twice."""
 
 
 class Sandbox(Registrable):
     """Runs Python programs. Sub-classes are frozen dataclasses, picklable, and safe to use from threads.
 
-    Arguments and results of `run` are the same for all of them; the docstring of each says from what it
-    keeps a program.
+    Arguments and results of `run` are the same for all sandboxes. The docstring of each says which harm it
+    prevents.
     """
 
     isolation: ClassVar[Literal["process", "service"]] = "process"
-    """The place where graders that use it are called: in worker processes, a program each at a time, or in
-    threads that wait for a server."""
+    """Where graders that use this sandbox are called: in worker processes, each with one program at a time,
+    or in threads that wait for a server."""
 
     has_own_processes: ClassVar[bool] = False
     """Whether its programs see no processes and no files but their own."""
 
     @property
     def concurrency(self) -> int:
-        """Programs that such threads may have at work at a time."""
+        """The most programs that the threads of a ``service`` sandbox may run at a time."""
         return 1
 
     def missing(self) -> Sequence[str]:
-        """Names what keeps it from working here, each with the remedy; found by a trial run, not by a
-        guess."""
+        """Returns what keeps the sandbox from working on this machine, each with its remedy.
+
+        It finds out by a trial run.
+        """
         raise NotImplementedError
 
     def run(
@@ -97,23 +115,33 @@ class Sandbox(Registrable):
         files: Mapping[str, str] | None = None,
         limits: ProgramLimits | None = None,
     ) -> ProgramOutcome:
-        """Runs a Python program, with `files` (by name) beside it in its work folder.
+        """Runs a Python program and returns its end, whatever the program did.
 
-        Raises SandboxUnavailable where the program could not be started at all. Whatever the program itself
-        does is in the outcome.
+        Args:
+            code: The program.
+            stdin: Its standard input.
+            files: Texts by file name, which are written to its work folder.
+            limits: The resources that it may use; None: the default limits.
+
+        Raises:
+            SandboxUnavailable: The program could not be started.
         """
         raise NotImplementedError
 
     @property
     def can_begin(self) -> bool:
-        """Returns whether it has `begin`."""
+        """Whether the sandbox implements `begin`."""
         return type(self).begin is not Sandbox.begin
 
     def begin(self, code: str, limits: ProgramLimits) -> RunningProgram:
-        """Begins a Python program that goes on until it is killed, or this process ends. It can import what
-        is installed beside this package.
+        """Starts a Python program that runs until it is killed, or until this process ends.
 
-        Raises SandboxUnavailable where the program could not be started, and ValueError where the sandbox
-        runs whole programs alone.
+        The program can import the packages that are installed next to this one.
+
+        Raises:
+            SandboxUnavailable: The program could not be started.
+            ValueError: The sandbox implements only `run`.
         """
-        raise ValueError(f"{type(self).__name__} runs whole programs alone: use the sandbox 'bubblewrap'")
+        raise ValueError(
+            f"{type(self).__name__} can only run programs to their end: use the sandbox 'bubblewrap'"
+        )

@@ -1,4 +1,4 @@
-"""The sandbox that a run uses: bubblewrap, without a network, without the machine's files."""
+"""The default sandbox: bubblewrap, which hides the network, the machine's files and other processes."""
 
 from __future__ import annotations
 
@@ -24,51 +24,54 @@ from typing import ClassVar, NamedTuple
 
 from typing_extensions import override
 
-from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome, Sandbox
+from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome, ResourceUsage, Sandbox
 from treetune.domains.sandbox.program import (
     BOOT,
     PYTHON_FLAGS,
     START_SECONDS,
-    ResourceUsage,
     descendants,
-    follow,
-    read_only,
+    follow_program,
+    read_only_descriptor,
     resource_limits,
-    start,
+    start_program,
     usage_of,
-    wait_for,
+    wait_until_readable,
 )
 from treetune.exceptions import SandboxUnavailable
 
 WORK = "/work"
-"""The work folder: the current one, HOME and TMPDIR. Nothing else can be written to, but /dev/shm."""
+"""The work folder: the current folder, HOME and TMPDIR. Only this and /dev/shm are writable."""
 
 _PACKAGES = "/packages"
 _SHARED_MEMORY_MIB = 16
 
 _END_SECONDS = 30.0
-"""How long the kernel may take to end a namespace that was killed."""
+"""The longest time that the kernel may take to end a namespace that was killed."""
 
 _FILE_BYTES = 4096
-"""More than the kernel's memory for a file, so that a hundred thousand are too many."""
+"""Memory that counts for each file of a program: more than the kernel takes for an empty one."""
 
 _FIRST_UID = 1 << 30
-_COUNT = itertools.count()  # of programs that this process started
+_UIDS_OF_A_PROCESS = 256
+_PROGRAM_COUNT = itertools.count()
+"""Counts the programs that this process has started."""
 
 
 @Sandbox.register("bubblewrap")
 @dataclass(frozen=True, kw_only=True)
 class Bubblewrap(Sandbox):
-    """Runs programs under bubblewrap (`bwrap`, Linux): no network, a read-only root that holds the Python
-    that runs this and the system's libraries and nothing else, an empty environment, no /proc, its own
-    processes, host name and shared memory, and a filter of system calls.
+    """Runs programs under bubblewrap (`bwrap`, Linux).
 
-    The limits hold for all of a program's processes together. When `run` returns, every one of them is dead.
-    Where this process is root, programs run as a user that nobody is; else in a user namespace.
+    A program has no network, no /proc, and a read-only root that holds only this process's Python and the
+    system's libraries. It has an environment, processes, a host name and shared memory of its own. A filter
+    refuses dangerous system calls.
+
+    The limits apply to all of a program's processes together. When `run` returns, all of them are dead. If
+    this process is root, programs run as an unused user number, otherwise in a user namespace.
     """
 
     packages: bool = False
-    """Lets programs import what is installed beside this package (numpy, pytest, …)."""
+    """Lets programs import the packages that are installed next to this one (numpy, pytest, …)."""
     has_own_processes: ClassVar[bool] = True
 
     @override
@@ -86,97 +89,107 @@ class Bubblewrap(Sandbox):
     ) -> ProgramOutcome:
         limits = limits or ProgramLimits()
 
-        def once() -> ProgramOutcome:
-            given = read_only(stdin.encode(errors="surrogatepass"))
+        def run_once() -> ProgramOutcome:
+            stdin_fd = read_only_descriptor(stdin.encode(errors="surrogatepass"))
             try:
-                started = Started(self, code, files or {}, limits, stdin=given)
+                program = ConfinedProgram(self, code, files or {}, limits, stdin=stdin_fd)
             finally:
-                os.close(given)
+                os.close(stdin_fd)
             begin = time.monotonic()
-            return follow(started.process, limits, begin, started.usage, started.kill)
+            return follow_program(program.process, limits, begin, program.usage, program.kill)
 
-        # Killed once, before or after its start, may be the machine's doing, such as a lack of memory.
+        # A first SIGKILL or failed start may come from the machine, e.g. from a lack of memory. So try twice.
         with contextlib.suppress(SandboxUnavailable):
-            outcome = once()
+            outcome = run_once()
             if outcome.exit != -signal.SIGKILL:
                 return outcome
-        return once()
+        return run_once()
 
     @override
-    def begin(self, code: str, limits: ProgramLimits) -> Started:
-        return Started(replace(self, packages=True), code, {}, limits, stdin=subprocess.PIPE)
+    def begin(self, code: str, limits: ProgramLimits) -> ConfinedProgram:
+        return ConfinedProgram(replace(self, packages=True), code, {}, limits, stdin=subprocess.PIPE)
 
 
-class Started:
-    """A program that is about to begin in a sandbox of its own. It ends when `kill` is called, and when the
-    thread ends that made this, however that happens."""
+class ConfinedProgram:
+    """A program that is about to begin in a sandbox of its own.
+
+    It ends when `kill` is called, and when the thread that made this object ends for any reason.
+    """
 
     def __init__(
         self, sandbox: Bubblewrap, code: str, files: Mapping[str, str], limits: ProgramLimits, *, stdin: int
     ) -> None:
-        """`stdin` is a descriptor, or `subprocess.PIPE`. Raises SandboxUnavailable."""
-        refused = read_only(refusals())
-        # Bubblewrap says which its first process is, and holds that one back until it is held on to here: a
-        # number alone would be another process's as soon as a program has ended.
-        (info, info_write), (hold, go) = os.pipe(), os.pipe()
-        self._init = -1
+        """Starts the program. `stdin` is a descriptor, or `subprocess.PIPE`.
 
-        def meet() -> None:
+        Raises SandboxUnavailable.
+        """
+        # Bubblewrap writes the number of its first process to one pipe, and holds that process back until the
+        # other pipe is closed. Meanwhile a descriptor of the process is opened here: after the program's end
+        # the number alone could be another process's.
+        filter_fd = read_only_descriptor(system_call_filter())
+        info_read, info_write = os.pipe()
+        hold_read, hold_write = os.pipe()
+        self._init_fd = -1
+        """A descriptor of the namespace's first process; -1 if there is none (any more)."""
+
+        def open_first_process() -> None:
             os.close(info_write)
-            self._first = _process_in(info)
-            if self._first:
-                with contextlib.suppress(ProcessLookupError):  # what it found wrong is told below
-                    self._init = os.pidfd_open(self._first)
-            os.close(go)
+            self._init_pid = _read_process_number(info_read)
+            if self._init_pid:
+                # If it has ended already, `start_program` raises with its error message.
+                with contextlib.suppress(ProcessLookupError):
+                    self._init_fd = os.pidfd_open(self._init_pid)
+            os.close(hold_write)
 
-        open_ones = [refused, info, hold]
+        to_close = [filter_fd, info_read, hold_read]
         try:
-            command = _command(sandbox.packages, limits.disk_mib, refused, info_write, hold)
-            passed = (refused, info_write, hold)
-            self.process = start(
+            command = _command(sandbox.packages, limits.disk_mib, filter_fd, info_write, hold_read)
+            self.process = start_program(
                 command,
                 code,
                 files,
                 _resource_limits(limits),
                 work=WORK,
                 path=[WORK, _PACKAGES] if sandbox.packages else [WORK],
-                uid=_uid(),
+                uid=_choose_uid(),
                 stdin=stdin,
-                descriptors=passed,
-                meet=meet,
+                descriptors=(filter_fd, info_write, hold_read),
+                on_start=open_first_process,
             )
         except FileNotFoundError as error:
-            open_ones += [info_write, go]
+            to_close += [info_write, hold_write]
             raise SandboxUnavailable(_NOT_INSTALLED) from error
         except BaseException:
-            if self._init >= 0:
-                os.close(self._init)
+            if self._init_fd >= 0:
+                os.close(self._init_fd)
             raise
         finally:
-            for descriptor in open_ones:
+            for descriptor in to_close:
                 os.close(descriptor)
 
     def usage(self) -> ResourceUsage:
-        """Measures what it uses. Files count as memory as well: empty ones fill no disk."""
-        used = usage_of(descendants(self.process.pid))
+        """Measures what the program uses. Files count as memory: an empty file takes some of the kernel's,
+        and none of the disk."""
+        usage = usage_of(descendants(self.process.pid))
         try:
-            disks = [os.statvfs(f"/proc/{self._first}/root{folder}") for folder in (WORK, "/dev/shm")]
+            disks = [os.statvfs(f"/proc/{self._init_pid}/root{folder}") for folder in (WORK, "/dev/shm")]
         except OSError:  # it has ended
-            return used
+            return usage
         files = sum(disk.f_files - disk.f_ffree for disk in disks)
-        return replace(used, memory=used.memory + files * _FILE_BYTES)
+        return replace(usage, memory=usage.memory + files * _FILE_BYTES)
 
     def kill(self) -> None:
-        """Ends it all, and returns when nothing of it is left. Safe to call twice."""
-        if self._init < 0:
+        """Ends all processes of the program, and returns when they have ended. Safe to call twice."""
+        if self._init_fd < 0:
             return
-        with contextlib.suppress(ProcessLookupError):  # when it has ended by itself
-            signal.pidfd_send_signal(self._init, signal.SIGKILL)
-        # The first process of a namespace ends after all others in it. Bubblewrap, outside, waits for it and
-        # ends too: killed as well, it would leave a zombie to whoever is the first process of the machine.
-        ended = wait_for(self._init, _END_SECONDS)
-        os.close(self._init)
-        self._init = -1
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
+        # The first process of a namespace ends after all others in it. Bubblewrap, outside of the namespace,
+        # waits for it and then ends too. If it were killed, the first process would become a zombie of the
+        # machine's first process.
+        ended = wait_until_readable(self._init_fd, _END_SECONDS)
+        os.close(self._init_fd)
+        self._init_fd = -1
         try:
             self.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -185,114 +198,135 @@ class Started:
             raise RuntimeError(f"programs in a sandbox did not end in {_END_SECONDS:g} s after being killed")
 
 
-def _process_in(info: int) -> int:
-    """Reads which process bubblewrap names there; 0 where it ends before it names one."""
+def _read_process_number(info_fd: int) -> int:
+    """Reads the number of the first process, ``{"child-pid": 4711}``, which bubblewrap writes; 0 if
+    bubblewrap ends before."""
     text = b""
     while b"}" not in text:
-        data = os.read(info, 4096) if wait_for(info, START_SECONDS) else b""
+        data = os.read(info_fd, 4096) if wait_until_readable(info_fd, START_SECONDS) else b""
         if not data:
             return 0
         text += data
     return int(json.loads(text)["child-pid"])
 
 
-def _command(packages: bool, disk_mib: int, refused: int, info: int, hold: int) -> list[str]:
-    """Returns the command that starts boot.py in a sandbox, up to its arguments."""
+def _command(packages: bool, disk_mib: int, filter_fd: int, info_fd: int, hold_fd: int) -> list[str]:
+    """Returns the command that starts boot.py in a sandbox, without boot.py's arguments.
+
+    The descriptors are for the filter of system calls, for the first process's number, and for the wait until
+    the other end of its pipe is closed.
+    """
     return [
         *(shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "sandbox"),
-        # Root gives up what it is in boot.py. In a user namespace there is nothing to give up.
+        # boot.py becomes another user if this process is root, and needs two capabilities for that.
         *(
             ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
             if os.geteuid() == 0
             else ("--unshare-user",)
         ),
-        *_root(),
+        *_root_folder(),
         *(("--ro-bind", sysconfig.get_path("purelib"), _PACKAGES) if packages else ()),
         *("--ro-bind", str(BOOT), "/boot.py"),
         *("--perms", "1777", "--size", str(disk_mib << 20), "--tmpfs", WORK, "--symlink", WORK, "/tmp"),
-        # Without /proc this can't be what it is elsewhere; what runs programs on many inputs puts them there.
+        # /dev/stdin usually leads to /proc, which is missing here. `inside/cases.py` writes inputs to .stdin.
         *("--symlink", f"{WORK}/.stdin", "/dev/stdin"),
         *("--perms", "1777", "--size", str(_SHARED_MEMORY_MIB << 20), "--tmpfs", "/dev/shm"),
         *("--remount-ro", "/", "--chdir", "/"),
-        *("--seccomp", str(refused), "--info-fd", str(info), "--block-fd", str(hold)),
+        *("--seccomp", str(filter_fd), "--info-fd", str(info_fd), "--block-fd", str(hold_fd)),
         *("--", os.path.realpath(sys.executable), *PYTHON_FLAGS, "/boot.py"),
     ]
 
 
 @cache
-def _root() -> tuple[str, ...]:
-    """Binds Python and the libraries that it is linked to, where they are outside too."""
+def _root_folder() -> tuple[str, ...]:
+    """Returns the options that make the root folder: Python and its libraries, at their usual paths."""
     prefix = Path(sys.base_prefix)
-    libraries = [Path("/usr/lib"), Path("/usr/lib64"), Path("/lib"), Path("/lib64")]
-    own = [prefix / "lib", prefix / "lib64"]
+    system_libraries = [Path("/usr/lib"), Path("/usr/lib64"), Path("/lib"), Path("/lib64")]
+    python_libraries = [prefix / "lib", prefix / "lib64"]
     multiarch = sysconfig.get_config_var("MULTIARCH")
     if multiarch and Path("/usr/lib", multiarch).is_dir():
-        # Debian and its kin: what else lies in /usr/lib is programs'.
-        libraries[0] = Path("/usr/lib", multiarch)
-        own = [Path(sysconfig.get_path("stdlib"))] if prefix == Path("/usr") else own
+        # On Debian and its relatives, the other folders of /usr/lib belong to programs.
+        system_libraries[0] = Path("/usr/lib", multiarch)
+        if prefix == Path("/usr"):
+            python_libraries = [Path(sysconfig.get_path("stdlib"))]
     files = [Path(os.path.realpath(sys.executable)), Path("/etc/ld.so.cache"), Path("/usr/share/zoneinfo")]
-    bound = [path for path in (*libraries, *own, *files) if path.exists()]
-    # Bubblewrap makes what lies above as closed as it is outside: a Python in root's home couldn't be read by
-    # the nobody that programs run as. Nothing else of that home is there.
-    above = {parent for path in bound for parent in path.parents} | {Path("/dev")}
-    binds: list[str] = []
-    for folder in sorted(above - {Path("/")}):
-        binds += ["--perms", "0755", "--dir", str(folder)]
+    bound = [path for path in (*system_libraries, *python_libraries, *files) if path.exists()]
+    options: list[str] = []
+    # By default bubblewrap gives a parent folder its permissions outside. Then the program's user couldn't
+    # read a Python in root's home. The parents are empty but for what is bound.
+    parents = {parent for path in bound for parent in path.parents} | {Path("/dev")}
+    for folder in sorted(parents - {Path("/")}):
+        options += ["--perms", "0755", "--dir", str(folder)]
     for path in dict.fromkeys(bound):
-        link = path.is_symlink() and path in libraries
-        binds += ["--symlink", os.readlink(path), str(path)] if link else ["--ro-bind", str(path), str(path)]
-    # What is installed for everybody is nothing that Python needs.
+        if path.is_symlink() and path in system_libraries:
+            options += ["--symlink", os.readlink(path), str(path)]
+        else:
+            options += ["--ro-bind", str(path), str(path)]
+    # Packages that are installed for all users are hidden below empty folders.
     for name in ("site-packages", "dist-packages"):
-        if (installed := Path(sysconfig.get_path("stdlib"), name)).is_dir():
-            binds += ["--size", "4096", "--tmpfs", str(installed), "--remount-ro", str(installed)]
+        installed = Path(sysconfig.get_path("stdlib"), name)
+        if installed.is_dir():
+            options += ["--size", "4096", "--tmpfs", str(installed), "--remount-ro", str(installed)]
     for device in ("null", "random", "urandom"):
-        binds += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    return tuple(binds)
+        options += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    return tuple(options)
 
 
-def _uid() -> int | None:
-    """Returns the user that a program runs as where this is root: a number that no user has and no other
-    program at this time, since the kernel counts processes by it."""
+def _choose_uid() -> int | None:
+    """Returns the user number for the next program; None unless this process is root.
+
+    The kernel counts processes by user number, so that each program at a time needs another unused one.
+    """
     if os.geteuid() != 0:
         return None
-    count = next(_COUNT)
-    own, mapped = uids_of_programs(), _mapped_uids()
-    # In a container that maps few: the highest ones, which nobody has either.
-    return own[count % len(own)] if own else mapped[-1 - count % min(1000, len(mapped) - 1)]
+    count = next(_PROGRAM_COUNT)
+    uids = uids_of_programs()
+    if uids:
+        return uids[count % len(uids)]
+    # A container that maps few user numbers: take its highest ones, which are unused too.
+    mapped = _mapped_uids()
+    return mapped[-1 - count % min(1000, len(mapped) - 1)]
 
 
 def uids_of_programs() -> range:
-    """Returns the users that this process's programs run as where it is root; none otherwise."""
-    first = _FIRST_UID + (os.getpid() << 8)
-    return range(first, first + 256) if os.geteuid() == 0 and first in _mapped_uids() else range(0)
+    """Returns the user numbers of this process's programs. The range is empty unless this process is root and
+    the numbers are mapped."""
+    first = _FIRST_UID + os.getpid() * _UIDS_OF_A_PROCESS
+    if os.geteuid() != 0 or first not in _mapped_uids():
+        return range(0)
+    return range(first, first + _UIDS_OF_A_PROCESS)
 
 
 @cache
 def _mapped_uids() -> range:
-    """Returns the largest range of user numbers of the user namespace that this runs in."""
-    lines = Path("/proc/self/uid_map").read_text().splitlines()
-    first, _, count = max((tuple(map(int, line.split())) for line in lines), key=lambda entry: entry[2])
-    return range(first, first + count)
+    """Returns the largest range of user numbers in the user namespace of this process."""
+    largest = range(0)
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        first, _, count = map(int, line.split())
+        if count > len(largest):
+            largest = range(first, first + count)
+    return largest
 
 
 def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
-    each = resource_limits(limits)
+    """Returns the limits of each process, with that on the number of processes where it can be set."""
+    by_name = resource_limits(limits)
     kernel = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
     if os.geteuid() == 0:
-        each["RLIMIT_NPROC"] = limits.processes
+        by_name["RLIMIT_NPROC"] = limits.processes
     elif kernel >= (5, 14):
-        # Counted in the user namespace, to which the first process belongs as well. Older kernels count all
-        # that the user runs anywhere, so that a limit would keep programs from starting: there, what is
-        # looked at from outside has to do.
-        each["RLIMIT_NPROC"] = limits.processes + 1
-    return each
+        # These kernels count by user namespace, and its first process counts too. Older kernels count all
+        # that the user runs on the machine, so that a limit would keep programs from starting: there
+        # `follow_program` alone enforces the limit.
+        by_name["RLIMIT_NPROC"] = limits.processes + 1
+    return by_name
 
 
-_NOT_INSTALLED = "bubblewrap (bwrap) is not installed: `apt install bubblewrap`, or the like of your system"
+_NOT_INSTALLED = "bubblewrap (bwrap) is not installed: `apt install bubblewrap`, or your system's equivalent"
 _NO_NAMESPACES = (
-    "bubblewrap may not make namespaces here. On a machine of your own: "
+    "bubblewrap is not allowed to create namespaces here. On a machine of your own: "
     "`sysctl kernel.unprivileged_userns_clone=1`, `sysctl user.max_user_namespaces=10000`, "
     "on Ubuntu 24.04 and later "
     "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`. In Docker: `--cap-add SYS_ADMIN --security-opt "
@@ -302,6 +336,7 @@ _NO_NAMESPACES = (
 
 @cache
 def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
+    """See `Sandbox.missing`. The trial program runs once in this process."""
     if sys.platform != "linux":
         return ("the sandbox needs Linux",)
     if shutil.which("bwrap") is None:
@@ -315,17 +350,17 @@ def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
         return (f"a trial program did not run in the sandbox: {outcome.stderr.strip()[-500:]}",)
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return (
-            "this kernel has no /proc/PID/task/PID/children (CONFIG_PROC_CHILDREN), by which memory is "
-            "counted",
+            "this kernel has no /proc/PID/task/PID/children (CONFIG_PROC_CHILDREN), which is needed to"
+            " measure memory",
         )
     return ()
 
 
 def choose_sandbox() -> Sandbox:
-    """Returns the sandbox of this machine, seen to work by a trial run. Never none: `unsafe_local` has to be
-    named.
+    """Returns a sandbox that works on this machine, as a trial run has shown.
 
-    Raises SandboxUnavailable with the remedy where there is no sandbox.
+    It never returns `unsafe_local`, which a user has to choose by name. Raises SandboxUnavailable, with the
+    remedy, if there is no sandbox.
     """
     sandbox = Bubblewrap()
     for reason in sandbox.missing():
@@ -333,10 +368,9 @@ def choose_sandbox() -> Sandbox:
     return sandbox
 
 
-# The system calls that a program is refused, as a filter for the kernel (seccomp). Namespaces hide the
-# machine; the filter closes what they leave open: kernel interfaces with a history of escapes, networks that
-# no namespace holds (vsock), memory that belongs to no process (System V and anonymous shared memory, memfd),
-# and looking into other processes.
+# The filter of system calls, for the kernel (seccomp). Namespaces hide the machine. The filter refuses what
+# they don't cover: kernel interfaces with a history of escapes, networks without a namespace (vsock), memory
+# that belongs to no process (System V and anonymous shared memory, memfd), and access to other processes.
 
 _X86_64, _AARCH64 = "x86_64", "aarch64"
 _AUDIT_ARCH = {_X86_64: 0xC000003E, _AARCH64: 0xC00000B7}
@@ -380,30 +414,44 @@ _SHARED_ANONYMOUS = 0x21
 _AF_UNIX = 1
 _TYPE_INTO_TERMINAL = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX."""
-_X32 = 0x40000000
+_FIRST_X32_CALL = 0x40000000
+"""Linux on x86-64 has the calls of its x32 interface from this number on."""
 
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 # Operations of the classic Berkeley packet filter.
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
-_NUMBER, _ARCHITECTURE = 0, 4
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+"""Offsets in the description of a call that the filter reads (`struct seccomp_data`)."""
+_ARGUMENT_BYTES = 8
 
 
 class _Instruction(NamedTuple):
+    """An instruction of the filter.
+
+    Example: skip the next instruction unless the loaded value is 101: ``_Instruction(_IF_EQUAL, 0, 1, 101)``.
+    """
+
     code: int
     true: int
+    """Instructions to skip if a condition holds."""
     false: int
+    """Instructions to skip if it doesn't."""
     value: int
 
 
 @cache
-def refusals() -> bytes:
-    """Returns the filter for this machine. Raises ValueError for a processor whose system calls aren't
-    listed."""
+def system_call_filter() -> bytes:
+    """Returns the filter for this machine's processor.
+
+    Raises ValueError for a processor whose system calls aren't listed.
+    """
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
-        raise ValueError(f"the sandbox knows the system calls of x86_64 and aarch64, not those of {machine}")
+        raise ValueError(
+            f"the sandbox filters the system calls of x86_64 and aarch64, not those of {machine}"
+        )
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine))
 
 
@@ -411,42 +459,50 @@ def _instructions(machine: str) -> list[_Instruction]:
     column = 0 if machine == _X86_64 else 1
     program = [
         _Instruction(_LOAD, 0, 0, _ARCHITECTURE),
-        # Calls of another architecture have other numbers: nothing here would hold for them.
+        # Another architecture's calls have other numbers, which this filter would misread.
         *_unless(_IF_EQUAL, _AUDIT_ARCH[machine], _KILL),
         _Instruction(_LOAD, 0, 0, _NUMBER),
     ]
     if machine == _X86_64:
-        program += _if(_IF_AT_LEAST, _X32, _KILL)
+        program += _if(_IF_AT_LEAST, _FIRST_X32_CALL, _KILL)
     for numbers in _REFUSED.values():
         number = numbers[column]
         if number is not None:
             program += _if(_IF_EQUAL, number, _ERRNO | errno.EPERM)
-    # Its flags lie in memory, where no filter can look; without it libraries use `clone`.
+    # The flags of clone3 are in memory, which a filter can't read. Without clone3 libraries use `clone`.
     program += _if(_IF_EQUAL, _CLONE3[column], _ERRNO | errno.ENOSYS)
-    program += _where(_CLONE[column], 0, _if(_IF_ANY_BIT, _NEW_NAMESPACES, _ERRNO | errno.EPERM))
-    program += _where(_SOCKET[column], 0, _unless(_IF_EQUAL, _AF_UNIX, _ERRNO | errno.EACCES))
-    shared = [
+    refuse_namespaces = _if(_IF_ANY_BIT, _NEW_NAMESPACES, _ERRNO | errno.EPERM)
+    program += _check_argument(_CLONE[column], 0, refuse_namespaces)
+    refuse_other_sockets = _unless(_IF_EQUAL, _AF_UNIX, _ERRNO | errno.EACCES)
+    program += _check_argument(_SOCKET[column], 0, refuse_other_sockets)
+    refuse_shared_memory = [
         _Instruction(_AND, 0, 0, _SHARED_ANONYMOUS),
         *_if(_IF_EQUAL, _SHARED_ANONYMOUS, _ERRNO | errno.EPERM),
     ]
-    program += _where(_MMAP[column], 3, shared)
-    typing = [one for request in _TYPE_INTO_TERMINAL for one in _if(_IF_EQUAL, request, _ERRNO | errno.EPERM)]
-    program += _where(_IOCTL[column], 1, typing)
-    # Limits of the caller alone.
-    program += _where(_PRLIMIT[column], 0, _unless(_IF_EQUAL, 0, _ERRNO | errno.EPERM))
+    program += _check_argument(_MMAP[column], 3, refuse_shared_memory)
+    refuse_typing: list[_Instruction] = []
+    for request in _TYPE_INTO_TERMINAL:
+        refuse_typing += _if(_IF_EQUAL, request, _ERRNO | errno.EPERM)
+    program += _check_argument(_IOCTL[column], 1, refuse_typing)
+    # A process may change its own limits (process number 0), and no other's.
+    program += _check_argument(_PRLIMIT[column], 0, _unless(_IF_EQUAL, 0, _ERRNO | errno.EPERM))
     return [*program, _Instruction(_RETURN, 0, 0, _ALLOW)]
 
 
-def _if(test: int, value: int, then: int) -> list[_Instruction]:
-    return [_Instruction(test, 0, 1, value), _Instruction(_RETURN, 0, 0, then)]
+def _if(test: int, value: int, result: int) -> list[_Instruction]:
+    """Ends with a result if the loaded value passes the test."""
+    return [_Instruction(test, 0, 1, value), _Instruction(_RETURN, 0, 0, result)]
 
 
-def _unless(test: int, value: int, then: int) -> list[_Instruction]:
-    return [_Instruction(test, 1, 0, value), _Instruction(_RETURN, 0, 0, then)]
+def _unless(test: int, value: int, result: int) -> list[_Instruction]:
+    """Ends with a result if the loaded value does not pass the test."""
+    return [_Instruction(test, 1, 0, value), _Instruction(_RETURN, 0, 0, result)]
 
 
-def _where(number: int, argument: int, rules: list[_Instruction]) -> list[_Instruction]:
-    """Applies rules to the lower half of an argument (from 0) of one system call; what passes them is
-    allowed."""
-    body = [_Instruction(_LOAD, 0, 0, 16 + 8 * argument), *rules, _Instruction(_RETURN, 0, 0, _ALLOW)]
+def _check_argument(number: int, argument: int, rules: list[_Instruction]) -> list[_Instruction]:
+    """Applies rules to the lower half of an argument (counted from 0) of one system call, and allows the call
+    if no rule refuses it."""
+    load_argument = _Instruction(_LOAD, 0, 0, _FIRST_ARGUMENT + _ARGUMENT_BYTES * argument)
+    allow = _Instruction(_RETURN, 0, 0, _ALLOW)
+    body = [load_argument, *rules, allow]
     return [_Instruction(_IF_EQUAL, 0, len(body), number), *body]

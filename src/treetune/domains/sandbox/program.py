@@ -1,5 +1,17 @@
-"""Programs under limits: started, followed from the start to the end, and ended; and those without a
-sandbox."""
+"""Starts programs, follows them until they end or exceed a limit, and kills them.
+
+`start_program` and `follow_program` serve every sandbox::
+
+    this process                              the program's process
+    ────────────                              ─────────────────────
+    start_program ── setup (a descriptor) ──► inside/boot.py: limits, user, files
+                  ◄── one byte ─────────────  about to begin
+    follow_program ◄── stdout, stderr ──────  runs
+       every LOOK_SECONDS: usage, limits
+       on a limit: kill ───────────────────►  dies
+
+`UnsafeLocal` runs programs without a sandbox.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +32,20 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from treetune.domains.sandbox.base import KilledBy, ProgramLimits, ProgramOutcome, Sandbox
+from treetune.domains.sandbox.base import KilledBy, ProgramLimits, ProgramOutcome, ResourceUsage, Sandbox
 from treetune.exceptions import SandboxUnavailable
 
 BOOT = Path(__file__).parent / "inside" / "boot.py"
 
 PYTHON_FLAGS = ("-s", "-P", "-S", "-X", "utf8")
-"""Nothing is imported from the user's or the working directory; `site`, half of a start, is left out."""
+"""Python imports nothing from the user's or the working directory. It leaves out `site`, which takes half of
+the start's time."""
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
-    # The same answer has the same verdict: sets of strings are printed in the same order every time.
+    # Sets of strings are printed in the same order every time, so that an answer's verdict is always the
+    # same.
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
@@ -39,15 +53,15 @@ ENVIRONMENT = {
 }
 
 START_SECONDS = 20.0
-"""How long a busy machine may take from the call until the program begins."""
+"""The longest time from the call until the program begins, on a busy machine."""
 
 LOOK_SECONDS = 0.02
-"""How often memory, processes and processor time are looked at. A core fills some 40 MiB meanwhile."""
+"""Time between two measurements of a program's resources. A core fills some 40 MiB in this time."""
 
 _READ_BYTES = 1 << 16
 
 
-def start(
+def start_program(
     command: Sequence[str],
     code: str,
     files: Mapping[str, str],
@@ -58,13 +72,24 @@ def start(
     uid: int | None,
     stdin: int,
     descriptors: Sequence[int] = (),
-    meet: Callable[[], None] = lambda: None,
+    on_start: Callable[[], None] = lambda: None,
 ) -> subprocess.Popen[bytes]:
-    """Starts a command that ends in boot.py, which becomes the user `uid`, takes the `limits` (by their names
-    in `resource`) and runs the program. Returns when the program is about to begin, whose standard input is
-    the descriptor `stdin` (or a pipe, for `subprocess.PIPE`). `meet` is called when the command has started.
+    """Starts a program, and returns when it is about to begin.
 
-    Raises SandboxUnavailable with what the command said if it ends before that, or takes too long.
+    Args:
+        command: Starts `BOOT`, which sets everything below and then runs the program.
+        code: The program.
+        files: Texts by file name, which boot.py writes to the work folder.
+        limits: Limits of each process, by their names in the module `resource`.
+        work: The work folder, as the program sees it.
+        path: Folders from which the program imports.
+        uid: The user that the program becomes; None: it stays the one that it is.
+        stdin: The descriptor of its standard input, or `subprocess.PIPE`.
+        descriptors: Further descriptors that the command inherits.
+        on_start: Called after the command has been started, before the program begins.
+
+    Raises:
+        SandboxUnavailable: The command ended before the program began, or took too long.
     """
     setup = {
         "code": code,
@@ -74,27 +99,27 @@ def start(
         "path": list(path),
         "uid": uid,
     }
-    payload = read_only(marshal.dumps(setup))
-    started, started_write = os.pipe()
+    setup_fd = read_only_descriptor(marshal.dumps(setup))
+    started_read, started_write = os.pipe()  # boot.py writes a byte when the program is about to begin
     try:
         try:
             process = subprocess.Popen(
-                [*command, str(payload), str(started_write)],
+                [*command, str(setup_fd), str(started_write)],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**ENVIRONMENT, "HOME": work, "TMPDIR": work},
-                pass_fds=(payload, started_write, *descriptors),
+                pass_fds=(setup_fd, started_write, *descriptors),
                 start_new_session=True,
             )
         finally:
-            os.close(payload)
+            os.close(setup_fd)
             os.close(started_write)
-        meet()
-        if wait_for(started, START_SECONDS) and os.read(started, 1):
+        on_start()
+        if wait_until_readable(started_read, START_SECONDS) and os.read(started_read, 1):
             return process
     finally:
-        os.close(started)
+        os.close(started_read)
     process.kill()
     message = process.communicate()[1].decode(errors="replace").strip()
     raise SandboxUnavailable(
@@ -102,16 +127,15 @@ def start(
     )
 
 
-def wait_for(descriptor: int, seconds: float) -> bool:
-    """Returns whether there is something to read, or an end, within so long. (`select.select` knows the first
-    thousand descriptors alone.)"""
-    poll = select.poll()
+def wait_until_readable(descriptor: int, seconds: float) -> bool:
+    """Returns whether a descriptor has something to read, or is at its end, within so many seconds."""
+    poll = select.poll()  # `select.select` takes no descriptors above 1,023
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1000 * seconds))
 
 
-def read_only(data: bytes) -> int:
-    """Returns a descriptor that gives these bytes, as a file does, and that nobody can write to."""
+def read_only_descriptor(data: bytes) -> int:
+    """Returns a descriptor of a file in memory that holds these bytes and can't be written to."""
     writable = os.memfd_create("sandbox", os.MFD_CLOEXEC)
     try:
         with open(writable, "wb", closefd=False) as file:
@@ -122,7 +146,7 @@ def read_only(data: bytes) -> int:
 
 
 def resource_limits(limits: ProgramLimits) -> dict[str, int]:
-    """Returns the limits that hold for each process by itself, wherever it runs."""
+    """Returns the limits that the kernel applies to each process by itself, with or without a sandbox."""
     return {
         "RLIMIT_AS": limits.memory_mib << 20,
         "RLIMIT_CPU": math.ceil(limits.cpu_seconds or limits.seconds) + 1,
@@ -135,23 +159,15 @@ def resource_limits(limits: ProgramLimits) -> dict[str, int]:
     }
 
 
-# Followed to its end
+# Following a program to its end
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_COUNTED = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
-
-
-@dataclass(frozen=True)
-class ResourceUsage:
-    """Bytes of memory, tasks (processes and threads), seconds of processor time."""
-
-    memory: int
-    tasks: int
-    cpu_seconds: float
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_MEMORY_FIELDS = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
+"""Lines of /proc/PID/status that together are a process's memory; files that it has mapped don't count."""
 
 
 def usage_of(pids: Iterable[int]) -> ResourceUsage:
-    """Adds up all these processes; one that has ended is left out.
+    """Returns what all these processes use together. A process that has ended counts nothing.
 
     Pages that processes share after a fork count once for each of them.
     """
@@ -161,130 +177,142 @@ def usage_of(pids: Iterable[int]) -> ResourceUsage:
         try:
             with open(f"/proc/{pid}/status", "rb") as file:
                 for line in file:
-                    if line.startswith(_COUNTED):
+                    if line.startswith(_MEMORY_FIELDS):
                         memory += int(line.split()[1]) * 1024
                     elif line.startswith(b"Threads:"):
                         tasks += int(line.split()[1])
-                        break  # what follows is of no interest
+                        break  # the memory fields come before this one
             with open(f"/proc/{pid}/stat", "rb") as file:
-                # The name, in parentheses, may hold anything; then come state, ..., utime, stime, and
-                # those of children that were waited for.
+                # The process's name, in parentheses, may hold anything, so fields are counted after it.
                 fields = file.read().rpartition(b")")[2].split()
-            seconds += sum(map(int, fields[11:15])) / _TICKS
+            # utime and stime, and those of children that have been waited for
+            ticks = sum(map(int, fields[11:15]))
+            seconds += ticks / _TICKS_PER_SECOND
         except (FileNotFoundError, ProcessLookupError):
             continue
     return ResourceUsage(memory, tasks, seconds)
 
 
 def descendants(root: int) -> list[int]:
-    """Returns the processes that `root` or one of its descendants started, in no order. Needs
-    /proc/…/children, which costs less than the parents of all processes of the machine."""
+    """Returns the processes that `root` or one of its descendants started, in any order.
+
+    It reads /proc/PID/task/TID/children, which is cheaper than reading the parent of every process of the
+    machine.
+    """
     seen = {root}
-    waiting = [root]
-    while waiting:
-        pid = waiting.pop()
+    to_visit = [root]
+    while to_visit:
+        pid = to_visit.pop()
         children: set[int] = set()
         try:
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                     children |= {int(child) for child in file.read().split()}
         except (FileNotFoundError, ProcessLookupError):
-            pass  # it has ended: what it had started belongs to another by now
-        waiting += children - seen
+            pass  # it has ended: its children have another parent by now
+        to_visit += children - seen
         seen |= children
     return list(seen - {root})
 
 
-def follow(
+def follow_program(
     process: subprocess.Popen[bytes],
     limits: ProgramLimits,
     start: float,
     usage: Callable[[], ResourceUsage],
     kill: Callable[[], None],
 ) -> ProgramOutcome:
-    """Takes what the process prints until it has ended, by itself or by `kill`; it is reaped, its pipes are
-    closed.
+    """Reads what a program prints until it ends or exceeds a limit, and returns its end.
 
-    `start` is when its time began (`time.monotonic`). `kill` ends it and all that it started.
+    The process is reaped and its pipes are closed, even where this raises.
+
+    Args:
+        process: The program, with pipes as standard output and error.
+        limits: The resources that it may use.
+        start: The moment at which its time began (`time.monotonic`).
+        usage: Measures what it uses.
+        kill: Ends the program and all that it started.
     """
     assert process.stdout is not None
     assert process.stderr is not None
-    printed = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    most = limits.output_kib * 1024
+    stdout_fd, stderr_fd = process.stdout.fileno(), process.stderr.fileno()
+    printed = {stdout_fd: bytearray(), stderr_fd: bytearray()}
+    most_bytes = limits.output_kib * 1024
     killed_by: KilledBy | None = None
-    ended = os.pidfd_open(process.pid)
+    end_fd = os.pidfd_open(process.pid)  # readable when the process has ended
     try:
         with selectors.DefaultSelector() as selector:
-            selector.register(ended, selectors.EVENT_READ)
+            selector.register(end_fd, selectors.EVENT_READ)
             for descriptor in printed:
                 os.set_blocking(descriptor, False)
                 selector.register(descriptor, selectors.EVENT_READ)
-            look = start + LOOK_SECONDS
+            next_look = start + LOOK_SECONDS
             while killed_by is None:
-                ready = [key.fd for key, _ in selector.select(max(0.0, look - time.monotonic()))]
-                if ended in ready:
+                ready = [key.fd for key, _ in selector.select(max(0.0, next_look - time.monotonic()))]
+                if end_fd in ready:
                     break
                 for descriptor in ready:
-                    if not _take(descriptor, printed[descriptor], most):
+                    is_open = _read_available(descriptor, printed[descriptor], most_bytes)
+                    if not is_open:
                         selector.unregister(descriptor)
-                    elif len(printed[descriptor]) > most:
+                    elif len(printed[descriptor]) > most_bytes:
                         killed_by = "output"
                 now = time.monotonic()
-                if killed_by is None and now >= look:
-                    killed_by = passed(limits, now - start, usage())
-                    look = min(now + LOOK_SECONDS, start + limits.seconds)
+                if killed_by is None and now >= next_look:
+                    killed_by = exceeded_limit(limits, now - start, usage())
+                    next_look = min(now + LOOK_SECONDS, start + limits.seconds)
     finally:
         kill()
         process.wait()
-        os.close(ended)
-        # Whoever held the other ends is dead: what is in the pipes is all that there will be.
+        os.close(end_fd)
+        # Every process that could write to the pipes is dead: they hold the end of what was printed.
         for descriptor, text in printed.items():
-            while len(text) <= most and _take(descriptor, text, most, once=True):
-                pass
+            _read_available(descriptor, text, most_bytes)
         process.stdout.close()
         process.stderr.close()
-    if killed_by is None and any(len(text) > most for text in printed.values()):
+    if killed_by is None and any(len(text) > most_bytes for text in printed.values()):
         killed_by = "output"
     if killed_by is None and process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
-        killed_by = "time"
-    stdout, stderr = (bytes(text[:most]).decode(errors="replace") for text in printed.values())
+        killed_by = "time"  # the kernel's own limit of processor time
     status = process.returncode
+    if status > 128:
+        # The first process of a namespace reports a signal as a shell does: 137 for signal 9, which is -9.
+        status = 128 - status
     return ProgramOutcome(
-        stdout=stdout,
-        stderr=stderr,
-        # The first process of a namespace says which signal ended the program as a shell does.
-        exit=None if killed_by else 128 - status if status > 128 else status,
+        stdout=bytes(printed[stdout_fd][:most_bytes]).decode(errors="replace"),
+        stderr=bytes(printed[stderr_fd][:most_bytes]).decode(errors="replace"),
+        exit=None if killed_by else status,
         killed_by=killed_by,
         seconds=time.monotonic() - start,
     )
 
 
-def passed(limits: ProgramLimits, seconds: float, usage: ResourceUsage) -> KilledBy | None:
-    """Returns the limit that is passed after so many seconds, if any."""
+def exceeded_limit(limits: ProgramLimits, seconds: float, usage: ResourceUsage) -> KilledBy | None:
+    """Returns the limit that a program exceeds which has run for so many seconds; None if it keeps all."""
     if seconds >= limits.seconds:
         return "time"
     if limits.cpu_seconds is not None and usage.cpu_seconds > limits.cpu_seconds:
         return "time"
     if usage.memory > limits.memory_mib * 2**20:
         return "memory"
-    if usage.tasks > limits.processes + 1:  # the first process of a namespace is not the program's
+    if usage.tasks > limits.processes + 1:  # the first process of a namespace doesn't belong to the program
         return "processes"
     return None
 
 
-def _take(descriptor: int, text: bytearray, most: int, once: bool = False) -> bool:
-    """Takes what is in the pipe, a little more than `most` bytes at most. Returns whether more may come; with
-    `once`, whether there was anything."""
+def _read_available(descriptor: int, text: bytearray, most_bytes: int) -> bool:
+    """Appends what a pipe holds now to `text`, until that has more than `most_bytes`.
+
+    Returns whether the pipe may hold more later; False once its other end is closed.
+    """
     try:
-        while len(text) <= most:
+        while len(text) <= most_bytes:
             data = os.read(descriptor, _READ_BYTES)
             if not data:
                 return False
             text += data
-            if once:
-                return True
     except BlockingIOError:
-        return not once
+        return True
     return True
 
 
@@ -294,12 +322,11 @@ def _take(descriptor: int, text: bytearray, most: int, once: bool = False) -> bo
 @Sandbox.register("unsafe_local")
 @dataclass(frozen=True, kw_only=True)
 class UnsafeLocal(Sandbox):
-    """Runs programs without a sandbox: they run as you, see your files and your network, and can harm
-    whatever you can.
+    """Runs programs without a sandbox, with your user's rights: they can read and delete your files and use
+    your network.
 
-    The limits hold as far as they do without a namespace: deadline, memory, output, open files, size of a
-    file. A program that wants to outlives them. For programs that you trust, on machines that you can
-    lose.
+    Only the limits of time, memory, output, open files and file size apply, and a malicious program can evade
+    them. Use it for programs that you trust, on machines that you can afford to lose.
     """
 
     @override
@@ -316,26 +343,26 @@ class UnsafeLocal(Sandbox):
         limits: ProgramLimits | None = None,
     ) -> ProgramOutcome:
         limits = limits or ProgramLimits()
-        given = read_only(stdin.encode(errors="surrogatepass"))
+        stdin_fd = read_only_descriptor(stdin.encode(errors="surrogatepass"))
         try:
-            started = _StartedAsYou(code, files or {}, limits, stdin=given)
+            program = _UnconfinedProgram(code, files or {}, limits, stdin=stdin_fd)
         finally:
-            os.close(given)
-        with started.work:
-            return follow(started.process, limits, time.monotonic(), started.usage, started.kill)
+            os.close(stdin_fd)
+        with program.work:
+            return follow_program(program.process, limits, time.monotonic(), program.usage, program.kill)
 
     @override
-    def begin(self, code: str, limits: ProgramLimits) -> _StartedAsYou:
-        return _StartedAsYou(code, {}, limits, stdin=subprocess.PIPE)
+    def begin(self, code: str, limits: ProgramLimits) -> _UnconfinedProgram:
+        return _UnconfinedProgram(code, {}, limits, stdin=subprocess.PIPE)
 
 
-class _StartedAsYou:
-    """A program that is about to begin without a sandbox, in a work folder that is removed with this."""
+class _UnconfinedProgram:
+    """A program that is about to begin without a sandbox. `kill` also removes its work folder."""
 
     def __init__(self, code: str, files: Mapping[str, str], limits: ProgramLimits, *, stdin: int) -> None:
         self.work = tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True)
         try:
-            self.process = start(
+            self.process = start_program(
                 [sys.executable, *PYTHON_FLAGS, str(BOOT)],
                 code,
                 files,
@@ -353,7 +380,7 @@ class _StartedAsYou:
         return usage_of([self.process.pid, *descendants(self.process.pid)])
 
     def kill(self) -> None:
-        if self.process.returncode is None:  # else the number may be another process's by now
+        if self.process.returncode is None:  # once it is reaped, another process may have its number
             for pid in (self.process.pid, *descendants(self.process.pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ A message is a line with the number of its bytes, and the bytes: ``b"5\\nhello"`
 By `LibraryScorer`'s lock one answer is in the sandbox at a time. `serve` waits for the child as long as an
 answer may take, then kills it and replies that the answer was late. `ask` waits `_SPARE_SECONDS` longer, and
 looks at the limits of time and memory every `LOOK_SECONDS`. If the sandbox has passed one, or its pipe ends,
-it is ended, and the answer is tried once more in a new one. The first reply, after the library's import, may
+it is ended, and the answer is scored once more in a new one. The first reply, after the library's import, may
 take `_START_SECONDS`.
 """
 
@@ -35,24 +35,24 @@ from typing import Any
 
 from treetune.domains.sandbox.base import KilledBy, ProgramLimits, RunningProgram, Sandbox
 from treetune.domains.sandbox.inside import bundle
-from treetune.domains.sandbox.program import LOOK_SECONDS, passed
+from treetune.domains.sandbox.program import LOOK_SECONDS, exceeded_limit
 from treetune.exceptions import SandboxUnavailable
 
 _HEADER_BYTES = 64
-"""More than the line before a reply has."""
+"""An upper bound for the line before a reply."""
 
 
-def framed(body: bytes) -> bytes:
-    """Returns a request as it is sent."""
+def frame_request(body: bytes) -> bytes:
+    """Returns a request as it is sent: the number of its bytes, a newline, and the bytes."""
     return b"%d\n%b" % (len(body), body)
 
 
 def ask(
     running: RunningProgram, request: bytes, limits: ProgramLimits, most: int
 ) -> tuple[bytes | None, KilledBy | None]:
-    """Sends a request and returns the reply, `most` bytes at most.
+    """Sends a request and returns the reply, of at most `most` bytes, and None.
 
-    Where there is none, returns None, and beside it the limit that was passed, if that was the reason.
+    Without a reply, returns None and the limit that the program exceeded, if that was the reason.
     """
     assert running.process.stdin is not None
     assert running.process.stdout is not None
@@ -85,14 +85,15 @@ def ask(
                 return reply, None
             now = time.monotonic()
             if now >= next_look:
-                killed_by = passed(limits, now - start, running.usage())
+                killed_by = exceeded_limit(limits, now - start, running.usage())
                 if killed_by is not None:
                     return None, killed_by
                 next_look = min(now + LOOK_SECONDS, start + limits.seconds)
 
 
 def _whole_reply(data: bytearray) -> bytes | None:
-    """Returns the body of a reply, ``hello`` of ``5\\nhello``; None while it isn't whole, or for no reply."""
+    """Returns the body of a reply, ``hello`` of ``5\\nhello``; None while it is incomplete, or if it isn't a
+    reply."""
     length, newline, body = bytes(data).partition(b"\n")
     if not newline or not length.isdigit() or len(body) < int(length[:9]):
         return None
@@ -105,17 +106,18 @@ def end(running: RunningProgram) -> None:
     running.process.wait()
     for pipe in (running.process.stdin, running.process.stdout, running.process.stderr):
         assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):  # what it was not sent, it won't get
+        with contextlib.suppress(BrokenPipeError):  # part of a request is still unsent
             pipe.close()
 
 
 # Scorers of libraries
 
 _START_SECONDS = 120.0
-"""Time for a library's import, on a machine that does much else."""
+"""Time for a library's import, on a busy machine."""
 
 _SPARE_SECONDS = 60.0
-"""Time beside an answer's own, for what a library imports for a problem. Later the server has failed."""
+"""Time in addition to an answer's own, for what a library imports for a problem. After it, the sandbox counts
+as failed."""
 
 _REPLY_BYTES = 1 << 16
 _LIFETIME_CPU_SECONDS = 1e7
@@ -123,24 +125,31 @@ _LIFETIME_CPU_SECONDS = 1e7
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryScore:
-    """The end of a scoring. `score` is None where there is none: then the answer took too long (`is_late`),
-    ended the process that scored it, or made the scorer raise, as `message` says."""
+    """The result of scoring an answer.
+
+    Example: a score, and the end of a scorer that failed::
+
+        LibraryScore(score=0.5)
+        LibraryScore(score=None, message="the scorer raised KeyError")
+    """
 
     score: float | None
+    """None if the answer took too long, ended the process that scored it, or made the scorer raise."""
     message: str | None = None
+    """The reason for None, or a warning."""
     is_late: bool = False
     has_crashed: bool = False
 
 
 class LibraryScorer:
-    """Scores answers by a library that is imported in a sandbox, once.
+    """Scores answers by a library that is imported once, in a sandbox.
 
-    What answers say is read as values and never executed (`inside/reading.py`). Each is scored in a process
-    that holds nothing of another answer: a new one, or one that is proven to have only compared those before
+    Answers are read as values and never executed (`inside/reading.py`). No process that scores an answer
+    holds anything of another answer: it is new, or proven to have only compared the answers before
     (`inside/scoring.py`).
 
-    The sandbox begins with the first answer, or with `prepare`, and ends with this process. Safe to use from
-    several threads, an answer at a time.
+    The sandbox begins with the first answer, or with `prepare`, and ends with this process. The object is
+    safe to use from several threads, and scores one answer at a time.
     """
 
     def __init__(self, sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -> None:
@@ -155,20 +164,20 @@ class LibraryScorer:
     def prepare(self) -> None:
         """Starts the sandbox and imports the library.
 
-        Raises SandboxUnavailable where there is no sandbox, or the library can't be imported there.
+        Raises SandboxUnavailable if there is no sandbox, or the library can't be imported in it.
         """
         with self._lock:
             self._start()
 
     def score(self, answer: str, problem: Mapping[str, Any]) -> LibraryScore:
-        """Scores an answer to a problem as the library's module takes it (JSON).
+        """Scores an answer to a problem, which is in the form that the module `scores` reads (JSON).
 
-        Raises SandboxUnavailable where the sandbox didn't work, which says nothing of the answer.
+        Raises SandboxUnavailable if the sandbox failed for a reason that isn't the answer's.
         """
-        request = framed(json.dumps({"problem": problem, "answer": answer}).encode())
+        request = frame_request(json.dumps({"problem": problem, "answer": answer}).encode())
         limits = replace(self._limits, seconds=self._limits.seconds + _SPARE_SECONDS)
         with self._lock:
-            # Twice, because an earlier answer, or the machine, may have ended the sandbox.
+            # Try twice, because an earlier answer, or the machine, may have ended the sandbox.
             for _ in range(2):
                 running = self._start()
                 reply, killed_by = self._ask(running, request, limits)
@@ -184,9 +193,9 @@ class LibraryScorer:
             end(running)
 
     def _start(self) -> RunningProgram:
-        """Returns the running sandbox; begins one and imports the library where there is none.
+        """Returns the running sandbox; if there is none, begins one and imports the library in it.
 
-        Raises SandboxUnavailable where the library can't be imported there.
+        Raises SandboxUnavailable if the library can't be imported in it.
         """
         if self._running is not None and self._running.process.poll() is None:
             return self._running
@@ -199,7 +208,7 @@ class LibraryScorer:
         )
         all_answers = replace(self._limits, cpu_seconds=_LIFETIME_CPU_SECONDS)
         self._running = self._sandbox.begin(program + call, all_answers)
-        # An empty request: the program says by itself that it is ready.
+        # The request is empty, because the program sends its first reply unasked, when it is ready.
         first_reply, killed_by = self._ask(self._running, b"", replace(self._limits, seconds=_START_SECONDS))
         status = {"failed": killed_by or "it ended"} if first_reply is None else json.loads(first_reply)
         if "failed" in status:
@@ -212,7 +221,7 @@ class LibraryScorer:
     def _ask(
         self, running: RunningProgram, request: bytes, limits: ProgramLimits
     ) -> tuple[bytes | None, KilledBy | None]:
-        """Asks, as `ask` does, and ends a sandbox that gives no reply."""
+        """Calls `ask`, and ends the sandbox if it gives no reply."""
         try:
             reply, killed_by = ask(running, request, limits, _REPLY_BYTES)
         except BaseException:
@@ -225,14 +234,14 @@ class LibraryScorer:
 
 @lru_cache(maxsize=8)
 def scorer(sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -> LibraryScorer:
-    """Returns this process's scorer of such answers, which ends with it."""
+    """Returns this process's only scorer with these settings, which ends with the process."""
     new_scorer = LibraryScorer(sandbox, limits, scores, package)
     atexit.register(new_scorer.close)
     return new_scorer
 
 
 def _read_score(reply: Mapping[str, Any]) -> LibraryScore:
-    """Reads the reply to an answer: ``{"told": {"score": 0.5}}``, ``{"told": {"raised": "KeyError"}}``,
+    """Reads the reply to an answer: ``{"result": {"score": 0.5}}``, ``{"result": {"raised": "KeyError"}}``,
     ``{"late": true}``, ``{"crashed": -9}`` or ``{"failed": "…"}``.
 
     Raises SandboxUnavailable for the last of these, which is not the answer's fault.
@@ -244,10 +253,10 @@ def _read_score(reply: Mapping[str, Any]) -> LibraryScore:
     if "crashed" in reply:
         status = reply["crashed"]
         return LibraryScore(score=None, message=f"its process ended with {status}", has_crashed=True)
-    result = reply["told"]
-    # At worst the answer itself has written this: only the keys below are used, and only as data.
+    result = reply["result"]
+    # A malicious answer may have written this itself. So only the keys below are used, and only as data.
     if not isinstance(result, dict):
-        return LibraryScore(score=None, message="its process told no score", has_crashed=True)
+        return LibraryScore(score=None, message="its process returned no score", has_crashed=True)
     refusal = f"it wanted more than to be read ({result['refused']})" if "refused" in result else None
     score = result.get("score")
     if isinstance(score, float):

@@ -27,7 +27,7 @@ from treetune.lab.analyzers.figures import (
 from treetune.lab.analyzers.points import OfCheckpoints
 from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, ChosenState, choose_states, continue_prefixes
 from treetune.lab.analyzers.value_accuracy import CRITIC, CriticValues, label_of, order_of
-from treetune.rollouts.answers import steps_of
+from treetune.rollouts.answers import split_steps
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.seeds import derive_seed
@@ -171,7 +171,7 @@ class ActionRanking(OfCheckpoints):
         for completion in await context.engine.sample(request):
             answer = state.prefix_ids + tuple(completion.token_ids.tolist())
             text = context.codec.decode(answer)
-            ends = steps_of(context, problem, token_array(answer), text, request.sampling.stop)
+            ends = split_steps(context, problem, token_array(answer), text, request.sampling.stop)
             end = next(end for end in ends if end > state.start)
             if end < len(answer):  # otherwise the step ends the answer
                 prefixes[answer[:end]] = None

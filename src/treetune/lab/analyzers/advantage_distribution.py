@@ -14,9 +14,9 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Advantages, Need
+from treetune.credit.vineppo import step_advantages
 from treetune.lab.analyzers.figures import COLOURS, legend_below, panels
 from treetune.lab.analyzers.points import OfIterations, evenly
-from treetune.rollouts.monte_carlo import step_advantages
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory

@@ -13,12 +13,13 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Finding, Need, OneLine
+from treetune.credit.base import Credit
+from treetune.credit.episodes import make_episode
+from treetune.credit.rloo import Rloo
 from treetune.engine.base import Engine
 from treetune.lab.analyzers.points import OfCheckpoints
 from treetune.lab.analyzers.true_values import ByEngine, StateIds, TrueValues, find_values_once
-from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit import Rloo, episode_of
 from treetune.rollouts.metrics import mean
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
@@ -96,7 +97,7 @@ class CreditBench(OfCheckpoints):
                 context = context_at(sampler, point, work, self.seed, "truth", show)
                 truths = true_values(self.truth, context, sampler.session, point, answers)
             episodes = [
-                episode_of(context, answer, truth.advantages, truth.values)
+                make_episode(context, answer, truth.advantages, truth.values)
                 for truth, answer in zip(truths, answers, strict=True)
             ]
             methods[TRUE_ADVANTAGES] = Credited(episodes)

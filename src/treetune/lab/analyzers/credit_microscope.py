@@ -12,11 +12,11 @@ from annotated_types import Ge, Gt
 from typing_extensions import override
 
 from treetune.contracts import Finding, Need, OneLine
+from treetune.credit.base import Credit
 from treetune.lab.analyzers.credit_bench import required_critics
 from treetune.lab.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
 from treetune.lab.analyzers.points import Chosen, OfIterations, iterations_with, unanswered
 from treetune.lab.analyzers.step_credit import StepCredit, step_credit
-from treetune.rollouts.base import Credit
 from treetune.rollouts.selection import All
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
@@ -219,11 +219,11 @@ class CreditMicroscope(OfIterations):
     ) -> dict[str, StepCredit]:
         """Returns the credit of the chosen answers, by their ids, from the mean rewards of `truth`
         continuations of each state."""
+        from treetune.credit.values.base import mean_of
+        from treetune.credit.vineppo import step_advantages
         from treetune.lab.analyzers.stored import context_at
         from treetune.lab.analyzers.true_values import TRUTH as PURPOSE
         from treetune.lab.analyzers.true_values import continue_prefixes
-        from treetune.rollouts.monte_carlo import step_advantages
-        from treetune.rollouts.valuation import mean_of
 
         prefixes = []
         for answer in chosen:

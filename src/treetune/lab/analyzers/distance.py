@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Gt
 from typing_extensions import override
 
+from treetune.credit.episodes import scoring_row
 from treetune.lab.analyzers.figures import (
     Bootstrap,
     iteration_axis,
@@ -24,7 +25,6 @@ from treetune.lab.analyzers.figures import (
 )
 from treetune.lab.analyzers.points import Chosen, OfCheckpoints
 from treetune.objectives.base import KlEstimator, kl_estimate
-from treetune.rollouts.credit import scoring_row
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.tasks.base import Split
 from treetune.tree import answers_of

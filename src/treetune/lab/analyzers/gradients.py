@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from treetune.credit.base import Credit
+from treetune.credit.reinforce import Outcome
 from treetune.lab.analyzers.stored import StoredModels
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
-from treetune.rollouts.base import Credit
-from treetune.rollouts.credit import Outcome
 from treetune.seeds import derive_seed
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import Minibatch, micro_batches

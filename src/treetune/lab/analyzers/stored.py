@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from treetune.credit.base import Critic
+from treetune.credit.literature.token_level import Distributions
 from treetune.lab.analyzers.points import require_critic
-from treetune.lab.literature.token_level import Distributions
 from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
 from treetune.models.policy_files import read_policy
 from treetune.models.saved_weights import saved_weights
-from treetune.rollouts.base import Critic, Rollout
+from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.rollouts.storage import read_trajectories

@@ -15,12 +15,12 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
+from treetune.credit.states.base import ContinuationPlan, Estimate, FixedBudget
+from treetune.credit.states.one_line import StepBoundaries
+from treetune.credit.values.estimates import ProblemStates, estimate_states
 from treetune.exceptions import NothingGraded
 from treetune.lab.signposts import KnowsDecisions
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.states import StepBoundaries
-from treetune.rollouts.valuation import ProblemStates, estimates
-from treetune.rollouts.values import ContinuationPlan, Estimate, FixedBudget
 from treetune.runtime.base import PolicyIteration
 from treetune.seeds import derive_seed, derived_random
 from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined, token_array
@@ -265,7 +265,7 @@ def continue_states(
         for state in states
     ]
     plan = ContinuationPlan(FixedBudget(samples), context.settings.sampling, purpose)
-    estimates_by_problem, all_estimates = estimates(context, problem_states, StepBoundaries(), plan)
+    estimates_by_problem, all_estimates = estimate_states(context, problem_states, StepBoundaries(), plan)
     ungraded = sum(estimate.earned.count(None) for estimate in all_estimates)
     if ungraded:
         raise NothingGraded(

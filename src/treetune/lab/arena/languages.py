@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
+from treetune.credit.base import TokenCredit
+from treetune.credit.literature.token_level import Distributions
 from treetune.engine.base import Completion, Engine, Later, OnResult, Request, SamplingParams
-from treetune.lab.literature.token_level import Distributions
-from treetune.rollouts.base import TokenCredit
 from treetune.rollouts.context import AnswerSettings, RolloutContext, ShapingMemory
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader

@@ -19,6 +19,9 @@ from treetune.config.build import build
 from treetune.config.errors import ConfigIssue
 from treetune.config.imports import import_parts
 from treetune.config.jsonnet import load
+from treetune.credit.base import Credit, Critic
+from treetune.credit.rloo import Rloo
+from treetune.credit.values.base import ValueEstimator
 from treetune.exceptions import ConfigError
 from treetune.lab.analyzers.figures import panels, save
 from treetune.lab.arena.gain import (
@@ -35,11 +38,9 @@ from treetune.lab.arena.gain import (
     with_interval,
 )
 from treetune.lab.arena.languages import CHOICES, LANGUAGES, Language, TrueAdvantages, context_of, language_of
-from treetune.rollouts.base import Credit, Critic, Rollout
+from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit import Rloo
 from treetune.rollouts.single_turn import SingleTurn
-from treetune.rollouts.valuation import ValueEstimator
 from treetune.seeds import derive_seed
 from treetune.store.files import write_json
 from treetune.tree import Tree, answers_of

@@ -1,4 +1,16 @@
-"""Rules for where a problem's tree branches while it is sampled, and into how many answers."""
+"""Rules for where a problem's tree branches while it is sampled, and into how many answers.
+
+A tree grows in rounds. It begins with independent answers from the prompt. Before each further round the rule
+looks at all answers so far and names branch points; the rollout `tree` then samples whole answers from there:
+
+    round 0    prompt ──────────────────────── answer 0
+               the rule returns Branches(sample=0, tokens=12, further=2)
+    round 1    prompt ──── 12 tokens ──┬────── answer 0
+                                       ├────── answer 1
+                                       └────── answer 2
+
+SPO-tree (arXiv:2505.23564), TreePO (arXiv:2508.17445) and TreeRL (arXiv:2506.11902) differ in these rules.
+"""
 
 from __future__ import annotations
 
@@ -11,87 +23,110 @@ from annotated_types import Gt, MinLen
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.rollouts.values import StateRule
+from treetune.credit.states.base import StateRule
 from treetune.vocabulary import Trajectory, joined
 
 
 class Branches(NamedTuple):
-    """A branch point: `further` answers that begin with the first `tokens` response tokens of an answer."""
+    """A branch point of an answer.
+
+    Example: ``Branches(sample=3, tokens=12, further=2)`` asks for two answers that begin with the first 12
+    response tokens of answer 3.
+    """
 
     sample: int
+    """The number of the answer, `Trajectory.sample`."""
     tokens: int
+    """Response tokens before the branch."""
     further: int
+    """How many further answers begin there."""
 
 
 class Branching(Registrable):
-    """A rule for where a tree branches. It grows in rounds: each branches from answers that are there, and
-    all branches are sampled to their ends."""
+    """A rule for where a tree branches. Trees grow in rounds; in each, all branches are sampled to their
+    ends."""
 
     to_declare = ("unbiased",)
 
     unbiased: bool
-    """Whether it depends on nothing behind the state that branches. Then branches are fair samples of what
-    follows from the state, and weighted by their `reach` they give the expectation of independent answers."""
+    """Whether a state branches independently of the tokens after it. Then its branches are samples of what
+    the policy does in the state, and with the weights `Sharing.reach` they have the expectation of
+    independent answers."""
 
     def most_answers(self, samples: int) -> int:
-        """Returns how many answers a tree may have at most that begins with `samples` from the prompt."""
+        """Returns the largest number of answers of a tree with `samples` answers from the prompt."""
         raise NotImplementedError
 
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
-        """Returns what to sample in a round, counted from 0, given all answers so far, in the order of their
-        `sample`; nothing where the tree is grown.
+        """Returns the branches to sample next; none when the tree is complete.
 
-        They have no grades yet. It must depend on the answers alone, so that a tree grows alike whenever its
-        answers come in.
+        It must depend on the answers alone, so that a tree does not depend on the order in which its answers
+        arrive.
+
+        Args:
+            answers: All answers so far, in the order of their `sample`. They have no grades yet.
+            number: The number of the round, from 0 on.
         """
         raise NotImplementedError
 
 
 def forks_along(answers: Sequence[Trajectory]) -> list[list[int]]:
-    """Returns where the path of each answer has branched so far, in tokens from the prompt on, rising."""
-    branched: list[list[int]] = []
+    """Returns where each answer's path from the prompt branches, in response tokens, in rising order.
+
+    Example: where answer 1 begins with the first 12 tokens of answer 0, it is ``[[12], [12]]``.
+    """
+    forks_by_answer: list[list[int]] = []
     for answer in answers:
-        own = {
-            one.fork.tokens for one in answers if one.fork is not None and one.fork.sample == answer.sample
-        }
+        forks = set()
+        for other in answers:
+            if other.fork is not None and other.fork.sample == answer.sample:
+                forks.add(other.fork.tokens)
         if answer.fork is not None:
-            own |= {answer.fork.tokens}
-            own |= {tokens for tokens in branched[answer.fork.sample] if tokens < answer.fork.tokens}
-        branched.append(sorted(own))
-    return branched
+            forks.add(answer.fork.tokens)
+            # The answer shares the earlier branchings of the answer that it forked from.
+            for tokens in forks_by_answer[answer.fork.sample]:
+                if tokens < answer.fork.tokens:
+                    forks.add(tokens)
+        forks_by_answer.append(sorted(forks))
+    return forks_by_answer
 
 
 def next_states(rule: StateRule, answers: Sequence[Trajectory], number: int) -> list[tuple[int, int]]:
-    """Returns for each answer whose path has branched so often its `sample` and the first state of the rule
-    behind the last branching, where there is one before its end."""
+    """Returns the states to branch at next: the number of an answer, and the length of the state in tokens.
+
+    For each answer whose path has branched `number` times, this is the first state of the rule after the last
+    branching, if there is one before the answer's end.
+    """
     states = []
     for answer, forks in zip(answers, forks_along(answers), strict=True):
         if len(forks) != number:
             continue
-        behind = forks[-1] if forks else 0
-        following = [start for start in rule.step_starts(answer) if behind < start < len(answer.response_ids)]
-        if following:
-            states.append((answer.sample, following[0]))
+        last_fork = forks[-1] if forks else 0
+        for start in rule.step_starts(answer):
+            if last_fork < start < len(answer.response_ids):
+                states.append((answer.sample, start))
+                break
     return states
 
 
 @Branching.register("at_states")
 @dataclass(frozen=True, kw_only=True)
 class AtStates(Branching):
-    """Trees in which every answer goes on in ``ways[0]`` ways from its first state, each of these in
-    ``ways[1]`` ways from its second, and so on. An answer that ends before has no more of them.
+    """SPO-tree's trees: every answer continues in ``ways[0]`` ways from its first state, each of these in
+    ``ways[1]`` ways from its second, and so on. An answer that ends before a state does not branch there.
 
     With `states` at every 600 tokens, six answers from the prompt and `ways` [6, 6] this is the tree of
-    SPO-tree (Guo et al., arXiv:2505.23564). There it grows by segments; here by whole answers, which go
-    on as they began in one of the ways. The trees are the same in distribution.
+    SPO-tree (Guo et al., arXiv:2505.23564). The paper's tree grows by segments, this one by whole answers,
+    each of which is one of the ways from its states. The trees have the same distribution.
     """
 
     unbiased = True
 
     states: StateRule
-    """Where it branches: a rule that looks at nothing behind a state keeps the gradient unbiased."""
+    """Where it branches. The gradient stays unbiased if the position of a state depends only on the tokens
+    before it."""
     ways: Annotated[tuple[Annotated[int, Gt(1)], ...], MinLen(1)]
-    """In how many ways an answer goes on from its first state, from its second, …"""
+    """The number of ways in which an answer continues from its first state, from its second, …"""
 
     @override
     def most_answers(self, samples: int) -> int:
@@ -101,21 +136,20 @@ class AtStates(Branching):
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         if number == len(self.ways):
             return []
-        return [
-            Branches(sample, tokens, self.ways[number] - 1)
-            for sample, tokens in next_states(self.states, answers, number)
-        ]
+        further = self.ways[number] - 1  # the answer itself is one of the ways
+        states = next_states(self.states, answers, number)
+        return [Branches(sample, tokens, further) for sample, tokens in states]
 
 
 @Branching.register("up_to_width")
 @dataclass(frozen=True, kw_only=True)
 class UpToWidth(Branching):
-    """Lets the answers that are still being written at a state of the rule share what is left of `width`
-    answers; none goes on in more than `most_ways` ways.
+    """TreePO's trees: the answers that have not ended at a state share the remaining answers of `width`; none
+    continues in more than `most_ways` ways.
 
     With `states` at even distances these are TreePO's trees (Li et al., arXiv:2508.17445, section 3), without
-    its early stops and its restarts from random places: answers that end early leave their share to the
-    others. Who is being written at a state is known there, so that branches are fair samples.
+    its early stops and its restarts from random positions: answers that end early leave their share to the
+    others. Which answers have ended is known at the state, so that branches depend on nothing after it.
     """
 
     unbiased = True
@@ -125,7 +159,7 @@ class UpToWidth(Branching):
     width: Annotated[int, Gt(1)]
     """Answers of a tree."""
     most_ways: Annotated[int, Gt(1)] = 2
-    """Answers that go on from a state at most."""
+    """The largest number of answers that continue from a state."""
 
     @override
     def most_answers(self, samples: int) -> int:
@@ -133,28 +167,34 @@ class UpToWidth(Branching):
 
     @override
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
-        going_on = next_states(self.states, answers, number)
-        left = self.width - len(answers)
+        states = next_states(self.states, answers, number)
+        if not states:
+            return []
+        remaining = max(self.width - len(answers), 0)
+        share, with_one_more = divmod(remaining, len(states))
         branches = []
-        for index, (sample, tokens) in enumerate(going_on):
-            share, more = divmod(max(left, 0), len(going_on))
-            count = min(share + (index < more), self.most_ways - 1)
-            if count:
-                branches.append(Branches(sample, tokens, count))
+        for index, (sample, tokens) in enumerate(states):
+            further = share + 1 if index < with_one_more else share
+            further = min(further, self.most_ways - 1)
+            if further:
+                branches.append(Branches(sample, tokens, further))
         return branches
 
 
 @Branching.register("least_sure")
 @dataclass(frozen=True, kw_only=True)
 class LeastSure(Branching):
-    """Branches every tree that an answer from the prompt began, in each of `rounds` rounds, before the
-    `positions` tokens that were sampled with the least probability, into `ways` further answers each
-    (TreeRL's entropy-guided search, Hou et al., arXiv:2506.11902, section 3.1, which takes −log p of the
-    sampled token for its uncertainty). M answers from the prompt make M (1 + rounds · positions · ways).
+    """TreeRL's entropy-guided search (Hou et al., arXiv:2506.11902, section 3.1): branches before the tokens
+    that were sampled with the smallest probability. The paper takes −log p of the sampled token for the
+    uncertainty.
+
+    Each answer from the prompt begins a tree of its own. In each of `rounds` rounds, each of these trees
+    branches before its `positions` least probable tokens, into `ways` further answers each: M answers from
+    the prompt become M (1 + rounds · positions · ways).
 
     A position branches once. **Biased**: whether it branches depends on the token that was sampled there and
-    on all other positions, so the answer that shows it is no fair sample of what follows. On the tests'
-    language the expected gradient of the credit `tree` is off by 11 % of its length (cosine 0.998).
+    on all other positions, so that the answer with this token is not a fair sample of what follows. On the
+    tests' language the expected gradient of the credit `tree` is off by 11 % of its length (cosine 0.998).
     """
 
     unbiased = False
@@ -174,19 +214,29 @@ class LeastSure(Branching):
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         if number == self.rounds:
             return []
-        of_tree: dict[int, list[tuple[float, int, int]]] = {}
-        roots: list[int] = []
+        candidates_by_root: dict[int, list[_Candidate]] = {}
+        roots: list[int] = []  # the answer from the prompt that each answer descends from
         for answer, forks in zip(answers, forks_along(answers), strict=True):
-            roots.append(answer.sample if answer.fork is None else roots[answer.fork.sample])
-            begins = 0 if answer.fork is None else answer.fork.tokens
-            logprobs = joined([one.logprobs for one in answer.segments if one.logprobs is not None])
-            of_tree.setdefault(roots[-1], []).extend(
-                (logprob, answer.sample, tokens)
-                for tokens, logprob in enumerate(logprobs.tolist())
-                if tokens > begins and tokens not in forks
-            )
-        return [
-            Branches(sample, tokens, self.ways)
-            for places in of_tree.values()
-            for _, sample, tokens in sorted(places)[: self.positions]
-        ]
+            root = answer.sample if answer.fork is None else roots[answer.fork.sample]
+            roots.append(root)
+            candidates = candidates_by_root.setdefault(root, [])
+            # Tokens up to the fork are those of another answer.
+            first = 0 if answer.fork is None else answer.fork.tokens
+            logprobs = joined([s.logprobs for s in answer.segments if s.logprobs is not None])
+            for tokens, logprob in enumerate(logprobs.tolist()):
+                if tokens > first and tokens not in forks:
+                    candidates.append(_Candidate(logprob, answer.sample, tokens))
+        branches = []
+        for candidates in candidates_by_root.values():
+            for candidate in sorted(candidates)[: self.positions]:
+                branches.append(Branches(candidate.sample, candidate.tokens, self.ways))
+        return branches
+
+
+class _Candidate(NamedTuple):
+    """A position before which a tree may branch. The smallest log-prob sorts first."""
+
+    logprob: float
+    """Of the token after the position."""
+    sample: int
+    tokens: int

@@ -1,4 +1,14 @@
-"""Answers that grow out of each other: the rollout is a tree."""
+"""Sampled trees: answers that branch off from each other (rollout `tree`).
+
+SPO-tree (Guo et al., arXiv:2505.23564), TreePO (Li et al., arXiv:2508.17445), TreeRL (Hou et al.,
+arXiv:2506.11902); `branching` says where trees branch. Each problem's tree is a task of one program::
+
+    round 0    n answers from the prompt ── sampled ── submitted to the grader
+    round 1    branches of these ────────── sampled ── submitted to the grader
+    ...        until the branching asks for no more; then the tree waits for its grades
+
+Trees don't wait for each other. The credit `tree` (`treetune.credit.trees`) gives advantages to their nodes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +16,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 from annotated_types import Gt
@@ -29,16 +39,16 @@ from treetune.rollouts.answers import (
     UNGRADED,
     CountedSamples,
     SampledRollout,
+    apply_unfinished_reward,
     before_stop,
     is_decided,
-    measured_trees,
+    measure_trees,
     rank_share,
-    steps_of,
-    with_unfinished,
+    split_steps,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.metrics import mean, pooled
+from treetune.rollouts.metrics import mean, pool_columns
 from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, trees_of
@@ -62,26 +72,26 @@ declare(
 
 
 def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
-    """Means over all ranks' trees; ``tree/shared`` is 1 − tokens / tokens_of_chains of all. Collective."""
-    columns: dict[str, list[float]] = {name: [] for name in ("answers", "nodes", "depth", "tokens")}
-    columns["tokens_of_chains"] = []
+    """Returns means over all ranks' trees; ``tree/shared`` is 1 − tokens / tokens_of_chains. Collective."""
+    names = ("answers", "nodes", "depth", "tokens", "tokens_of_chains")
+    columns: dict[str, list[float]] = {name: [] for name in names}
     for tree in trees:
         columns["answers"].append(len(tree.leaves))
         columns["nodes"].append(len(tree.nodes))
         columns["depth"].append(max(map(len, tree.paths)) - 1)
         columns["tokens"].append(sum(len(node.segment.token_ids) for node in tree.nodes))
         columns["tokens_of_chains"].append(sum(len(leaf.response_ids) for leaf in tree.leaves))
-    means = {f"tree/{name}": mean(values) for name, values in pooled(context, "trees", columns).items()}
+    means = {f"tree/{name}": mean(values) for name, values in pool_columns(context, "trees", columns).items()}
     return means | {"tree/shared": 1 - means["tree/tokens"] / means["tree/tokens_of_chains"]}
 
 
 @Rollout.register("tree")
 @dataclass(frozen=True, kw_only=True)
 class TreeRollout(SampledRollout):
-    """`samples` answers to each problem from its prompt, and round by round further ones that begin as an
-    answer does up to where the tree branches, as `branching` says. Every answer is trained on, and what
-    answers share was sampled once and is trained once. A problem's tree grows as soon as its own answers are
-    there, whatever the others do.
+    """Samples `samples` answers to each problem from its prompt, and round by round further answers that
+    branch off from answers of the tree, as `branching` says. Every answer is trained on. Tokens that answers
+    share are sampled once and trained once. Each problem's tree grows by itself, without waiting for other
+    problems.
 
     ``tree/…`` are means over trees: answers, nodes, depth, sampled tokens, tokens of as many answers from the
     prompt, and the share of these that didn't have to be sampled.
@@ -92,11 +102,11 @@ class TreeRollout(SampledRollout):
     branching: Branching
     """The rule that says where trees branch, and into how many answers."""
     most_tokens: Annotated[int, Gt(0)] | None = None
-    """Bounds what is sampled for a problem: there are no branches that could exceed it if they were as long
-    as they may be. What is affordable depends on how long answers came out, which makes even fair branches a
-    little unfair where the bound bites. None: there is no bound."""
+    """Bounds the tokens that are sampled for a problem: branches that could exceed it at full length are left
+    out. How many that are depends on the lengths of the answers so far, so that an unbiased branching becomes
+    slightly biased where the bound matters. None: there is no bound."""
     temperature: Annotated[float, Gt(0)] = 1.0
-    """Of sampling, and of the log-probs in training."""
+    """Temperature of sampling, and of the log-probs in training."""
     stop: tuple[str, ...] = ()
     """Strings that end an answer, and stay in it."""
 
@@ -126,22 +136,22 @@ class TreeRollout(SampledRollout):
         yield from super().check(experiment)
         if not experiment.selection.keeps_groups:
             yield Finding(
-                "the selection leaves out some of a problem's answers, and with them tokens that the others"
-                " share",
+                "the selection drops some of a problem's answers, and with them tokens that the others share",
                 "$.selection.type",
                 "choose 'all' or 'mixed_groups'",
             )
         objective = experiment.trainer.objective
         if objective.needs_whole_sequences:
             yield Finding(
-                "the objective looks at whole answers, and what they share is trained in one of them alone",
+                "the objective needs whole answers, and tokens that answers share are trained in one of them"
+                " alone",
                 "$.trainer.objective.type",
                 "choose one that looks at tokens, such as 'ppo'",
             )
         elif objective.aggregation == "sequence":
             yield Finding(
-                "aggregation 'sequence' would weigh tokens by how many are trained in their answer, which is"
-                " only what it doesn't share with an earlier one",
+                "aggregation 'sequence' would weigh tokens by the number of trained tokens of their answer,"
+                " and tokens that it shares with an earlier answer are not trained in it",
                 "$.trainer.objective.aggregation",
                 "choose 'token' or 'constant'",
             )
@@ -153,7 +163,7 @@ class TreeRollout(SampledRollout):
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         assert context.engine is not None, "a rollout that samples needs an engine"
-        prompts = self.encoded_prompts(context, problems)
+        prompts = self.encode_prompts(context, problems)
         counted = CountedSamples(context)
         growing = []
         for problem in rank_share(context, problems):
@@ -165,12 +175,12 @@ class TreeRollout(SampledRollout):
         async def grow_all() -> list[Tree]:
             return await asyncio.gather(*(tree.grow() for tree in growing))
 
-        trees, metrics = measured_trees(context, context.engine.run(grow_all()))
+        trees, metrics = measure_trees(context, context.engine.run(grow_all()))
         return trees, metrics | tree_metrics(context, trees)
 
 
 class _BranchSample(NamedTuple):
-    """A sample that a round asks for: the branch, and the beginning that the answer shares with another.
+    """A sample that a round requests: its branch, and the tokens that the answer shares with another.
 
     Example: two answers that begin with the first 12 tokens of answer 3 are two of these, both with
     ``branch=Branches(sample=3, tokens=12, further=2)``.
@@ -183,14 +193,14 @@ class _BranchSample(NamedTuple):
 
 
 class _RoundRequest(NamedTuple):
-    """A request of a round, and what each of its samples is for, in their order."""
+    """A request of a round, and its samples in their order."""
 
     request: Request
     samples: tuple[_BranchSample, ...]
 
 
 class _GradedLater(NamedTuple):
-    """What came back for one sample, and the grade that it will have."""
+    """The completion of a sample, and the grade that the answer will have."""
 
     sample: _BranchSample
     completion: Completion
@@ -208,16 +218,20 @@ class _GrowingTree:
     rollout: TreeRollout
     counted: CountedSamples
     answers: list[Trajectory] = field(default_factory=list)
-    """Those of all finished rounds, ungraded, their segments still uncut."""
+    """The answers of all finished rounds, without grades. Their segments are not yet cut where answers
+    fork."""
     sampled_tokens: int = 0
 
     async def grow(self) -> Tree:
-        """Samples round by round until the branching asks for nothing more, and returns the graded tree."""
+        """Samples round by round until the branching asks for no more, and returns the graded tree."""
         grades: list[Future[Grade]] = []
-        requests, round_number = [self._first_request()], 0
+        requests = [self._first_request()]
+        round_number = 0
         while requests:
-            # In the order of the requests, so that it does not matter in which their samples come.
-            for samples in await asyncio.gather(*(self._sample(request) for request in requests)):
+            # `gather` keeps the order of the requests, so that the order in which samples arrive does not
+            # matter.
+            samples_of_requests = await asyncio.gather(*(self._sample(request) for request in requests))
+            for samples in samples_of_requests:
                 for graded_later in samples:
                     self._add(graded_later)
                     grades.append(graded_later.grade)
@@ -226,16 +240,17 @@ class _GrowingTree:
             round_number += 1
         unfinished_reward = self.rollout.unfinished_reward
         answers = []
-        for answer, segments, grade in zip(self.answers, cut_at_forks(self.answers), grades, strict=True):
-            known = with_unfinished(await result_of(grade), answer.finish_reason, unfinished_reward)
-            answers.append(replace(answer, segments=segments, grade=known))
+        for answer, segments, future in zip(self.answers, cut_at_forks(self.answers), grades, strict=True):
+            grade = apply_unfinished_reward(await result_of(future), answer.finish_reason, unfinished_reward)
+            answers.append(replace(answer, segments=segments, grade=grade))
         (tree,) = trees_of(answers)
         return tree
 
-    async def _sample(self, asked: _RoundRequest) -> list[_GradedLater]:
-        """Samples, and hands each answer to the grader as soon as it is there."""
+    async def _sample(self, round_request: _RoundRequest) -> list[_GradedLater]:
+        """Samples, and submits each answer to the grader when the request is answered."""
         samples = []
-        for sample, completion in zip(asked.samples, await self.counted.sample(asked.request), strict=True):
+        completions = await self.counted.sample(round_request.request)
+        for sample, completion in zip(round_request.samples, completions, strict=True):
             text = self.context.codec.decode(joined([sample.prefix_ids, completion.token_ids]))
             grade = self.context.grader.submit(
                 before_stop(text, self.sampling.stop),
@@ -252,7 +267,8 @@ class _GrowingTree:
         return _RoundRequest(request, (_BranchSample(None, joined([])),) * request.n)
 
     def _requests(self, branches: Sequence[Branches], round_number: int) -> list[_RoundRequest]:
-        """Returns one request for each distinct state: answers may begin alike by chance."""
+        """Returns one request for each distinct state: several answers may begin with the same tokens by
+        chance."""
         by_state: dict[bytes, list[_BranchSample]] = {}
         for branch in self._affordable(branches):
             prefix_ids = self.answers[branch.sample].response_ids[: branch.tokens]
@@ -273,13 +289,18 @@ class _GrowingTree:
         return requests
 
     def _affordable(self, branches: Sequence[Branches]) -> Sequence[Branches]:
-        """Returns the first of these branches, as many as `most_tokens` allows if each answer becomes as long
-        as it may be."""
+        """Returns the first of these branches, as many as `most_tokens` allows if all answers have the
+        largest length."""
         if self.rollout.most_tokens is None:
             return branches
-        costs = accumulate(branch.further * (self.sampling.max_tokens - branch.tokens) for branch in branches)
-        left = self.rollout.most_tokens - self.sampled_tokens
-        return [branch for branch, cost in zip(branches, costs, strict=True) if cost <= left]
+        tokens_left = self.rollout.most_tokens - self.sampled_tokens
+        affordable = []
+        for branch in branches:
+            tokens_left -= branch.further * (self.sampling.max_tokens - branch.tokens)
+            if tokens_left < 0:
+                break
+            affordable.append(branch)
+        return affordable
 
     def _add(self, graded_later: _GradedLater) -> None:
         (branch, prefix_ids), completion, _ = graded_later
@@ -296,7 +317,7 @@ class _GrowingTree:
                 finish_reason=completion.finish_reason,
                 text=text,
                 grade=UNGRADED,
-                step_ends=steps_of(self.context, self.problem, response_ids, text, self.sampling.stop),
+                step_ends=split_steps(self.context, self.problem, response_ids, text, self.sampling.stop),
                 fork=None if branch is None else Fork(branch.sample, branch.tokens),
             )
         )
@@ -305,37 +326,47 @@ class _GrowingTree:
 def _prefix(segments: Sequence[Segment], tokens: int) -> tuple[Segment, ...]:
     """Returns the segments of the first `tokens` tokens."""
     parts = []
+    tokens_left = tokens
     for segment in segments:
-        count = min(tokens, len(segment.token_ids))
+        count = min(tokens_left, len(segment.token_ids))
         if count:
             parts.append(_part(segment, 0, count))
-        tokens -= count
+        tokens_left -= count
     return tuple(parts)
 
 
 def _part(segment: Segment, start: int, end: int) -> Segment:
-    """Returns a part of a segment. The seconds of a request go to what it sampled last."""
-    whole = end == len(segment.token_ids)
+    """Returns the tokens of a segment from `start` to `end`. The last part keeps the seconds of the
+    request."""
+    is_last = end == len(segment.token_ids)
     return replace(
         segment,
         token_ids=segment.token_ids[start:end],
         logprobs=None if segment.logprobs is None else segment.logprobs[start:end],
-        seconds=segment.seconds if whole else None,
+        seconds=segment.seconds if is_last else None,
     )
 
 
 def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
-    """Returns the segments of each answer, whose last one is what was sampled for it, with a cut wherever any
-    answer forks off from it, so that answers share whole segments."""
+    """Returns the segments of each answer, cut wherever another answer forks off, so that answers share whole
+    segments.
+
+    Example: answer 0 has one segment of 40 tokens, and answer 1 forks off after 12. Then the segments of
+    answer 0 have 12 and 28 tokens, and the first of them is also the first of answer 1.
+    """
     cut: list[tuple[Segment, ...]] = []
     for answer in answers:
-        begins = 0 if answer.fork is None else answer.fork.tokens
-        last = answer.segments[-1]
-        forks = set()
+        # The last segment was sampled for this answer, the ones before it for others.
+        sampled = answer.segments[-1]
+        first_sampled = 0 if answer.fork is None else answer.fork.tokens
+        cuts = {0, len(sampled.token_ids)}
         for other in answers:
             if other.fork is not None and other.fork.sample == answer.sample:
-                forks.add(other.fork.tokens - begins)
-        ends = sorted({0, *forks, len(last.token_ids)})
-        pieces = tuple(_part(last, start, end) for start, end in pairwise(ends))
-        cut.append((() if answer.fork is None else _prefix(cut[answer.fork.sample], begins)) + pieces)
+                cuts.add(other.fork.tokens - first_sampled)
+        parts = tuple(_part(sampled, start, end) for start, end in pairwise(sorted(cuts)))
+        if answer.fork is None:
+            cut.append(parts)
+        else:
+            shared = _prefix(cut[answer.fork.sample], first_sampled)
+            cut.append(shared + parts)
     return cut

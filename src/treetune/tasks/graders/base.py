@@ -1,4 +1,4 @@
-"""The grader, a pure function from an answer and the gold to a grade, and how it wants to be called."""
+"""The interface of graders: a grader is a pure function from an answer and the gold to a grade."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from treetune.vocabulary import Grade, Problem
 T = TypeVar("T")
 
 Isolation = Literal["inline", "process", "service"]
-"""The place where a grader is called; see `Grader`."""
+"""The place where a grader is called. See `Grader`."""
 
 Counts = dict[str, tuple[float, float | None]]
-"""Sums by the names of metrics, each with its divisor; None: the metric is the sum itself."""
+"""Sums by the names of metrics, each with its divisor; None: the metric is the sum itself.
+
+Example: ``{"judge/asked": (3.0, None), "judge/seconds": (12.0, 3.0)}``.
+"""
 
 LONGEST_STATEMENT = 1000
-"""Characters of a line that are looked at for a final answer."""
+"""Characters at the end of a line in which a final answer is looked for."""
 
 # A line that ends with an answer: \boxed{42}, "#### 42", "<answer>42</answer>", "The answer is 42."
 _FINAL = re.compile(
@@ -36,55 +39,55 @@ RETURNED_NONE = "the reward function returned None"
 """The message of a grade whose function returned None: it found no answer in the response."""
 
 GradeBy = Callable[["Grader", str, Problem], Grade]
-"""Grades an answer by another grader, which is called where that grader wants to be."""
+"""Grades an answer with another grader, which is called according to its own isolation."""
 
 
 class Service(Protocol):
-    """A grader at work that waits for something outside, and holds what it needs for that."""
+    """The running form of a grader that waits for something outside, with its connections."""
 
     @property
     def concurrency(self) -> int:
-        """Calls at a time."""
+        """The most calls at the same time."""
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        """Grades as `Grader.grade` does; called from several threads."""
+        """Grades like `Grader.grade`. Several threads call it."""
 
     def counted(self) -> Counts:
-        """Returns what it has done since this was last asked."""
+        """Returns its counts since the last call of this method."""
 
     def close(self) -> None:
-        """Stops asking."""
+        """Ends it."""
 
 
 @runtime_checkable
 class CheckedService(Protocol):
-    """A service of a run that can say before anything is sampled that it won't do."""
+    """A service of a run that can be checked before anything is sampled."""
 
     def refuse_unusable(self, task: Any, problems: Sequence[Problem]) -> None:
-        """Raises ValueError where it can't be asked about answers to the task's problems."""
+        """Raises ValueError if it can't grade answers to the task's problems."""
 
 
 @dataclass
 class ServiceContext:
-    """The things that a run lends to graders which are services.
-
-    `folder` is where they write down what they were answered, under this process's `name`; None: nowhere.
-    `services` are those of the run itself (`runtime.sampler`), such as the model that judges answers.
-    One for all graders of a process: close it when they are done.
-    """
+    """The objects of a run that its services use. All services of a process share one context, which its
+    maker closes after them."""
 
     folder: Path | None = None
+    """The folder in which services store replies; None: nothing is stored."""
     name: str = "0"
+    """The name of this process's files in the folder."""
     services: Sequence[Any] = ()
+    """Objects of the run itself (`runtime.sampler`), such as the model that judges answers."""
     _shared: dict[Callable[[ServiceContext], Any], Any] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def get(self, kind: type[T]) -> T | None:
-        """Returns the run's service of this type; None where the run has none."""
+        """Returns the run's object of this type; None if there is none."""
         return next((service for service in self.services if isinstance(service, kind)), None)
 
     def shared(self, make: Callable[[ServiceContext], T]) -> T:
-        """Returns what `make` makes, once for all services of this process; it is closed with this."""
+        """Returns the object that `make` makes, which all services of this process share. It is closed with
+        this context."""
         with self._lock:
             if make not in self._shared:
                 self._shared[make] = make(self)
@@ -97,69 +100,72 @@ class ServiceContext:
 
 
 class Grader(Registrable):
-    """Grades one answer: `extract` finds what it says, `verdict` judges that.
+    """Grades one answer: `extract` finds the answer in a response, and `verdict` grades it.
 
-    A grader writes these two, or `grade` alone where they can't be told apart. Instances are picklable and
-    have no state: the same answer gets the same grade, in whichever process.
+    A sub-class implements these two, or only `grade` if they can't be separated. Instances are picklable and
+    have no state: the same answer gets the same grade in every process.
 
-    Where `think_end` is set, as in the graders of this distribution that look for an answer, `extract` gets
-    the part of a response that stands behind the model's thought.
+    If `think_end` is set, as in this package's graders that look for an answer, `extract` gets the part of a
+    response after the model's thought.
 
-    `isolation` says where it is called:
+    `isolation` says where the grader is called:
 
-    * ``process``: in worker processes, killed at the deadline. For all that parses, evaluates or runs what a
-      model wrote. An answer on which it hangs or crashes has the outcome ``timeout`` or ``error``.
-    * ``inline``: in the run's own process, where it cannot hang, crash or allocate without bound whatever
-      the answer says: comparisons of strings in linear time.
-    * ``service``: in threads of the run's process, `concurrency` at a time, since it waits for something
-      outside. It has time limits of its own; a call that takes longer than its deadline is given up, and
-      the answer ``unavailable``.
+    * ``process``: in worker processes, which are killed at the deadline. This is for graders that parse,
+      evaluate or run what a model wrote. An answer on which one hangs or crashes has the outcome ``timeout``
+      or ``error``.
+    * ``inline``: in the run's own process. This is for graders that can't hang, crash or use unbounded
+      memory, whatever the answer is: comparisons of strings in linear time.
+    * ``service``: in threads of the run's process, `concurrency` at a time. This is for graders that wait for
+      something outside. They have time limits of their own. A call that exceeds its deadline is given up, and
+      the answer is ``unavailable``.
     """
 
     isolation: ClassVar[Isolation] = "process"
     reads_turns: ClassVar[bool] = False
-    """Whether it reads all turns of an answer (`Problem.transcript`), and not the last one's text alone."""
+    """Whether it reads all turns of an answer (`Problem.transcript`), and not only the text of the last
+    one."""
     votes_by_value: ClassVar[bool] = False
-    """Whether `same_answer` holds for this grader, so that a majority vote counts equal answers (½ and 0.5)
-    as one. Not where two answers can't be compared without what made the gold, as with programs and tests:
-    there answers are equal that are spelled alike."""
+    """Whether `same_answer` can be used for this grader, so that a majority vote counts equal answers (½ and
+    0.5) as one. It can't if answers are only comparable with the gold, such as programs with tests. Then only
+    answers with the same text are equal."""
     deadline: float | None = None
     """Seconds for one answer; None: the run's `grader_deadline`."""
     concurrency: int = 16
-    """Calls of a ``service`` at a time."""
+    """The most calls of a ``service`` at the same time."""
     think_end: str | None = None
-    """The text that ends a thought, which is no part of an answer (`tasks.thoughts`); None: all of a response
-    counts."""
+    """The text that ends a thought, which is not part of an answer (`tasks.thoughts`); None: the whole
+    response counts."""
 
     @property
     def best(self) -> float:
-        """Returns the most that an answer can earn."""
+        """The largest reward of an answer."""
         return 1.0
 
     def of(self, problem: Problem) -> Grader:
-        """Returns the grader of this problem: itself, or the one that a routed grader has for it; always
+        """Returns the grader of a problem: itself, or the one that a routed grader has for it. It is always
         the same object for the same problem."""
         return self
 
     def parts(self) -> Sequence[Grader]:
-        """Returns all that `of` may give."""
+        """Returns all graders that `of` may return."""
         return (self,)
 
     def serve(self, context: ServiceContext, grade_by: GradeBy) -> Service | None:
-        """Returns a ``service`` at work; None where the grader itself is called, and holds nothing.
+        """Returns the running service of a ``service`` grader; None if the grader itself is called.
 
-        `grade_by` grades by others, such as a rule within it.
+        `grade_by` grades an answer with another grader, such as a rule that this one contains.
         """
         return None
 
     def prepare(self) -> None:
-        """Called once in each worker process before its first answer. Imports that take seconds belong
-        here: in `grade` they would be taken off the first answer's deadline."""
+        """Called once in each worker process before its first answer. Do slow imports here: in `grade` they
+        would take time from the first answer's deadline."""
 
     def behind_thought(self, response: str, problem: Problem) -> str | None:
-        """Returns the part of a response that may hold its answer; None where it was cut off in a thought.
+        """Returns the part of a response after its thought; None if it was cut off within a thought.
 
-        A model may forget to end its thought and still state its answer at the end: then it is the last line.
+        A model may forget to end its thought, and still state an answer at the end. Then this is the last
+        line.
         """
         if self.think_end is None:
             return response
@@ -170,20 +176,21 @@ class Grader(Registrable):
         return last_line if _FINAL.search(last_line[-LONGEST_STATEMENT:]) else None
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        """Returns the response's answer; None where it gives none."""
+        """Returns the answer in a response; None if there is none."""
         raise NotImplementedError
 
     def verdict(self, extracted: str, problem: Problem) -> Grade | float:
-        """Returns the reward of an answer, or the whole grade."""
+        """Returns the reward of an answer, or its complete grade."""
         raise NotImplementedError
 
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        """Returns whether two answers, as they were extracted, say the same; by default, whether the one were
-        right if the other were the gold. An answer that is no gold is like no other.
+        """Returns whether two extracted answers are equal; by default, whether the first would be right if
+        the second were the gold. An answer that can't be read as a gold equals no other.
 
-        Asked where `votes_by_value` is set, of two answers that are spelled differently.
+        It is called for answers with different texts if `votes_by_value` is set.
         """
-        # Not written here: a grader that has `grade` alone would count as one that lacks a verdict.
+        # `is_right_by` is a function, because a method that calls `verdict` here would look like one that
+        # each sub-class has to support.
         return is_right_by(self, answer, replace(problem, gold=other))
 
     def without_answer(self, problem: Problem) -> Grade:
@@ -191,8 +198,10 @@ class Grader(Registrable):
         return Grade(reward=0.0, outcome="no_answer")
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        """Raises Unavailable where what it needs isn't there; whatever else it raises is the outcome
-        ``error``."""
+        """Returns the grade of a response.
+
+        Raises Unavailable if a requirement is missing. Any other exception becomes the outcome ``error``.
+        """
         answer = self.behind_thought(response, problem)
         extracted = None if answer is None else self.extract(answer, problem)
         if extracted is None:
@@ -206,7 +215,7 @@ class Grader(Registrable):
 
 
 def is_right_by(grader: Grader, answer: str, problem: Problem) -> bool:
-    """Returns whether an answer that was extracted is right; not where the gold can't be read."""
+    """Returns whether an extracted answer is right; False if the gold can't be read."""
     try:
         verdict = grader.verdict(answer, problem)
     except ValueError:

@@ -1,17 +1,15 @@
-"""Countdown: reach the target from the given numbers with + − × ÷ and brackets, computed exactly and never
-evaluated.
+"""The grader of Countdown. It reads an expression with its own grammar, and computes it exactly.
 
-The grammar of an expression, with nothing in it that isn't named here::
+The grammar, which allows nothing else::
 
     sum     = ["-" | "−"] product { ("+" | "-" | "−" | "–") product }
     product = atom { ("*" | "×" | "·" | "⋅" | "x" | "X" | "/" | "÷") atom }
     atom    = digits | "(" sum ")"
 
-Digits are ASCII, and ``\\times``, ``\\cdot`` and ``\\div`` are signs too, since models write them.
-So there are no powers (two signs never follow each other, so neither ``**`` nor ``//``), decimals,
-exponents, names or products without a sign. A minus is a number's own only where a sum begins, as one
-writes on paper: ``-3+5`` and ``2*(-3+5)``, but not ``2*-3``. With positive numbers it reaches no
-positive target that the four operations don't reach without it.
+Digits are ASCII. ``\\times``, ``\\cdot`` and ``\\div`` are signs, too, since models write them. There are no
+powers (two signs never follow each other, so neither ``**`` nor ``//``), decimals, exponents, names, or
+products without a sign. A negative number is only allowed at the beginning of a sum: ``-3+5`` and
+``2*(-3+5)``, but not ``2*-3``. With positive numbers, it makes no further positive targets reachable.
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 LONGEST = 1000
-"""Characters of an expression that are read; six numbers in brackets take forty."""
+"""Characters of the longest expression that is read. Six numbers in brackets need forty."""
 
 MOST_TOKENS = 200
 MOST_DIGITS = 15
 DEEPEST = 40
-"""Open brackets at a time."""
+"""The most brackets within each other."""
 
 LONGEST_SHOWN = 200
 """Characters of a malformed answer that are kept in its grade."""
@@ -52,16 +50,16 @@ _GOLD = re.compile(rf"(-?{_NUMBER}) from ({_NUMBER}(?: {_NUMBER})*)")
 class CountdownScores:
     """The rewards of the four verdicts.
 
-    `correct` is at least 1 and the others are less: that is how everything else, pass@1 above all, tells
-    correct from wrong.
+    `correct` is at least 1, and the others are less. This is the definition of a correct answer for all
+    metrics, such as pass@1.
     """
 
     no_answer: float = 0.0
-    """Of a response without an answer."""
+    """Reward of a response without an answer."""
     malformed: float = 0.0
-    """Of an answer that is no expression of the given numbers."""
+    """Reward of an answer that isn't an expression of the given numbers."""
     wrong: float = 0.0
-    """Of an expression of the given numbers with another value."""
+    """Reward of an expression of the given numbers with another value."""
     correct: Annotated[float, Ge(1)] = 1.0
 
     def __post_init__(self) -> None:
@@ -76,15 +74,16 @@ class CountdownScores:
 @Grader.register("countdown")
 @dataclass(frozen=True, kw_only=True)
 class CountdownGrader(Grader):
-    r"""Right is an expression of the given numbers whose value, in exact rational arithmetic, is the
-    target. The gold says both: ``39 from 12 34 7``.
+    r"""A right answer is an expression of the given numbers with the target as its exact value. The gold
+    contains
+    both: ``39 from 12 34 7``.
 
-    Numbers are compared as multisets. Nothing is evaluated. LaTeX is read no further than three signs, so
+    Numbers are compared as multisets. The answer is never executed. Of LaTeX only three signs are read, so
     that ``$62+70+71$`` and ``\frac{62}{70}+71`` are malformed, and so is a leading plus.
 
-    The answer stands between the last `closing` and the last `opening` before it, across newlines; earlier
-    answers don't count. The outcome is ``no_answer`` or ``ok``; the message says what was wrong with a
-    malformed answer, and `extracted` is the answer.
+    The answer is the text between the last `closing` and the last `opening` before it, which may have several
+    lines. The outcome is ``no_answer`` or ``ok``. The message of a malformed answer says what is wrong with
+    it.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -92,22 +91,21 @@ class CountdownGrader(Grader):
     opening: Annotated[str, MinLen(1)] = ANSWER
     closing: Annotated[str, MinLen(1)] = ANSWER_END
     unclosed: bool = False
-    """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
-    string ends, which graders don't see."""
+    """Whether the answer may end without `closing`, because this is a stop string, which graders don't see.
+    Then the answer is the text after the last `opening`, up to a `closing` if there is one."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
     equation: Literal["left", "refused"] = "left"
-    """Reads the left side of an answer with ``=`` (the right-hand side is not looked at), or counts it as
-    malformed."""
+    """``left``: of an answer with ``=`` only the left side is read. ``refused``: it is malformed."""
     require_all: bool = True
-    """Each given number must be used exactly once, else at most once."""
+    """Whether each given number must be used exactly once. Otherwise each may be used at most once."""
     scores: CountdownScores = field(default_factory=CountdownScores)
     """The rewards of the four verdicts."""
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
-        read_gold(problem.gold)  # one that is none is told whatever the response says
+        read_gold(problem.gold)  # raises for a wrong gold, even if the response has no answer
         return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
     @override
@@ -123,9 +121,11 @@ class CountdownGrader(Grader):
                 raise NotAnExpression("it is an equation")
             expression = read_expression(text)
             used_numbers = Counter(expression.numbers)
-            if too_many := used_numbers - given_numbers:
+            too_many = used_numbers - given_numbers
+            if too_many:
                 raise NotAnExpression(f"{_in_one_line(too_many)} not given, or used too often")
-            if self.require_all and (unused := given_numbers - used_numbers):
+            unused = given_numbers - used_numbers
+            if self.require_all and unused:
                 raise NotAnExpression(f"{_in_one_line(unused)} not used")
         except NotAnExpression as error:
             shown = extracted if len(extracted) <= LONGEST_SHOWN else extracted[:LONGEST_SHOWN] + "…"
@@ -135,7 +135,7 @@ class CountdownGrader(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        """Returns whether two expressions have one value, as all right ones have."""
+        """Returns whether two expressions have the same value."""
         try:
             return read_expression(answer).value == read_expression(other).value
         except NotAnExpression:
@@ -143,16 +143,16 @@ class CountdownGrader(Grader):
 
 
 def gold_of(target: int, numbers: Sequence[int]) -> str:
-    """Writes the gold of a problem: all that the grader has to know, in one text."""
+    """Returns the gold of a problem, which contains all that the grader needs: ``39 from 12 34 7``."""
     return f"{target} from {' '.join(map(str, numbers))}"
 
 
 @lru_cache(maxsize=1024)
 def read_gold(gold: str) -> tuple[int, Counter[int]]:
-    """Reads the target and the given numbers. Raises ValueError for another text."""
+    """Reads the target and the given numbers of a gold. Raises ValueError for any other text."""
     match = _GOLD.fullmatch(gold.strip())
     if match is None:
-        raise ValueError(f"the gold {gold[:100]!r} is none of Countdown, such as '39 from 12 34 7'")
+        raise ValueError(f"the gold {gold[:100]!r} is not one of Countdown, such as '39 from 12 34 7'")
     return int(match[1]), Counter(map(int, match[2].split()))
 
 
@@ -180,17 +180,17 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression:
-    """Reads and computes an expression, in time linear in the text. Raises nothing but NotAnExpression.
+    """Reads and computes an expression: ``(3 + 4) * 2`` gives ``Expression(Fraction(14), (3, 4, 2))``.
 
-    ``(3 + 4) * 2`` is ``Expression(Fraction(14), (3, 4, 2))``. Two stacks in place of recursion (Dijkstra's
-    shunting yard), so that no depth of brackets overflows anything.
+    This is Dijkstra's shunting yard algorithm, with two stacks in place of recursion, so that deep brackets
+    can't overflow. The time is linear in the text. The only exception is NotAnExpression.
     """
     signs: list[str] = []
     values: list[Fraction] = []
     numbers: list[int] = []
     depth = 0
     previous: str | None = None  # "number", or the sign that was read last
-    for kind, token in _tokens(text):
+    for kind, token in _split_into_tokens(text):
         is_at_start = previous is None or previous == "("
         follows_value = previous == "number" or previous == ")"
         if kind == "number" or token == "(":
@@ -209,9 +209,10 @@ def read_expression(text: str) -> Expression:
         elif not follows_value:
             raise NotAnExpression(f"no number before {token!r}")
         else:
-            # Computes what binds at least as strongly; a closing bracket ends all up to its opening one.
-            least = _PRECEDENCE[token] if token != ")" else 1
-            while signs and _PRECEDENCE[signs[-1]] >= least:
+            # Compute earlier signs that bind at least as strongly; before a closing bracket, all up to its
+            # opening one.
+            least_precedence = _PRECEDENCE[token] if token != ")" else 1
+            while signs and _PRECEDENCE[signs[-1]] >= least_precedence:
                 _apply(signs.pop(), values)
             if token != ")":
                 signs.append(token)
@@ -231,8 +232,9 @@ def read_expression(text: str) -> Expression:
     return Expression(value, tuple(numbers))
 
 
-def _tokens(text: str) -> list[tuple[str, str]]:
-    """Returns kinds and tokens, ("number", "3") and ("sign", "*") of ``3×``. Raises NotAnExpression."""
+def _split_into_tokens(text: str) -> list[tuple[str, str]]:
+    """Returns the tokens with their kinds: ("number", "3") and ("sign", "*") for ``3×``. Raises
+    NotAnExpression."""
     if len(text) > LONGEST:
         raise NotAnExpression(f"{len(text)} characters, more than {LONGEST}")
     tokens: list[tuple[str, str]] = []
@@ -240,7 +242,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise NotAnExpression(f"{text[position]!r} belongs to no expression")
+            raise NotAnExpression(f"{text[position]!r} is not allowed in an expression")
         position = match.end()
         if match.lastgroup is None:
             continue
@@ -253,7 +255,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 
 
 def _apply(sign: str, values: list[Fraction]) -> None:
-    """Replaces the last values on the stack by what the sign makes of them."""
+    """Replaces the last one or two values on the stack by the result of the sign's operation."""
     right = values.pop()
     if sign == _NEGATED:
         values.append(-right)

@@ -1,7 +1,7 @@
 r"""Finds the answer in a response, for graders.
 
-Every function takes any text, raises nothing, and needs time linear in it: a model writes a million
-brackets sooner or later. Nothing is evaluated; values are read by `json` and `ast.literal_eval`.
+The time of every function is linear in the text, because a model may write a million brackets. Nothing is
+executed: values are read with `json` and `ast.literal_eval`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ from typing import Any
 
 from treetune.exceptions import UnreadableValue
 
-# Graders of users find it here, beside the others.
+# Users' graders import this function from here, too.
 from treetune.tasks.thoughts import after_thought as after_thought
 
 ANSWER = "<answer>"
 ANSWER_END = "</answer>"
 
 LONGEST_VALUE = 100_000
-"""Characters of a value that is read: the syntax tree of a longer one takes hundreds of megabytes."""
+"""Characters of the longest value that is read. The syntax tree of a longer one takes hundreds of
+megabytes."""
 
 DEEPEST_VALUE = 50
-"""Brackets within brackets of a value that is read; Python's own parsers give up at some hundreds."""
+"""The most brackets within each other in a value that is read. Python's own parsers fail at some hundreds."""
 
-# Possessive repetitions, here and in strings: what doesn't end as it should is given up in one pass.
+# Repetitions here and in strings are possessive, so that a text that doesn't match fails in linear time.
 _FENCE = re.compile(
     r"(?P<before>[ \t]*+(?:(?:>|[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<fence>`{3,}+|~{3,}+)[ \t]*+(?P<info>[^\n]*+)"
 )
-"""A line that opens or closes a block of code, with what indents or quotes it, or makes it part of a list."""
+"""A line that opens or closes a block of code. Before the fence there may be signs of indentation, quotation
+or lists."""
 _CLOSING = {"]": "[", ")": "(", "}": "{"}
 _STRING = {
     '"': re.compile(r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'),
     "'": re.compile(r"'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+'"),
 }
-_SIGN = re.compile(r"""\\.|["'\[\](){}]""", re.DOTALL)  # LaTeX's \[ and \{ are no brackets
+_SIGN = re.compile(r"""\\.|["'\[\](){}]""", re.DOTALL)  # LaTeX's \[ and \{ don't count as brackets
 _NESTING = re.compile("|".join(one.pattern for one in _STRING.values()) + r"""|(?P<sign>[\[({\])}"'])""")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?:(?P<brace>\{)|(?P<bare>[-+]?\d+(?:\.\d+)?|\\?[A-Za-z]+))")
 _BARE_FRACTION = re.compile(r"\s*\d\s*\d")
@@ -46,9 +48,9 @@ _BARE_FRACTION = re.compile(r"\s*\d\s*\d")
 def last_between(
     text: str, opening: str = ANSWER, closing: str = ANSWER_END, *, unclosed: bool = False
 ) -> str | None:
-    """Returns what stands between the last `closing` and the last `opening` before it, stripped, on
-    however many lines. With `unclosed`: what follows the last `opening`, up to a `closing` if there is
-    one. None where nothing stands there."""
+    """Returns the text between the last `closing` and the last `opening` before it, stripped. It may have
+    several lines. With `unclosed`, it is the text after the last `opening`, up to a `closing` if there is
+    one. None if there is no such text."""
     if unclosed:
         _, opened, rest = text.rpartition(opening)
         return rest.partition(closing)[0].strip() or None if opened else None
@@ -58,12 +60,16 @@ def last_between(
 
 
 def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[str]:
-    """Returns the contents of all closed blocks of code, from the first to the last; of those with one of
-    these `languages` behind the fence alone, where any are named. With `unclosed` also what stands behind the
-    last fence, where nothing closes it.
+    """Returns the contents of all closed blocks of code, from the first to the last.
 
-    Fences are lines of three or more backticks or tildes, closed by at least as many, as in Markdown. They
-    may be indented, quoted, or part of a list; their content loses as much.
+    Fences are lines of three or more backticks or tildes, and are closed by at least as many, as in Markdown.
+    They may be indented, quoted, or part of a list. The same indentation and quotation is removed from the
+    content.
+
+    Args:
+        text: The text.
+        languages: If given, only blocks with one of these languages after the fence are returned.
+        unclosed: Whether to include the text after the last fence if that isn't closed.
     """
     blocks: list[str] = []
     opening: re.Match[str] | None = None
@@ -97,8 +103,7 @@ def _language(fence: re.Match[str]) -> str:
 
 
 def _unindented(line: str, before: str) -> str:
-    """Returns a line of a block without what stands before the block's fence: signs of a quotation, and at
-    most so many spaces."""
+    """Returns a line of a block without the indentation and the signs of quotation that its fence has."""
     for _ in range(before.count(">")):
         line = re.sub(r"^[ \t]*> ?", "", line)
     width = len(before.rpartition(">")[2]) - (1 if ">" in before else 0)
@@ -109,8 +114,8 @@ def _unindented(line: str, before: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    r"""Returns the content of the last ``\boxed{…}`` or ``\fbox{…}`` whose brace is closed; of a box that
-    holds nothing but a box, what stands in that one. None where it is empty."""
+    r"""Returns the content of the last ``\boxed{…}`` or ``\fbox{…}`` that is closed; None if it is empty. If
+    a box contains only a box, the result is the inner content."""
     in_boxes = boxes(text)
     if not in_boxes:
         return None
@@ -122,10 +127,10 @@ def last_box(text: str) -> str | None:
 
 
 def read_value(text: str) -> Any:
-    """Reads the JSON value or Python literal that all of the text is.
+    """Reads a text that is a JSON value or a Python literal.
 
-    Raises UnreadableValue for any other text, for one over `LONGEST_VALUE`, for one nested deeper than
-    `DEEPEST_VALUE`, and for strings over several lines, which JSON doesn't have.
+    Raises UnreadableValue for any other text, for one longer than `LONGEST_VALUE` or nested deeper than
+    `DEEPEST_VALUE`, and for strings with several lines, which JSON doesn't allow.
     """
     text = text.strip()
     if len(text) > LONGEST_VALUE:
@@ -138,15 +143,17 @@ def read_value(text: str) -> Any:
         pass
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings, which a model may write
+            warnings.simplefilter("ignore")  # Python warns of unknown escapes, which a model may write
             return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise UnreadableValue(f"no JSON and no literal: {error}") from None
+        raise UnreadableValue(f"neither JSON nor a Python literal: {error}") from None
 
 
 def find_values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
-    """Yields the text and value of everything in `brackets` (their opening signs) that is a whole value,
-    from the last to the first. What stands within another pair of `brackets` is part of that one."""
+    """Yields each value in brackets within a text, with its text, from the last to the first.
+
+    `brackets` are the opening signs to look for. A value within another such value isn't yielded by itself.
+    """
     for start, end in reversed(_outermost(text, brackets)):
         try:
             yield text[start:end], read_value(text[start:end])
@@ -155,62 +162,65 @@ def find_values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
 
 
 def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
-    """Returns where the outermost balanced pairs of these brackets begin and end, from left to right.
+    """Returns the spans of the outermost balanced pairs of these brackets, from left to right, in one pass.
 
-    One pass. Quotes count within brackets alone and up to the end of their line, so that an
-    apostrophe in a sentence hides little. A bracket that closes another kind ends all that is open.
+    Quotes count only within brackets, and up to the end of their line, so that an apostrophe in a sentence
+    hides little text. A closing bracket of the wrong kind discards all brackets that are open.
     """
     pairs: list[tuple[int, int]] = []
-    open_ones: list[int] = []
+    open_brackets: list[int] = []
     position = 0
     while (sign := _SIGN.search(text, position)) is not None:
         position = sign.end()
         if len(sign[0]) > 1:
             continue
         if sign[0] in _STRING:
-            string = _STRING[sign[0]].match(text, sign.start()) if open_ones else None
+            string = _STRING[sign[0]].match(text, sign.start()) if open_brackets else None
             if string is not None:
                 position = string.end()
-            elif open_ones:
+            elif open_brackets:
                 position = _end_of_line(text, position, sign[0])
         elif sign[0] not in _CLOSING:
-            open_ones.append(sign.start())
-        elif open_ones and text[open_ones[-1]] == _CLOSING[sign[0]]:
-            start = open_ones.pop()
+            open_brackets.append(sign.start())
+        elif open_brackets and text[open_brackets[-1]] == _CLOSING[sign[0]]:
+            start = open_brackets.pop()
             if text[start] in brackets:
                 while pairs and pairs[-1][0] > start:
                     pairs.pop()
                 pairs.append((start, position))
         else:
-            open_ones.clear()
+            open_brackets.clear()
     return pairs
 
 
 def _end_of_line(text: str, position: int, quote: str) -> int:
-    """Returns where to go on behind a quote that isn't closed on its line: behind it, with no other like
-    it to come before the line ends. (Each of a line's quotes would else look for its end anew.)"""
+    """Returns the offset at which to continue after a quote that isn't closed in its line.
+
+    If the line has further quotes of this kind, each of them would be searched for its end again. So it
+    continues at the end of the line then.
+    """
     end = text.find("\n", position)
     end = len(text) if end < 0 else end
     return position if text.find(quote, position, end) < 0 else end
 
 
 def _depth(text: str) -> int:
-    """Returns how deep brackets stand in brackets outside of strings."""
+    """Returns the largest number of brackets within each other, outside of strings."""
     deepest = depth = 0
     for match in _NESTING.finditer(text):
         if sign := match["sign"]:
             if sign in _STRING:
-                raise UnreadableValue("a string that its line doesn't end")
+                raise UnreadableValue("a string that isn't closed in its line")
             depth += 1 if sign in "[({" else -1
             deepest = max(deepest, depth)
     return deepest
 
 
 def braces(text: str) -> dict[int, int]:
-    r"""Returns the offset of the closing brace for each one that is closed. ``\{`` and ``\}`` are signs, not
-    braces.
+    r"""Returns the offset of the closing brace for each opening brace that is closed: ``{0: 2}`` for ``{a}``.
 
-    One pass: looking for each brace's end anew would be quadratic in what a model wrote.
+    ``\{`` and ``\}`` don't count as braces. All are found in one pass, because a search for the end of each
+    brace would take quadratic time.
     """
     opened: list[int] = []
     pairs: dict[int, int] = {}
@@ -223,14 +233,17 @@ def braces(text: str) -> dict[int, int]:
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""Returns (start, end, content) of each ``\boxed{…}`` that is closed, from left to right; of a box in a
-    box the outer one. ``\boxed 5`` holds the number, letters or command that follow, and a command's groups:
-    ``\boxed\frac{1}{2}`` is meant as a half."""
+    r"""Returns (start, end, content) of each ``\boxed{…}`` that is closed, from left to right. A box within
+    another one isn't returned.
+
+    Without braces, as in ``\boxed 5``, the content is the number, the letters or the command that follow. A
+    command includes its arguments: ``\boxed\frac{1}{2}`` is a half.
+    """
     boxed: list[tuple[int, int, str]] = []
     pairs = braces(text)
     for box in _BOX.finditer(text):
         if boxed and box.start() < boxed[-1][1]:
-            continue  # within the box before
+            continue  # within the previous box
         if box["bare"]:
             is_command = box["bare"].startswith("\\")
             bare_end = _end_of_arguments(text, box, pairs) if is_command else box.end()
@@ -243,7 +256,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def _end_of_arguments(text: str, box: re.Match[str], pairs: dict[int, int]) -> int:
-    """Returns the offset behind the groups in braces that follow a box's bare command."""
+    """Returns the offset after the arguments of the command in a box without braces."""
     end = box.end()
     if "frac" in box["bare"] and (digits := _BARE_FRACTION.match(text, end)) is not None:
         return digits.end()

@@ -1,4 +1,4 @@
-"""The grader of tasks whose answer stands after a marker."""
+"""The grader of tasks whose answer comes after a marker."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
 @Grader.register("final_answer")
 @dataclass(frozen=True, kw_only=True)
 class FinalAnswer(Grader):
-    """Reward 1 if the text after the last `marker` is the gold: the same whole number, or, where
-    one of them is no whole number, the same string. Surrounding white space does not count.
+    """Reward 1 if the text after the last `marker` is the gold: the same whole number, or if one of them
+    isn't a whole number, the same text. Surrounding white space is ignored.
 
-    Without a marker, or with nothing after it, the outcome is ``no_answer``.
+    Without a marker, or without a text after it, the outcome is ``no_answer``.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     marker: Annotated[str, MinLen(1)] = "#"
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
-    # Two searches and a comparison, linear in the answer: nothing here can hang, so a worker
-    # process would only cost time.
+    # Two searches and a comparison, in time linear in the answer. This can't hang, so that no process is
+    # needed.
     isolation: ClassVar[Isolation] = "inline"
 
     @override
@@ -47,9 +47,10 @@ class FinalAnswer(Grader):
 
 
 def _canonical(answer: str) -> str:
-    """Whole numbers without plus sign, leading zeros and negative zero; other strings as they are.
+    """Returns a whole number without a plus sign, leading zeros and the sign of zero, and other text
+    unchanged.
 
-    Compared as strings: `int` is quadratic in the number of digits, and reads ``1_0`` as ten.
+    The result is text, because `int` takes quadratic time, and reads ``1_0`` as ten.
     """
     match = _INTEGER.fullmatch(answer)
     if match is None:

@@ -1,6 +1,6 @@
-"""Graders of numbers, as GSM8K has them: by value, and as published code compares.
+"""Graders of numbers, such as GSM8K's answers: one by value, and two with the rules of published code.
 
-Numbers are read as people write them: with separators, currencies, percent, units, as fractions.
+Numbers may have separators, currencies, percent signs and units, and may be fractions.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _SEPARATED = re.compile(
     r"(?:(?<![\d)])-)?[$€£]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d[\d,]*(?![\d/]))?"
     r"(?:[ ]?%|[ ]percent\b)?"
 )
-"""A number within a text, with its sign where that is no minus between two numbers."""
+"""A number within a text, with its sign. A minus between two numbers isn't a sign."""
 _CLAUSE_BEFORE = re.compile(r"[^.,;:\n\d]*\Z")
-_CLAUSE_BEHIND = re.compile(r"[^.,;:\n\d]*")
+_CLAUSE_AFTER = re.compile(r"[^.,;:\n\d]*")
 
 
 @Grader.register("numeric")
 @dataclass(frozen=True, kw_only=True)
 class Numeric(Grader):
-    """Reward 1 if the answer is the gold's number, however it is written: ``1,080``, ``$1080.00``,
-    ``1080 eggs``, ``2160/2``. Where either is no number, they must be the same text.
+    """Reward 1 if the answer is the gold's number in any form: ``1,080``, ``$1080.00``, ``1080 eggs``,
+    ``2160/2``. If one of the two isn't a number, they must be the same text.
 
-    The answer is the first line with text after the last `marker`; the gold may have the marker
-    (a worked solution) or not. What the number is not (``not 72``) is no answer.
+    The answer is the first line with text after the last `marker`. The gold may be a worked solution with the
+    marker. A text that excludes a number (``not 72``) is not an answer.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -48,10 +48,10 @@ class Numeric(Grader):
     """The answer of a response without the marker: none, its last number, or the content of its last
     ``\\boxed{…}``."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
     require_think_end: bool = False
-    """A response without a thought that ends gives no answer; else all of it counts."""
+    """Whether a response needs a thought that ends. Without it, such a response counts as ``no_answer``."""
 
     def __post_init__(self) -> None:
         if self.require_think_end and self.think_end is None:
@@ -75,7 +75,7 @@ class Numeric(Grader):
         elif not answer and self.without_marker == "boxed":
             in_boxes = boxes(response)
             answer = in_boxes[-1][2].strip() or None if in_boxes else None
-        return None if answer is None or denied(answer) else answer
+        return None if answer is None or is_denial(answer) else answer
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
@@ -88,7 +88,7 @@ class Numeric(Grader):
         return Grade(reward=float(number.equals(gold_number)), outcome="ok", extracted=str(number))
 
     def _lacks_thought(self, response: str, problem: Problem) -> bool:
-        """Returns whether a response has to hold a thought that ends, and doesn't."""
+        """Returns whether a response needs a thought that ends, and has none."""
         if not self.require_think_end or self.think_end is None:
             return False
         reading = read_thoughts(response, self.think_end, is_open=problem.is_thought_open)
@@ -98,19 +98,19 @@ class Numeric(Grader):
 @Grader.register("gsm8k_exact")
 @dataclass(frozen=True, kw_only=True)
 class Gsm8kExact(Grader):
-    """Gives the verdicts of the VinePPO paper's code on GSM8K, for numbers that can be compared with its.
+    """Gives the same grades as the VinePPO paper's code on GSM8K, so that results are comparable.
 
-    The text after the last ``####``, without commas, must be the gold's, letter by letter. Commas
-    of the gold stay, so that the 14 test problems with one cannot be solved; 18.0 is not 18.
+    The text after the last ``####``, without commas, must be equal to the gold's text. Commas in the gold are
+    kept, so that the 14 test problems with one can't be solved. 18.0 is not 18.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     original_format: bool = True
-    """Reads the answer after ``####``; else it is the response's last number."""
+    """Whether the answer is the text after ``####``. Otherwise it is the response's last number."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
-    (`tasks.thoughts`). null: all of a response counts."""
+    """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
+    other models (`tasks.thoughts`). null: the whole response counts."""
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
@@ -133,20 +133,20 @@ class Gsm8kExact(Grader):
 @Grader.register("gsm8k_lenient_substring")
 @dataclass(frozen=True, kw_only=True)
 class Gsm8kLenientSubstring(Grader):
-    """Gives the verdicts of the Exploring Paths code on GSM8K, for numbers that can be compared with its.
+    """Gives the same grades as the Exploring Paths code on GSM8K, so that results are comparable.
 
-    The answer is the rest of the line behind the first ``####``, looked for after the first ``</think>``
-    where there is one, else in the whole response. Right is what holds the gold's text anywhere: for a
-    gold of 18 also ``118``, ``$18`` or a list of many numbers; a gold of 1,800 isn't in ``1800``.
+    The answer is the rest of the line after the first ``####``, which is searched after the first
+    ``</think>`` if there is one. A right answer contains the gold's text anywhere. For a gold of 18 also
+    ``118``, ``$18`` or a list of many numbers is right. A gold of 1,800 isn't in ``1800``.
     """
 
-    # Searches in linear time, and nothing read: no process is needed for it.
+    # It only searches texts in linear time, so that no process is needed.
     isolation: ClassVar[Isolation] = "inline"
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
-        _, thought, behind = response.partition(THINK_END)
-        _, marker, rest = (behind if thought else response).partition("####")
+        _, has_thought, text_after_thought = response.partition(THINK_END)
+        _, marker, rest = (text_after_thought if has_thought else response).partition("####")
         return rest.partition("\n")[0].strip() if marker else None
 
     @override
@@ -162,12 +162,12 @@ def after_marker(text: str, marker: str) -> str | None:
     return next((line for line in map(str.strip, rest.split("\n")) if line), None)
 
 
-# Numbers as people write them
+# Reading numbers
 
 LONGEST = 2000
-"""Characters of an answer that are looked at, and digits of a number: beyond it nothing is one.
+"""Characters of the longest text that is read as a number. Answers in data sets have under 20 digits.
 
-It bounds the time of arithmetic on what a model wrote; answers in data sets have under 20 digits.
+It bounds the time of arithmetic on what a model wrote.
 """
 
 LARGEST_EXPONENT = 1000
@@ -223,26 +223,26 @@ _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 
 
 @dataclass(frozen=True)
 class WrittenNumber:
-    """A value as it was written, and whether a percent sign stood behind it (50 % is 50 and percent)."""
+    """A number, and whether it has a percent sign: 50 % is ``WrittenNumber(Fraction(50), percent=True)``."""
 
     value: Fraction
     percent: bool = False
 
     @override
     def __str__(self) -> str:
-        return exactly(self.value) + ("%" if self.percent else "")
+        return write_exactly(self.value) + ("%" if self.percent else "")
 
     def equals(self, other: WrittenNumber) -> bool:
-        """Compares by value. A percent sign on one side only is a unit, or a hundredth: both readings are
-        right."""
+        """Returns whether two values are equal. If only one of them has a percent sign, it may be a unit, or
+        it may mean a hundredth: both are accepted."""
         if self.value == other.value or self.percent == other.percent:
             return self.value == other.value
         plain, percent = (other, self) if self.percent else (self, other)
         return plain.value == percent.value / 100
 
 
-def exactly(value: Fraction) -> str:
-    """Writes a decimal where there is one that ends, else a fraction."""
+def write_exactly(value: Fraction) -> str:
+    """Writes a fraction as a decimal if that is finite: ``0.125``, but ``1/3``."""
     below = value.denominator
     twos = fives = 0
     while below % 2 == 0:
@@ -257,22 +257,23 @@ def exactly(value: Fraction) -> str:
     return f"-{whole}" if value < 0 else whole
 
 
-def denied(text: str) -> bool:
-    """Returns whether a text says what a number is not: ``not 72``, ``x != 72``, ``72 is wrong``."""
+def is_denial(text: str) -> bool:
+    """Returns whether a text excludes a number: ``not 72``, ``x != 72``, ``72 is wrong``."""
     return _DENIED.search(text[:LONGEST].replace("’", "'")) is not None
 
 
 def read_number(text: str) -> WrittenNumber | None:
-    """Reads the one number in a short text; None where it has none, several, or says what it is not.
+    """Reads the only number in a short text; None if it has no number or several, or if it excludes the
+    number.
 
     ``$1,200 per month`` is ``WrittenNumber(Fraction(1200), False)``, and ``-5 %`` is
-    ``WrittenNumber(Fraction(-5), True)``.
-    Raises nothing, whatever the text, and takes time linear in it.
+    ``WrittenNumber(Fraction(-5), True)``. It raises nothing, and the time is linear in the text.
     """
-    text = _digits_of_words(_plain(_powers_of_ten(text.strip())))
-    if len(text) > LONGEST or denied(text) or "\\" in text:  # what is left of LaTeX says more than a number
+    text = _words_to_digits(_simplify(_shorten_powers_of_ten(text.strip())))
+    # Any other command of LaTeX means more than a number.
+    if len(text) > LONGEST or is_denial(text) or "\\" in text:
         return None
-    _, equals, right = text.rpartition("=")  # 9 * 2 = 18 says 18
+    _, equals, right = text.rpartition("=")  # 9 * 2 = 18 means 18
     if equals:
         text = right
     match = _NUMBER.search(text)
@@ -280,9 +281,9 @@ def read_number(text: str) -> WrittenNumber | None:
         return None
     text_before, after = text[: match.start()], text[match.end() :]
     power = _UNIT_POWER.search(after)
-    if power is not None:  # the 2 of 72 m^2 is no second number
+    if power is not None:  # the 2 of 72 m^2 is not a second number
         after = after[: power.start()] + after[power.end() :]
-    # The sign stands before the currency: -$5
+    # The sign may be before the currency: -$5
     up_to_sign = text_before.rstrip(f" \t({_CURRENCY}")
     is_in_words = re.search(r"\b(?:minus|negative)$", up_to_sign.lower()) is not None
     is_negative = up_to_sign.endswith("-") or is_in_words
@@ -290,44 +291,45 @@ def read_number(text: str) -> WrittenNumber | None:
         text_before = up_to_sign[:-1]
     if not _BEFORE.fullmatch(text_before) or not _AFTER.fullmatch(after):
         return None
-    # The number goes on behind what was read (2,5; 3/; 4!; 5²), so that it isn't this one.
+    # The number continues after the match (2,5; 3/; 4!; 5²), so that it is another number.
     if re.match(r"[,.'/:-]\d|\s?/\s?$|-\s?$|\s?[!(^]|[⁰¹²³⁴-⁹]", after):
         return None
-    value = _value(match)
+    value = _value_of_match(match)
     if value is None:
         return None
-    if scale := _SCALE.match(after):
+    scale = _SCALE.match(after)
+    if scale is not None:
         value *= 10 ** (3 if scale[2] else _SCALES[scale[1]])
     percent = re.match(r"\s?(?:%|percent\b|per cent\b)", after) is not None
     return WrittenNumber(-value if is_negative else value, percent)
 
 
 def last_number(text: str) -> str | None:
-    """Returns the last number of a text, with its sign, its fraction and its percent.
+    """Returns the last number of a text, with its sign, its denominator and its percent sign.
 
-    None where there is none, or where its clause says that it isn't the answer (``it is not 72``). Exponents
-    of units are no numbers (``72 m^2``). A number in words is one where the text has no digits.
+    None if there is no number, or if its clause excludes it (``it is not 72``). Exponents of units don't
+    count (``72 m^2``). Numbers in words count only if the text has no digits.
     """
     text = _THIN_SPACES.sub(",", text.translate({ord("−"): "-", ord("－"): "-"}))
-    text = _powers_of_ten(text).translate(_SAME)
+    text = _shorten_powers_of_ten(text).translate(_SAME)
     if not text.isascii():
-        text = "".join(map(_character, text))
+        text = "".join(map(_to_ascii, text))
     for pattern, into in _IN_A_TEXT:
         text = pattern.sub(into, text)
     text = _UNIT_POWER_IN_A_TEXT.sub("", text)
     numbers = list(_SEPARATED.finditer(text))
     if not numbers:
-        in_words = _last_in_words(text)
-        return None if in_words is None else str(in_words)
+        number_in_words = _last_number_in_words(text)
+        return None if number_in_words is None else str(number_in_words)
     number = numbers[-1]
     clause_before = _CLAUSE_BEFORE.search(text, max(number.start() - LONGEST, 0), number.start())
-    clause_behind = _CLAUSE_BEHIND.match(text, number.end(), number.end() + LONGEST)
+    clause_after = _CLAUSE_AFTER.match(text, number.end(), number.end() + LONGEST)
     clause = number[0]
     if clause_before:
         clause = clause_before[0] + clause
-    if clause_behind:
-        clause += clause_behind[0]
-    return None if denied(clause) else number[0].rstrip(",")
+    if clause_after:
+        clause += clause_after[0]
+    return None if is_denial(clause) else number[0].rstrip(",")
 
 
 _IN_A_TEXT: list[tuple[re.Pattern[str], str]] = [
@@ -338,12 +340,12 @@ _IN_A_TEXT: list[tuple[re.Pattern[str], str]] = [
 ]
 
 
-def _powers_of_ten(text: str) -> str:
-    """Writes scientific notation as programs do: ``2.5 \\times 10^6`` as ``2.5e6``."""
+def _shorten_powers_of_ten(text: str) -> str:
+    """Writes scientific notation in the form of programs: ``2.5 \\times 10^6`` as ``2.5e6``."""
 
-    def in_short(match: re.Match[str]) -> str:
-        raised = match["exponent"] or match["raised"].translate(_SUPERSCRIPTS)
-        return f"{match['factor']}e{raised}"
+    def shorten(match: re.Match[str]) -> str:
+        exponent = match["exponent"] or match["raised"].translate(_SUPERSCRIPTS)
+        return f"{match['factor']}e{exponent}"
 
     if "10" not in text or len(text) > 50 * LONGEST:
         return text
@@ -351,7 +353,7 @@ def _powers_of_ten(text: str) -> str:
         text = text.replace(times, "*")
     for minus in "−⁻":
         text = text.replace(minus, "-")
-    return _POWER_OF_TEN.sub(in_short, text)
+    return _POWER_OF_TEN.sub(shorten, text)
 
 
 # Numbers in words
@@ -373,21 +375,21 @@ _IN_WORDS = re.compile(
 _ENDS_THERE = re.compile(r"(?:\s+[^\W\d]+)?[\s.!*_$`)}]*\Z")
 
 
-def _digits_of_words(text: str) -> str:
-    """Returns a short text without digits with the numbers in words as digits: ``twenty-one eggs`` as ``21
+def _words_to_digits(text: str) -> str:
+    """Replaces numbers in words by digits in a short text without digits: ``twenty-one eggs`` by ``21
     eggs``."""
     if len(text) > LONGEST or re.search(r"\d", text):
         return text
 
-    def in_digits(match: re.Match[str]) -> str:
+    def to_digits(match: re.Match[str]) -> str:
         value = _value_of_words(match[0])
         return match[0] if value is None else str(value)
 
-    return _IN_WORDS.sub(in_digits, text)
+    return _IN_WORDS.sub(to_digits, text)
 
 
-def _last_in_words(text: str) -> int | None:
-    """Returns the number in words with which a text ends, alone or with a unit (one word)."""
+def _last_number_in_words(text: str) -> int | None:
+    """Returns the number in words at the end of a text, which may have a unit of one word after it."""
     end = text[-LONGEST:]
     matches = list(_IN_WORDS.finditer(end))
     if not matches or not _ENDS_THERE.fullmatch(end, matches[-1].end()):
@@ -395,16 +397,16 @@ def _last_in_words(text: str) -> int | None:
     last = matches[-1]
     value = _value_of_words(last[0])
     clause_before = _CLAUSE_BEFORE.search(end, 0, last.start())
-    is_denied = denied((clause_before[0] if clause_before else "") + str(value))
-    return None if is_denied else value
+    clause = (clause_before[0] if clause_before else "") + str(value)
+    return None if is_denial(clause) else value
 
 
 def _value_of_words(text: str) -> int | None:
     """Returns the value of cardinal words in the order of English: 2021 for ``two thousand twenty-one``.
 
-    None for any other order, such as of two numbers side by side (``two three``).
+    None for any other order, such as two numbers in a row (``two three``).
     """
-    # A group is what stands before "thousand" or "million", or at the end: a number below 1000.
+    # A group is the number below 1000 before "thousand" or "million", or at the end.
     total = group = 0
     least_multiple = 10**15  # multiples become smaller from left to right
     bound = 1000  # the next word of this group must be smaller
@@ -429,30 +431,32 @@ def _value_of_words(text: str) -> int | None:
     return total + group
 
 
-def _plain(text: str) -> str:
-    """Returns the text in ASCII digits and signs, without LaTeX's commands."""
+def _simplify(text: str) -> str:
+    """Returns a text with ASCII digits and signs, without commands of LaTeX."""
     if len(text) > LONGEST:
         return text
     text = text.translate(_SAME)
     if not text.isascii():
-        text = "".join(map(_character, text))
+        text = "".join(map(_to_ascii, text))
     if "\\" in text or "{,}" in text:
         for pattern, into in _LATEX:
             text = pattern.sub(into, text)
         text = text.replace("{", " ").replace("}", " ")
-    # "$18$" is a formula; "$18" is money. Both are the number.
+    # "$18$" is a formula, and "$18" is money. Both are the number 18.
     return text.strip(' \t*_`"').rstrip(" .;,!$*_`)")
 
 
-def _character(character: str) -> str:
-    if (digit := unicodedata.decimal(character, None)) is not None:
+def _to_ascii(character: str) -> str:
+    """Returns ASCII digits for a digit of any script, and for a fraction such as ½."""
+    digit = unicodedata.decimal(character, None)
+    if digit is not None:
         return str(digit)
     if unicodedata.decomposition(character).startswith("<fraction>"):
         return " " + unicodedata.normalize("NFKC", character).replace("⁄", "/") + " "
     return character
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
+def _value_of_match(match: re.Match[str]) -> Fraction | None:
     """Returns the value of a number without its sign: ``1 1/2``, ``3/4``, ``1,200.5`` or ``2.5e6``.
 
     None for a division by zero, and for an exponent beyond `LARGEST_EXPONENT`.

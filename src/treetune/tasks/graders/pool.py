@@ -1,21 +1,22 @@
-"""Grades answers, each in the process or thread that its grader asks for, within its deadline, and once.
+"""Grades answers in the processes or threads that their graders need, within a deadline, and each answer
+once.
 
-Where a call goes is the grader's `isolation`::
+The grader's `isolation` decides where a call goes::
 
     a thread of the run              GraderPool                          processes and threads
     ───────────────────              ──────────                          ─────────────────────
     submit(response, problem)
       ├ "inline" ──────► graded at once, in this thread
-      ├ the memo has it ► the future is done
-      ├ it is in flight ► waits with the first one (`_waiting`)
+      ├ in the memo ───► the future is done
+      ├ in flight ─────► waits with the first call (`_waiting`)
       ├ "process" ─────► `Pool` of workers ───────────────► Grading.answer in a worker
       └ "service" ─────► `Pool` of threads ───────────────► Grading.answer in a thread
                          `_settle` ◄─────────────────────── the grade, or how the worker was lost
       future.result() ◄─ all futures that waited for it
 
-The caller waits only where it asks for `result()`. The pool gives up a call that passes its deadline: it
-kills the worker process, or leaves the thread to itself, and the future gets `_grade_lost_answer`.
-`close` cancels what is left. The lock keeps the memo and `_waiting` consistent; no grader runs under it.
+The caller only waits in `result()`. The pool gives up a call at its deadline: it kills the worker process, or
+abandons the thread, and the future gets `_grade_lost_answer`. `close` cancels the remaining calls. The lock
+protects the memo and `_waiting`, and is never held while a grader runs.
 """
 
 from __future__ import annotations
@@ -42,21 +43,23 @@ from treetune.tasks.thoughts import ends_in_thought
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 Key = tuple[int, str, str, bytes]
+"""The grader's number, the problem's id and gold, and a digest of the response."""
 
 
 class GraderPool(AbstractContextManager["GraderPool"]):
-    """Grades answers, each by the grader that there is for its problem (`Grader.of`).
+    """Grades answers, each with the grader of its problem (`Grader.of`).
 
-    Where a grader runs in a process, there are `workers` of these: an answer on which it hangs gets the
-    outcome ``timeout``, one on which it crashes or runs out of `memory_gib` gets ``error``; the worker is
-    replaced and the others go on. Services are called in threads. An answer has its grader's
-    deadline, or else `deadline` seconds. Equal answers to a problem are graded once: the last `memo_size`
-    grades are kept, unless nothing is known. A grader that is ``inline`` runs in the caller's thread, without
-    memo: there is nothing to guard against, and comparing two strings is far cheaper than sending
-    them away or looking them up.
+    Graders with the isolation ``process`` run in `workers` processes. An answer on which a grader hangs gets
+    the outcome ``timeout``, and one on which it crashes or needs more than `memory_gib` gets ``error``. The
+    worker is replaced, and other answers aren't affected. Services run in threads. ``inline`` graders run in
+    the caller's thread.
 
-    Safe to use from several threads. Workers start with the first answer, and end with the pool or
-    with this process, however it ends. Close it, or use it in a `with` statement.
+    The deadline of an answer is its grader's, or `deadline` seconds. Equal answers to a problem are graded
+    once: the last `memo_size` grades are remembered, except those with an unknown outcome. Grades of
+    ``inline`` graders aren't remembered, because comparing two strings is cheaper.
+
+    The pool is safe to use from several threads. Workers start with the first answer. They end with the pool,
+    and with this process for whatever reason. Close the pool, or use it in a `with` statement.
     """
 
     def __init__(
@@ -70,9 +73,16 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         context: ServiceContext | None = None,
         whole_prompt: Callable[[Problem], str] | None = None,
     ) -> None:
-        """`workers` is by default 2, or 1 where there is but one core: the engine needs the others. `context`
-        is what services are lent; whoever made it closes it. `whole_prompt` writes a problem's prompt as the
-        model gets it: one that ends with what opens a thought leaves that out of the response."""
+        """Args:
+        grader: The grader of all problems.
+        workers: Processes. None: 2, or 1 on a machine with one core, because the engine needs the cores.
+        deadline: Seconds for an answer, if its grader has no deadline.
+        memory_gib: Memory of a worker.
+        memo_size: The most grades that are remembered.
+        context: The objects that services use. The caller closes it.
+        whole_prompt: Returns a problem's prompt as the model reads it, with its chat template. If that ends
+            by opening a thought, responses begin within the thought.
+        """
         if workers is None:
             workers = min(2, os.cpu_count() or 1)
         if workers < 1 or deadline <= 0 or memo_size < 0:
@@ -84,13 +94,15 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         self.deadline = deadline
         self._whole_prompt = whole_prompt
         self._thought_is_open: dict[str, bool] = {}
-        """By the ids of problems, since writing a prompt takes as long as grading some answers."""
+        """Whether a problem's whole prompt opens a thought, by the problem's id. It is remembered because
+        writing a prompt takes as long as grading some answers."""
         self._memo: OrderedDict[Key, Grade] = OrderedDict()
         self._memo_size = memo_size
-        # Reentrant: a call may be done when its callback is added, and then `_settle` runs within `_submit`.
+        # Reentrant, because `_settle` runs within `_submit` if a call is done when its callback is added.
         self._lock = threading.RLock()
         self._waiting: dict[Key, list[Future[Grade]]] = {}
         self._graders: dict[int, tuple[int, Grader]] = {}
+        """The number of each grader in the pool of processes and threads, by the grader's `id`."""
         self._comparing: dict[int, Comparing] = {}
         self._services: list[Service] = []
         self._has_services = False
@@ -102,14 +114,19 @@ class GraderPool(AbstractContextManager["GraderPool"]):
     def submit(
         self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
     ) -> Future[Grade]:
-        """Returns the future grade. Does not block, nor raise for what the answer is.
+        """Returns the future grade. It doesn't block, and raises nothing because of the answer.
 
-        `decided` says that the answer earns what it earns whatever its grade is (it was cut off): then no
-        service is asked about it, and it has no answer. `follows_prompt` says that the response stands behind
-        the prompt, which may have opened its thought; the last of several turns doesn't.
+        Args:
+            response: The answer.
+            problem: Its problem.
+            decided: Whether the reward doesn't depend on the grade, because the answer was cut off. Then no
+                service is asked, and the answer counts as ``no_answer``.
+            follows_prompt: Whether the response comes directly after the prompt, which may have opened a
+                thought. The last of several turns doesn't.
 
-        The future raises WorkerStartError if no worker can load the grader; so does `submit` from
-        then on. Raises ValueError if the pool is closed.
+        Raises:
+            WorkerStartError: No worker can load the grader. The future raises it, too.
+            ValueError: The pool is closed.
         """
         if follows_prompt:
             problem = self._with_open_thought(problem)
@@ -121,7 +138,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         return self._submit(grader, response, problem)
 
     def _with_open_thought(self, problem: Problem) -> Problem:
-        """Returns the problem, which says whether its whole prompt ends within a thought."""
+        """Returns the problem, with `is_thought_open` set if its whole prompt opens a thought."""
         if self._whole_prompt is None:
             return problem
         if problem.id not in self._thought_is_open:
@@ -134,8 +151,10 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         return [future.result() for future in futures]
 
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool | None:
-        """Returns whether two answers, as they were extracted, are equal to the problem's grader; None
-        where it can't say: it compares no answers, or hung on these."""
+        """Returns whether two extracted answers are equal according to the problem's grader.
+
+        None if the grader doesn't compare answers, or couldn't compare these.
+        """
         grader = self.grader.of(problem)
         if not grader.votes_by_value:
             return None
@@ -146,14 +165,14 @@ class GraderPool(AbstractContextManager["GraderPool"]):
 
     @property
     def has_services(self) -> bool:
-        """Returns whether any grader is a service; `counted` may tell of it then."""
+        """Whether any grader is a service. Only then `counted` may return metrics."""
         return self._has_services
 
     def counted(self) -> Counts:
-        """Returns what all services have counted since the last call, summed by name.
+        """Returns the counts of all services since the last call, summed by name.
 
-        A count is a value and what it is divided by: ("judge/seconds", (12.0, 4.0)) are 3 seconds on average,
-        and None for the second one is a plain sum.
+        A count is a sum and its divisor: ("judge/seconds", (12.0, 4.0)) is a mean of 3 seconds. With None as
+        the divisor, the metric is the sum.
         """
         totals: Counts = {}
         for service in list(self._services):
@@ -166,7 +185,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         return totals
 
     def close(self) -> None:
-        """Ends the workers; grades that are still missing are cancelled. Safe to call twice."""
+        """Ends the workers, and cancels grades that are still missing. Safe to call twice."""
         self._pool.close()
 
     @override
@@ -174,7 +193,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         self.close()
 
     def _submit(self, grader: Grader, response: str, problem: Problem) -> Future[Grade]:
-        """Returns the future grade by this very grader: at once, from the memo, or from the pool."""
+        """Returns the future grade by this grader: computed at once, from the memo, or from the pool."""
         future: Future[Grade] = Future()
         if grader.isolation == "inline":
             future.set_result(grade_response(grader, response, problem))
@@ -185,10 +204,10 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         with self._lock:
             number = self._number(grader)
             key = (number, problem.id, problem.gold, digest)
-            remembered = self._memo.get(key)
-            if remembered is not None:
+            remembered_grade = self._memo.get(key)
+            if remembered_grade is not None:
                 self._memo.move_to_end(key)
-                future.set_result(remembered)
+                future.set_result(remembered_grade)
             elif (waiting := self._waiting.get(key)) is not None:
                 waiting.append(future)
             else:
@@ -202,16 +221,17 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         return self._submit(grader.of(problem), response, problem).result()
 
     def _number(self, grader: Grader) -> int:
-        """Returns the grader's number, which it gets when it is first met.
+        """Returns the grader's number, and registers a grader that has none.
 
-        The grader is kept: Python could give the `id` of one that is gone to another.
+        The grader is stored with it, so that no other object can get the same `id`.
         """
         if id(grader) not in self._graders:
             grader_or_service: Grader | Service = grader
             threads = None
             if grader.isolation == "service":
                 self._has_services = True
-                if service := grader.serve(self._context, self._grade_by):
+                service = grader.serve(self._context, self._grade_by)
+                if service is not None:
                     self._services.append(service)
                     grader_or_service = service
                 threads = grader_or_service.concurrency
@@ -221,7 +241,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         return self._graders[id(grader)][0]
 
     def _settle(self, key: Key, call: Future[Grade]) -> None:
-        """Gives the grade, or the error, of a call to all futures that wait for it."""
+        """Sets the grade or the error of a call as the result of all futures that wait for it."""
         error = call.exception()
         with self._lock:
             if error is None and (grade := call.result()).is_known:
@@ -239,11 +259,11 @@ class GraderPool(AbstractContextManager["GraderPool"]):
 
 
 class Comparing(Grader):
-    """Asks another grader whether two answers are the same. Its responses are the two, as a JSON list."""
+    """Grades whether another grader regards two answers as equal. A response is the two in a JSON list."""
 
     def __init__(self, grader: Grader) -> None:
         self.grader = grader
-        # A comparison asks no service: it is a computation that might hang.
+        # A comparison doesn't call a service. It is a computation that might hang.
         self.isolation = "inline" if grader.isolation == "inline" else "process"  # type: ignore[misc]
         self.deadline = grader.deadline
 
@@ -263,7 +283,7 @@ class Comparing(Grader):
 
 @dataclass(frozen=True)
 class Grading(Servant):
-    """The servant of a grader, or of one that is a service at work."""
+    """A grader or a service in the form that pools of processes and threads load."""
 
     grader: Grader | Service
 
@@ -283,7 +303,8 @@ class Grading(Servant):
 
 
 def grade_response(grader: Grader | Service, response: str, problem: Problem) -> Grade:
-    """Returns the grader's verdict with the seconds that it took; an exception is the outcome ``error``."""
+    """Returns the grader's grade, with the seconds that it took. An exception becomes the outcome
+    ``error``."""
     start = time.perf_counter()
     outcome: GradeOutcome = "error"
     try:
@@ -291,12 +312,12 @@ def grade_response(grader: Grader | Service, response: str, problem: Problem) ->
     except Unavailable as error:
         outcome, message = "unavailable", str(error)
     except (Exception, SystemExit) as error:
-        # Whatever an answer makes a grader raise is recorded with that answer, and ends no run.
+        # An exception is recorded with the answer that caused it, and doesn't end the run.
         name = type(error).__name__
         message = f"{name}: {error}" if str(error) else name
         is_service = not isinstance(grader, Grader) or grader.isolation == "service"
         if is_service and isinstance(error, OSError):
-            outcome = "unavailable"  # broken connections are among these
+            outcome = "unavailable"  # e.g. a broken connection
     return Grade(reward=0.0, outcome=outcome, seconds=time.perf_counter() - start, message=message)
 
 

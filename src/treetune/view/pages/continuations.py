@@ -79,14 +79,15 @@ def continuations_of(
     """Returns the continuations of the answer's first `start` tokens. Raises ValueError with the reason where
     there are none."""
     from treetune.config.build import build
+    from treetune.credit.base import Credit
+    from treetune.credit.states.base import AnswerPrefix
+    from treetune.credit.states.one_line import continuation_request
+    from treetune.credit.vineppo import MonteCarlo
     from treetune.engine.journal import completions_of_row, request_key
     from treetune.exceptions import ConfigError
-    from treetune.rollouts.base import Credit, Rollout
+    from treetune.rollouts.base import Rollout
     from treetune.rollouts.context import AnswerSettings
-    from treetune.rollouts.monte_carlo import MonteCarlo
     from treetune.rollouts.single_turn import SingleTurn
-    from treetune.rollouts.states import continuation_request
-    from treetune.rollouts.values import AnswerPrefix
     from treetune.store.journal import row_of
 
     try:  # built alone, without the whole experiment, so that users' packages are not imported
@@ -108,7 +109,7 @@ def continuations_of(
         AnswerPrefix.of(trajectory.problem, trajectory.prompt_ids, trajectory.segments, start),
         replace(rollout.sampling, **changes),
         "value",
-        turn=0,
+        round_number=0,
         count=credit.samples,
     )
     versions = [part.policy_version for part in trajectory.segments if part.policy_version is not None]

@@ -1,4 +1,4 @@
-"""Programs of ours that run inside of the sandbox. Nothing else of the package is there."""
+"""The package's own programs in the sandbox, where they can't import the rest of the package."""
 
 from functools import cache
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 
 @cache
 def source(name: str) -> str:
-    """The text of one of them."""
+    """Returns the text of a program."""
     return (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
 
 
 @cache
 def bundle(name: str, *others: str) -> str:
-    """The text of a program that makes `others`, and then one that imports these, known as modules. Its names
-    are those of the latter."""
+    """Returns the text of a program that makes modules of `others` and of `name`, in this order, and has all
+    names of the last."""
     texts = {f"{__name__}.{module}": source(module) for module in (*others, name)}
     return f"""import sys
 for name, text in {texts!r}.items():

@@ -1,7 +1,7 @@
-"""The first Python code inside of the sandbox: becomes nobody, takes the limits on, then is the program.
+"""The first Python code in the sandbox. It changes the user, sets the limits, and executes the program.
 
-Bubblewrap binds this file into the sandbox. Nothing of ours is importable there, and every import costs each
-program its milliseconds, so what it is told comes through `marshal`, written by the same Python.
+Bubblewrap binds this file into the sandbox, where the package can't be imported. Every import would cost each
+program milliseconds. Therefore the set-up comes through `marshal`, written by the same version of Python.
 """
 
 import builtins
@@ -11,17 +11,19 @@ import resource
 import sys
 
 _SETUP, _STARTED = int(sys.argv[1]), int(sys.argv[2])
-"""Descriptors: what to do is read from one, and the other is told that the program is about to begin."""
+"""Descriptors: the set-up is read from the first, and a byte is written to the second before the program
+begins."""
 
 
-def _take_on(setup: dict) -> None:
+def _set_up(setup: dict) -> None:
+    """Changes the user, sets the limits, and writes the program's files."""
     if setup["uid"] is not None:
         os.setgroups([])
         os.setresgid(setup["uid"], setup["uid"], setup["uid"])
-        os.setresuid(setup["uid"], setup["uid"], setup["uid"])  # the capabilities go with it
+        os.setresuid(setup["uid"], setup["uid"], setup["uid"])  # this also drops all capabilities
     for name, most in setup["limits"].items():
         which = getattr(resource, name)
-        # A hard limit that is lower already, as a cluster may have set it, stays.
+        # A lower hard limit, which a cluster may have set, remains.
         hard = resource.getrlimit(which)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(which, (most, most))
@@ -35,7 +37,8 @@ def _take_on(setup: dict) -> None:
             file.write(text)
 
 
-def _be_the_program(code: str, path: list[str]) -> None:
+def _execute(code: str, path: list[str]) -> None:
+    """Executes the program as the module ``__main__``."""
     from _sitebuiltins import Quitter
 
     # `site`, which defines these two, is not imported: it takes as long as the interpreter itself.
@@ -50,9 +53,12 @@ def _be_the_program(code: str, path: list[str]) -> None:
     exec(compile(code, "main.py", "exec", dont_inherit=True), main.__dict__)
 
 
-def _look_after_the_rest() -> None:
-    """Waits, as the first process of a namespace, for the program and whoever loses its parent, and ends with
-    the program; then the kernel ends all others. What returns is the program's process."""
+def _fork_program() -> None:
+    """Forks the program's process, in which this function returns.
+
+    The present process is the first one of a namespace. It waits for the program and for processes that lose
+    their parents, and ends with the program. Then the kernel ends all other processes.
+    """
     program = os.fork()
     if program == 0:
         return
@@ -66,13 +72,13 @@ def _look_after_the_rest() -> None:
 
 def _start() -> tuple[str, list[str]]:
     if os.getpid() == 1:
-        _look_after_the_rest()
+        _fork_program()
     with open(_SETUP, "rb") as file:
         setup = marshal.load(file)
-    _take_on(setup)
+    _set_up(setup)
     os.write(_STARTED, b"!")
     os.close(_STARTED)
     return setup["code"], setup["path"]
 
 
-_be_the_program(*_start())
+_execute(*_start())

@@ -1,8 +1,13 @@
-"""Runs one program on many inputs, each in a process of its own, inside of one sandbox.
+"""Runs one program on many inputs in one sandbox, with a process for each input.
 
-For each input it says on what was standard output how that went: a line with the exit status, whether it
-was stopped at its time (1 or 0), the numbers of characters that follow, then what was printed and the end of
-what was printed as errors. The program is compiled once; it finds its input on standard input and in .stdin.
+The program is compiled once, and reads its input from standard input or from the file .stdin. The report has
+a line for each input, and after it what the program printed and the end of its error output. The line has the
+exit status, whether the program ran out of time (1 or 0), and the numbers of characters of the two texts::
+
+    0 0 3 0
+    42
+    1 0 0 36
+    ZeroDivisionError: division by zero
 """
 
 import atexit
@@ -19,43 +24,48 @@ if TYPE_CHECKING:
     from typing import Any
 
 ERRORS_BYTES = 400
-SIGKILL = 9  # `signal` would cost each program five milliseconds
+SIGKILL = 9  # importing `signal` would cost each program five milliseconds
 
 
-def _answer(report: int, status: int, stopped: bool, printed: bytes, errors: bytes) -> None:
-    one, other = printed.decode(errors="replace"), errors.decode(errors="replace")
-    data = f"{status} {stopped:d} {len(one)} {len(other)}\n{one}{other}".encode()
+def _write_report(
+    report_fd: int, status: int, ran_out_of_time: bool, printed: bytes, error_output: bytes
+) -> None:
+    output, errors = printed.decode(errors="replace"), error_output.decode(errors="replace")
+    data = f"{status} {ran_out_of_time:d} {len(output)} {len(errors)}\n{output}{errors}".encode()
     while data:
-        data = data[os.write(report, data) :]
+        data = data[os.write(report_fd, data) :]
 
 
-def _printed(pid: int, output: int, seconds: float, most: int) -> tuple[int, bool, bytes]:
-    """Exit status, whether it was stopped at its time, and what it printed, `most` bytes and one at most."""
-    due = time.monotonic() + seconds
+def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[int, bool, bytes]:
+    """Reads a program's output until it ends, its time is over, or it has printed too much. Then kills it.
+
+    Returns its exit status, whether it ran out of time, and the first `most_bytes` + 1 bytes that it printed.
+    """
+    deadline = time.monotonic() + seconds
     printed = b""
-    ended = 0
+    ended = 0  # the process's number once it has ended
     status = -SIGKILL
     while True:
-        ready, _, _ = select.select([output], [], [], 0.02)
+        ready, _, _ = select.select([output_fd], [], [], 0.02)
         if ready:
-            data = os.read(output, 1 << 16)
+            data = os.read(output_fd, 1 << 16)
             printed += data
-            if not data or len(printed) > most:
+            if not data or len(printed) > most_bytes:
                 break
         elif ended:
-            break  # what holds the other end still is not the program
+            break  # only processes that the program started can still print
         if not ended:
             ended, code = os.waitpid(pid, os.WNOHANG)
             status = os.waitstatus_to_exitcode(code) if ended else status
-        if time.monotonic() > due:
+        if time.monotonic() > deadline:
             break
-    # All ends are closed, most often because the program has ended.
-    while not ended and len(printed) <= most and time.monotonic() < due:
+    # The pipe's other ends are closed, usually because the program is about to end.
+    while not ended and len(printed) <= most_bytes and time.monotonic() < deadline:
         ended, code = os.waitpid(pid, os.WNOHANG)
         status = os.waitstatus_to_exitcode(code) if ended else status
         if not ended:
             time.sleep(0.0005)
-    stopped = not ended and len(printed) <= most
+    ran_out_of_time = not ended and len(printed) <= most_bytes
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, SIGKILL)
@@ -63,59 +73,69 @@ def _printed(pid: int, output: int, seconds: float, most: int) -> tuple[int, boo
             continue
     if not ended:
         os.waitpid(pid, 0)
-    return status, stopped, printed[: most + 1]
+    return status, ran_out_of_time, printed[: most_bytes + 1]
 
 
 def _become_program(stdin: int, stdout: int, stderr: int) -> None:
     os.setsid()
-    for descriptor, place in ((stdin, 0), (stdout, 1), (stderr, 2)):
-        os.dup2(descriptor, place)
+    for descriptor, standard_descriptor in ((stdin, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(descriptor, standard_descriptor)
     os.closerange(3, 64)
 
 
-def serve(inputs: list[str], seconds: float, most: int, stop_early: bool) -> bool:
-    """Returns True in the process that is to be the program on one input; False when all are done.
+def fork_for_inputs(inputs: list[str], seconds: float, most_bytes: int, stop_early: bool) -> bool:
+    """Forks a process for each input, one after the other, and reports how the program ends in it.
 
-    With `stop_early` nothing is run after an input on which the program failed.
+    With `stop_early` it stops after an input for which the program failed.
+
+    Returns:
+        True in each forked process, which then has to run the program, and False in the first process at the
+        end.
     """
-    report = os.dup(1)
+    report_fd = os.dup(1)
     for text in inputs:
         with open(".stdin", "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
             file.write(text)
-        errors = os.open(".stderr", os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_APPEND, 0o600)
-        stdin = os.open(".stdin", os.O_RDONLY)
-        output, output_write = os.pipe()
+        errors_fd = os.open(".stderr", os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_APPEND, 0o600)
+        stdin_fd = os.open(".stdin", os.O_RDONLY)
+        output_fd, output_write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _become_program(stdin, output_write, errors)
+            _become_program(stdin_fd, output_write, errors_fd)
             return True
         os.close(output_write)
-        os.close(stdin)
-        status, stopped, printed = _printed(pid, output, seconds, most)
-        os.close(output)
-        said = os.pread(errors, ERRORS_BYTES, max(0, os.fstat(errors).st_size - ERRORS_BYTES))
-        os.close(errors)
-        _answer(report, status, stopped, printed, said)
-        if stop_early and (status != 0 or stopped):
+        os.close(stdin_fd)
+        status, ran_out_of_time, printed = _follow(pid, output_fd, seconds, most_bytes)
+        os.close(output_fd)
+        errors_size = os.fstat(errors_fd).st_size
+        end_of_errors = os.pread(errors_fd, ERRORS_BYTES, max(0, errors_size - ERRORS_BYTES))
+        os.close(errors_fd)
+        _write_report(report_fd, status, ran_out_of_time, printed, end_of_errors)
+        if stop_early and (status != 0 or ran_out_of_time):
             break
     return False
 
 
 def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, stop_early: bool) -> None:
-    sys.set_int_max_str_digits(0)  # as many digits as a test's time allows
+    """Runs an answer's code, joined to its problem's prefix, on all inputs.
+
+    `seconds` and `most` (bytes of output) are for each input.
+    """
+    sys.set_int_max_str_digits(0)  # only the time of a test bounds the digits of a number
     code = joined(prefix, code)
     try:
         program = compile(code, "main.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
-        _answer(1, 1, False, b"", f"{type(error).__name__}: {error}".encode(errors="replace")[:ERRORS_BYTES])
+        message = f"{type(error).__name__}: {error}".encode(errors="replace")
+        _write_report(1, 1, False, b"", message[:ERRORS_BYTES])
         return
     names = customary_names(code)
-    if serve(inputs, seconds, most, stop_early):
-        _end(_status_of(program, names))
+    if fork_for_inputs(inputs, seconds, most, stop_early):
+        _end(_run_program(program, names))
 
 
-def _status_of(program: "CodeType", names: "dict[str, Any]") -> int:
-    """The exit status of the program, which is run as if Python had been started with it."""
+def _run_program(program: "CodeType", names: "dict[str, Any]") -> int:
+    """Runs the program as if Python had been started with it, and returns its exit status."""
     main = type(sys)("__main__")
     main.__dict__.update(names, __file__="main.py")
     sys.modules["__main__"] = main
@@ -133,8 +153,8 @@ def _status_of(program: "CodeType", names: "dict[str, Any]") -> int:
 
 
 def _end(status: int) -> None:
-    """Does what Python does before it ends, and no more: taking a copy of an interpreter apart, object by
-    object, would cost more than most programs."""
+    """Ends the process as Python does: joins threads, calls exit functions, and flushes and closes files. A
+    normal exit would also destroy all objects of the interpreter, which takes longer than most programs."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()

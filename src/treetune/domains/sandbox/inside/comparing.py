@@ -56,8 +56,8 @@ _READING = frozenset({
     "splitlines", "start", "startswith", "strip", "swapcase", "symmetric_difference", "title",
     "translate", "union", "upper", "values", "zfill",
 })  # fmt: skip
-"""Methods of texts, numbers, containers, patterns and matches that change nothing. `format` is none of them:
-a text that is filled in may reach attributes."""
+"""Methods of texts, numbers, containers, patterns and matches that change nothing. `format` is missing
+because its template may read attributes."""
 
 _CHANGING = frozenset({
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft",
@@ -87,7 +87,7 @@ _STATEMENTS = (
 
 
 class NotProven(Exception):
-    """The proof gave up. The message names the expression and the reason."""
+    """The proof failed. The message names the expression and the reason."""
 
 
 def prove_only_compares(method: Any, package: str, harmless: Collection[Any] = ()) -> None:
@@ -96,12 +96,12 @@ def prove_only_compares(method: Any, package: str, harmless: Collection[Any] = (
     The method may also call the `harmless` functions. Raises NotProven at the first doubt.
     """
     if not inspect.ismethod(method):
-        raise NotProven(f"{method!r} is no method")
+        raise NotProven(f"{method!r} is not a method")
     _Proof(package, harmless).examine(method.__func__, type(method.__self__), frozenset({0}))
 
 
 class _Proof:
-    """Keeps the results for all functions of a proof: they may call each other in circles."""
+    """Examines functions, and keeps the result for each: they may call each other in circles."""
 
     def __init__(self, package: str, harmless: Collection[Any]) -> None:
         self.package = package
@@ -131,7 +131,7 @@ class _Proof:
         except (OSError, SyntaxError) as error:
             raise NotProven(f"{function.__qualname__} has no source: {error}") from error
         if not isinstance(tree, ast.FunctionDef):
-            raise NotProven(f"{function.__qualname__} is no plain function")
+            raise NotProven(f"{function.__qualname__} is not a plain function")
         body = _Body(self, function, owner, tree, lasting)
         self._returns_lasting[key] = body.check()
         return self._returns_lasting[key]
@@ -175,7 +175,7 @@ class _Body:
         for node in nodes:
             self._collect(node)
         for name in self._locals:
-            # Inner functions have names of their own, which aren't told apart here.
+            # An inner function has its own names. They are treated like those of the outer function here.
             if not isinstance(self._globals.get(name), _PLAIN):
                 raise NotProven(f"{self._name}: {name!r} is a name of its module, too")
         self._spread_lasting()
@@ -190,6 +190,7 @@ class _Body:
     # Names
 
     def _collect(self, node: ast.AST) -> None:
+        """Notes the names that a node defines or binds, and the expressions that it calls."""
         if isinstance(node, (ast.FunctionDef, ast.Lambda)):
             inner = _parameters(node)
             self._locals |= set(inner)
@@ -299,17 +300,19 @@ class _Body:
         return bool(values) and all(map(_is_made_here, values))
 
     def _may_change(self, node: ast.expr) -> bool:
+        """Returns whether the function is allowed to change the value."""
         return self._is_fresh(node) or not self._may_be_lasting(node)
 
-    # What it does
+    # Statements and expressions
 
     def _check_node(self, node: ast.AST) -> None:
+        """Raises NotProven unless a node does nothing but compute values and change new containers."""
         if isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS):
-            self._give_up(node, "is no statement that the proof knows")
+            self._give_up(node, "is a statement that the proof doesn't cover")
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
             self._give_up(node, "is decorated")
         if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom)):
-            self._give_up(node, "goes on later")
+            self._give_up(node, "continues later")
         if isinstance(node, ast.Attribute):
             self._check_attribute(node)
         if isinstance(node, ast.Subscript):
@@ -329,7 +332,7 @@ class _Body:
         if not isinstance(node.ctx, ast.Load):
             self._give_up(node, "is an attribute that is set")
         if node.attr.startswith("__"):
-            self._give_up(node, "is nothing that a comparison needs")
+            self._give_up(node, "is not needed for a comparison")
         module = self._module(node.value)
         if module is not None:
             self._check_of_module(node, getattr(module, node.attr, None), module.__name__)
@@ -372,7 +375,7 @@ class _Body:
             if value.__name__ not in _OF_MODULES and not self._proof.is_own_module(value.__name__):
                 self._give_up(node, "is a module that isn't known to be harmless")
         elif self._proof.is_own_function(value):
-            if id(node) not in self._called_expressions:  # else it is examined with what it is given
+            if id(node) not in self._called_expressions:  # a call is examined with its arguments
                 self._examine_function(value)
         elif any(value is function for function in self._proof.harmless):
             pass
@@ -388,7 +391,7 @@ class _Body:
             if function.id == "next" and not (node.args and self._may_change(node.args[0])):
                 self._give_up(node, "changes what lasts")
             if function.id in self._locals and function.id not in self._inner_functions:
-                self._give_up(node, "calls what it was given")
+                self._give_up(node, "calls a function that it was given")
             if function.id not in self._locals and self._proof.is_own_function(
                 self._globals.get(function.id)
             ):
@@ -403,7 +406,7 @@ class _Body:
         elif _is_super(receiver):
             self._check_super(node, function.attr)
         elif self._module(receiver) is not None:
-            pass  # its attribute has been looked at
+            pass  # `_check_attribute` has checked it
         elif function.attr in _CHANGING:
             if not self._may_change(receiver):
                 self._give_up(node, "changes what lasts")
@@ -411,7 +414,8 @@ class _Body:
             self._give_up(node, "calls a method that is not known to be harmless")
 
     def _check_callbacks(self, node: ast.Call) -> None:
-        """Looks at functions that are called by what they are given to: names have been looked at."""
+        """Checks functions that are arguments, and are called by the function that gets them. Those that are
+        names are checked by `_check_global`."""
         callbacks = [keyword.value for keyword in node.keywords if keyword.arg in ("key", "default_factory")]
         if isinstance(node.func, ast.Name) and node.func.id in ("map", "filter"):
             callbacks += node.args[:1]
@@ -426,19 +430,19 @@ class _Body:
         assert self._owner is not None
         defining = self._name.rpartition(".")[0]
         classes = list(self._owner.__mro__)
-        behind = [kind.__qualname__ for kind in classes].index(defining) + 1
-        for kind in classes[behind:]:
+        first_parent = [kind.__qualname__ for kind in classes].index(defining) + 1
+        for kind in classes[first_parent:]:
             if name in vars(kind):
                 self._examine_method(node, vars(kind)[name])
                 return
-        self._give_up(node, "calls nothing that is there")
+        self._give_up(node, "calls a method that no parent class has")
 
     def _examine_method(self, node: ast.Call, method: Any) -> bool:
         """Examines a method of the class with what a call gives it; returns what `examine` does."""
         is_static = isinstance(method, staticmethod)
         function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
         if not isinstance(function, types.FunctionType):
-            self._give_up(node, "calls no method of the class")
+            self._give_up(node, "calls something that is not a method of the class")
         return self._examine_call(node, function, None if is_static else self._owner)
 
     def _examine_call(self, node: ast.Call, function: Any, owner: type | None) -> bool:
@@ -500,7 +504,7 @@ def _is_of_module(value: Any) -> bool:
 
 
 def _is_harmless_class(value: Any) -> bool:
-    """Returns whether a class is an error or an enumeration, whose members are there already."""
+    """Returns whether a class is an error, or an enumeration, whose call returns an existing member."""
     if not isinstance(value, type):
         return False
     is_enumeration = issubclass(value, enum.Enum) and not issubclass(value, enum.Flag)

@@ -1,8 +1,8 @@
-"""A Python console inside of the sandbox: takes pieces of code one after the other, says what each printed.
+"""A Python console in the sandbox. It executes pieces of code one after the other, and returns their output.
 
-A piece comes on standard input below a line with the number of its bytes, and is answered in the same way on
-what was standard output. Names stay defined from piece to piece. Of what was printed, `MOST` bytes are
-answered.
+A piece is read from standard input, after a line with the number of its bytes. The reply is written to
+standard output in the same form. It has at most `MOST` bytes of output. Names remain defined for later
+pieces.
 """
 
 import ast
@@ -12,13 +12,14 @@ import sys
 MOST = 4000
 
 
-def _answer(descriptor: int, data: bytes) -> None:
+def _reply(descriptor: int, data: bytes) -> None:
     data = b"%d\n%b" % (len(data), data)
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def _run(code: str, names: dict[str, object]) -> None:
+    """Runs a piece, and prints the value of its last line, or the traceback without this file's frames."""
     try:
         tree = ast.parse(code, "<code>")
         last = tree.body[-1] if tree.body else None
@@ -41,8 +42,8 @@ def _run(code: str, names: dict[str, object]) -> None:
         traceback.print_exception(type(error), error, trace)
 
 
-def _printed(log: int) -> bytes:
-    """Returns the text of the log: all of it, or its beginning and its end."""
+def _read_log(log: int) -> bytes:
+    """Returns the text of the log: all of it, or if it is too long, its beginning and its end."""
     size = os.fstat(log).st_size
     if size <= MOST:
         return os.pread(log, size, 0)
@@ -61,7 +62,7 @@ def main() -> None:
     names = module.__dict__
     while header := requests.readline():
         code = requests.read(int(header)).decode(errors="replace")
-        # A file of no name takes what is printed, by whatever the code starts as well.
+        # The code and the processes that it starts write their output to a file without a name.
         log = os.open(".printed", os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_TRUNC, 0o600)
         os.unlink(".printed")
         os.dup2(log, 1)
@@ -70,9 +71,9 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except Exception:  # noqa: S112  # what the code did to its streams is its own loss
+            except Exception:  # noqa: S112  # the code has broken its own stream
                 continue
-        _answer(replies, _printed(log))
+        _reply(replies, _read_log(log))
         os.close(log)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ERRORS = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
-"""What compiling a text raises."""
+"""The errors that compiling a text may raise."""
 
 
 _FUTURE_IMPORT = re.compile(r"^from __future__ import [\w ,]+\n", re.MULTILINE)
@@ -34,18 +34,16 @@ _FUTURE_IMPORT = re.compile(r"^from __future__ import [\w ,]+\n", re.MULTILINE)
 def joined(prefix: str, code: str) -> str:
     """Returns the program of the prefix and an answer's code.
 
-    That is the first of these that can be compiled, or else the code as it stands behind the prefix:
+    It is the first of these candidates that can be compiled, or otherwise the prefix and the unchanged code:
 
-    * Code that is a program by itself goes behind the prefix, or behind the whole statements of a prefix that
-      breaks off.
-    * Other code is the rest of a function. It goes on where the prefix ends, with its lines indented as they
-      are, or as far as the function's body is. The value that a stub returns, or the error that it raises, is
-      left out before it.
+    * Code that is a program by itself follows the prefix, or the complete statements of an incomplete prefix.
+    * Other code is the rest of a function. It continues at the prefix's end, with its own indentation or that
+      of the function's body. A final `return` or `raise` of a stub is removed before it.
     """
     if not prefix.strip():
         return code
     if _can_be_compiled(code):
-        # Imports from __future__ have to come before all else.
+        # Imports from __future__ have to be first.
         future_imports = "".join(_FUTURE_IMPORT.findall(code))
         rest = _FUTURE_IMPORT.sub("", code)
         candidates = [f"{future_imports}{part}\n{rest}" for part in (prefix, whole_part(prefix))]
@@ -66,11 +64,11 @@ def _can_be_compiled(text: str) -> bool:
 
 
 def _continuations(prefix: str, code: str) -> Iterator[str]:
-    """Yields the ways in which code may go on with a function that the prefix begins."""
+    """Yields the ways in which code may continue a function that the prefix begins."""
     yield prefix + code  # in the middle of a line
     yield f"{prefix}\n{code}"
     indentation = _indentation_of_body(prefix)
-    # The first line often loses its indentation, where whitespace around an answer is cut off.
+    # The first line often has lost its indentation, because whitespace around an answer was removed.
     yield f"{prefix}\n{indentation}{code.lstrip()}"
     unindented_code = textwrap.dedent(code).strip("\n")
     yield f"{prefix}\n{textwrap.indent(unindented_code, indentation)}"
@@ -86,7 +84,7 @@ def _indentation_of_body(prefix: str) -> str:
 
 
 def whole_part(prefix: str) -> str:
-    """Returns as much of the prefix as can be parsed: without the head of a function that breaks off."""
+    """Returns the part of the prefix that can be parsed, without the head of an incomplete function."""
     lines = prefix.splitlines(keepends=True)
     statement_starts = [number for number, line in enumerate(lines) if line.strip() and not line[0].isspace()]
     for end in (len(lines), *reversed(statement_starts)):
@@ -102,7 +100,7 @@ def whole_part(prefix: str) -> str:
 def _without_stub_end(prefix: str) -> str:
     """Returns the prefix without the `return` or `raise` at the end of its last function, if that is a stub.
 
-    Code of the answer behind such a statement would never run.
+    The answer's code after such a statement would never run.
     """
     try:
         statements = ast.parse(prefix).body
@@ -120,7 +118,7 @@ def _without_stub_end(prefix: str) -> str:
     lines = prefix.splitlines(keepends=True)
     if len(function.body) > 1:
         return "".join(lines[: end.lineno - 1])
-    # A body needs a statement: `pass` takes the place of its only one.
+    # A body needs a statement, so that `pass` replaces its only one.
     kept_lines = lines[: end.lineno]
     kept_lines[-1] = kept_lines[-1][: end.col_offset] + "pass\n"
     stands_on_own_line = kept_lines[-1].startswith(" " * end.col_offset)  # not ``def f(): return 1``
@@ -128,7 +126,7 @@ def _without_stub_end(prefix: str) -> str:
 
 
 def is_stub(statement: ast.stmt) -> bool:
-    """Returns whether a function, or each method of a class, is there to be filled in.
+    """Returns whether a function, or each method of a class, is incomplete on purpose.
 
     A stub returns nothing that depends on its arguments, and changes nothing. Its body has only imports, a
     docstring, `pass`, `raise`, assignments to names, and `return` of a constant, of an empty container, or of
@@ -157,7 +155,7 @@ def is_stub(statement: ast.stmt) -> bool:
             else:
                 plain_names -= names
         elif isinstance(inner, ast.Return):
-            # A function without arguments that returns a constant is whole: it gives the constant a name.
+            # A function without arguments that returns a constant is complete. It names the constant.
             if not has_arguments or not _is_plain(inner.value, plain_names):
                 return False
         elif isinstance(inner, ast.Expr):
@@ -169,7 +167,7 @@ def is_stub(statement: ast.stmt) -> bool:
 
 
 def _is_plain(value: ast.expr | None, plain_names: set[str]) -> bool:
-    """Returns whether a value is the same whatever a function is called with."""
+    """Returns whether a value doesn't depend on a function's arguments."""
     if isinstance(value, ast.UnaryOp):
         value = value.operand
     if isinstance(value, (ast.List, ast.Tuple, ast.Set)):

@@ -1,7 +1,7 @@
 """The messages between the process of an answer and the process of its tests.
 
-Data goes by value and comes out as plain data: a list is a list, whatever the other side says. Any other
-object stays where it is, and the other side has a `Remote` for it::
+Data is copied as plain data: a list arrives as a list, and never as a subclass. Any other object remains in
+its process, and the other process has a `Remote` for it::
 
     process of the tests                        process of the answer
     ────────────────────                        ─────────────────────
@@ -11,8 +11,8 @@ object stays where it is, and the other side has a `Remote` for it::
           │     Peer.answer ── ["gives", …] ─────►
           │ ◄── ["gives", result, printed, changed arguments] ──┘ or ["raises", error, …]
 
-The tests may do anything with the answer's objects: only the answer can be harmed. The answer may do with an
-object of the tests what `_check` lists for its type, and nothing else.
+The tests may do anything with the answer's objects, since this can only harm the answer. The answer may only
+use an object of the tests in the ways that `_check` lists for its type.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SIMPLE = (type(None), bool, str, int, float)
-"""Types of values that JSON holds as they are."""
+"""The types of values that JSON has."""
 _DEEPEST = 200
-"""Containers within each other in a value that is sent."""
+"""The greatest number of nested containers in a sent value."""
 _LONGEST_MESSAGE = 1 << 28
-"""Bytes of a message: more would take the memory of the tests' process."""
+"""The greatest number of bytes of a message. A longer one could exhaust the memory of the tests' process."""
 _ORDERS = ("lt", "le", "gt", "ge")
 _SUMS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _OF_CONTAINERS = ("contains", "getitem", "setitem", "delitem")
@@ -52,7 +52,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
         function.__name__: function
         for function in (int, float, hash, len, bool, iter, next, str, repr, getattr, setattr)
     },
-    # radd and the like: the object stands on the right
+    # radd and the like, whose object is the right operand
     **{f"r{name}": lambda right, left, name=name: _OPERATIONS[name](left, right) for name in _SUMS},
     "instancecheck": lambda kind, value: isinstance(value, kind),
     "enter": lambda context: context.__enter__(),
@@ -67,8 +67,8 @@ class Ended(BaseException):
 
 class Remote:
     # An object of the other process. It is `_mixed` if it is the result of arithmetic with data of this
-    # process: its class has seen the data, and could become any number that the tests want to see.
-    # (No docstring: `__doc__` is that of the object.)
+    # process. Then its class knows the data, and could return any number that the tests expect.
+    # (It has no docstring, since `__doc__` is that of the object.)
 
     __slots__ = ("_mixed", "_number", "_peer")
     __doc__ = property(lambda self: self._peer.ask("getattr", self, "__doc__"))
@@ -88,8 +88,8 @@ class Remote:
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._peer.ask("call", self, *args, **named)
 
-    # Two objects of the other process compare as their class says. To data of this process they are never
-    # equal, or else an answer could return an object that is equal to everything.
+    # Two objects of the other process are compared by their class. They never equal data of this process.
+    # Otherwise an answer could return an object that equals everything.
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Remote):
             return NotImplemented
@@ -115,17 +115,19 @@ class Remote:
 def _forward(operation: str) -> Callable[..., Any]:
     def method(self: Remote, *args: Any) -> Any:
         if self._mixed and operation in _GIVING_NUMBERS:
-            raise TypeError("what another process computed from data of this one is no number")
+            raise TypeError(
+                "the result of another process's arithmetic with data of this process is not a number"
+            )
         return self._peer.ask(operation, self, *args)
 
     return method
 
 
 def _forward_among_remotes(operation: str) -> Callable[..., Any]:
-    """Returns a method that orders only two remotes, as `__eq__` compares only two.
+    """Returns a method that only orders two remotes, like `__eq__`.
 
-    An object that is less than every number would pass ``abs(f(x) - 3) < 1e-6``. Arithmetic of an object with
-    data may give another object, and no data.
+    An object that is less than every number would pass ``abs(f(x) - 3) < 1e-6``. Arithmetic of an object and
+    data may result in another object, but not in data.
     """
 
     def method(self: Remote, other: Any) -> Any:
@@ -152,9 +154,9 @@ for _method in (*_ORDERS, *_SUMS, *(f"r{name}" for name in _SUMS)):
 
 
 class Peer:
-    """This process's end of the pipes.
+    """The present process's end of the pipes.
 
-    `guarded` is True in the process of the tests, where the other side is not to be trusted.
+    `guarded` is True in the process of the tests, which doesn't trust the other process.
     """
 
     def __init__(self, read: int, write: int, guarded: bool) -> None:
@@ -173,15 +175,15 @@ class Peer:
         self.by_value: dict[str, type] = {}
         """Classes that both processes have: their instances are data, too."""
         self.names: dict[str, Any] = {}
-        """Values that the other process may ask for by name."""
+        """The values that the other process may request by name."""
         self.printed = io.StringIO()
-        """Text that the answer printed and that wasn't sent yet."""
+        """The text that the answer has printed and that hasn't been sent yet."""
 
     def ask(self, operation: str, *args: Any, **named: Any) -> Any:
         """Returns the result of an operation of the other process, or raises what it raises."""
         with self._turn:
             self.send("ask", operation, self.encode([list(args), [list(item) for item in named.items()]]))
-            # Before it answers, the other process may ask for operations of ours.
+            # Before it answers, the other process may request operations of the present one.
             while (message := self.receive())[0] == "ask":
                 self.answer(*message[1:])
             kind, encoded, printed, changed = message
@@ -195,7 +197,7 @@ class Peer:
             raise self.decode(encoded)
 
     def answer(self, operation: str, encoded_arguments: Any) -> None:
-        """Does an operation for the other process.
+        """Executes an operation for the other process.
 
         Sends the result or the error, the printed text, and the arguments that have changed.
         """
@@ -209,7 +211,8 @@ class Peer:
             result = function(*args, **dict(named))
             is_new_instance = operation == "call" and type(result) is args[0]
             if is_new_instance and args[0].__module__ == "solution" and isinstance(result, (list, dict, set)):
-                # The answer's own kind of list, say: it has methods and a state, and is no mere data.
+                # The answer's own subclass of list, for example, has methods and a state, and isn't just
+                # data.
                 self.keep(result)
             kind, encoded = "gives", self.encode(result)
             for index, content in self._mutable(operation, args).items():
@@ -224,7 +227,7 @@ class Peer:
         self.printed.truncate()
 
     def _mutable(self, operation: str, args: list[Any]) -> dict[int, Any]:
-        """Returns the present contents of those arguments that a call may change, by their indices."""
+        """Returns the contents of the arguments that a call may change, by their indices."""
         kinds = (list, dict, set, collections.deque, *self.by_value.values()) if operation == "call" else ()
         return {index: self.encode(arg) for index, arg in enumerate(args) if isinstance(arg, kinds)}
 
@@ -298,7 +301,7 @@ class Peer:
     def _class_of_error(self, number: int, name: Any, bases: list[str]) -> type[Exception]:
         """Returns the class of an error of the other process, or a class of the same name and bases."""
         if name is None and issubclass(error_class := self._objects[number], Exception):
-            return error_class  # one of this process, that comes back
+            return error_class  # a class of this process that the other one returns
         if issubclass(shared := self.by_value.get(name, object), Exception):
             return shared
         base_classes = [getattr(builtins, base_name, object) for base_name in bases]
@@ -322,10 +325,10 @@ class Peer:
         return error
 
     def encode(self, value: Any) -> Any:
-        """Returns a value as JSON holds it, and a table of the instances of `by_value` in it.
+        """Returns a value in JSON's types, and a table of the instances of `by_value` in it.
 
-        They are in a table since they may be linked in chains that are longer than a parser goes deep. See
-        `decode` for an example.
+        Instances are in a table, because chains of them may be longer than the greatest depth of a parser.
+        See `decode` for an example.
         """
         instances: list[Any] = []
         rows: dict[int, int] = {}  # the row of each instance in the table, by its `id`
@@ -366,7 +369,7 @@ class Peer:
             if kind.__module__ == "numpy" and hasattr(value, "tolist"):
                 plain = encoded(value.tolist())
                 return {"array": [plain, str(value.dtype)]} if getattr(value, "shape", None) else plain
-            # Of subclasses of numbers and strings, such as members of an enumeration, the mere value.
+            # Subclasses of numbers and strings, such as members of an enumeration, become the plain value.
             for simple in (int, float, str):
                 if isinstance(value, simple):
                     return getattr(simple, f"__{simple.__name__}__")(value)
@@ -377,7 +380,7 @@ class Peer:
                 raise TypeError(f"tests give no {kind.__name__} away")
             return {"remote": self.keep(value)}
 
-        # The list of instances grows meanwhile.
+        # The list of instances grows while it is encoded.
         return [
             encoded(value),
             [[type(instance).__name__, all_of(map(list, vars(instance).items()))] for instance in instances],
@@ -391,7 +394,7 @@ class Peer:
 
 
 def _path_in_library(value: Any) -> list[str] | None:
-    """Returns the module and name of an object of the standard library, ["math", "sqrt"]; else None."""
+    """Returns the module and name of an object of the standard library, such as ["math", "sqrt"], or None."""
     if isinstance(value, types.ModuleType):
         return [value.__name__, ""] if value.__name__ in sys.stdlib_module_names else None
     if not isinstance(value, _NAMED):
@@ -410,7 +413,7 @@ def _set_attributes(instance: Any, attributes: dict[str, Any]) -> None:
 
 
 def _become(target: Any, source: Any, by_value: dict[str, type]) -> None:
-    """Gives a mutable value the content of another."""
+    """Replaces the content of a mutable value by that of another."""
     if isinstance(target, (list, collections.deque)):
         target.clear()
         target.extend(source)
@@ -447,11 +450,11 @@ _PARTS: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
     ("datetime", "datetime"): lambda moment: [*moment.timetuple()[:6], moment.microsecond],
     ("pathlib", "PosixPath"): lambda path: [str(path)],
 }
-"""The arguments that make a copy of an object of further classes of the standard library. The classes are
-imported where they are used."""
+"""Functions that return the constructor's arguments for a copy of an object. The classes are imported when
+they are used."""
 
 
-# ---- what an answer may do with what the tests have given away
+# ---- how an answer may use objects of the tests
 
 _OF_FILES = ("read", "readline", "readlines", "write", "writelines", "seek", "tell", "getvalue", "close")
 _NEVER = (
@@ -462,10 +465,10 @@ _NEVER = (
 
 
 def _check(operation: str, args: list[Any], peer: Peer) -> None:
-    """Raises AttributeError or TypeError if the answer asks for more of an object than its type allows.
+    """Raises AttributeError or TypeError if the answer requests an operation that the object's type forbids.
 
     Instances of classes that the tests define allow every operation, and other objects those that are listed
-    here. An object's frame, code, globals and class are never allowed: they lead to everything else.
+    here. An object's frame, code, globals and class are never allowed, since they give access to everything.
     """
     target, kind = args[0], type(args[0])
     if operation not in _OPERATIONS or not peer.keeps(target):

@@ -1,8 +1,8 @@
 """Reads answers as values without Python's `eval`, for libraries that would use it.
 
-`read_literal` replaces `eval` in a library, and `read_formula` the one function of sympy that makes an
-expression of text. Both go through the syntax tree of the text and compute the value of each part themselves.
-Only sympy's own functions and classes of formulas can be called; there are no attributes, no subscripts, no
+`read_literal` replaces `eval` in a library, and `read_formula` the only function of sympy that turns text
+into an expression. Both walk the syntax tree of the text and compute the value of each part themselves. Only
+sympy's own functions and classes of formulas can be called; there are no attributes, no subscripts, no
 comprehensions and no lambdas. So nothing that a model wrote is executed as Python::
 
     read_literal("[1, 2 + 3]")             [1, 5]
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class NotAPlainValue(ValueError):
-    """A text that says more than a value."""
+    """A text that is more than a value."""
 
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -73,12 +73,12 @@ class _ValueReader:
         if isinstance(node, ast.BinOp):
             left = self.read(node.left)
             right = self.read(node.right)
-            # Behind a text, `%` fills in values, and that could call methods of theirs.
+            # After a text, `%` formats values, which could call their methods.
             if isinstance(left, (str, bytes)) and isinstance(node.op, ast.Mod):
-                raise NotAPlainValue("a text that is filled in is no value")
+                raise NotAPlainValue("a text with values to fill in is not a plain value")
             return _BINARY[type(node.op)](left, right)
         if isinstance(node, ast.BoolOp):
-            # As in Python, the first part that decides is the value, and nothing behind it is read.
+            # As in Python, the first part that decides is the value, and the parts after it are not read.
             stops_at = isinstance(node.op, ast.Or)
             for part in node.values:
                 value = self.read(part)
@@ -90,15 +90,15 @@ class _ValueReader:
             result: Any = True
             for kind, part in zip(node.ops, node.comparators):
                 if type(kind) not in _COMPARED:
-                    raise NotAPlainValue(f"{type(kind).__name__} is no comparison of values")
+                    raise NotAPlainValue(f"{type(kind).__name__} is not a comparison of values")
                 right = self.read(part)
                 result = _COMPARED[type(kind)](left, right)
-                # In 1 < x < 3, as in Python, nothing behind a false part is read.
+                # In 1 < x < 3, as in Python, the parts after a false one are not read.
                 if len(node.ops) > 1 and not result:
                     break
                 left = right
             return result
-        raise NotAPlainValue(f"{type(node).__name__} is no part of a value")
+        raise NotAPlainValue(f"{type(node).__name__} is not allowed in a value")
 
     def _read_all(self, nodes: list[ast.expr]) -> list[Any]:
         return [self.read(node) for node in nodes]
@@ -107,7 +107,7 @@ class _ValueReader:
 def read_literal(text: Any, *scopes: Any) -> Any:
     """Returns the value of a text of constants, containers and arithmetic, as `eval` would.
 
-    Raises NotAPlainValue for anything more, and SyntaxError for what is no Python.
+    Raises NotAPlainValue for anything more, and SyntaxError for a text that isn't Python.
     """
     if not isinstance(text, str):
         raise NotAPlainValue(f"a {type(text).__name__} is not read as a value")
@@ -139,25 +139,25 @@ class _FormulaReader(_ValueReader):
 
     def read(self, node: ast.AST) -> Any:
         if isinstance(node, ast.Name):
-            return self._named(node.id)
+            return self._value_of_name(node.id)
         if isinstance(node, ast.Call):
             function = self.read(node.func)
             if not self._may_be_called(function):
-                raise NotAPlainValue("a formula calls functions of mathematics alone")
+                raise NotAPlainValue("a formula may only call functions of mathematics")
             arguments = self._read_all(node.args)
             named = {keyword.arg: self.read(keyword.value) for keyword in node.keywords}
             if None in named:
-                raise NotAPlainValue("the arguments of a function are written out")
-            return function(*arguments, **named)  # type: ignore[arg-type]  # no name is None
+                raise NotAPlainValue("the arguments of a function have to be written out")
+            return function(*arguments, **named)  # type: ignore[arg-type]  # None is not among the names
         return super().read(node)
 
-    def _named(self, name: str) -> Any:
+    def _value_of_name(self, name: str) -> Any:
         for names in self._names:
             if name in names:
                 value = names[name]
                 if self._may_be_called(value) or isinstance(value, (*self._kinds, int, float, complex)):
                     return value
-                raise NotAPlainValue(f"{name!r} is nothing of mathematics")
+                raise NotAPlainValue(f"{name!r} is not a name of mathematics")
         raise NameError(f"name {name!r} is not defined")
 
     def _may_be_called(self, value: Any) -> bool:
@@ -167,13 +167,13 @@ class _FormulaReader(_ValueReader):
 
 
 def read_formula(code: Any, local_names: Mapping[str, Any], global_names: Mapping[str, Any]) -> Any:
-    """Returns the expression that sympy's parser has written down as Python, text or syntax tree.
+    """Returns the expression that sympy's parser has written as Python; `code` is text or a syntax tree.
 
-    Raises NotAPlainValue for what is no formula.
+    Raises NotAPlainValue for anything but a formula.
     """
     tree = ast.parse(code.strip(), mode="eval") if isinstance(code, str) else code
     if not isinstance(tree, ast.Expression):
-        raise NotAPlainValue(f"a {type(code).__name__} is no formula")
+        raise NotAPlainValue(f"a {type(code).__name__} is not a formula")
     return _FormulaReader(local_names, global_names).read(tree)
 
 
@@ -197,8 +197,8 @@ def _refuse(*arguments: Any, **named: Any) -> None:
 def _teach_sympy() -> None:
     from sympy.parsing import sympy_parser
 
-    # Without these names the parser would import all of sympy's for each text. That changes the reference
-    # counts of all of them, so a forked process would copy half of its memory.
+    # Without these names the parser would import all names of sympy for each text. That changes the reference
+    # counts of all these objects, so that a forked process would copy half of its memory.
     parameters = inspect.signature(sympy_parser.parse_expr).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     defaults["global_dict"] = _names_of_formulas()
@@ -231,8 +231,8 @@ def _names_of_formulas() -> dict[str, Any]:
 # The second barrier
 
 _CODE_MAKERS = ("collections/__init__.py", "dataclasses.py", "sympy/polys/monomials.py")
-"""Files of libraries that write functions as text, with names and numbers of their own alone, and execute
-them."""
+"""Files of libraries that generate functions as text and execute them. The text holds only the libraries' own
+names and numbers."""
 
 _REFUSED_EVENTS = (
     "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg",
@@ -261,7 +261,7 @@ def refuse_code() -> list[str]:
             allowed = event not in _REFUSED_EVENTS
         if not allowed:
             refused.append(event)
-            raise NotAPlainValue(f"{event}: nothing is done for an answer but reading it")
+            raise NotAPlainValue(f"{event}: an answer is only read")
 
     sys.addaudithook(hook)
     return refused

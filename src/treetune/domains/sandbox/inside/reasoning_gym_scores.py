@@ -1,4 +1,4 @@
-"""The scorers of reasoning_gym's data sets, for `scoring`; and how problems are packed for them."""
+"""The scorers of reasoning_gym's data sets for `scoring`, and the JSON form of their problems."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _TUPLE, _PAIRS, _FRACTION = "(tuple)", "(pairs)", "(fraction)"
 
 
 def packed(value: Any) -> str:
-    """Packs a value into one text, from which `unpacked` makes the same: scorers compare with more than JSON.
+    """Returns a value as JSON, from which `unpacked` makes an equal value of the same types.
 
-    Beside JSON's these are tuples, objects with other keys than texts, and fractions. Raises TypeError for
-    anything else.
+    Scorers need tuples, dictionaries whose keys aren't texts, and fractions, which JSON doesn't have. Raises
+    TypeError for any other type.
     """
     return json.dumps(_marked(value))
 
@@ -61,10 +61,9 @@ def _unmarked(value: dict[str, Any]) -> Any:
 
 
 def as_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values for a data set's settings, with texts made into enumerations where the settings have
-    these.
+    """Returns values for a data set's settings. Texts become members of enumerations if the settings are.
 
-    Raises ValueError for a text that such an enumeration doesn't have.
+    Raises ValueError if the enumeration doesn't have the text.
     """
     defaults = {setting.name: setting.default for setting in dataclasses.fields(of_settings)}
     made = dict(values)
@@ -78,7 +77,7 @@ PACKAGE = "reasoning_gym"
 
 
 def prepare() -> Callable[[Mapping[str, Any]], tuple[Callable[[str], float], bool]]:
-    """Returns what makes the scorer of a problem, and says whether this only compares answers."""
+    """Returns the function `MakeScore` of `scoring`."""
     _folder()
     return _scorer_of
 
@@ -90,7 +89,7 @@ def _scorer_of(problem: Mapping[str, Any]) -> tuple[Callable[[str], float], bool
     if key not in _ONLY_COMPARES:
         teach(PACKAGE)
         _ONLY_COMPARES[key] = _only_compares(data_set)
-        # What a scorer imports and fills caches with at its first use, all children then have from the start.
+        # A scorer imports modules and fills caches at its first use. Children inherit them from here.
         with contextlib.suppress(Exception):
             data_set.score_answer(entry["answer"], entry)
 
@@ -101,11 +100,11 @@ def _scorer_of(problem: Mapping[str, Any]) -> tuple[Callable[[str], float], bool
 
 
 _ONLY_COMPARES: dict[tuple[str, str], bool] = {}
-"""Data sets, with their settings, and whether their scorers are proven to only compare answers."""
+"""Whether scorers are proven to only compare answers, by data sets and their settings."""
 
 
 def _only_compares(data_set: Any) -> bool:
-    """Returns whether its scorer only compares answers, where our reader stands in the place of `eval`."""
+    """Returns whether the scorer only compares answers, given that our reader replaces `eval`."""
     try:
         prove_only_compares(data_set.score_answer, PACKAGE, harmless=(read_literal,))
     except NotProven:
@@ -115,8 +114,7 @@ def _only_compares(data_set: Any) -> bool:
 
 @lru_cache(maxsize=256)
 def _data_set(name: str, config: str) -> Any:
-    """Makes the library's object whose scorer it is, with the problems' settings: some scorers look at
-    them."""
+    """Makes the library's data set with the problems' settings, which some scorers use."""
     factory = import_data_set(modules_of_data_sets()[name])
     kind, of_settings = factory.DATASETS[name]
     return kind(config=of_settings(**as_settings(of_settings, unpacked(config))))
@@ -128,12 +126,12 @@ _NAME = re.compile(r"^DATASET_NAME\s*=\s*[\"'](\w+)[\"']", re.MULTILINE)
 _REGISTERED = re.compile(r"^register_dataset\(\s*(?:[\"'](\w+)[\"'])?", re.MULTILINE)
 
 COMPOSITE = "composite"
-"""Registered as a data set, and none of its own: it mixes others."""
+"""The library registers this mixture of data sets as a data set."""
 
 
 @lru_cache(maxsize=1)
 def _folder() -> Path:
-    """Returns the library's folder. Raises ModuleNotFoundError where it isn't installed."""
+    """Returns the library's folder. Raises ModuleNotFoundError if it isn't installed."""
     spec = importlib.util.find_spec("reasoning_gym")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("the package reasoning_gym is not installed")
@@ -142,9 +140,9 @@ def _folder() -> Path:
 
 @lru_cache(maxsize=1)
 def modules_of_data_sets() -> Mapping[str, str]:
-    """Returns each data set's module, by its name. The library is read, not imported: that takes seconds.
+    """Returns the module of each data set. It searches the library's files, since importing takes seconds.
 
-    Raises ModuleNotFoundError where it isn't installed.
+    Raises ModuleNotFoundError if the library isn't installed.
     """
     folder = _folder()
     modules = {}
@@ -159,10 +157,10 @@ def modules_of_data_sets() -> Mapping[str, str]:
 
 
 def import_data_set(name: str) -> Any:
-    """Returns the library's registry, with the data set of one of its modules in it.
+    """Imports a data set's module, and returns the library's registry, which then contains the data set.
 
-    The packages around the module are put up empty, since what their own code imports takes seconds, and
-    memory that makes each fork slower; where that is not enough for the module, all of the library is.
+    The packages around the module are replaced by empty ones, since their imports take seconds, and memory
+    that makes each fork slower. If the module needs more than these, the whole library is imported.
     """
     folder = _folder()
     steps = name.split(".")[:-1]
@@ -171,7 +169,7 @@ def import_data_set(name: str) -> Any:
         package.__path__ = [str(folder.joinpath(*steps[1:count]))]
         sys.modules.setdefault(package.__name__, package)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # syntax that newer Pythons warn of, in what the library imports
+        warnings.simplefilter("ignore")  # newer Pythons warn about the syntax of some imported modules
         try:
             importlib.import_module(name)
         except ImportError:

@@ -1,24 +1,23 @@
-"""Scores answers one after the other inside of the sandbox, in processes that hold nothing of other answers.
+"""Scores answers one after the other in the sandbox. No answer can affect the process that scores another.
 
     outside                    the server                          a child
     ───────                    ──────────                          ───────
     starts the sandbox ──────► imports the library, replies
     sends a request ─────────► imports what the problem needs,
                                forks a child if there is none ───► takes limits, closes all but its pipes
-                               hands it the request ─────────────► makes the scorer, scores, writes the score
+                               sends it the request ─────────────► makes the scorer, scores, writes the score
                                waits until its deadline
-    takes the reply ◄───────── says what the child wrote ◄────────
+    reads the reply ◄───────── sends what the child wrote ◄───────
                                kills the child, unless it has
                                only compared the answer
 
-A child is a copy of a process that has never scored an answer. One that scored by a function that is proven
-to only compare (`comparing`) goes on with the next answer; any other ends with its answer. So do those that
-were too late, or wanted more than to read. Two are never there at the same time, so that none can do anything
-to another. They can start no process, so that nothing of them is there when they have ended, and can write no
-byte to a file. Where one leaves as much as an empty file, the server ends: the next answer has another
-sandbox.
+A child is a fork of a process that has never scored an answer. It only scores further answers if its scoring
+function is proven to only compare (`comparing`), and if the answer was neither late nor tried to execute
+code. There is only one child at a time, so that children can't affect each other. They can't start processes,
+which would outlive them, and can't write to files. If one leaves a file, even an empty one, the server ends,
+and the next answer gets a new sandbox.
 
-Requests and replies are JSON below a line with the number of their bytes.
+Requests and replies are JSON after a line with the number of bytes.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
     Score = Callable[[str], float]
-    """Scores an answer. What it raises is told."""
+    """Scores an answer. If it raises, the reply contains the error."""
     MakeScore = Callable[[Any], tuple[Score, bool]]
-    """Makes the function that scores answers to one problem, and says whether it is proven that this only
-    compares them."""
+    """Returns the function that scores answers to a problem, and whether it is proven to only compare
+    them."""
 
 _SIGKILL = 9
 _ANSWERS_OF_A_CHILD = 2000
-"""A child that lives on is replaced after so many, whatever its memory holds by then."""
+"""The number of answers after which a child is replaced, in case its memory grows."""
 _REPLY_BYTES = 4096
 _MESSAGE = 300
 _LEFT_IN = (".", "/dev/shm")
@@ -58,10 +57,10 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
     """Answers requests until there are no more.
 
     Args:
-        prepare: Returns what makes scorers, which may import more of the library for each problem.
-        package: The library's name, whose modules read texts as `reading` does.
-        seconds: Deadline for one answer.
-        confined: This is a sandbox with files and processes of its own.
+        prepare: Returns the function that makes scorers. It may import more of the library for each problem.
+        package: The name of the library, in whose modules `reading` replaces functions that execute texts.
+        seconds: The deadline for an answer.
+        confined: Whether this is a sandbox with its own files and processes.
     """
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.dup(1)
@@ -70,7 +69,7 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
         os.dup2(nothing, descriptor)
     os.close(nothing)
     if confined:
-        sys.path.remove(os.getcwd())  # an answer could leave a file there
+        sys.path.remove(os.getcwd())  # an answer could leave a module there
     try:
         make_score = prepare()
     except BaseException as error:
@@ -85,7 +84,7 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
 
 
 def _empty_work_folder() -> None:
-    """Removes what libraries have made there while they were imported, such as folders of caches."""
+    """Removes files and folders that libraries made while they were imported, such as caches."""
     for entry in os.scandir("."):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)
@@ -106,7 +105,7 @@ def _reply(replies: int, reply: Any) -> None:
 
 
 class _Server:
-    """Has requests answered by children, one at a time."""
+    """Answers requests by means of children, of which there is one at a time."""
 
     def __init__(
         self,
@@ -116,7 +115,7 @@ class _Server:
         confined: bool,
         descriptors: tuple[int, ...],
     ) -> None:
-        """`descriptors` are the server's own, which no child may hold."""
+        """`descriptors` are the server's own, which children close."""
         self._make_score = make_score
         self._package = package
         self._seconds = seconds
@@ -132,11 +131,11 @@ class _Server:
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}"[:_MESSAGE]}
         if len(sys.modules) > modules:
-            self._end_child()  # it lacks what has been imported
+            self._end_child()  # it doesn't have the new imports
             self._keep_imports()
         reply = self._ask_child(request)
-        result = reply.get("told")
-        # A child lives on only if nothing of this answer can be left in it.
+        result = reply.get("result")
+        # A child scores further answers only if this answer can't have changed it.
         has_only_compared = only_compares and isinstance(result, dict) and "refused" not in result
         if not has_only_compared or self._child is None or self._child.answers >= _ANSWERS_OF_A_CHILD:
             self._end_child()
@@ -145,16 +144,16 @@ class _Server:
     def _keep_imports(self) -> None:
         teach(self._package)
         gc.collect()
-        gc.freeze()  # or else a collection in a child would copy every page
+        gc.freeze()  # otherwise a collection in a child would copy all pages of memory
         if self._confined:
             _empty_work_folder()
 
     def _ask_child(self, request: bytes) -> dict[str, Any]:
-        """Has a child score an answer, and returns ``{"told": {"score": 0.5}}``, or how it failed."""
+        """Scores an answer in a child. Returns ``{"result": {"score": 0.5}}``, or how it failed."""
         reply = self._ask_child_once(request)
-        # A process that has scored others may have ended in between, or its memory may be full: neither is
-        # this answer's fault, so a new one gets it.
-        if self._has_scored_others and ("crashed" in reply or reply.get("told") == _OUT_OF_MEMORY):
+        # A child that has scored other answers may have ended since then, or have no memory left. This isn't
+        # due to the present answer, which therefore gets a new child.
+        if self._has_scored_others and ("crashed" in reply or reply.get("result") == _OUT_OF_MEMORY):
             self._end_child()
             reply = self._ask_child_once(request)
         return reply
@@ -167,7 +166,7 @@ class _Server:
         if is_late:
             return {"late": True}
         try:
-            return {"told": json.loads(line)}
+            return {"result": json.loads(line)}
         except ValueError:
             return {"crashed": os.waitstatus_to_exitcode(self._end_child())}
 
@@ -190,21 +189,21 @@ class _Child:
                     os.close(descriptor)
                 _score_requests(make_score, child_requests, child_verdicts)
             finally:
-                os._exit(1)  # also after a success: the status counts only where there is no verdict
+                os._exit(1)  # the status only matters if there is no verdict
         os.close(child_requests)
         os.close(child_verdicts)
 
     def ask(self, request: bytes, deadline: float) -> tuple[bytes, bool]:
-        """Sends an answer and returns the line that the child writes, and whether the deadline came first.
+        """Sends an answer. Returns the line that the child writes, and whether it missed the deadline.
 
-        The line is incomplete where the child has ended, or was late.
+        The line is incomplete if the child has ended or is late.
         """
         self.answers += 1
         data = b"%d\n%b" % (len(request), request)
         try:
             while data:
                 data = data[os.write(self._requests, data) :]
-        except BrokenPipeError:  # it has ended
+        except BrokenPipeError:  # the child has ended
             return b"", False
         line = b""
         while len(line) <= _REPLY_BYTES:
@@ -218,7 +217,7 @@ class _Child:
         return line, False
 
     def end(self) -> int:
-        """Kills it and returns how it ended."""
+        """Kills the child, and returns its wait status."""
         os.close(self._requests)
         os.close(self._verdicts)
         os.kill(self._process, _SIGKILL)
@@ -226,11 +225,11 @@ class _Child:
 
 
 def _score_requests(make_score: MakeScore, requests: int, verdicts: int) -> None:
-    """Scores one answer after the other, in the child, until the server closes the pipe."""
-    # An answer may neither start processes nor write files.
+    """Scores answers in the child until the server closes the pipe."""
+    # An answer must neither start processes nor write files.
     for name in ("RLIMIT_NPROC", "RLIMIT_FSIZE"):
         resource.setrlimit(getattr(resource, name), (0, 0))
-    refusals = refuse_code()  # grows when an answer tries to have code executed
+    refusals = refuse_code()  # a list that grows when an answer tries to execute code
     with os.fdopen(requests, "rb") as file:
         while (request := _next_request(file)) is not None:
             task = json.loads(request)
@@ -244,5 +243,5 @@ def _score_requests(make_score: MakeScore, requests: int, verdicts: int) -> None
                 result = {"raised": repr(error)[:_MESSAGE]}
             if refusals:
                 result["refused"] = refusals[0]
-            # At most what a pipe's buffer holds, so that one write is enough.
+            # This fits into the pipe's buffer, so that one write is enough.
             os.write(verdicts, json.dumps(result).encode()[: _REPLY_BYTES - 1] + b"\n")

@@ -1,7 +1,7 @@
-"""Runs tests against an answer's code, which lives in another process and can't read them.
+"""Runs tests against an answer's code, which runs in another process and can't read them.
 
-The answer's process is forked before the tests are read, and has neither their input nor the channel of the
-verdict::
+The answer's process is forked before the tests are read. It has neither the tests' input nor the channel of
+the verdict::
 
     process of the answer                        process of the tests
     ─────────────────────                        ────────────────────
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LONGEST_MESSAGE = 300
-"""Characters of an error that are reported."""
+"""The number of characters of an error that are reported."""
 _TEST_FILE = "test_answer.py"
 
 
@@ -54,14 +54,14 @@ def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> No
             program = joined(prefix, code)
             if with_imports:
                 names.update(customary_names(program))
-            # The prefix alone first: its classes are the problem's, and both processes have them.
+            # First only the prefix, whose classes belong to the problem, so that both processes have them.
             exec(compile(whole_part(prefix), "prefix.py", "exec", dont_inherit=True), names)
             peer.by_value = _classes(names)
             exec(compile(program, "solution.py", "exec", dont_inherit=True), names)
         except BaseException as error:
             peer.send("failed", f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE])
             return
-        # The program has defined these classes anew.
+        # The program has defined these classes again.
         peer.by_value = {name: names[name] for name in peer.by_value if isinstance(names.get(name), type)}
         peer.names = names
         peer.send("ready", [name for name in names if not name.startswith("__")])
@@ -70,7 +70,7 @@ def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> No
 
 
 def _classes(names: dict[str, Any]) -> dict[str, type]:
-    """Returns the classes that the prefix defines, without stubs that an answer is to fill in."""
+    """Returns the classes that the prefix defines, without stubs that an answer should complete."""
     return {
         name: value
         for name, value in names.items()
@@ -84,7 +84,7 @@ def _classes(names: dict[str, Any]) -> dict[str, type]:
 
 
 class Answer:
-    """The answer, as tests see it: `module` is what they import as `solution`.
+    """The answer in the tests' process. `module` is the module that tests import as `solution`.
 
     The answer's code runs when they first use a name of it, after `before` was called.
     """
@@ -116,13 +116,13 @@ class Answer:
         return self._names
 
     def meant(self) -> dict[str, Any]:
-        """Returns what the tests mean by the bare names in them.
+        """Returns the values of the names in the tests.
 
         * A name that is in the tests and in the answer means the answer's. Other names of the answer are left
           out: Python's libraries could look for them, as for `load_tests`.
-        * Python's own functions and modules (`abs`, `math.isclose`) are Python's, or else an answer could
+        * Python's own functions and modules (`abs`, `math.isclose`) are Python's. Otherwise an answer could
           decide how it is judged. There is one exception: if the only function that the answer defines for
-          the tests has the name of one of Python's, it is what is tested.
+          the tests has the name of a Python function, it is the tested one.
         """
         nodes = list(ast.walk(self._tests))
         builtins = set(dir(sys.modules["builtins"]))
@@ -153,7 +153,7 @@ class Failed(Exception):
 
 
 class Report:
-    """Writes the report (see the module's head), and ends the process when a test takes too long."""
+    """Writes the report (see the module's docstring), and ends the process if a test takes too long."""
 
     def __init__(self, descriptor: int, seconds: float) -> None:
         self._descriptor, self._seconds = descriptor, seconds
@@ -166,7 +166,7 @@ class Report:
     def tell(self, **result: object) -> None:
         """Writes a line about a test, ``{"passed": true}`` or ``{"value": 3}``, and stops its clock."""
         signal.setitimer(signal.ITIMER_REAL, 0)
-        # What a call returned is written as JSON: sequences become lists, and keys strings.
+        # The value of a call is written as JSON, where sequences become lists, and keys strings.
         data = json.dumps(result, default=lambda value: {"not JSON": type(value).__name__}).encode() + b"\n"
         while data:
             data = data[os.write(self._descriptor, data) :]
@@ -186,14 +186,15 @@ def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> Non
     """Runs the tests of an order.
 
     Its ``kind`` is ``pytest`` (the text of a test file), ``calls`` (of a function with several inputs), or
-    otherwise texts of Python that test by `assert`; in ``functional`` ones the answer's names are bare.
+    another one, whose tests are Python code with `assert`. ``functional`` tests use the answer's names
+    without importing them.
     """
     kind, texts = order["kind"], order.get("tests", [])
     if isinstance(texts, str):
         trees = [ast.parse(texts)]
     else:
         trees = [ast.parse(text) for text in texts]
-    shared = ast.parse(whole_part(prefix))  # half a function belongs to the answer alone
+    shared = ast.parse(whole_part(prefix))  # an incomplete function only belongs to the answer
     # A stub would hide the answer's function of the same name from the tests.
     shared.body = [statement for statement in shared.body if not is_stub(statement)]
     statements = list(shared.body)
@@ -219,7 +220,7 @@ def _units(trees: list[ast.Module], names: dict[str, Any], report: Report) -> No
     """Runs tests. Each text is a test, or each `assert` at the top level of a single text that has any."""
     are_tests = [True] * len(trees)
     if len(trees) == 1 and any(isinstance(statement, ast.Assert) for statement in trees[0].body):
-        # Each `assert` is a group by itself, and so are all statements between two of them.
+        # Each `assert` is a group, and so are all statements between two of them.
         groups = itertools.groupby(
             trees[0].body, lambda statement: isinstance(statement, ast.Assert) and statement
         )
@@ -239,15 +240,15 @@ def _units(trees: list[ast.Module], names: dict[str, Any], report: Report) -> No
         except (Exception, Ended) as error:
             report.failed(error)
             if not is_test:
-                return  # the tests behind it need what it was to do
+                return  # the following tests need these statements
             continue
         if is_test:
             report.tell(passed=True)
 
 
 def _calls(order: dict[str, Any], answer: Answer, report: Report) -> None:
-    """Reports what the answer's function returns for each input, a method of its class `Solution` if it has
-    one."""
+    """Reports the value of the answer's function for each input. If the answer has a class `Solution`, the
+    function is its method."""
     report.tell(tests=len(order["inputs"]))
     for args in order["inputs"]:
         report.begin()
@@ -282,13 +283,13 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
             begin()
 
         def pytest_runtest_logreport(self, report: Any) -> None:
-            # pytest reports the setup, the call and the teardown of a test, each by itself.
+            # pytest reports the setup, the call and the teardown of a test separately.
             if report.when == "call" or (report.when == "setup" and not report.passed):
                 outcomes[report.nodeid] = report
             if report.when != "teardown" or not (report.failed or report.nodeid in outcomes):
                 return
             deciding = report if report.failed else outcomes[report.nodeid]
-            # A skipped test says nothing against the answer; one that fails as expected does.
+            # A skipped test counts as passed, but an expected failure doesn't.
             if deciding.passed or (deciding.skipped and not hasattr(deciding, "wasxfail")):
                 tell(passed=True)
             else:
@@ -296,9 +297,9 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
 
     with open(_TEST_FILE, "w", encoding="utf-8") as file:
         file.write(text)
-    # The answer's code must not read the tests: the file is gone before it runs.
+    # The answer's code must not read the tests. Therefore the file is deleted before it runs.
     answer.before = lambda: os.unlink(_TEST_FILE)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # no verdict depends on what else is installed
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # verdicts don't depend on installed plugins
     options = ["-q", "--import-mode=importlib", "--capture=sys", "-c", os.devnull, "--rootdir=."]
     pytest.main([*options, "-p", "no:cacheprovider", _TEST_FILE], plugins=[Plugin()])
     if failures:
@@ -306,14 +307,14 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
 
 
 def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
-    """Runs the tests that stand on standard input, as JSON, against the code; `seconds` are for each test."""
+    """Reads tests as JSON from standard input, and runs them against the code, each for at most `seconds`."""
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 10_000))
     sys.set_int_max_str_digits(0)
     to_answer, to_tests = os.pipe(), os.pipe()
     null_device = os.open(os.devnull, os.O_RDWR)
     if os.fork() == 0:
-        # Before a line of the answer runs, the tests' input and the channel of the verdict are gone.
-        # The two pipes lie at 100 and 101 meanwhile, so that all others can be closed at once.
+        # Before the answer's code runs, the tests' input and the channel of the verdict are closed. The two
+        # pipes become descriptors 100 and 101, so that all lower ones can be closed at once.
         os.dup2(to_answer[0], 100)
         os.dup2(to_tests[1], 101)
         for standard_descriptor in (0, 1, 2):
@@ -328,7 +329,7 @@ def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
     os.dup2(null_device, 1)
     os.dup2(null_device, 2)
     sys.stdout = sys.stderr = io.StringIO()
-    # The answer may write to the current folder: its tests must import nothing from there.
+    # The answer may write to the current folder, so that tests must not import from there.
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != os.getcwd()]
     try:
         _test(Peer(to_tests[0], to_answer[1], guarded=True), report, prefix, order)

@@ -1,0 +1,277 @@
+"""What a credit is, the two short ways to write one, and the critic that some credits train.
+
+A credit decides what each sampled token is worth. It takes the trees of graded answers that a rollout made,
+and returns one training row (`Episode`) for each answer, with an advantage for each of its tokens:
+
+    trees of answers  ──  Credit.assign  ──>  episodes with advantages
+
+Three ways to write one, from the shortest on:
+
+* `GroupCredit.advantages(rewards)`: one number for each answer, from the rewards of a problem's answers
+  (GRPO, RLOO). Example: ``[1.0, 0.0, 0.0]`` becomes ``[0.67, -0.33, -0.33]``.
+* `TokenCredit.token_advantages(answers)`: one number for each token, from a problem's answers (TEMPO).
+* `Credit.assign(context, trees)`: everything else, such as VinePPO, which samples continuations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, final
+
+from annotated_types import Gt
+from typing_extensions import override
+
+from treetune import contracts
+from treetune.config.registrable import Registrable
+from treetune.contracts import Experiment, Finding
+from treetune.credit.episodes import advantage_metrics, make_episode, whole_answer_episodes
+from treetune.credit.states.early import EarlyContinuations
+from treetune.rollouts.context import RolloutContext
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Column, Episode, Metrics, Trajectory
+
+if TYPE_CHECKING:
+    from treetune.models.sources import ModelSource
+
+# Remedies that several credits name in their `needs`
+
+THREADS_REMEDY = (
+    "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'}, or set the rollout's parallel"
+    " to false"
+)
+UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
+
+
+class Credit(Registrable):
+    """Makes episodes of trees: one for each answer, with an advantage for each of its tokens.
+
+    Credit turns the rewards of answers into advantages, unless its own `gives` says otherwise. Example: what
+    GRPO's credit without `std` makes of two answers to a problem, of 3 and 2 tokens, which earned 1 and 0::
+
+        Episode(..., reward=1.0, advantages=array([0.5, 0.5, 0.5]))
+        Episode(..., reward=0.0, advantages=array([-0.5, -0.5]))
+
+    Only `gae` returns episodes without advantages: the trainer makes them with `from_values`, once its critic
+    has valued the answers.
+    """
+
+    @property
+    @override
+    def gives(self) -> tuple[contracts.Feature, ...]:
+        return contracts.Advantages(before_training=True), contracts.CreditForRewards()
+
+    @property
+    @final
+    def needs_engine(self) -> bool:
+        return contracts.Continuations() in self.gives
+
+    @property
+    @final
+    def needs_critic(self) -> bool:
+        return contracts.CriticValues() in self.gives
+
+    @property
+    @final
+    def asks_critic(self) -> bool:
+        """True where `assign` reads the critic's values itself, and does not leave them to the trainer."""
+        return self.needs_critic and contracts.Advantages(before_training=True) in self.gives
+
+    @property
+    @final
+    def leaves_values_to_trainer(self) -> bool:
+        """True where the trainer makes the advantages, with `from_values`, once its critic has valued the
+        answers."""
+        return self.needs_critic and not self.asks_critic
+
+    @property
+    def reference(self) -> ModelSource | None:
+        """A model that the trainer scores as the reference, in place of the start model."""
+        return None
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        """Settings of the critic; None for credit without a critic."""
+        return None
+
+    def is_unbiased(self, context: RolloutContext) -> bool:
+        """Returns whether the expected gradient is the policy gradient.
+
+        The expectation is over the answers that the context's rollout samples to the context's problems.
+        Credit that doesn't say so counts as biased: a comparison then measures its bias.
+        """
+        return bool(getattr(self, "unbiased", False))
+
+    def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
+        """Estimates how many continuations an iteration samples, for plans.
+
+        Args:
+            answers: Answers of the iteration.
+            tokens: The mean length of an answer, in tokens.
+            limit: The largest length of an answer, in tokens.
+
+        Returns:
+            The usual and the largest number of continuations. Credit that doesn't override this is planned as
+            if it sampled none.
+        """
+        return 0, 0
+
+    def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
+        """Returns the continuations to sample as soon as their answer is graded, while other answers are
+        still sampled; None where there are none."""
+        return None
+
+    def from_values(
+        self, rewards: Sequence[float], values: Sequence[float]
+    ) -> tuple[Sequence[float], Sequence[float]]:
+        """Makes advantages and returns of the critic's values, for one answer.
+
+        The trainer calls this for credit that `leaves_values_to_trainer`.
+
+        Args:
+            rewards: The reward of each trained token, less the penalties that the objective puts into the
+                reward. Example: ``[0.0, 0.0, 1.0]``.
+            values: The critic's value of the state before each trained token. Example: ``[0.4, 0.5, 0.8]``.
+
+        Returns:
+            The advantages of the tokens, and the returns that the critic learns. Example, with γ = λ = 1:
+            ``[0.6, 0.5, 0.2], [1.0, 1.0, 1.0]``. A method whose policy and critic have different λ returns
+            the advantages of one recursion and the returns of another (`vapo`).
+        """
+        # TypeError, since NotImplementedError would make every credit override it.
+        raise TypeError(f"the credit {type(self).__name__} leaves values to the trainer without from_values")
+
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        """Returns one episode for each answer of this rank's trees, in their order, and the metrics of all
+        ranks. All answers to one problem are in one tree. Collective.
+        """
+        raise NotImplementedError
+
+
+class GroupCredit(Credit):
+    """Credit from the rewards of a problem's answers alone: all tokens of an answer share its advantage.
+
+    The shortest way to write a credit: override `advantages`.
+    """
+
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        """Returns one advantage for each answer to a problem, from the answers' rewards.
+
+        Example: ``[1.0, 0.0, 0.0]`` becomes ``[1.0, -0.5, -0.5]`` under RLOO.
+        """
+        raise NotImplementedError
+
+    @override
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        advantages: list[float] = []
+        for tree in trees:
+            rewards = [answer.reward for answer in tree.leaves]
+            try:
+                tree_advantages = self.advantages(rewards)
+                wrong = _describe_wrong_count(tree_advantages, len(rewards))
+                if wrong is not None:
+                    raise ValueError(
+                        f"advantages() returned {wrong}; return one number per answer ({len(rewards)})"
+                    )
+                advantages += map(float, tree_advantages)
+            except (TypeError, ValueError) as error:  # such as an advantage that is not a number
+                raise ValueError(f"{type(self).__name__}, problem {tree.problem.id!r}: {error}") from error
+        return whole_answer_episodes(context, answers_of(trees), advantages)
+
+
+def _describe_wrong_count(returned: Any, wanted: int) -> str | None:
+    """Returns what a user's method returned in place of so many values, such as "None" or "2 values"; None if
+    it returned as many."""
+    try:
+        count = len(returned)
+    except TypeError:  # neither a list nor an array
+        return repr(returned)
+    if count == wanted:
+        return None
+    return "1 value" if count == 1 else f"{count} values"
+
+
+class TokenCredit(Credit):
+    """Credit that tells the tokens of an answer apart, from the answers to its problem alone.
+
+    The short way to write such a credit: override `token_advantages`.
+    """
+
+    def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
+        """Returns, for each of a problem's answers, one advantage for each token of its `response_ids`.
+
+        Injected tokens, such as a tool's reply, need an advantage too, but it is not used.
+        Example, for two answers of 3 and 2 tokens: ``[[0.5, 0.5, 1.0], [-0.5, -1.0]]``.
+        """
+        raise NotImplementedError
+
+    @override
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        import numpy as np
+
+        episodes: list[Episode] = []
+        for tree in trees:
+            rows = self.token_advantages(tree.leaves)
+            message = f"{type(self).__name__}, problem {tree.problem.id!r}: token_advantages() returned"
+            wrong = _describe_wrong_count(rows, len(tree.leaves))
+            if wrong is not None:
+                raise ValueError(
+                    f"{message} {wrong}; return one list per answer ({len(tree.leaves)}), with one number"
+                    " per token"
+                )
+            for number, (row, answer) in enumerate(zip(rows, tree.leaves, strict=True)):
+                tokens = len(answer.response_ids)
+                wrong = _describe_wrong_count(row, tokens)
+                if wrong is not None:
+                    raise ValueError(
+                        f"{message} {wrong} for answer {number}; return one number per token ({tokens})"
+                    )
+            for answer, row in zip(tree.leaves, rows, strict=True):
+                episode = make_episode(context, answer)
+                episodes.append(replace(episode, advantages=np.array(row, np.float64)))
+        return episodes, advantage_metrics(context, episodes)
+
+
+# The critic
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticSettings:
+    """Settings of the critic: a copy of the start model with a linear head and an optimiser of its own,
+    which has the trainer's schedule, precision and sharding."""
+
+    learning_rate: Annotated[float, Gt(0)] | None = None
+    """Peak of its schedule; None: the policy's."""
+    value_clip: Annotated[float, Gt(0)] | None = 0.2
+    """Bounds how far a value may move from what it was before the iteration's training while that still
+    lowers the loss (Schulman et al.'s code of PPO); None: there is no bound."""
+
+
+@dataclass(frozen=True)
+class Critic:
+    """The critic of the run, as it is before the iteration's training: a service of contexts.
+
+    Example: for an answer of three tokens, the second of which a tool wrote, `values` returns
+    ``[array([0.41, nan, 0.78])]``.
+    """
+
+    values: Callable[[Sequence[Trajectory]], list[Column]]
+    """Returns for each answer of this rank the value of the state before each response token; NaN before
+    injected tokens. Collective."""
+
+
+def check_critic_goes_on(experiment: Experiment, part: str, remedy: str) -> Iterator[Finding]:
+    """Returns a finding where training restarts in every iteration, which would discard the critic.
+
+    Args:
+        experiment: The experiment's configuration.
+        part: The part with the critic, such as ``"the values 'critic'"``.
+        remedy: One way to do without it, such as ``"choose the values 'continuations'"``.
+    """
+    if experiment.restart == "every_iteration":
+        yield Finding(
+            f"restart 'every_iteration' discards the trained weights, and the critic of {part} has to keep"
+            " learning over iterations",
+            "$.restart",
+            f"set restart to 'never', or {remedy}",
+        )

@@ -1,0 +1,65 @@
+"""On-policy distillation: a teacher's log-probs of the policy's samples as credit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from treetune.contracts import Advantages, Experiment, Finding
+from treetune.credit.base import Credit, GroupCredit
+from treetune.models.sources import ModelSource
+
+
+@Credit.register("distillation")
+@dataclass(frozen=True, kw_only=True)
+class Distillation(GroupCredit):
+    """On-policy distillation: trains the policy on its own samples towards a teacher model (Agarwal et al.,
+    arXiv:2306.13649; Lu et al., "On-Policy Distillation", 2025).
+
+    Rewards are ignored: all advantages of credit are 0, and the trainer's reference model is `teacher` in
+    place of the start model. With ``kl_placement: 'advantage'``, ``kl_estimator: 'k1'`` and ``kl_coef: 1``,
+    a token's advantage becomes ``log p_teacher - log p_old``, whose expected gradient is that of the reverse
+    KL to the teacher at each token. ``train/kl`` is then the distance to the teacher.
+    """
+
+    teacher: ModelSource
+    """The teacher. It must have the start model's tokenizer."""
+
+    gives = (Advantages(before_training=True),)
+
+    @property
+    @override
+    def reference(self) -> ModelSource:
+        return self.teacher
+
+    @override
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        return [0.0] * len(rewards)
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        objective = experiment.trainer.objective
+        if objective.kl_coef <= 0 or objective.kl_placement == "loss" or objective.kl_estimator != "k1":
+            yield Finding(
+                "distillation needs an objective that adds the teacher's log-probs minus the policy's to"
+                f" advantages, and this one doesn't (kl_coef {objective.kl_coef:g}, kl_placement"
+                f" {objective.kl_placement!r}, kl_estimator {objective.kl_estimator!r})",
+                "$.trainer.objective.kl_placement",
+                "set kl_coef to 1, kl_placement to 'advantage' and kl_estimator to 'k1'"
+                " (methods/on_policy_distillation)",
+            )
+        if experiment.trainer.lora is not None:
+            yield Finding(
+                "with adapters the reference model is the policy without them, but distillation's is its"
+                " teacher",
+                "$.trainer.lora",
+                "train all weights",
+            )
+        if getattr(experiment.trainer, "skip_without_advantage", False):
+            yield Finding(
+                "all advantages of distillation's credit are 0, and skip_without_advantage skips such steps",
+                "$.trainer.skip_without_advantage",
+                "set it to false",
+            )

@@ -1,0 +1,56 @@
+"""GRPO's credit: an answer's advantage is its reward minus the mean reward of its group.
+
+Shao et al., arXiv:2402.03300, section 4.1.2 (with division by the standard deviation), and Dr. GRPO, Liu et
+al., arXiv:2503.20783, section 3.2 (without). All tokens of an answer share its advantage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Annotated
+
+from annotated_types import Gt
+from typing_extensions import override
+
+from treetune.contracts import Advantages, Answers, CreditForRewards, Need
+from treetune.credit.base import Credit, GroupCredit
+
+
+@Credit.register("group")
+@dataclass(frozen=True, kw_only=True)
+class Group(GroupCredit):
+    """GRPO's credit (`std` true) or Dr. GRPO's (`std` false): an answer's reward relative to the mean of its
+    group, see `group_advantages`."""
+
+    std: bool = True
+    """Whether advantages are divided by the standard deviation of the group's rewards."""
+    eps: Annotated[float, Gt(0)] = 1e-6
+    """Added to the standard deviation, which may be 0."""
+
+    gives = (Advantages(before_training=True), CreditForRewards())
+    needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
+
+    @override
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        return group_advantages(rewards, self.std, self.eps)
+
+
+def group_advantages(rewards: Sequence[float], std: bool, eps: float) -> list[float]:
+    """Returns A_i = r_i − mean(r), divided by (std(r) + eps) if `std`.
+
+    Example: ``[1.0, 0.0]`` becomes ``[0.5, -0.5]``, and ``[0.71, -0.71]`` with `std`. Equal rewards, and one
+    answer alone, become zeros.
+
+    With `std` this is GRPO, whose published implementations take the unbiased standard deviation; without it,
+    Dr. GRPO. Both are **biased**. The mean includes r_i itself, which shrinks the expected gradient to
+    (n−1)/n of the true one; `rloo` does not. With `std` problems are also weighted by how much their answers
+    differ (the problem of the tests' language by 0.71 with n = 2, by 0.85 with 3).
+    """
+    # Exactly zero, where the rounded mean of equal rewards would leave 1e-17 / eps.
+    if len(set(rewards)) == 1:
+        return [0.0] * len(rewards)
+    mean_reward = fmean(rewards)
+    scale = stdev(rewards) + eps if std else 1.0
+    return [(reward - mean_reward) / scale for reward in rewards]

@@ -1,0 +1,55 @@
+"""RTMC: values of states that a group's answers share, shrunk towards the group's mean where few share them
+(arXiv:2604.11037).
+
+Example, with ``prior: 2``: two answers of a group with the mean 0.25 came to a state, and earned 1 and 0. The
+state's baseline is (1 + 2 · 0.25) / (2 + 2) = 0.375.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
+from typing_extensions import override
+
+from treetune.credit.values.base import StepValues, Valuation, ValueEstimator, mean_of
+from treetune.credit.values.siblings import Siblings
+from treetune.rollouts.metrics import mean
+
+
+@ValueEstimator.register("rtmc")
+@dataclass(frozen=True, kw_only=True)
+class RolloutTree(Siblings):
+    """RTMC: a step's advantage is Q(s, a) − V'(s), where Q is the mean reward of the group's answers that
+    took the step. V' is the mean reward of the n answers through s, shrunk towards the group's mean as if
+    `prior` more answers had come through s and earned it: (Σ r + prior · mean) / (n + prior) (Wang et al.,
+    arXiv:2604.11037, eq. 11, after a public port of the code). An answer counts in its own values. Nothing is
+    sampled.
+
+    A state here is the prefix of an answer. The paper's states are signatures of an agent's state, which
+    don't record the order of its actions; the paper discounts by 0.99 a turn, and may divide by the standard
+    deviation (`trainer.advantage_normalisation`).
+
+    **Biased**, by prior and own reward: on the tests' language the expected gradient is off by 35 % of its
+    length with three answers (cosine 0.998)."""
+
+    unbiased = False
+
+    prior: Annotated[float, Ge(0)] = 2.0
+    """How many answers the group's mean counts as, in addition to those through a state."""
+
+    @override
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        others = valuation.sibling_rewards()
+        values: list[StepValues] = []
+        for answer in valuation.answers:
+            group_mean = mean([leaf.reward for leaf in answer.tree.leaves])
+            step_values: StepValues = []
+            for answer_state in answer.states:
+                value = mean_of([answer.reward, *others[answer_state]])
+                assert value is not None, "an answer went through its own states"
+                total = value.value * value.samples + self.prior * group_mean
+                step_values.append(value._replace(baseline=total / (value.samples + self.prior)))
+            values.append(step_values)
+        return values

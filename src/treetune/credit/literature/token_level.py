@@ -1,0 +1,95 @@
+"""Shared by the credits of papers that treat tokens of an answer differently.
+
+* `Distributions`: the policy's distributions, for credits that need entropies.
+* `shared_prefixes`: which answers begin with the same tokens.
+* `OverAnotherCredit`: the base of credits that change another credit's advantages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from treetune.contracts import Advantages, Feature, Need
+from treetune.credit.base import Credit, CriticSettings
+from treetune.credit.episodes import advantage_metrics
+from treetune.credit.grpo import Group
+from treetune.credit.states.early import EarlyContinuations
+from treetune.credit.values.base import shared_tokens
+from treetune.rollouts.context import RolloutContext
+from treetune.tree import Tree, trees_of
+from treetune.vocabulary import Column, Episode, Metrics, Trajectory
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """The distributions that answers were sampled from: a service of contexts. Contexts of analyses have it.
+    Those of runs don't: their engine reports only the probability of the sampled token."""
+
+    along: Callable[[Sequence[Episode]], list[tuple[Column, Column]]]
+    """Returns for each row of this rank Σ_v π(v)² and the entropy in nats, each of shape [T]: of the
+    distributions that the response tokens were sampled from. Collective."""
+
+
+def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
+    """Returns, for each of the N answers to a problem, a mask of shape [T + 1, N]: whether answer n begins
+    with the first t tokens of this one, T of which it has. True in row 0, and for the answer itself. Answers
+    must be in one line.
+
+    Example: of the answers ``ab`` and ``ac`` the first has the mask
+    ``[[True, True], [True, True], [True, False]]``.
+    """
+    import numpy as np
+
+    (tree,) = trees_of(answers)
+    shared_with_all = shared_tokens(tree)
+    masks = []
+    for index, answer in enumerate(answers):
+        length = len(answer.response_ids)
+        shared_N = shared_with_all[index]
+        shared_N[index] = length  # `shared_tokens` has 0 for an answer and itself
+        masks.append(np.array(shared_N) >= np.arange(length + 1)[:, None])
+    return masks
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverAnotherCredit(Credit):
+    """Credit that changes the advantages of another credit, or which of its tokens are trained."""
+
+    over: Credit = field(default_factory=Group)
+    """The credit whose advantages it works on."""
+
+    @property
+    @override
+    def needs(self) -> tuple[Need, ...]:
+        return (Need(Advantages(before_training=True), "it weighs the advantages of tokens"),)
+
+    @property
+    @override
+    def gives(self) -> tuple[Feature, ...]:
+        return self.over.gives
+
+    @property
+    @override
+    def critic_settings(self) -> CriticSettings | None:
+        return self.over.critic_settings
+
+    @override
+    def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
+        return self.over.continuations(answers, tokens, limit)
+
+    @override
+    def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
+        return self.over.early_continuations(context)
+
+    def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
+        """Returns the episodes with other advantages, or with fewer trained tokens. Collective."""
+        raise NotImplementedError
+
+    @override
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        episodes, metrics = self.over.assign(context, trees)
+        episodes = self.weigh_tokens(context, episodes)
+        return episodes, metrics | advantage_metrics(context, episodes)

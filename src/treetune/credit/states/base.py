@@ -1,0 +1,223 @@
+"""States of answers, how they are continued, and the estimates that come of it.
+
+A *state* is a prefix of an answer: the prompt and the first tokens of the response. Its *value* is the reward
+that the policy earns on average when it continues from there. Monte-Carlo credit estimates it: it samples
+*continuations* of the state, grades each of them together with the prefix, and takes the mean reward.
+
+The nouns, for an answer ``1+1=2\\n2+2=4`` and the state before its second step:
+
+    StateRule          where the states of an answer lie       step_starts(answer) == [0, 6]
+    AnswerPrefix       a state, as it is continued             AnswerPrefix(problem, prompt_ids, segments)
+    Budget             how many continuations a state gets     FixedBudget(samples=9)
+    ContinuationPlan   a budget, and the sampling parameters   ContinuationPlan(FixedBudget(9), sampling)
+    Estimate           rewards and cost of continuations       Estimate(earned=(1.0, 0.0, ...), ...)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from treetune.config.registrable import Registrable
+from treetune.engine.base import SamplingParams
+from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.metrics import mean
+from treetune.tasks.base import Task
+from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
+
+TOKENS_OF_A_STEP = 50
+"""A guess, for plans alone: about the tokens of a line of a mathematical solution."""
+
+STATES_REMEDY = (
+    "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'} for threads and"
+    " {type: 'turns'} for turns"
+)
+
+
+class AnswerPrefix(NamedTuple):
+    """A state as it is continued: the problem, its prompt, and the answer so far."""
+
+    problem: Problem
+    prompt_ids: TokenIds
+    segments: tuple[Segment, ...]
+
+    @staticmethod
+    def of(problem: Problem, prompt_ids: TokenIds, path: Sequence[Segment], length: int) -> AnswerPrefix:
+        """Returns the prefix of the first `length` tokens of an answer with the segments `path`."""
+        segments = []
+        tokens_left = length
+        for segment in path:
+            count = min(tokens_left, len(segment.token_ids))
+            if not count:
+                break
+            segments.append(replace(segment, token_ids=segment.token_ids[:count], logprobs=None))
+            tokens_left -= count
+        return AnswerPrefix(problem, prompt_ids, tuple(segments))
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """The answer's tokens, without the prompt's."""
+        return joined([segment.token_ids for segment in self.segments])
+
+    @property
+    def key(self) -> bytes:
+        """A digest that is equal for equal states on all ranks, and for no others."""
+        digest = hashlib.blake2b(repr(self.problem.id).encode(), digest_size=16)
+        for segment in self.segments:
+            digest.update(repr((segment.branch, segment.origin, len(segment.token_ids))).encode())
+            digest.update(segment.token_ids.tobytes())
+        return digest.digest()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The rewards of a state's continuations, and their cost.
+
+    Example: three continuations, of which the second could not be graded::
+
+        Estimate(earned=(1.0, None, 0.0), rewards=(1.0, 0.0), unfinished=0, tokens=57)   # value 0.5
+    """
+
+    earned: tuple[float | None, ...]
+    """The reward of each continuation, in the order of sampling; None for one that could not be graded."""
+    rewards: tuple[float, ...]
+    """The rewards that count towards the value: not those of a pilot, which only decided how many
+    continuations follow."""
+    unfinished: int
+    """Continuations that were cut off."""
+    tokens: int
+    """Tokens that were sampled in all continuations."""
+
+    @property
+    def value(self) -> float | None:
+        """The mean reward; None where no continuation could be graded."""
+        return mean(self.rewards) if self.rewards else None
+
+
+class Budget:
+    """Decides how many continuations a state gets.
+
+    A budget is asked in rounds: how many to sample first, and after each round how many more.
+
+    Make it a frozen dataclass. Continuations that were sampled early are found by comparing budgets: if equal
+    settings don't compare equal, they are sampled twice.
+    """
+
+    adaptive: bool = True
+    """Whether the number of continuations depends on rewards."""
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The smallest and the largest number of continuations that a state can have, for plans."""
+        first_round = self.ask(0, tuple)
+        return first_round, first_round
+
+    def ask(self, round_number: int, rewards: Callable[[], Sequence[float]]) -> int:
+        """Returns how many continuations to sample in this round; 0 ends the sampling.
+
+        Args:
+            round_number: 0 for a state without continuations. It increases by one when the continuations of
+                the round before are graded.
+            rewards: Returns the rewards of all continuations so far, without those that could not be graded.
+        """
+        raise NotImplementedError
+
+    def counted(self, rewards: Sequence[float]) -> Sequence[float]:
+        """Returns the rewards that count towards the value."""
+        return rewards
+
+
+@dataclass(frozen=True)
+class FixedBudget(Budget):
+    """The same number for every state: VinePPO's K (Kazemnejad et al., arXiv:2410.01679, section 4)."""
+
+    samples: int
+
+    adaptive = False
+
+    @override
+    def ask(self, round_number: int, rewards: Callable[[], Sequence[float]]) -> int:
+        return self.samples if round_number == 0 else 0
+
+
+class ContinuationPlan(NamedTuple):
+    """How states are continued: how often, with which sampling parameters, and for which purpose.
+
+    Example: VinePPO's, ``ContinuationPlan(FixedBudget(9), SamplingParams(max_tokens=1024), "value")``.
+    """
+
+    budget: Budget
+    sampling: SamplingParams
+    purpose: str = "value"
+    """Enters the seeds, so that two purposes never share a continuation."""
+
+
+class StepRows(NamedTuple):
+    """The steps of an answer as its training row has them: one entry of each column for each step."""
+
+    ends: tuple[int, ...]
+    """Response tokens up to the end of each step."""
+    advantages: Sequence[float]
+    values: Sequence[float]
+    """The value of the state before each step."""
+    errors: Sequence[float]
+    """The standard errors of the values."""
+
+
+class StateRule(Registrable):
+    """Decides where the states of an answer lie, and how an answer is continued from there."""
+
+    def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
+        """Returns how many of the answer's tokens precede each of its steps. Its states lie there.
+
+        Example: ``[0, 6, 12]`` for an answer of three steps; 0 is the state of the prompt.
+        """
+        raise NotImplementedError
+
+    def looks_back(self, task: Task) -> bool:
+        """Returns whether the position of a state depends only on the tokens before it, in answers to the
+        task's problems. Then credit of unbiased values has the policy's gradient. False for a rule that does
+        not override this."""
+        return False
+
+    def usual_states(self, tokens: float) -> float:
+        """Returns about how many states an answer of so many tokens has, for plans."""
+        return max(1.0, tokens / TOKENS_OF_A_STEP)
+
+    def step_rows(
+        self,
+        trajectory: Trajectory,
+        advantages: Sequence[float],
+        values: Sequence[float],
+        errors: Sequence[float],
+    ) -> StepRows:
+        """Returns the steps for the training row, given one number of each kind for each state."""
+        ends = (*tuple(self.step_starts(trajectory))[1:], trajectory.step_ends[-1])
+        return StepRows(ends, advantages, values, errors)
+
+    def begins_early(self, context: RolloutContext) -> bool:
+        """Returns whether a state can be continued with `begin` before all answers are sampled."""
+        return False
+
+    async def begin(self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan) -> Any:
+        """Samples continuations of a state while other answers are still sampled.
+
+        Returns:
+            What `estimate` needs to resume from these continuations. It finds them with
+            `EarlyContinuations.find`.
+        """
+        raise NotImplementedError
+
+    def estimate(
+        self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
+    ) -> list[Estimate]:
+        """Continues each state, and returns the estimates in the order of the states.
+
+        The seed of each continuation derives from the state and the plan's purpose alone, so that the result
+        does not depend on which rank samples it, or when.
+        """
+        raise NotImplementedError

@@ -1,0 +1,239 @@
+"""States of answers in one line, which are continued from token ids: VinePPO's continuations.
+
+An answer is *in one line* if each of its tokens was sampled after all tokens before it (no threads). Then a
+state is continued by one request: the prompt's ids and the prefix's ids are the new prompt.
+
+    for each state, at the same time:
+        round 0:  sample n continuations ── each is graded together with its prefix, in the grader's processes
+        round 1:  wait for the grades, if the budget depends on them ── sample more, or stop
+        ...
+        Estimate: the rewards of all continuations
+
+All states run as tasks of one program (`engine.programs`). A state waits for its own samples and grades
+alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from typing_extensions import override
+
+from treetune.contracts import Need, OneLine
+from treetune.credit.states.base import (
+    STATES_REMEDY,
+    AnswerPrefix,
+    ContinuationPlan,
+    Estimate,
+    StateRule,
+)
+from treetune.credit.states.early import EarlyContinuations
+from treetune.engine.base import CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.engine.programs import result_of
+from treetune.rollouts.answers import CountedSamples, before_stop
+from treetune.rollouts.context import AnswerSettings, RolloutContext
+from treetune.seeds import derive_seed
+from treetune.tasks.base import Task
+from treetune.vocabulary import Grade, Trajectory, joined
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneLineStates(StateRule):
+    """A rule whose states may lie anywhere in answers whose tokens were each sampled after all before it.
+
+    Override `step_starts` to say where.
+    """
+
+    needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
+
+    @override
+    def begins_early(self, context: RolloutContext) -> bool:
+        return True
+
+    @override
+    async def begin(
+        self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan
+    ) -> OneLineContinuations:
+        assert context.engine is not None, "answers that are sampled have an engine"
+        continuations = OneLineContinuations(context, prefix, plan)
+        if context.grader.has_services:
+            # The use of services (a judge's tokens) is counted by phase, and continuations count in the
+            # credit phase. So they are only sampled here, and graded there by `estimate`.
+            await continuations.sample_next_round(context.engine.sample)
+        else:
+            await continuations.sample_all_rounds(context.engine.sample)
+        return continuations
+
+    @override
+    def estimate(
+        self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
+    ) -> list[Estimate]:
+        """Continues each state. Prefix and continuation together have the token budget of an answer."""
+        assert context.engine is not None, "Monte-Carlo values need an engine"
+        early = context.find(EarlyContinuations)
+        states: list[OneLineContinuations] = []
+        for prefix in prefixes:
+            begun = None if early is None else early.find(prefix, plan)
+            states.append(begun or OneLineContinuations(context, prefix, plan))
+        counted = CountedSamples(context, already=sum(len(state.completions) for state in states))
+
+        async def estimate_all() -> list[Estimate]:
+            return await asyncio.gather(*(state.estimate(counted.sample) for state in states))
+
+        return context.engine.run(estimate_all())
+
+
+@StateRule.register("step_boundaries")
+@dataclass(frozen=True, kw_only=True)
+class StepBoundaries(OneLineStates):
+    """A state before every step of the answer (Kazemnejad et al., arXiv:2410.01679, section 4).
+
+    The task says what a step is, such as a line. Example: an answer whose steps end after 6, 12 and 15 tokens
+    has the states 0, 6 and 12.
+    """
+
+    @override
+    def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
+        return (0, *trajectory.step_ends[:-1])
+
+    @override
+    def looks_back(self, task: Task) -> bool:
+        return task.boundaries_look_back
+
+
+def continuation_request(
+    settings: AnswerSettings,
+    seed: int,
+    iteration: int,
+    prefix: AnswerPrefix,
+    sampling: SamplingParams,
+    purpose: str,
+    round_number: int,
+    count: int,
+) -> Request:
+    """Returns the request for `count` continuations of a state.
+
+    The viewer builds it as well, to find its samples in the journal, which identifies an answered request by
+    its content.
+
+    Args:
+        settings: Those of the context.
+        seed: The run's seed.
+        iteration: The iteration, from 0 on.
+        prefix: The state.
+        sampling: The sampling parameters for the problem of the state.
+        purpose: That of the `ContinuationPlan`.
+        round_number: The budget's round, from 0 on.
+        count: The number of continuations.
+    """
+    problem, prompt_ids, _ = prefix
+    prefix_ids = prefix.token_ids
+    key: tuple[int | str, ...] = (iteration, problem.id, repr(tuple(prefix_ids.tolist())), purpose)
+    if round_number > 0:  # a state that is continued once, as VinePPO's, has no round in its seed
+        key = (*key, round_number)
+    budget = settings.token_budget(prompt_ids, sampling.max_tokens)
+    return Request(
+        prompt_ids=joined([prompt_ids, prefix_ids]),
+        seed=derive_seed(seed, *key),
+        n=count,
+        sampling=replace(sampling, max_tokens=budget - len(prefix_ids)),
+        priority=CONTINUATIONS,
+        reads_logprobs=False,
+    )
+
+
+Sample = Callable[[Request], Awaitable[list[Completion]]]
+"""The engine's `sample`, or one that also counts."""
+
+
+@dataclass
+class OneLineContinuations:
+    """The continuations of one state, while they are sampled and graded."""
+
+    context: RolloutContext
+    prefix: AnswerPrefix
+    plan: ContinuationPlan
+    rounds: int = 0
+    """Rounds of the budget so far: one request each."""
+    completions: list[Completion] = field(default_factory=list)
+    grades: list[Future[Grade] | None] = field(default_factory=list)
+    """Of the first completions; the others have not been submitted to the grader. None for a continuation
+    that was cut off, whose reward is known."""
+
+    def __post_init__(self) -> None:
+        # The parameters of the problem's task: in a mixture, domains have stop strings and budgets of their
+        # own.
+        self.sampling = self.context.task.of(self.prefix.problem).sampling(self.plan.sampling)
+
+    async def estimate(self, sample: Sample) -> Estimate:
+        """Samples what the budget still asks for, and returns the rewards of all continuations."""
+        await self.sample_all_rounds(sample)
+        await self._wait_for_grades()
+        earned = self._earned()
+        rewards = [reward for reward in earned if reward is not None]
+        return Estimate(
+            earned=tuple(earned),
+            rewards=tuple(self.plan.budget.counted(rewards)),
+            unfinished=sum(completion.finish_reason == "length" for completion in self.completions),
+            tokens=sum(len(completion.token_ids) for completion in self.completions),
+        )
+
+    async def sample_all_rounds(self, sample: Sample) -> None:
+        """Samples round by round until the budget asks for no more, and has each continuation graded."""
+        self._submit_to_grader()
+        while await self.sample_next_round(sample):
+            self._submit_to_grader()
+
+    async def sample_next_round(self, sample: Sample) -> bool:
+        """Samples as many continuations as the budget asks for next. Returns whether it asked for any."""
+        if self.rounds and self.plan.budget.adaptive:
+            await self._wait_for_grades()  # the budget reads them
+        count = self.plan.budget.ask(self.rounds, self._rewards)
+        if not count:
+            return False
+        request = continuation_request(
+            self.context.settings,
+            self.context.seed,
+            self.context.iteration,
+            self.prefix,
+            self.sampling,
+            self.plan.purpose,
+            self.rounds,
+            count,
+        )
+        self.rounds += 1
+        self.completions += await sample(request)
+        return True
+
+    def _submit_to_grader(self) -> None:
+        """Submits to the grader the continuations that it has not seen yet."""
+        context, prefix_ids = self.context, self.prefix.token_ids
+        for completion in self.completions[len(self.grades) :]:
+            if completion.finish_reason == "length" and context.settings.unfinished_reward is not None:
+                self.grades.append(None)
+                continue
+            text = context.codec.decode(joined([prefix_ids, completion.token_ids]))
+            graded_text = before_stop(text, self.sampling.stop)
+            self.grades.append(context.grader.submit(graded_text, self.prefix.problem))
+
+    async def _wait_for_grades(self) -> None:
+        for grade in self.grades:
+            if grade is not None:
+                await result_of(grade)
+
+    def _earned(self) -> list[float | None]:
+        """Returns the reward of each graded continuation; None for one that could not be graded."""
+        earned: list[float | None] = []
+        for future in self.grades:
+            if future is None:
+                earned.append(self.context.settings.unfinished_reward or 0.0)
+                continue
+            grade = future.result()
+            earned.append(grade.reward if grade.is_known else None)
+        return earned
+
+    def _rewards(self) -> list[float]:
+        return [reward for reward in self._earned() if reward is not None]

@@ -1,0 +1,134 @@
+"""States that only the rollout can continue which made the answers, such as answers with threads or turns.
+
+A thread, or a turn with a tool, is not one prompt for the engine. So the rollout itself resumes from a state:
+a `Start` with the segments of the prefix becomes a whole answer, and the rewards of such answers give the
+value.
+
+    for each round of the budget:
+        the starts of all unfinished states ── GrowingRollout.answers ──> graded answers through each state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from typing_extensions import override
+
+from treetune.credit.states.base import AnswerPrefix, Budget, ContinuationPlan, Estimate, StateRule
+from treetune.credit.states.early import EarlyContinuations
+from treetune.engine.base import CONTINUATIONS, SamplingParams
+from treetune.rollouts.answers import GrowingRollout, Start
+from treetune.rollouts.context import RolloutContext
+from treetune.seeds import derive_seed
+from treetune.vocabulary import Segment, Trajectory
+
+
+class WholeAnswers(StateRule):
+    """A rule whose states are continued by the rollout that made the answers."""
+
+    def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
+        """Returns the seed of a state's continuations, which derives from the state alone."""
+        raise NotImplementedError
+
+    @override
+    def begins_early(self, context: RolloutContext) -> bool:
+        # The use of services (a judge's tokens) is counted by phase, and continuations count in the credit
+        # phase.
+        return not context.grader.has_services
+
+    @override
+    async def begin(
+        self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan
+    ) -> list[Trajectory]:
+        """Returns the answers of the first round through the state. `estimate` samples the further rounds,
+        when all answers of the iteration are there."""
+        # The log's progress counts the rollout's answers alone.
+        quiet = replace(context, log=replace(context.log, progress=lambda done, total: None))
+        first_round = plan.budget.ask(0, tuple)
+        starts = self._starts(context, prefix, plan.purpose, range(first_round))
+        return await _rollout(context, plan.sampling).answers(_only_graded(quiet), starts)
+
+    @override
+    def estimate(
+        self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
+    ) -> list[Estimate]:
+        assert context.engine is not None, "Monte-Carlo values need an engine"
+        rollout, budget = _rollout(context, plan.sampling), plan.budget
+        only_graded = _only_graded(context)
+        early = context.find(EarlyContinuations)
+        answers_by_state: list[list[Trajectory]] = []
+        for prefix in prefixes:
+            begun = None if early is None else early.find(prefix, plan)
+            answers_by_state.append(list(begun or ()))
+        # What was sampled early is the first round.
+        rounds_by_state = [1 if answers else 0 for answers in answers_by_state]
+        # All states go through their rounds together, so that the rollout's bound on the answers in flight
+        # holds for all of them.
+        unfinished_states = list(range(len(prefixes)))
+        while unfinished_states:
+            state_of_start: list[int] = []
+            starts: list[Start] = []
+            for state in unfinished_states:
+                answers = answers_by_state[state]
+                count = budget.ask(rounds_by_state[state], partial(_rewards, answers))
+                numbers = range(len(answers), len(answers) + count)
+                starts += self._starts(context, prefixes[state], plan.purpose, numbers)
+                state_of_start += [state] * count
+            sampled = context.engine.run(rollout.answers(only_graded, starts))
+            for state, answer in zip(state_of_start, sampled, strict=True):
+                answers_by_state[state].append(answer)
+            # A state for which the budget asked for nothing is finished.
+            unfinished_states = list(dict.fromkeys(state_of_start))
+            for state in unfinished_states:
+                rounds_by_state[state] += 1
+        return [
+            _estimate(prefix, answers, budget)
+            for prefix, answers in zip(prefixes, answers_by_state, strict=True)
+        ]
+
+    def _starts(
+        self, context: RolloutContext, prefix: AnswerPrefix, purpose: str, numbers: Sequence[int]
+    ) -> list[Start]:
+        """Returns one start for each number of a continuation of the state."""
+        seed = self.state_seed(context, prefix, purpose)
+        return [
+            Start(prefix.problem, prefix.prompt_ids, derive_seed(seed, number), prefix.segments)
+            for number in numbers
+        ]
+
+
+def _rollout(context: RolloutContext, sampling: SamplingParams) -> GrowingRollout:
+    """Returns the rollout of the answers, with the sampling parameters of continuations."""
+    return replace(
+        context.get(GrowingRollout),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+    )
+
+
+def _only_graded(context: RolloutContext) -> RolloutContext:
+    """Returns the context for continuations: they wait for answers in the queue, and their log-probs are not
+    read."""
+    settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATIONS)
+    return replace(context, settings=settings)
+
+
+def _rewards(answers: Sequence[Trajectory]) -> list[float]:
+    return [answer.reward for answer in answers if answer.grade.is_known]
+
+
+def _estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
+    tokens_of_prefix = _sampled_tokens(prefix.segments)
+    return Estimate(
+        earned=tuple(answer.reward if answer.grade.is_known else None for answer in answers),
+        rewards=tuple(budget.counted(_rewards(answers))),
+        unfinished=sum(answer.unfinished for answer in answers),
+        tokens=sum(_sampled_tokens(answer.segments) - tokens_of_prefix for answer in answers),
+    )
+
+
+def _sampled_tokens(segments: Sequence[Segment]) -> int:
+    return sum(len(segment.token_ids) for segment in segments if segment.origin == "sampled")

@@ -1,0 +1,335 @@
+"""What a value estimator is, and what it works on: the states of all answers, and their continuations.
+
+A value estimator says what each state of each answer is worth. Credit (`vineppo`) makes advantages of the
+differences between neighbouring values:
+
+    trees ── Valuation: the states of all answers ── ValueEstimator.values ──> a Value for each state
+
+Example: an answer of three steps has three states, the prompt first. Its `StepValues` may be
+``[Value(0.4, ...), None, Value(0.7, ...)]``: the second state has no value, so that the first two steps are
+credited as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from treetune.config.registrable import Registrable
+from treetune.credit.base import CriticSettings
+from treetune.credit.states.base import Budget, ContinuationPlan, Estimate, FixedBudget, StateRule
+from treetune.credit.states.early import EarlyContinuations
+from treetune.credit.values.estimates import ProblemStates, estimate_states
+from treetune.engine.base import SamplingParams
+from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.metrics import mean
+from treetune.tree import State, Tree, sharing_of
+from treetune.vocabulary import Metrics, Trajectory
+
+T = TypeVar("T")
+
+# Values along answers
+
+
+class Value(NamedTuple):
+    """The value of a state, as it is used in one answer.
+
+    Example: nine continuations, six of which earned 1, give ``Value(0.67, variance=0.026, samples=9)``.
+    """
+
+    value: float
+    """What the steps before the state have brought about."""
+    variance: float
+    """Of the value as an estimate."""
+    samples: int = 1
+    """Rewards of which it is the mean."""
+    baseline: float | None = None
+    """The number that the steps after the state are compared with, if it differs from the value. It must not
+    depend on the answer's tokens after the state; then the gradient stays unbiased even if the baseline is
+    not."""
+
+    @property
+    def baseline_or_value(self) -> float:
+        return self.value if self.baseline is None else self.baseline
+
+
+StepValues = list[Value | None]
+"""The values before each step of an answer. None where there is no value, and so no boundary: the step and
+the one before it are credited as one. Where the first is None, the answer can't be credited at all."""
+
+
+def mean_of(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Value | None:
+    """Returns the mean of rewards, with the variance of a mean of so many binomial rewards between `low` and
+    `high`; None without rewards.
+
+    The share of `high` in the variance is shrunk towards one half, as if one more had earned `high` and one
+    more `low` (Laplace): equal rewards don't show that there is no noise.
+    """
+    if not rewards:
+        return None
+    width = high - low
+    share = (sum((reward - low) / width for reward in rewards) + 1) / (len(rewards) + 2)
+    share = min(max(share, 0.0), 1.0)
+    variance = share * (1 - share) * width**2 / len(rewards)
+    return Value(mean(rewards), variance, len(rewards))
+
+
+# Answers and their states
+
+
+class AnswerState(NamedTuple):
+    """A state of one answer: everything before one of its steps.
+
+    Example: the state before the second step of the third answer of the iteration's first tree. It consists
+    of nine response tokens, which lie in the tree's node 4::
+
+        AnswerState(tree=0, leaf=2, length=9, state=State(problem='train/17', node=4, offset=9))
+    """
+
+    tree: int
+    """Index of the tree among those that are valued."""
+    leaf: int
+    """Index of the answer among the leaves of its tree."""
+    length: int
+    """Response tokens of the state."""
+    state: State
+    """Equal for all answers that begin with the same tokens."""
+
+
+class ValuedAnswer(NamedTuple):
+    """An answer that is valued, and its states: one before each of its steps, the prompt first."""
+
+    tree: Tree
+    leaf: int
+    states: Sequence[AnswerState]
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self.tree.leaves[self.leaf]
+
+    @property
+    def reward(self) -> float:
+        return self.tree.leaves[self.leaf].reward
+
+
+@dataclass
+class Valuation:
+    """The answers of this rank's trees that credit values, and the continuations of their states so far.
+
+    An estimator asks for continuations with `sample` or `sample_first`, and reads them with `values`.
+    """
+
+    context: RolloutContext
+    trees: Sequence[Tree]
+    rule: StateRule
+    sampling: SamplingParams
+    samples: int
+    """The usual number of continuations of a state."""
+    max_states: int | None = None
+    """Bounds the states of an answer."""
+    answers: list[ValuedAnswer] = field(init=False)
+    """The answers of all trees, tree after tree. Values are lists with one entry for each of them."""
+    estimates: dict[State, Estimate] = field(default_factory=dict)
+    """The estimates of the states of these trees that were continued."""
+    all_estimates: list[Estimate] = field(default_factory=list)
+    """All ranks' estimates."""
+    metrics: Metrics = field(default_factory=dict)
+    """Metrics of all ranks' states, which estimators add."""
+
+    def __post_init__(self) -> None:
+        self.answers = []
+        for number, tree in enumerate(self.trees):
+            for leaf, answer in enumerate(tree.leaves):
+                starts = self.rule.step_starts(answer)[: self.max_states]
+                states = [AnswerState(number, leaf, start, tree.state(leaf, start)) for start in starts]
+                self.answers.append(ValuedAnswer(tree, leaf, states))
+
+    @property
+    def states(self) -> Iterator[AnswerState]:
+        """Yields the states of all answers, answer after answer."""
+        for answer in self.answers:
+            yield from answer.states
+
+    def by_tree(self, items_of_answers: Sequence[T]) -> list[Sequence[T]]:
+        """Splits a sequence with one item for each answer into one sequence for each tree."""
+        by_tree = []
+        first = 0
+        for tree in self.trees:
+            by_tree.append(items_of_answers[first : first + len(tree.leaves)])
+            first += len(tree.leaves)
+        return by_tree
+
+    def sample(
+        self, wanted: Iterable[AnswerState], budget: Budget | None = None, balanced: bool = True
+    ) -> None:
+        """Samples continuations of those of these states that have none yet. Collective.
+
+        Args:
+            wanted: States of this rank's answers. Equal states are continued once.
+            budget: Decides how many continuations a state gets; None: `samples` of each.
+            balanced: Whether the work is balanced over the ranks. Otherwise each state stays on this rank.
+        """
+        missing: list[dict[State, AnswerState]] = [{} for _ in self.trees]
+        for answer_state in wanted:
+            if answer_state.state not in self.estimates:
+                missing[answer_state.tree].setdefault(answer_state.state, answer_state)
+        problems = []
+        for tree, missing_states in zip(self.trees, missing, strict=True):
+            paths = [leaf.segments for leaf in tree.leaves]
+            places = [(answer_state.leaf, answer_state.length) for answer_state in missing_states.values()]
+            problems.append(ProblemStates(tree.problem, tree.prompt_ids, paths, places))
+        plan = ContinuationPlan(budget or FixedBudget(self.samples), self.sampling)
+        estimates_by_tree, estimates_of_all = estimate_states(
+            self.context, problems, self.rule, plan, balanced
+        )
+        for missing_states, tree_estimates in zip(missing, estimates_by_tree, strict=True):
+            self.estimates.update(zip(missing_states, tree_estimates, strict=True))
+        self.all_estimates += estimates_of_all
+
+    def sample_first(self, estimator: ValueEstimator) -> None:
+        """Samples the continuations that the estimator wants of each answer whatever the other answers are.
+
+        Where credit is pipelined, they were sampled early, when the answer was graded. Collective.
+        """
+        first_states: list[AnswerState] = []
+        for answer in self.answers:
+            first_states += [answer.states[index] for index in estimator.first_states(len(answer.states))]
+        # Early continuations are on the rank of their answer.
+        nothing_early = self.context.find(EarlyContinuations) is None
+        self.sample(first_states, estimator.budget(self.samples), balanced=nothing_early)
+
+    def on_any_rank(self, condition: bool) -> bool:
+        """Returns whether the condition holds on any rank. Collective."""
+        return any(self.context.ranks.exchange("value-waves", condition))
+
+    def value(self, state: State) -> Value | None:
+        """Returns the mean reward of the state's continuations; None where there are none."""
+        estimate = self.estimates.get(state)
+        return None if estimate is None else mean_of(estimate.rewards)
+
+    def values(self) -> list[StepValues]:
+        """Returns `value` of every state, answer by answer."""
+        values: list[StepValues] = []
+        for answer in self.answers:
+            values.append([self.value(answer_state.state) for answer_state in answer.states])
+        return values
+
+    def sibling_rewards(self) -> dict[AnswerState, list[float]]:
+        """Returns, for each state of an answer, the rewards of the other answers that went through it."""
+        shared_by_tree = [shared_tokens(tree) for tree in self.trees]
+        rewards = {}
+        for answer_state in self.states:
+            tree, leaf, length, _ = answer_state
+            below = rewards_below(self.trees[tree], shared_by_tree[tree], leaf, length)
+            rewards[answer_state] = list(below)
+        return rewards
+
+    def values_with(self, others: Mapping[AnswerState, Sequence[float]]) -> list[StepValues]:
+        """Returns, answer by answer, the mean of the rewards of each state's continuations and of
+        `others`."""
+        values: list[StepValues] = []
+        for answer in self.answers:
+            step_values: StepValues = []
+            for answer_state in answer.states:
+                estimate = self.estimates.get(answer_state.state)
+                continued = () if estimate is None else estimate.rewards
+                step_values.append(mean_of([*continued, *others[answer_state]]))
+            values.append(step_values)
+        return values
+
+
+def rewards_below(tree: Tree, shared: Sequence[Sequence[int]], leaf: int, length: int) -> Iterator[float]:
+    """Yields the rewards of the other answers that begin with the first `length` tokens of an answer.
+
+    In a tree whose answers branched off from each other, the answers of the same branch share this answer's
+    next tokens too. They depend on what it did in the state, and are left out. Each other branch counts once,
+    with the mean of its answers, weighted by their probability of being reached (`Sharing.reach`).
+
+    Args:
+        tree: The tree of the answers.
+        shared: `shared_tokens` of the tree.
+        leaf: The index of the answer.
+        length: The length of the state in response tokens.
+    """
+    same_beginning = [other for other in range(len(tree.leaves)) if shared[leaf][other] >= length]
+    if not tree.forked:
+        yield from (tree.leaves[other].reward for other in same_beginning if other != leaf)
+        return
+    sharing = sharing_of(tree)
+    leaves_by_branch: dict[int, list[int]] = {}
+    for other in same_beginning:
+        leaves_by_branch.setdefault(sharing.branch_at(other, length), []).append(other)
+    leaves_by_branch.pop(sharing.branch_at(leaf, length), None)
+    for leaves in leaves_by_branch.values():
+        reach = [sharing.reach[sharing.paths[other][-1]] for other in leaves]
+        yield mean([tree.leaves[other].reward for other in leaves], reach)
+
+
+def shared_tokens(tree: Tree) -> list[list[int]]:
+    """Returns how many tokens each pair of a tree's answers have in common at their beginning; 0 for an
+    answer and itself. For answers in one line.
+
+    Example: of the answers ``aab``, ``aac`` and ``ab`` it is ``[[0, 2, 1], [2, 0, 1], [1, 1, 0]]``.
+    """
+    import numpy as np
+
+    ids = [leaf.response_ids for leaf in tree.leaves]
+    shared = [[0] * len(ids) for _ in ids]
+    for first in range(len(ids)):
+        for second in range(first + 1, len(ids)):
+            length = min(len(ids[first]), len(ids[second]))
+            differences = np.flatnonzero(ids[first][:length] != ids[second][:length])
+            count = int(differences[0]) if len(differences) else length
+            shared[first][second] = shared[second][first] = count
+    return shared
+
+
+# Estimators
+
+
+class ValueEstimator(Registrable):
+    """Estimates the values of states. Override `values`, and declare `unbiased`."""
+
+    to_declare = ("unbiased",)
+
+    unbiased: bool
+    """Whether the mean of an estimate over all that could have been sampled is the state's value, so that the
+    expectation of the gradient is the policy gradient."""
+
+    learns_from_others: bool = False
+    """Whether values of one problem depend on what was sampled of others."""
+
+    @property
+    def continues(self) -> bool:
+        """True where it samples continuations."""
+        return True
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        """Settings of the critic whose values it reads; None where it reads none."""
+        return None
+
+    def budget(self, samples: int) -> Budget:
+        """Returns the budget of a state that usually has so many continuations."""
+        return FixedBudget(samples)
+
+    def first_states(self, states: int) -> Sequence[int]:
+        """Returns which states of an answer it continues whatever the other answers are, and whatever
+        continuations earn.
+
+        `Valuation.sample_first` samples these, and a run may sample them as soon as the answer is graded,
+        while other answers are still sampled. None by default: for estimators that have to see all answers
+        first, or sample nothing.
+
+        Args:
+            states: How many states the answer has.
+
+        Returns:
+            The indices of states, 0 for the prompt.
+        """
+        return ()
+
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        """Returns the values of each of `Valuation.answers`, one for each of its states. Collective."""
+        raise NotImplementedError

@@ -1,0 +1,224 @@
+"""Values from the run's critic: alone (`critic`), and as a control variate of continuations
+(`control_variate`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from typing_extensions import override
+
+from treetune.contracts import Experiment, Finding, Need, OneLine
+from treetune.credit.base import Critic, CriticSettings, check_critic_goes_on
+from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
+from treetune.credit.values.over_another import OverAnother, Sums
+
+if TYPE_CHECKING:
+    from treetune.vocabulary import Column
+
+CRITIC_NEEDS = (
+    Need(
+        OneLine(turns=True),
+        "its critic learns from answers token by token",
+        "choose values without a critic, such as 'continuations', or set the rollout's parallel to false",
+    ),
+)
+
+
+UNKNOWN_VARIANCE = 0.25
+"""The variance of a critic's value, whose error is not known: the largest that one reward between 0 and 1 can
+have."""
+
+
+@ValueEstimator.register("critic")
+@dataclass(frozen=True, kw_only=True)
+class CriticEstimator(ValueEstimator):
+    """The values of the run's critic, as it is before the iteration's training. Nothing is sampled. The
+    critic learns the rewards of the answers that are trained on, as PPO's with γ = λ = 1.
+
+    A step's advantage is the value after it minus the value before it (the last one's: the reward minus the
+    value before it): PPO's with λ = 0 from step to step (Schulman et al., arXiv:1506.02438, eq. 16).
+
+    **Biased** by as much as the critic is wrong about what a step changed; with exact values it is exact. On
+    the tests' language a critic that knows the length of a state alone is off by 0.26, and the expected
+    gradient by 84 % of its length (cosine 0.55)."""
+
+    unbiased = False
+
+    critic: CriticSettings = field(default_factory=CriticSettings)
+    """Settings of the critic's training."""
+
+    needs = CRITIC_NEEDS
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        return check_critic_goes_on(experiment, "the values 'critic'", "choose the values 'continuations'")
+
+    @property
+    @override
+    def continues(self) -> bool:
+        return False
+
+    @property
+    @override
+    def critic_settings(self) -> CriticSettings:
+        return self.critic
+
+    @override
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        values: list[StepValues] = []
+        for step_values in critic_values(valuation):
+            values.append(
+                [None if value is None else Value(value, UNKNOWN_VARIANCE) for value in step_values]
+            )
+        return values
+
+
+def critic_values(valuation: Valuation) -> list[list[float | None]]:
+    """Returns the critic's values of each answer, one for each of its states; None after the last sampled
+    token. Collective."""
+    critic = valuation.context.get(Critic)
+    values_of_tokens = critic.values([answer.trajectory for answer in valuation.answers])
+    values_of_states = []
+    for answer, values_T in zip(valuation.answers, values_of_tokens, strict=True):
+        values_of_states.append([_value_at(values_T, answer_state.length) for answer_state in answer.states])
+    return values_of_states
+
+
+def _value_at(values_T: Column, length: int) -> float | None:
+    """Returns the critic's value of the state after so many tokens: the one before the next sampled token."""
+    for value in values_T[length:].tolist():
+        if not math.isnan(value):  # NaN before injected tokens
+            return float(value)
+    return None
+
+
+class _Errors(NamedTuple):
+    """Differences from the critic's value of a state, of two numbers whose noise is independent."""
+
+    before: float
+    """V̂(s) − V_φ(s): the other estimator's value of the same state."""
+    after: float
+    """V̂(s') − V_φ(s): its value of the next state, or the reward."""
+
+
+class _Moments(NamedTuple):
+    """Sums over states, from which c is learnt."""
+
+    squares: float
+    """Of `_Errors.before` squared."""
+    products: float
+    """Of `_Errors.before` times `_Errors.after`."""
+    states: float
+
+    @property
+    def share(self) -> float:
+        """c, by least squares, between 0 and 1; 1 where nothing is known."""
+        if not self.states or self.squares <= 0:
+            return 1.0
+        return min(max(self.products / self.squares, 0.0), 1.0)
+
+
+@ValueEstimator.register("control_variate")
+@dataclass(frozen=True, kw_only=True)
+class ControlVariate(OverAnother):
+    """The critic as a control variate of another estimator's values, usually of continuations.
+
+    A step's advantage is V̂(s') − b(s): the other estimator's value V̂ of the state after the step, minus a
+    baseline for the state before it, b = V_φ + c·(V̂ − V_φ), where V_φ is the critic's value. For any f that
+    does not depend on the action in s, ∇log π(a|s)·f(s) has the mean 0. So has ∇log π(a|s)·(1 − c)·(V̂ −
+    V_φ)(s), the only difference from the other estimator's gradient: a control variate whose mean is known
+    (Greensmith, Bartlett and Baxter, JMLR 5, 2004, section 4). It is as unbiased as the other, however wrong
+    the critic: V_φ is never used for what a step has brought about, where its error would remain.
+
+    c is learnt: V̂(s') has the mean V(s), and noise of its own, so that the least squares of V̂(s') − V_φ(s)
+    on V̂(s) − V_φ(s) give the c with the least variance of all advantages. They are taken over the
+    iteration's other problems, which share no sample with this one: learnt from its own answers, c would
+    depend on what they did next. c is between 0 (the critic alone) and 1 (no critic); with one problem alone
+    it is 1. Over an estimator that itself learns from other problems it is **biased** by as much as one
+    problem weighs among them (of three on the tests' language by 0.6 %).
+
+    Half of an advantage's noise is the baseline's, so that a perfect critic is worth twice the
+    continuations, and no critic does harm on average."""
+
+    learns_from_others = True
+
+    critic: CriticSettings = field(default_factory=CriticSettings)
+    """Settings of the critic's training."""
+
+    needs = CRITIC_NEEDS
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        return check_critic_goes_on(
+            experiment, "the values 'control_variate'", "choose the values 'continuations'"
+        )
+
+    @property
+    @override
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return self.over.unbiased and not self.over.learns_from_others
+
+    @property
+    @override
+    def critic_settings(self) -> CriticSettings:
+        return self.critic
+
+    @override
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        values = self.over.values(valuation)
+        values_of_critic = critic_values(valuation)
+        errors = []
+        for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
+            errors.append(_errors(step_values, critic, answer.reward))
+        moments_by_tree = [_moments(errors_of_tree) for errors_of_tree in valuation.by_tree(errors)]
+        moments_by_rank = valuation.context.ranks.exchange("value-moments", moments_by_tree)
+        total = Sums((of_tree for of_rank in moments_by_rank for of_tree in of_rank), columns=3)
+        of_all = _Moments(*total.rounded())
+        if of_all.states:
+            # The two errors share no noise, so that the mean of their products is the critic's squared error.
+            critic_error = math.sqrt(max(of_all.products / of_all.states, 0.0))
+            valuation.metrics["credit/critic_error"] = critic_error
+            valuation.metrics["credit/critic_weight"] = 1 - of_all.share
+        # The share for each tree's answers is learnt from all other trees.
+        shares = [_Moments(*total.without(of_tree)).share for of_tree in moments_by_tree]
+        with_baselines: list[StepValues] = []
+        for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
+            share = shares[answer.states[0].tree]
+            pairs = zip(step_values, critic, strict=True)
+            with_baselines.append([_with_baseline(value, of_critic, share) for value, of_critic in pairs])
+        return with_baselines
+
+
+def _errors(
+    step_values: StepValues, values_of_critic: Sequence[float | None], reward: float
+) -> list[_Errors]:
+    """Returns the errors of each state of an answer that has a value and a critic's value."""
+    pairs = zip(step_values, values_of_critic, strict=True)
+    valued = [(value, critic) for value, critic in pairs if value is not None]
+    values_after = [*(value.value for value, _ in valued[1:]), reward]
+    errors = []
+    for (value, critic), after in zip(valued, values_after):
+        if critic is not None:
+            errors.append(_Errors(value.baseline_or_value - critic, after - critic))
+    return errors
+
+
+def _moments(errors_of_answers: Sequence[Sequence[_Errors]]) -> _Moments:
+    """Returns the sums over the states of a problem's answers."""
+    errors = [error for errors_of_answer in errors_of_answers for error in errors_of_answer]
+    return _Moments(
+        squares=math.fsum(error.before * error.before for error in errors),
+        products=math.fsum(error.before * error.after for error in errors),
+        states=float(len(errors)),
+    )
+
+
+def _with_baseline(value: Value | None, critic: float | None, share: float) -> Value | None:
+    """Returns the value with the baseline b = V_φ + c·(V̂ − V_φ); without one where the critic has no
+    value."""
+    if value is None or critic is None:
+        return value
+    return value._replace(baseline=critic + share * (value.baseline_or_value - critic))

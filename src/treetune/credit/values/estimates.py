@@ -1,0 +1,112 @@
+"""Estimates of states: each distinct state is continued once, and the ranks share the work.
+
+    every rank's states ── exchange ──> the distinct states of all ranks, in one order
+                                        each is given to one rank ── StateRule.estimate ──> estimates
+    every rank's estimates <── exchange ── estimates
+
+An estimate does not depend on the rank that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from treetune.credit.states.base import AnswerPrefix, ContinuationPlan, Estimate, StateRule
+from treetune.rollouts.context import RolloutContext
+from treetune.vocabulary import Problem, Segment, TokenIds
+
+
+class ProblemStates(NamedTuple):
+    """States of one problem that are to be valued.
+
+    Example: of an answer of two segments with 6 tokens each, the states after 0 and after 9 tokens::
+
+        ProblemStates(problem, prompt_ids, paths=[[first, second]], states=[(0, 0), (0, 9)])
+    """
+
+    problem: Problem
+    prompt_ids: TokenIds
+    paths: Sequence[Sequence[Segment]]
+    """The segments of each answer."""
+    states: Sequence[tuple[int, int]]
+    """The index of a path, and how many of its tokens belong to the state."""
+
+    def without_logprobs(self) -> ProblemStates:
+        """Returns the same without log-probs: no continuation needs them, and messages between ranks become
+        smaller."""
+        paths = []
+        for path in self.paths:
+            paths.append([replace(segment, logprobs=None) for segment in path])
+        return self._replace(paths=paths)
+
+    def prefixes(self) -> Iterator[AnswerPrefix]:
+        """Yields the states as they are continued."""
+        for path, length in self.states:
+            yield AnswerPrefix.of(self.problem, self.prompt_ids, self.paths[path], length)
+
+
+def estimate_states(
+    context: RolloutContext,
+    wanted: Sequence[ProblemStates],
+    rule: StateRule,
+    plan: ContinuationPlan,
+    balanced: bool = True,
+) -> tuple[list[list[Estimate]], list[Estimate]]:
+    """Continues states and returns their estimates. Collective.
+
+    An estimate does not depend on the rank that makes it.
+
+    Args:
+        context: The context of the phase.
+        wanted: The states of this rank, by problem.
+        rule: The rule that continues them.
+        plan: How they are continued.
+        balanced: Whether the work is balanced over the ranks. Otherwise each state stays with the first rank
+            that has it, where `EarlyContinuations` began it.
+
+    Returns:
+        The estimates of this rank's states, in their order, and those of all ranks' distinct states.
+    """
+    ranks = context.ranks
+    wanted_by_rank = ranks.exchange("value-states", [problem.without_logprobs() for problem in wanted])
+    rank_of_key, distinct = _assign_to_ranks(wanted_by_rank, ranks.world_size, balanced)
+    local_prefixes = [prefix for key, prefix in distinct.items() if rank_of_key[key] == ranks.rank]
+    local_estimates = rule.estimate(context, local_prefixes, plan)
+    estimates_by_rank = ranks.exchange("value-estimates", local_estimates)
+
+    # Each rank's estimates are in the order of `distinct`.
+    upcoming = [iter(estimates_of_rank) for estimates_of_rank in estimates_by_rank]
+    estimate_of_key = {key: next(upcoming[rank]) for key, rank in rank_of_key.items()}
+    estimates_of_wanted = []
+    for problem in wanted:
+        estimates_of_wanted.append([estimate_of_key[prefix.key] for prefix in problem.prefixes()])
+    return estimates_of_wanted, list(estimate_of_key.values())
+
+
+def _assign_to_ranks(
+    wanted_by_rank: Sequence[Sequence[ProblemStates]], world_size: int, balanced: bool
+) -> tuple[dict[bytes, int], dict[bytes, AnswerPrefix]]:
+    """Returns the rank that continues each distinct state, and the state itself, by the state's key.
+
+    All ranks compute the same: the order does not depend on the rank that wants a state.
+    """
+    problems = [(rank, problem) for rank, of_rank in enumerate(wanted_by_rank) for problem in of_rank]
+    problems.sort(key=lambda rank_and_problem: rank_and_problem[1].problem.id)
+    rank_of_key: dict[bytes, int] = {}
+    distinct: dict[bytes, AnswerPrefix] = {}
+    for rank, problem in problems:
+        # Neighbours in this order share most of their tokens, and so are about equally far from the end of an
+        # answer. Giving them to the ranks in turn balances the work.
+        for prefix in sorted(problem.prefixes(), key=_big_endian_ids):
+            key = prefix.key
+            if key not in distinct:
+                distinct[key] = prefix
+                rank_of_key[key] = len(rank_of_key) % world_size if balanced else rank
+    return rank_of_key, distinct
+
+
+def _big_endian_ids(prefix: AnswerPrefix) -> bytes:
+    """Returns the ids as bytes that sort as the ids do."""
+    return prefix.token_ids.astype(">i4").tobytes()

@@ -1,0 +1,70 @@
+"""Shared by estimators that work on another estimator's values: their base, and sums that leave a problem
+out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from typing_extensions import override
+
+from treetune.credit.base import CriticSettings
+from treetune.credit.states.base import Budget
+from treetune.credit.values.base import ValueEstimator
+from treetune.credit.values.continuations import FreshContinuations
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverAnother(ValueEstimator):
+    """An estimator that requests the same continuations as another one, and changes its values."""
+
+    over: ValueEstimator = field(default_factory=FreshContinuations)
+    """The estimator whose values it works on."""
+
+    @property
+    @override
+    def continues(self) -> bool:
+        return self.over.continues
+
+    @property
+    @override
+    def critic_settings(self) -> CriticSettings | None:
+        return self.over.critic_settings
+
+    @override
+    def budget(self, samples: int) -> Budget:
+        return self.over.budget(samples)
+
+    @override
+    def first_states(self, states: int) -> Sequence[int]:
+        return self.over.first_states(states)
+
+
+class Sums:
+    """Sums over problems, column by column, from which one problem can be left out exactly.
+
+    An estimator that learns a number from the *other* problems needs the sums without each problem. Floats
+    that are added and subtracted again leave a rounding error that depends on the problem's own samples, and
+    where two candidates are equally good, this error would decide between them. Fractions leave nothing.
+
+    Example::
+
+        sums = Sums([[0.1, 1.0], [0.2, 2.0]], columns=2)
+        sums.rounded() == [0.30000000000000004, 3.0]
+        sums.without([0.1, 1.0]) == [0.2, 2.0]
+    """
+
+    def __init__(self, rows: Iterable[Sequence[float]], columns: int) -> None:
+        """Adds up rows of so many columns. `columns` is needed where there are no rows."""
+        self._exact = [Fraction() for _ in range(columns)]
+        for row in rows:
+            for column in range(columns):
+                self._exact[column] += Fraction(row[column])
+
+    def rounded(self) -> list[float]:
+        return [float(total) for total in self._exact]
+
+    def without(self, row: Sequence[float]) -> list[float]:
+        """Returns the sums of all problems but the one with this row."""
+        return [float(total - Fraction(number)) for total, number in zip(self._exact, row, strict=True)]

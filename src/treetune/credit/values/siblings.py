@@ -1,0 +1,85 @@
+"""Values from the other answers to a problem: the mean reward of those that went through a state.
+
+TEMPO, arXiv:2509.18314; RTMC, arXiv:2604.11037. Example: of four answers, three begin with the tokens
+``1+1=`` and earned 1, 1 and 0. To the first of them this state is worth 0.5, the mean of the other two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from treetune.contracts import Answers, Need, OneLine
+from treetune.credit.base import THREADS_REMEDY
+from treetune.credit.states.base import FixedBudget
+from treetune.credit.values.base import StepValues, Valuation, ValueEstimator, mean_of
+from treetune.tree import State
+
+
+@ValueEstimator.register("siblings")
+@dataclass(frozen=True, kw_only=True)
+class Siblings(ValueEstimator):
+    """The mean reward of the other answers through a state, without the answer's own (TEMPO,
+    arXiv:2509.18314; RTMC, arXiv:2604.11037). Nothing is sampled.
+
+    After the last state that an answer shares with another there are no values: the remaining steps are
+    credited as one, which earned the answer's reward. With no shared state but the prompt this is RLOO.
+    Unbiased: other answers that continue from a state are samples of its value, and where there are none, the
+    answer's reward is one.
+
+    In a sampled tree (rollout ``tree``) each other branch at a state is one sample."""
+
+    unbiased = True
+
+    needs = (
+        Need(Answers(2), "it compares each answer with the others to its problem"),
+        Need(OneLine(turns=True), "it looks for equal beginnings", THREADS_REMEDY),
+    )
+
+    @property
+    @override
+    def continues(self) -> bool:
+        return False
+
+    @override
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        rewards = valuation.sibling_rewards()
+        values: list[StepValues] = []
+        for answer in valuation.answers:
+            values.append([mean_of(rewards[answer_state]) for answer_state in answer.states])
+        return values
+
+
+@ValueEstimator.register("topped_up")
+@dataclass(frozen=True, kw_only=True)
+class ToppedUp(ValueEstimator):
+    """The mean reward of the other answers through a state and, where these are fewer than the credit's
+    `samples`, of as many fresh continuations as are missing.
+
+    The prompt, whose continuations are the longest, usually costs nothing: all answers of the group continue
+    it. Unbiased: the number of other answers through a state does not depend on what they earned after it."""
+
+    unbiased = True
+
+    needs = (Need(Answers(2), "it counts the other answers"),)
+
+    @override
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        rewards = valuation.sibling_rewards()
+        # In a sampled tree, the answers through a state have different numbers of other branches. The state
+        # gets as many continuations as the answer with the fewest needs.
+        missing: dict[State, int] = {}
+        for answer_state, sibling_rewards in rewards.items():
+            count = valuation.samples - len(sibling_rewards)
+            missing[answer_state.state] = max(missing.get(answer_state.state, 0), count)
+        local_counts = sorted({count for count in missing.values() if count})
+        counts_by_rank = valuation.context.ranks.exchange("value-missing", local_counts)
+        # Sampling is collective, so that each rank goes through the counts of all ranks.
+        all_counts = {count for counts in counts_by_rank for count in counts}
+        for count in sorted(all_counts):
+            incomplete = [
+                answer_state for answer_state in valuation.states if missing[answer_state.state] == count
+            ]
+            valuation.sample(incomplete, FixedBudget(count))
+        return valuation.values_with(rewards)

@@ -1,0 +1,141 @@
+"""Values smoothed along the answer: a Kalman filter forwards, and the pass of Rauch, Tung and Striebel back.
+
+Kalman 1960; Rauch, Tung and Striebel, AIAA Journal 3(8), 1965. A value along an answer is taken for a random
+walk that is observed with noise. Example: the noisy values ``0.4, 0.9, 0.5`` become about ``0.5, 0.6, 0.6``,
+where the walk is slow and the noise large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
+from treetune.credit.values.over_another import OverAnother
+from treetune.rollouts.metrics import mean, pool_columns
+
+LEAST_STEP_VARIANCE = 1e-4
+"""The variance of a step of the walk where the estimates show none: a standard deviation of a hundredth of
+the range of rewards."""
+
+LAGS = (1, 2, 3, 4)
+"""Distances, in steps, of the states that are compared to learn how fast values walk."""
+
+
+@ValueEstimator.register("smoothed")
+@dataclass(frozen=True, kw_only=True)
+class Smoothed(OverAnother):
+    """Takes the values of another estimator for noisy observations of a random walk, and returns the walk's
+    expectation at every state (Kalman's filter, and the pass backwards of Rauch, Tung and Striebel, AIAA
+    Journal 3(8), 1965). The answer's reward counts as one more continuation of its last state.
+
+    The variance of the walk's steps and that of the noise are learnt from the whole iteration: the
+    differences between states grow with the distance of the states by the walk, but not by the noise. The
+    noise is distributed among the observations in proportion to their binomial variances.
+
+    **Biased**: a value depends on what came after it, and jumps are flattened. It lowers the error of few
+    continuations most. On the tests' language, three steps long, values are off by 0.05 to 0.06, and it
+    halves the expected gradient and hardly turns it (cosine 0.98 to 0.99); advantages that are normalised
+    don't depend on its length."""
+
+    unbiased = False
+    learns_from_others = True
+
+    @override
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        estimates = self.over.values(valuation)
+        squares_by_lag: dict[str, list[float]] = {str(lag): [] for lag in LAGS}
+        variances: list[float] = []
+        for step_values in estimates:
+            variances += [value.variance for value in step_values if value is not None]
+            for lag in LAGS:
+                for value, later in zip(step_values, step_values[lag:]):
+                    if value is not None and later is not None:
+                        squares_by_lag[str(lag)].append((later.value - value.value) ** 2)
+        columns = pool_columns(valuation.context, "value-walks", squares_by_lag | {"variance": variances})
+        step_variance, noise_scale = _fit_walk(columns)
+        smoothed = []
+        for step_values, answer in zip(estimates, valuation.answers, strict=True):
+            observations = _noisy_observations(step_values, answer.reward, noise_scale)
+            *values, _ = smooth_walk(observations, step_variance)  # the last is of the reward
+            smoothed.append(values)
+        return smoothed
+
+
+def _fit_walk(columns: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """Returns the variance of a step, and the factor from binomial variances to those of the observations.
+
+    The squared difference of two observations m steps apart is on average m times the variance of a step,
+    plus twice the noise: a line in m, whose slope and height are fitted by least squares.
+    """
+    line = {lag: mean(columns[str(lag)]) for lag in LAGS if columns.get(str(lag))}
+    if len(line) < 2:
+        return LEAST_STEP_VARIANCE, 1.0
+    mean_lag = mean(list(line))
+    spread = sum((lag - mean_lag) ** 2 for lag in line)
+    slope = sum((lag - mean_lag) * square for lag, square in line.items()) / spread
+    step_variance = max(slope, LEAST_STEP_VARIANCE)
+    noise = max((mean(list(line.values())) - step_variance * mean_lag) / 2, LEAST_STEP_VARIANCE)
+    return step_variance, noise / mean(columns["variance"])
+
+
+def _noisy_observations(step_values: StepValues, reward: float, noise_scale: float) -> StepValues:
+    """Returns the values with their fitted noise, and the reward after the last one."""
+    observations: StepValues = []
+    last: Value | None = None
+    for value in step_values:
+        if value is None:
+            observations.append(None)
+            continue
+        last = value._replace(variance=value.variance * noise_scale)
+        observations.append(last)
+    # A single reward has the variance that the last state's mean of n rewards has, times n.
+    observations.append(None if last is None else Value(reward, last.variance * last.samples))
+    return observations
+
+
+def smooth_walk(path: Sequence[Value | None], step_variance: float) -> StepValues:
+    """Returns the expectation of a random walk wherever it was observed, given all observations.
+
+    Args:
+        path: The observations, one for each step of time; None where nothing was observed.
+        step_variance: The variance of a step of the walk.
+    """
+    observed = [(time, value) for time, value in enumerate(path) if value is not None]
+
+    # Forwards: the expectation at each time, given the observations up to then.
+    filtered: list[Value] = []
+    predicted: list[Value] = []  # from the observations before
+    for number, (time, observation) in enumerate(observed):
+        if number == 0:
+            predicted.append(observation)
+            filtered.append(observation)
+            continue
+        before = filtered[-1]
+        steps = time - observed[number - 1][0]
+        prediction = Value(before.value, before.variance + step_variance * steps)
+        gain = prediction.variance / (prediction.variance + observation.variance)
+        predicted.append(prediction)
+        filtered.append(
+            Value(
+                prediction.value + gain * (observation.value - prediction.value),
+                (1 - gain) * prediction.variance,
+            )
+        )
+
+    # Backwards: from the end on, each expectation is corrected by the one after it.
+    smoothed = list(filtered)
+    for number in reversed(range(len(observed) - 1)):
+        now, prediction, later = filtered[number], predicted[number + 1], smoothed[number + 1]
+        back = now.variance / prediction.variance
+        smoothed[number] = Value(
+            now.value + back * (later.value - prediction.value),
+            now.variance + back**2 * (later.variance - prediction.variance),
+        )
+
+    result: StepValues = [None] * len(path)
+    for (time, _), value in zip(observed, smoothed, strict=True):
+        result[time] = value
+    return result

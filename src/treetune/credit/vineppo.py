@@ -1,0 +1,397 @@
+"""VinePPO's credit: a step's advantage is the difference of Monte-Carlo values before and after it.
+
+Kazemnejad et al., arXiv:2410.01679, section 4. The value of a state is the mean reward of K fresh
+continuations of it, so that no critic is needed:
+
+    answer         prompt ── step 1 ── step 2 ── step 3 ── reward 1
+    values V            0.4       0.7       0.6       (the end is worth 0, and the reward comes with step 3)
+    advantages A            0.3      −0.1       0.4           A_i = r_i + V_{i+1} − V_i
+
+How `MonteCarlo.assign` gets there:
+
+    trees ── states of each answer (`StateRule`) ── values of the states (`ValueEstimator`)
+          ── `step_advantages` ── one training row for each answer (`make_episode`)
+
+With other `states` and `values` it is the credit of further methods: steps of n tokens, values of a critic or
+of the other answers (`credit.states`, `credit.values`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import pstdev
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le
+from typing_extensions import override
+
+from treetune.contracts import (
+    Advantages,
+    Answers,
+    Continuations,
+    CreditForTrees,
+    CriticValues,
+    Experiment,
+    Feature,
+    Finding,
+    Need,
+    SampledAnswers,
+    UseOfAdvantages,
+)
+from treetune.credit.base import UNUSED_REMEDY, Credit, CriticSettings
+from treetune.credit.episodes import advantage_metrics, make_episode
+from treetune.credit.states.base import ContinuationPlan, Estimate, StateRule
+from treetune.credit.states.early import EarlyContinuations
+from treetune.credit.states.one_line import StepBoundaries
+from treetune.credit.values.base import (
+    StepValues,
+    Valuation,
+    Value,
+    ValuedAnswer,
+    ValueEstimator,
+    mean_of,
+    rewards_below,
+)
+from treetune.credit.values.continuations import FreshContinuations, check_continuations
+from treetune.engine.base import SamplingParams
+from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.metrics import mean
+from treetune.rollouts.unavailable import least_answers
+from treetune.tree import Tree, answers_of, sharing_of
+from treetune.vocabulary import Episode, Metrics
+
+
+def step_advantages(
+    values: Sequence[float | None], reward: float, baselines: Sequence[float | None] | None = None
+) -> list[float]:
+    """Returns A_i = r_i + V_{i+1} − V_i for every step, or r_i + V_{i+1} − b_i with `baselines`.
+
+    The reward belongs to the last step and the terminal state is worth 0, so the advantages of an answer sum
+    to reward − V(prompt) (Kazemnejad et al., arXiv:2410.01679, section 4, with γ = 1).
+
+    Example: ``step_advantages([0.4, 0.7, 0.6], reward=1.0)`` is about ``[0.3, -0.1, 0.4]``. Without a value
+    before the second step, ``[0.4, None, 0.6]``, the first two steps are credited as one, and each of them
+    has its advantage: ``[0.2, 0.2, 0.4]``.
+
+    Args:
+        values: V before each step. None where V is not known; the first is known.
+        reward: The answer's reward.
+        baselines: b before each step, None where `values` has None.
+    """
+    advantages: list[float] = []
+    baselines = values if baselines is None else baselines
+    baseline = baselines[0]
+    # The value after step i is the one before step i + 1; after the last step the reward takes its place.
+    values_after = [*values[1:], reward]
+    for steps, value_after in enumerate(values_after, start=1):
+        if value_after is None:
+            continue  # no boundary here: this step is credited together with the next one
+        assert baseline is not None, "without a first value there is nothing to compare the others with"
+        uncredited_steps = steps - len(advantages)
+        advantages += [value_after - baseline] * uncredited_steps
+        baseline = baselines[steps] if steps < len(values) else None
+    return advantages
+
+
+@Credit.register("monte_carlo")
+@dataclass(frozen=True, kw_only=True)
+class MonteCarlo(Credit):
+    """VinePPO's credit (Kazemnejad et al., arXiv:2410.01679): the value of a state is the mean reward of
+    continuations from it, and a step's advantage the difference of the values after and before it.
+
+    There is a state before every step, the prompt first; `states` says what steps are. Continuations are
+    sampled from token ids and graded together with the prefix that they continue, as in the rollout. They are
+    never trained on. The gradient is unbiased if the position of a boundary depends only on the tokens before
+    it; see `Task.answer_boundaries` for steps and the end token.
+
+    Continuations that could not be graded don't count. A state without graded continuations is left out: the
+    steps before and after it are credited as one, which is coarser and still unbiased. Answers whose prompt
+    has no value are left out. ``credit/value_unavailable`` counts such continuations,
+    ``credit/value_unknown`` states without a value, ``credit/unvalued`` answers that are left out.
+    """
+
+    samples: Annotated[int, Gt(0)] = 9
+    """Continuations of a state."""
+    states: StateRule = field(default_factory=StepBoundaries)
+    """The rule that says where the states of an answer lie."""
+    values: ValueEstimator = field(default_factory=FreshContinuations)
+    """The estimator of the values."""
+    max_states: Annotated[int, Gt(0)] | None = None
+    """The largest number of estimated states of an answer, its prompt included; None: there is no bound."""
+    behind_max_states: Literal["no_advantage", "one_step"] = "no_advantage"
+    """Credit of the steps after the last estimated state, where `max_states` bounds them. With ``one_step``,
+    they are credited as one step, with the observed reward minus the last value, and the gradient stays
+    unbiased. With ``no_advantage``, the states after the last estimated one have the observed reward as their
+    value, so that the steps after the first of these states get no advantage (VinePPO's published code):
+    **biased** by all that the policy could learn there. On the tests' language, three steps long, the
+    gradient is off by 8 % of its length with two states and by 28 % with one, and by more where late steps
+    decide."""
+    siblings_count_into_prompt_value: bool = False
+    """Adds the rewards of the other answers to the prompt's continuations. An answer's own reward is left
+    out, so the estimate is independent of the answer and the gradient stays unbiased."""
+    temperature: Annotated[float, Ge(0)] | None = None
+    """Temperature of continuations; None: the rollout's."""
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    """`top_p` of continuations; None: the rollout's."""
+    top_k: Annotated[int, Ge(-1)] | None = None
+    """`top_k` of continuations; None: the rollout's."""
+    pipelined: bool = True
+    """Whether an answer's continuations are requested as soon as it is graded, while other answers are
+    sampled. This applies to the continuations that `values` wants whatever the other answers are; answers
+    have priority over them. With false they are requested when all answers are sampled. Numbers and samples
+    are the same: answers that could not be graded are not continued, and all others are, since every answer
+    gets its credit before a selection leaves any out (also those of groups that ``until_mixed`` counts as
+    dropped)."""
+
+    @override
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        sampling = self._sampling(context)
+        valuation = Valuation(context, trees, self.states, sampling, self.samples, self.max_states)
+        values = self.values.values(valuation)
+        _check_values(self.values, valuation, values)
+        episodes = []
+        for answer, estimated_values in zip(valuation.answers, values, strict=True):
+            step_values = list(estimated_values)
+            if self.siblings_count_into_prompt_value:
+                step_values[0] = self._prompt_value(valuation, answer)
+            if step_values[0] is None:
+                continue  # the prompt has no value: there is nothing to compare the other values with
+            episodes.append(self._episode(context, valuation, answer, step_values))
+        metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
+        unvalued = len(answers_of(trees)) - len(episodes)
+        lost = _report_lost(context, valuation.all_estimates, unvalued)
+        return episodes, metrics | valuation.metrics | lost
+
+    def _prompt_value(self, valuation: Valuation, answer: ValuedAnswer) -> Value | None:
+        """Returns the mean reward of the prompt's continuations and of the other answers to the problem."""
+        continued = valuation.estimates[answer.states[0].state].rewards
+        # At the prompt, all answers have the same beginning of 0 tokens.
+        answers = len(answer.tree.leaves)
+        shared = [[0] * answers for _ in range(answers)]
+        siblings = rewards_below(answer.tree, shared, answer.leaf, length=0)
+        return mean_of([*continued, *siblings])
+
+    def _episode(
+        self,
+        context: RolloutContext,
+        valuation: Valuation,
+        answer: ValuedAnswer,
+        estimated_values: StepValues,
+    ) -> Episode:
+        """Returns the training row of an answer.
+
+        Args:
+            context: The context of the credit phase.
+            valuation: Has the rewards of the continuations, which are stored with the row.
+            answer: The answer and its states.
+            estimated_values: The values of its states. It may have fewer states than steps (`max_states`).
+        """
+        trajectory = answer.trajectory
+        values = [None if value is None else value.value for value in estimated_values]
+        baselines = [None if value is None else value.baseline_or_value for value in estimated_values]
+        errors = [math.inf if value is None else math.sqrt(value.variance) for value in estimated_values]
+
+        # The states after the last estimated one.
+        unestimated = len(self.states.step_starts(trajectory)) - len(values)
+        if self.behind_max_states == "no_advantage":
+            values += [trajectory.reward] * unestimated
+            baselines += [trajectory.reward] * unestimated
+            errors += [0.0] * unestimated
+        else:
+            values += [None] * unestimated
+            baselines += [None] * unestimated
+            errors += [math.inf] * unestimated
+        advantages = step_advantages(values, trajectory.reward, baselines)
+
+        # Steps that are credited as one all have the value before the first of them.
+        values_of_steps: list[float] = []
+        for value in values:
+            values_of_steps.append(values_of_steps[-1] if value is None else value)
+        rows = self.states.step_rows(trajectory, advantages, values_of_steps, errors)
+        cut_at_states = replace(trajectory, step_ends=rows.ends)
+        episode = make_episode(context, cut_at_states, rows.advantages, rows.values, rows.errors)
+        if answer.tree.forked:
+            # A token that several answers share was sampled once, and is trained in the first of them.
+            episode = sharing_of(answer.tree).trained_once(answer.leaf, episode)
+
+        earned = {}
+        for answer_state in answer.states:
+            estimate = valuation.estimates.get(answer_state.state)
+            if estimate is not None:
+                earned[answer_state.length] = estimate.earned
+        return replace(episode, continuations=earned)
+
+    # What the configuration has to know
+
+    @classmethod
+    @override
+    def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
+        return frozenset({"pipelined"})
+
+    @property
+    @override
+    def gives(self) -> tuple[Feature, ...]:
+        features: list[Feature] = [Advantages(before_training=True), CreditForTrees()]
+        if self.values.continues:
+            features.append(Continuations())
+        if self.critic_settings is not None:
+            features.append(CriticValues())
+        return tuple(features)
+
+    @property
+    @override
+    def critic_settings(self) -> CriticSettings | None:
+        return self.values.critic_settings
+
+    @property
+    @override
+    def needs(self) -> tuple[Need, ...]:
+        needs = [
+            Need(SampledAnswers(), "it continues them as the policy sampled them"),
+            Need(UseOfAdvantages(), "its continuations cost most of an iteration", UNUSED_REMEDY),
+        ]
+        if self.siblings_count_into_prompt_value:
+            needs.append(
+                Need(
+                    Answers(2),
+                    "siblings_count_into_prompt_value counts the others to the same problem",
+                    "set siblings_count_into_prompt_value to false, or the rollout's samples to 2 or more",
+                )
+            )
+        return tuple(needs)
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        sampling = experiment.rollout.sampling
+        if sampling is not None and self.values.continues:
+            temperature = sampling.temperature if self.temperature is None else self.temperature
+            yield from check_continuations(self.samples, temperature)
+
+    def __post_init__(self) -> None:
+        if self.top_k == 0:
+            raise ValueError("top_k is 0, which leaves no token to sample; use -1 for all tokens")
+        if self.siblings_count_into_prompt_value and not isinstance(self.values, FreshContinuations):
+            raise ValueError(
+                "siblings_count_into_prompt_value adds to the mean of continuations: leave it out, or choose"
+                " the values 'continuations'"
+            )
+        if self.siblings_count_into_prompt_value and self._overrides():
+            raise ValueError(
+                "siblings_count_into_prompt_value mixes answers of the rollout with continuations "
+                f"sampled otherwise ({', '.join(self._overrides())}); give up one of the two"
+            )
+
+    @override
+    def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
+        if not self.values.continues:
+            return 0, 0
+        most_states = self.max_states or limit  # a state before every token at most
+        usual_states = min(most_states, self.states.usual_states(tokens))
+        least_samples, most_samples = self.values.budget(self.samples).bounds
+        usual = round(answers * usual_states * least_samples)
+        most = answers * min(most_states, limit) * most_samples
+        return usual, most
+
+    @override
+    def is_unbiased(self, context: RolloutContext) -> bool:
+        """True if every part is unbiased: the values, the positions of states, the credit after the last
+        state, and the continuations, which have to be sampled as the answers are."""
+        if not self.values.unbiased or not self.states.looks_back(context.task):
+            return False
+        if self.max_states is not None and self.behind_max_states != "one_step":
+            return False
+        sampling = context.settings.sampling
+        if not self.values.continues or sampling is None:
+            return True
+        return replace(sampling, **self._overrides()) == sampling  # type: ignore[arg-type]
+
+    def _overrides(self) -> dict[str, float]:
+        settings = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        return {name: value for name, value in settings.items() if value is not None}
+
+    @override
+    def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
+        continues_early = bool(self.values.first_states(1))  # at least the prompt
+        if not (self.pipelined and continues_early and self.states.begins_early(context)):
+            return None
+        return EarlyContinuations(
+            rule=self.states,
+            plan=ContinuationPlan(self.values.budget(self.samples), self._sampling(context)),
+            first_states=self.values.first_states,
+            max_states=self.max_states,
+            least=least_answers(self),
+        )
+
+    def _sampling(self, context: RolloutContext) -> SamplingParams:
+        if context.settings.sampling is None:
+            raise ValueError(
+                "monte_carlo continues what a policy sampled, and this rollout samples nothing; "
+                "choose single_turn, or credit none for supervised training"
+            )
+        return replace(context.settings.sampling, **self._overrides())  # type: ignore[arg-type]
+
+
+def _check_values(estimator: ValueEstimator, valuation: Valuation, values: Sequence[StepValues]) -> None:
+    """Raises ValueError where an estimator doesn't give each state of each answer its value."""
+    if not _fit(valuation, values):
+        raise ValueError(
+            f"{type(estimator).__name__}: give each state of each answer a Value or None, in a list for each"
+            " of `Valuation.answers`"
+        )
+
+
+def _fit(valuation: Valuation, values: Sequence[StepValues]) -> bool:
+    """Returns whether there is a `Value` or None for each state of each answer. The estimator may be a
+    user's, so that `values` may be anything."""
+    try:
+        counts = [len(of_answer) for of_answer in values]
+        if counts != [len(answer.states) for answer in valuation.answers]:
+            return False
+        flat = [value for of_answer in values for value in of_answer]
+        return all(isinstance(value, Value | None) for value in flat)
+    except TypeError:  # something has no length
+        return False
+
+
+def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
+    """Returns metrics of the distinct states: their number, their values and the spread of these, their cost.
+
+    ``credit/value_std`` is the mean over states of the standard deviation of their K rewards;
+    ``credit/value_decided`` the share of states whose continuations all have the same reward.
+    """
+    rewards_by_state = [estimate.rewards for estimate in estimates if estimate.rewards]
+    if not rewards_by_state:
+        return {}
+    samples = sum(len(estimate.earned) for estimate in estimates)
+    return {
+        "credit/value_states": float(len(estimates)),
+        "credit/value_samples": float(samples),
+        "credit/value_tokens": float(sum(estimate.tokens for estimate in estimates)),
+        "credit/value_unfinished": sum(estimate.unfinished for estimate in estimates) / samples,
+        "credit/value_mean": mean([mean(rewards) for rewards in rewards_by_state]),
+        "credit/value_std": mean([pstdev(rewards) for rewards in rewards_by_state]),
+        "credit/value_decided": mean([float(len(set(rewards)) == 1) for rewards in rewards_by_state]),
+    }
+
+
+def _report_lost(context: RolloutContext, estimates: Sequence[Estimate], unvalued: int) -> Metrics:
+    """Logs and counts continuations that could not be graded, if there are any. Collective."""
+    # The estimates are those of all ranks, so that all ranks return here or none does.
+    lost = sum(estimate.earned.count(None) for estimate in estimates)
+    if not lost:
+        return {}
+    total = sum(len(estimate.earned) for estimate in estimates)
+    unknown = sum(not estimate.rewards for estimate in estimates)
+    answers = sum(context.ranks.exchange("unvalued", unvalued))
+    context.log.say(
+        f"iteration {context.iteration + 1}: {lost} of {total} continuations could not be graded and don't"
+        f" count; {unknown} of {len(estimates)} states have no value, and {answers} answers are left out with"
+        " their prompt's"
+    )
+    return {
+        "credit/value_unavailable": float(lost),
+        "credit/value_unknown": float(unknown),
+        "credit/unvalued": float(answers),
+    }

@@ -1,0 +1,285 @@
+"""Partial rollouts: answers that take several iterations, so that no iteration waits for the longest one.
+
+Kimi k1.5, arXiv:2501.12599, section 2.6.2. Example, with ``tokens_per_iteration: 100``: an answer of 230
+tokens is sampled by three policies, and is trained on in the third iteration::
+
+    iteration 7    prompt ── 100 tokens of policy 7 ── carried over
+    iteration 8              100 tokens of policy 8 ── carried over
+    iteration 9               30 tokens of policy 9 ── graded, and trained on with its three segments
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Gt
+from typing_extensions import override
+
+from treetune.contracts import Experiment, Finding, Need, StaleAnswers
+from treetune.engine.base import Completion, Request, SamplingParams
+from treetune.engine.programs import result_of
+from treetune.rollouts.answers import (
+    UNGRADED,
+    CountedSamples,
+    apply_unfinished_reward,
+    encode_prompt,
+    is_decided,
+    measure_trees,
+    rank_share,
+    split_steps,
+)
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import CarryOver, RolloutContext
+from treetune.rollouts.single_turn import RolloutAround, SingleTurn
+from treetune.seeds import derive_seed
+from treetune.tree import Tree, trees_of
+from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined
+
+Answers = dict[int, Trajectory]
+"""The answers to a problem so far, by `Trajectory.sample`; empty for a new problem."""
+
+
+@Rollout.register("partial")
+@dataclass(frozen=True, kw_only=True)
+class PartialAnswers(RolloutAround):
+    """Partial rollouts (Kimi k1.5, arXiv:2501.12599, section 2.6.2): an iteration samples at most
+    `tokens_per_iteration` tokens of each answer of `rollout` (``single_turn``). An answer that has not ended
+    continues in the next iteration with the new weights. Each segment has the policy version that sampled it.
+
+    `problems_per_iteration` problems are in flight: those whose answers were carried over, and then new ones.
+    A problem is trained on once, when all its answers have ended. No problem is left out for being slow, and
+    the problems that are ready are trained on in the order in which they were begun, so that nothing depends
+    on the clock. Answers that are in flight at the end of a run are lost. An iteration samples until at least
+    one problem can be trained on.
+
+    ``rollout/groups_begun``; ``rollout/groups_carried`` over to the next iteration; ``rollout/versions``: the
+    mean number of policies that sampled an answer that is trained on.
+    """
+
+    tokens_per_iteration: Annotated[int, Gt(0)]
+    """The largest number of tokens of an answer that an iteration samples."""
+    groups: Annotated[int, Gt(0)] | None = None
+    """The largest number of problems that an iteration trains on, the earliest begun first; the others wait.
+    If it is smaller than the number of problems in flight, iterations keep their size although some answers
+    take longer (over-sampling). None: all problems that are ready."""
+
+    carries = True
+
+    @property
+    @override
+    def needs(self) -> tuple[Need, ...]:
+        return (Need(StaleAnswers(), "it trains on answers that earlier weights have begun"),)
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if experiment.rollout is not self:
+            yield Finding(
+                "partial carries answers over between iterations, and only the experiment's own rollout can",
+                "type",
+                "put it around the others, or leave it out",
+            )
+        if not isinstance(self.rollout, SingleTurn):
+            yield Finding("partial continues answers in one line", "rollout", "name {type: 'single_turn', …}")
+            return
+        if self.rollout.stop:
+            yield Finding(
+                "a stop string that lies across the end of an iteration would not be recognised",
+                "rollout.stop",
+                "leave it out, and let an end token end answers",
+            )
+        if self.tokens_per_iteration >= self.rollout.max_tokens and self.groups is None:
+            yield Finding(
+                f"answers have {self.rollout.max_tokens} tokens at most and may have"
+                f" {self.tokens_per_iteration} in an iteration: none would be carried over",
+                "tokens_per_iteration",
+                "lower it, or leave 'partial' out",
+            )
+        problems = experiment.problems_per_iteration
+        if self.groups is not None and problems is not None and self.groups > problems:
+            yield Finding(
+                f"{self.groups} groups are to be trained on, and {problems} problems are in flight",
+                "groups",
+                "lower it, or raise problems_per_iteration",
+            )
+        if getattr(experiment, "problem_sampling", None) == "epochs":
+            yield Finding(
+                "problems in flight take the place of drawn problems, which are skipped, and problem_sampling"
+                " 'epochs' promises to skip none",
+                "$.problem_sampling",
+                "set it to 'between_iterations'",
+            )
+
+    @override
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        carry_over = context.get(CarryOver)
+        in_flight: dict[str, Answers] = {}  # by problem, the earliest begun first
+        for answer in carry_over.answers:
+            in_flight.setdefault(answer.problem.id, {})[answer.sample] = answer
+        free_places = max(0, len(problems) - len(in_flight))
+        new_problems = [problem for problem in problems if problem.id not in in_flight][:free_places]
+        for problem in new_problems:  # on all ranks, so that all stop if a prompt is too long
+            max_tokens = self._sampling(context, problem).max_tokens
+            encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
+        carried_problems = [next(iter(answers.values())).problem for answers in in_flight.values()]
+        all_problems = carried_problems + new_problems
+        groups = [(problem, in_flight.get(problem.id, {})) for problem in rank_share(context, all_problems)]
+
+        ready: list[str] = []  # the problems of all ranks whose answers have all ended
+        sampling_round = 0
+        while not ready:
+            self._sample_further(context, groups, sampling_round)
+            sampling_round += 1
+            local_ready = [problem.id for problem, answers in groups if self._have_ended(context, answers)]
+            ready_by_rank = context.ranks.exchange("groups that have ended", local_ready)
+            ready = [problem_id for ready_of_rank in ready_by_rank for problem_id in ready_of_rank]
+        chosen = set(ready[: self.groups])
+
+        carried_answers: list[Trajectory] = []
+        trained_answers: list[Trajectory] = []
+        for problem, answers in groups:
+            in_order = [answers[sample] for sample in sorted(answers)]
+            if problem.id in chosen:
+                trained_answers += in_order
+            else:
+                carried_answers += in_order
+        carry_over.keep(carried_answers)
+        trees, metrics = measure_trees(context, trees_of(trained_answers))
+
+        versions = 0
+        for answer in trained_answers:
+            versions += len({segment.policy_version for segment in answer.segments})
+        local_counts = [versions, len(trained_answers), len(trees)]
+        counts_by_rank = context.ranks.exchange("partial answers", local_counts)
+        all_versions, all_answers, all_trees = (sum(column) for column in zip(*counts_by_rank))
+        return trees, metrics | {
+            "rollout/groups_begun": float(len(new_problems)),
+            "rollout/groups_carried": float(len(all_problems) - all_trees),
+            "rollout/versions": all_versions / all_answers,
+        }
+
+    def _have_ended(self, context: RolloutContext, answers: Answers) -> bool:
+        return not any(self._tokens_left(context, answer) for answer in answers.values())
+
+    def _sampling(self, context: RolloutContext, problem: Problem) -> SamplingParams:
+        """Returns the task's sampling parameters.
+
+        Raises:
+            ValueError: The task has its own stop strings.
+        """
+        assert self.sampling is not None
+        sampling = context.task.of(problem).sampling(self.sampling)
+        if sampling.stop:
+            raise ValueError(
+                f"problem {problem.id!r} is sampled with stop strings, and one that lies across the end of an"
+                " iteration would not be recognised: choose the rollout 'single_turn' for its task"
+            )
+        return sampling
+
+    def _tokens_left(self, context: RolloutContext, answer: Trajectory) -> int:
+        """Returns how many more tokens an answer may have; 0 where it has ended."""
+        if answer.finish_reason == "stop":
+            return 0
+        max_tokens = self._sampling(context, answer.problem).max_tokens
+        return context.settings.token_budget(answer.prompt_ids, max_tokens) - len(answer.response_ids)
+
+    def _sample_further(
+        self, context: RolloutContext, groups: Sequence[tuple[Problem, Answers]], sampling_round: int
+    ) -> None:
+        """Samples up to `tokens_per_iteration` more tokens of every answer that has not ended, and puts the
+        longer answers into their groups. The seeds derive from the iteration, the problem, the round and the
+        answer's `sample`, so that an answer does not depend on the others."""
+        assert context.engine is not None, "a rollout that samples needs an engine"
+        counted = CountedSamples(context)
+
+        async def sample_all() -> None:
+            await asyncio.gather(
+                *(
+                    self._sample_group(context, problem, answers, sampling_round, counted)
+                    for problem, answers in groups
+                )
+            )
+
+        context.engine.run(sample_all())
+
+    async def _sample_group(
+        self,
+        context: RolloutContext,
+        problem: Problem,
+        answers: Answers,
+        sampling_round: int,
+        counted: CountedSamples,
+    ) -> None:
+        """Begins a problem's answers where there are none, and continues those that have not ended."""
+        seed = derive_seed(context.seed, context.iteration, problem.id, "partial", sampling_round)
+        sampling = self._sampling(context, problem)
+
+        def bounded(tokens_left: int) -> SamplingParams:
+            return replace(sampling, max_tokens=min(self.tokens_per_iteration, tokens_left))
+
+        async def begin_answers() -> None:
+            prompt_ids = context.codec.encode_prompt(problem)
+            tokens_left = context.settings.token_budget(prompt_ids, sampling.max_tokens)
+            request = Request(prompt_ids, seed=seed, n=self.samples, sampling=bounded(tokens_left))
+            completions = await counted.sample(request)
+            new_answers = (
+                self._answer(context, problem, prompt_ids, sample, (completion.segment(),), completion)
+                for sample, completion in enumerate(completions)
+            )
+            for answer in await asyncio.gather(*new_answers):
+                answers[answer.sample] = answer
+
+        async def continue_answer(answer: Trajectory, tokens_left: int) -> None:
+            request = Request(
+                joined([answer.prompt_ids, answer.response_ids]),
+                seed=seed + answer.sample,
+                n=1,
+                sampling=bounded(tokens_left),
+            )
+            (completion,) = await counted.sample(request)
+            segments = (*answer.segments, completion.segment())
+            answers[answer.sample] = await self._answer(
+                context, problem, answer.prompt_ids, answer.sample, segments, completion
+            )
+
+        if not answers:
+            await begin_answers()
+            return
+        continued = []
+        for _, answer in sorted(answers.items()):
+            tokens_left = self._tokens_left(context, answer)
+            if tokens_left:
+                continued.append(continue_answer(answer, tokens_left))
+        await asyncio.gather(*continued)
+
+    async def _answer(
+        self,
+        context: RolloutContext,
+        problem: Problem,
+        prompt_ids: TokenIds,
+        sample: int,
+        segments: tuple[Segment, ...],
+        completion: Completion,
+    ) -> Trajectory:
+        """Returns an answer so far, graded if it has ended."""
+        response_ids = joined([segment.token_ids for segment in segments])
+        text = context.codec.decode(response_ids)
+        answer = Trajectory(
+            problem=problem,
+            sample=sample,
+            prompt_ids=prompt_ids,
+            segments=segments,
+            finish_reason=completion.finish_reason,
+            text=text,
+            grade=UNGRADED,
+            step_ends=split_steps(context, problem, response_ids, text),
+        )
+        if self._tokens_left(context, answer):
+            return answer
+        decided = is_decided(answer.finish_reason, self.unfinished_reward)
+        grade = await result_of(context.grader.submit(text, problem, decided=decided))
+        return replace(
+            answer, grade=apply_unfinished_reward(grade, answer.finish_reason, self.unfinished_reward)
+        )

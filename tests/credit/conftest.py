@@ -1,0 +1,5 @@
+"""What tests of credit share with those of domains."""
+
+from tests.domains.conftest import environments
+
+__all__ = ["environments"]

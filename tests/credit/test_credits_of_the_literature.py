@@ -1,0 +1,375 @@
+"""Credits of the literature: each gives what a plain reference of its public code or formula gives, and its
+expected gradient is the exact one where it says so, and as far off as stated where it doesn't."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, stdev, variance
+
+import numpy as np
+import pytest
+
+from tests.columns import plain
+from tests.credit.expectations import critic_of, expectation, knows_length_alone
+from tests.rollouts import tabular_mdp as mdp
+from treetune.credit.base import Credit, Critic
+from treetune.credit.gae import Gae
+from treetune.credit.literature.com_mcs import CompoundValues
+from treetune.credit.literature.forking_tokens import ForkingTokens
+from treetune.credit.literature.gigpo import GroupInGroup
+from treetune.credit.literature.hicra import HierarchyAware
+from treetune.credit.literature.james_stein import JamesStein
+from treetune.credit.literature.lambda_grpo import LambdaGrpo
+from treetune.credit.literature.optimal_token_baseline import OptimalTokenBaseline
+from treetune.credit.literature.probability_mask import ProbabilityMask
+from treetune.credit.literature.rtmc import RolloutTree
+from treetune.credit.literature.tempo import Tempo
+from treetune.credit.literature.token_level import Distributions
+from treetune.credit.literature.v0_5 import FusedBaseline, fused_baseline
+from treetune.credit.literature.vapo import DecoupledGae
+from treetune.credit.rloo import Rloo
+from treetune.credit.states.by_tokens import LowProbability
+from treetune.credit.values.base import ValueEstimator
+from treetune.credit.vineppo import MonteCarlo
+from treetune.rollouts.context import RolloutContext
+from treetune.tree import Tree, answers_of, trees_of
+from treetune.vocabulary import Episode, Grade, Metrics, Segment, Trajectory
+
+
+def along(answer: Trajectory | Episode) -> tuple[np.ndarray, np.ndarray]:
+    ids = plain(answer.response_ids)
+    chances = [list(mdp.policy(ids[:t]).values()) for t in range(len(ids))]
+    squares = [sum(p * p for p in one) for one in chances]
+    return np.array(squares), np.array([-sum(p * math.log(p) for p in one) for one in chances])
+
+
+DISTRIBUTIONS = Distributions(lambda answers: [along(one) for one in answers])
+CRITIC = critic_of(knows_length_alone)
+
+
+def group(texts: str, problem: int = 0) -> list[Trajectory]:
+    """Answers to a problem with the policy's log-probs; each ends with the end token."""
+    answers = [(*mdp.encode(text), mdp.EOS) for text in texts.split()]
+    of = mdp.problems(problem + 1)[problem]
+    return [mdp.trajectory(one, of, i, logprobs=mdp.policy_logprobs(one)) for i, one in enumerate(answers)]
+
+
+def credited(credit: Credit, answers: Sequence[Trajectory], *services: object) -> list[Episode]:
+    return credit.assign(mdp.context(services=services), trees_of(answers))[0]
+
+
+UNSURE = [1.0, 0.5, 0.2, 0.7, 0.95, 0.8]
+HICRA = HierarchyAware(over=Rloo(), phrases=(";A",))
+RTMC = MonteCarlo(samples=1, values=RolloutTree())
+
+GROUP = group("a;a;b a;b;b a;a b")
+OTHERS = group("a;a b b;a;a a;b;a", 1) + group("b;b;b a;a;a", 2)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_optimal_token_baseline_weighs_answers_by_the_energy_of_their_paths(exact: bool) -> None:
+    """verl's: B_t over the answers that are so long; 0 where only the longest is left."""
+    credit = OptimalTokenBaseline(squared_norms="exact" if exact else "of_sampled")
+    answers = group("a;a;b a;b b a;a")
+    energies = []
+    for answer in answers:
+        ids, energy = plain(answer.response_ids), 0.0
+        energies.append([])
+        for t, token in enumerate(ids):
+            chances = mdp.policy(ids[:t])
+            squares = sum(p * p for p in chances.values()) if exact else chances[token]
+            energy += 1 - 2 * chances[token] + squares
+            energies[-1].append(energy)
+    lengths = [len(one) for one in energies]
+    for own, episode in enumerate(credited(credit, answers, DISTRIBUTIONS)):
+        for t, advantage in enumerate(episode.advantages):
+            there = [i for i in range(4) if lengths[i] > t]
+            total = sum(energies[i][t] for i in there)
+            baseline = sum(answers[i].reward * energies[i][t] for i in there) / total
+            expected = answers[own].reward - (baseline if len(there) > 1 else 0.0)
+            assert advantage == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_james_stein_baseline_shrinks_towards_the_other_problems() -> None:
+    problems = [GROUP, OTHERS[:4], OTHERS[4:]]
+    rewards = [[one.reward for one in answers] for answers in problems]
+    found = iter(credited(JamesStein(), [one for answers in problems for one in answers]))
+    for number, own in enumerate(rewards):
+        others = rewards[:number] + rewards[number + 1 :]
+        target = fmean(fmean(one) for one in others)
+        v = fmean(variance(one) / len(one) for one in others)
+        s = fmean((fmean(one) - target) ** 2 for one in others)
+        shrinkage = v / (v + s + 1e-6)
+        assert 0 < shrinkage < 1
+        for index, reward in enumerate(own):
+            alone = fmean(own[:index] + own[index + 1 :])
+            expected = reward - (1 - shrinkage) * alone - shrinkage * target
+            assert next(found).advantages == pytest.approx(
+                [expected] * len(plain(problems[number][index].response_ids)), abs=1e-12
+            )
+
+
+def test_the_james_stein_baseline_of_one_problem_alone_is_rloos() -> None:
+    rewards = [one.reward for one in GROUP]
+    for index, episode in enumerate(credited(JamesStein(), GROUP)):
+        expected = rewards[index] - fmean(rewards[:index] + rewards[index + 1 :])
+        assert episode.advantages == pytest.approx([expected] * len(episode.advantages))
+
+
+def test_the_james_stein_baseline_is_the_same_on_two_ranks() -> None:
+    def work(context):
+        share = [GROUP, OTHERS[:4], OTHERS[4:]]
+        own = [one for i, one in enumerate(share) if i * context.ranks.world_size // 3 == context.ranks.rank]
+        return JamesStein().assign(context, trees_of([one for answers in own for one in answers]))
+
+    mdp.assert_ranks_agree(2, work)
+
+
+def beginning_with(answers: Sequence[Trajectory], ids: tuple[int, ...]) -> list[float]:
+    """What those answers earned that begin so."""
+    return [one.reward for one in answers if plain(one.response_ids)[: len(ids)] == ids]
+
+
+def test_lambda_grpo_divides_by_the_size_of_the_process_set() -> None:
+    """The author's code: GRPO's advantage over how many share a token and all before it."""
+    rewards = [one.reward for one in GROUP]
+    assert len(beginning_with(GROUP, mdp.encode("a"))) == 3
+    for answer, episode in zip(GROUP, credited(LambdaGrpo(), GROUP), strict=True):
+        ids = plain(answer.response_ids)
+        alone = (answer.reward - fmean(rewards)) / (stdev(rewards) + 1e-4)
+        sets = [len(beginning_with(GROUP, ids[: t + 1])) for t in range(len(ids))]
+        assert episode.advantages == pytest.approx([alone / size for size in sets])
+
+
+@pytest.mark.parametrize("std", [True, False])
+def test_tempo_adds_the_difference_of_prefix_values_to_grpos(std: bool) -> None:
+    """The authors' code: (r − mean + mean of the branch − mean of its ancestor) / (std + eps)."""
+    rewards = [one.reward for one in GROUP]
+    scale = stdev(rewards) + 1e-6 if std else 1.0
+    for answer, episode in zip(GROUP, credited(Tempo(std=std), GROUP), strict=True):
+        ids = plain(answer.response_ids)
+        values = [fmean(beginning_with(GROUP, ids[:t])) for t in range(len(ids) + 1)]
+        assert episode.advantages == pytest.approx(
+            [
+                (answer.reward - fmean(rewards) + behind - before) / scale
+                for before, behind in pairwise(values)
+            ]
+        )
+    same = group("a;a a;b;a a;a")
+    assert all(set(one.advantages) == {0.0} for one in credited(Tempo(), same))
+
+
+def test_rtmc_draws_the_value_before_a_step_towards_the_group() -> None:
+    """A public port: mean return of (s, a) less (n V + 2 · the group's mean) / (n + 2)."""
+    centre = fmean(one.reward for one in GROUP)
+    for answer, episode in zip(GROUP, credited(RTMC, GROUP), strict=True):
+        ids, start, expected = plain(answer.response_ids), 0, []
+        for end in answer.step_ends:
+            before, taken = beginning_with(GROUP, ids[:start]), beginning_with(GROUP, ids[:end])
+            smoothed = (math.fsum(before) + 2 * centre) / (len(before) + 2)
+            expected += [fmean(taken) - smoothed] * (end - start)
+            start = end
+        assert episode.advantages == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "guess", "spread", "baseline"),
+    [
+        ([1, 0, 0, 0], 0.4, 1.0, 0.4),  # within the noise of four: the guess is believed
+        # off by 0.75, beyond a noise of 1/16 by 1/2: w = 8/9
+        ([1, 1, 1, 1], 0.25, 1.0, 8 / 9 + 0.25 / 9),
+        # The paper's ±1, with a noise of 1/4: the same, twice as wide.
+        ([1, 1, 1, 1], -0.5, 2.0, 8 / 9 - 0.5 / 9),
+    ],
+)
+def test_v0_5_leaves_the_guess_where_the_answers_contradict_it(
+    rewards: list[float], guess: float, spread: float, baseline: float
+) -> None:
+    assert fused_baseline(rewards, guess, spread) == pytest.approx(baseline)
+
+
+def test_v0_5_takes_the_critics_value_of_the_prompt() -> None:
+    rewards, prompt = [one.reward for one in GROUP], knows_length_alone(())
+    assert fmean(rewards) != prompt
+    for reward, episode in zip(rewards, credited(FusedBaseline(), GROUP, CRITIC), strict=True):
+        baseline = fused_baseline(rewards, prompt, 1.0)
+        assert episode.advantages == pytest.approx([reward - baseline] * len(episode.advantages))
+
+
+@pytest.mark.parametrize(
+    ("credit", "tokens", "lam"),
+    [
+        (DecoupledGae(), 40, 0.5),  # 1 − 1 / (0.05 · 40)
+        (DecoupledGae(), 200, 0.9),
+        (DecoupledGae(), 6, 0.0),
+        (DecoupledGae(alpha=None), 40, 0.95),
+    ],
+)
+def test_vapos_policy_has_a_lambda_of_its_own_and_the_critic_learns_the_rewards(
+    credit: DecoupledGae, tokens: int, lam: float
+) -> None:
+    values, rewards = [math.sin(t) for t in range(tokens)], [0.0] * (tokens - 1) + [1.0]
+    errors = [r + after - v for r, v, after in zip(rewards, values, [*values[1:], 0.0], strict=True)]
+    advantages, returns = credit.from_values(rewards, values)
+    for t in range(tokens):
+        assert advantages[t] == pytest.approx(sum(lam**k * e for k, e in enumerate(errors[t:])))
+    assert returns == pytest.approx([1.0] * tokens)
+
+
+def test_spo_cuts_before_every_nth_token_that_was_unlikely() -> None:
+    """SPO-chain's code: the 1st, the (n + 1)-th, … of the tokens below 0.9."""
+    answer = replace(GROUP[0], segments=(Segment(GROUP[0].response_ids, logprobs=np.log(UNSURE)),))
+    assert LowProbability(begin_with=True, every=1).step_starts(answer) == [0, 1, 2, 3, 5]
+    assert LowProbability(begin_with=True, every=2).step_starts(answer) == [0, 1, 3]
+    assert LowProbability(begin_with=True, every=2, below=0.3).step_starts(answer) == [0, 2]
+    assert LowProbability(begin_with=True, below=0.01).step_starts(answer) == [0]
+
+
+def test_the_probability_mask_trains_what_was_unlikely() -> None:
+    unsure = replace(GROUP[0], segments=(Segment(GROUP[0].response_ids, logprobs=np.log(UNSURE)),))
+    sure = replace(GROUP[1], segments=(Segment(GROUP[1].response_ids, logprobs=np.zeros(6)),))
+    masked, left = credited(ProbabilityMask(over=Rloo()), [unsure, sure])
+    assert masked.trained.tolist() == [p < 0.9 for p in UNSURE] and set(masked.advantages) == {1.0}
+    assert left.trained.all() and set(left.advantages) == {0.0}
+
+
+def test_forking_tokens_keep_a_share_of_all_tokens_by_their_entropy() -> None:
+    entropies = np.concatenate([along(one)[1] for one in GROUP])
+    for share in (0.1, 0.5, 1.0):
+        least = sorted(entropies, reverse=True)[int(share * len(entropies)) - 1]
+        plainly = credited(Rloo(), GROUP)
+        found = credited(ForkingTokens(over=Rloo(), share=share), GROUP, DISTRIBUTIONS)
+        for answer, before, after in zip(GROUP, plainly, found, strict=True):
+            kept = along(answer)[1] >= least
+            assert after.advantages.tolist() == (before.advantages * kept).tolist()
+            assert after.trained.tolist() == before.trained.tolist()
+
+
+def test_hicra_raises_the_advantages_of_phrases() -> None:
+    """The authors' branch: A · (1 + α · sign A) where a token plans."""
+    for answer, before, after in zip(GROUP, credited(Rloo(), GROUP), credited(HICRA, GROUP), strict=True):
+        text = mdp.decode(answer.response_ids)
+        for t, (a, raised) in enumerate(zip(before.advantages, after.advantages, strict=True)):
+            plans = any(text[start : start + 2] == ";a" for start in (t - 1, t) if start >= 0)
+            assert raised == pytest.approx(a * (1 + 0.2 * math.copysign(1, a)) if plans else a)
+
+
+def test_gigpo_compares_a_turn_with_all_that_followed_the_same_words() -> None:
+    """Eq. 8 with γ = 1/2: two answers were told ``+`` and then ``-``, a third ``+`` alone, twice."""
+
+    def told(sample: int, words: Sequence[str], earned: Sequence[float]) -> Trajectory:
+        segments, ends = [Segment((0,), logprobs=(-0.5,))], [1]
+        for word in words:
+            segments += [Segment((ord(word),), "injected"), Segment((0,), logprobs=(-0.5,))]
+            ends.append(ends[-1] + 2)
+        return replace(
+            GROUP[0],
+            sample=sample,
+            segments=tuple(segments),
+            grade=Grade(sum(earned), "ok"),
+            step_ends=tuple(ends),
+            step_rewards=tuple(earned) if any(earned[:-1]) else (),
+        )
+
+    answers = [told(0, "+-", [0, 0, 1]), told(1, "+-", [0.5, 0, 0.25]), told(2, "++", [0, 0, 0])]
+    returns = [[0.25, 0.5, 1.0], [0.5 + 0.0625, 0.125, 0.25], [0.0, 0.0, 0.0]]
+    anchors = [["", "+", "-"], ["", "+", "-"], ["", "+", "+"]]
+    rewards = [1.0, 0.75, 0.0]
+    for own, episode in enumerate(credited(GroupInGroup(gamma=0.5, weight=2.0), answers)):
+        expected = []
+        for turn in range(3):
+            same = [returns[i][t] for i in range(3) for t in range(3) if anchors[i][t] == anchors[own][turn]]
+            step = returns[own][turn] - fmean(same)
+            expected.append(rewards[own] - fmean(rewards) + 2 * step)
+        assert episode.advantages[episode.trained] == pytest.approx(expected)
+
+
+def test_com_mcs_mixes_a_value_with_the_next_one_and_leaves_baselines_alone() -> None:
+    alone = MonteCarlo(samples=2)
+    mixed = replace(alone, values=CompoundValues(next_weight=0.25))
+    for answer, one, other in zip(GROUP, credited(alone, GROUP), credited(mixed, GROUP), strict=True):
+        values, start = [*one.step_values, answer.reward], 0
+        for step, end in enumerate(one.step_ends):
+            last = step == len(one.step_ends) - 1
+            behind = values[step + 1] if last else 0.75 * values[step + 1] + 0.25 * values[step + 2]
+            expected = [behind - values[step]] * (end - start)
+            assert other.advantages[start:end] == pytest.approx(expected)
+            start = end
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithCritic(Credit):
+    """A credit that leaves values to the trainer, with the context's critic in its place."""
+
+    over: Gae
+
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        episodes, metrics = self.over.assign(context, trees)
+        for episode, values in zip(episodes, context.get(Critic).values(answers_of(trees)), strict=True):
+            rewards = [0.0] * (len(values) - 1) + [episode.reward]
+            advantages, _ = self.over.from_values(rewards, values.tolist())
+            object.__setattr__(episode, "advantages", np.array(advantages))
+        return episodes, metrics
+
+
+@dataclass(frozen=True)
+class Case:
+    """A credit, answers to a problem, and by how much the expected gradient is off, with its cosine."""
+
+    credit: Credit
+    answers: int
+    bias: float = 0.0
+    cosine: float = 1.0
+    service: object = None
+    others: Sequence[Trajectory] = ()
+
+
+CASES = [
+    Case(OptimalTokenBaseline(), 3, 0.3326, 0.9999),
+    Case(OptimalTokenBaseline(squared_norms="exact"), 3, 0.3326, 0.9998, DISTRIBUTIONS),
+    Case(JamesStein(), 2),
+    Case(JamesStein(), 2, others=OTHERS),
+    Case(FusedBaseline(), 3, 0.1093, 1.0, CRITIC),
+    Case(LambdaGrpo(std=False), 3, 0.4519, 0.9968),
+    Case(Tempo(std=False), 3, 0.2284, 0.9919),
+    Case(RTMC, 3, 0.3485, 0.9978),
+    Case(
+        MonteCarlo(samples=1, states=LowProbability(begin_with=True, below=0.6, every=1)), 1, 0.1846, 0.9917
+    ),
+    Case(ProbabilityMask(over=Rloo(), below=0.6), 2, 0.2638, 0.9646),
+    Case(ForkingTokens(over=Rloo()), 2, 0.2571, 0.9664, DISTRIBUTIONS),
+    Case(HICRA, 2, 0.1240, 0.9968),
+    Case(GroupInGroup(), 3, 0.3333),
+    Case(MonteCarlo(samples=1, values=CompoundValues()), 1),
+    Case(WithCritic(over=DecoupledGae()), 1, 0.8713, 0.4989, CRITIC),
+    Case(WithCritic(over=DecoupledGae(alpha=None)), 1, 0.1402, 0.9958, CRITIC),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.credit))
+def test_the_expected_gradient_is_as_far_off_as_stated(case: Case) -> None:
+    found = expectation(case.credit, case.answers, case.service, case.others, logprobs=True)
+    assert found.bias_and_cosine == pytest.approx((case.bias, case.cosine), abs=5e-5)
+    assert case.bias or found.bias_and_cosine[0] < 1e-9
+
+
+def test_the_unbiased_entries_are_less_noisy_than_what_they_stand_on() -> None:
+    """The other problems are as easy as this one, so that shrinking towards them helps."""
+    shrunk, alone = expectation(JamesStein(), 2, None, OTHERS), expectation(Rloo(), 2)
+    assert alone.variance / shrunk.variance == pytest.approx(1.408, abs=1e-3)
+    compound = expectation(MonteCarlo(samples=1, values=CompoundValues()), 1)
+    assert expectation(MonteCarlo(samples=1), 1).variance / compound.variance == pytest.approx(
+        1.060, abs=1e-3
+    )
+
+
+def test_every_entry_of_the_literature_is_held_against_the_exact_gradient() -> None:
+    known = set()
+    for case in CASES:
+        parts = [case.credit, *(getattr(case.credit, name, None) for name in ("over", "values"))]
+        known |= {type(part) for part in parts}
+    registered = {*Credit.registered().values(), *ValueEstimator.registered().values()}
+    assert {part for part in registered if "literature" in part.__module__} <= known
