@@ -28,6 +28,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from tests.support.architectures import COLUMNS, LIMIT, MORE, NAMES, Cell, sweep  # noqa: E402
 
 PAGE = ROOT / "docs/results/architectures.md"
+TESTS = {
+    "log-probs": "a single sequence",
+    "dropout": "the same with dropout 0.1, if the architecture has dropout",
+    "neighbours": "a sequence that is padded next to a longer one",
+    "packed": "two sequences in one row (`trainer.layout: 'packed'`)",
+    "checkpoint": "a policy that treetune writes and transformers loads",
+    "reload": "weights that are sharded while they are read (ZeRO-3)",
+    "LoRA": "adapters that are merged and loaded",
+    "in-process": "40 tokens of the engine `in_process`, after a weight update",
+    "vLLM": "40 tokens of a vLLM server, after a weight update; only architectures that `--vllm` names",
+}
+"""What each column of the table tests."""
 
 
 def page(results: dict[str, dict[str, Cell]], seconds: float) -> Iterator[str]:
@@ -41,32 +53,29 @@ def page(results: dict[str, dict[str, Cell]], seconds: float) -> Iterator[str]:
     }
     yield "# Architectures"
     yield ""
+    yield "Does treetune train your model's architecture correctly? Look up its `model_type` in the table."
+    yield ""
     yield "```bash"
     yield "python benchmarks/architectures.py"
     yield "```"
     yield ""
     yield (
-        f"{len(made)} architectures of transformers {transformers.__version__}, tiny and with random weights,"
-        " in float32 on a CPU. Each cell compares what treetune computes or writes with the model itself, as"
-        f" transformers runs it. Of the cells, {counts['right']} are right, {counts['refused']} are refused"
-        " by a message that names the architecture or the remedy,"
-        f" {counts['WRONG']} are wrong and {counts['error']} end with another error. The sweep took"
+        f"The table has {len(made)} architectures of transformers {transformers.__version__}. Each was tested"
+        " with a tiny model of random weights, in float32 on a CPU. Each cell compares log-probs that"
+        " treetune computes with those of the same model in transformers."
+        f" *right*: no log-prob differs by more than {LIMIT:g} nats, or by more than rounding explains (a"
+        " note says so). *refused*: treetune refuses such a run, with the message in the note. An empty cell"
+        f" was not tested. {counts['right']} cells are right, {counts['refused']} are refused,"
+        f" {counts['WRONG']} are wrong and {counts['error']} ended with another error. The command takes"
         f" {seconds:.0f} s."
     )
     yield ""
-    yield (
-        f"*Right*: no log-prob differs by more than {LIMIT:g} nats, or only by rounding, as a note says."
-        " Dropout is 0.1 where a configuration has any. *Neighbours*: a row padded next to a longer one."
-        " *Packed*: two sequences in one row. *Checkpoint*: a policy that is written and loaded by"
-        " transformers. *Reload*: weights that are sharded while they are read (ZeRO-3). *LoRA*: adapters"
-        " merged and loaded. *In-process* and *vLLM*: log-probs of 40 sampled tokens after a weight update."
-        " Empty cells were not tried."
-    )
+    yield "| column | tests |"
+    yield "|---|---|"
+    for column, test in TESTS.items():
+        yield f"| {column} | {test} |"
     yield ""
-    yield (
-        "Larger models of an architecture may use features that the tiny one does not. The column vLLM has"
-        " the architectures that `--vllm` names."
-    )
+    yield "A larger model of the same architecture may use features that the tiny model does not have."
     yield ""
     yield "| architecture | " + " | ".join(COLUMNS) + " |"
     yield "|---" * (len(COLUMNS) + 1) + "|"
@@ -87,7 +96,7 @@ def page(results: dict[str, dict[str, Cell]], seconds: float) -> Iterator[str]:
     failed = {name: cells["made"].note for name, cells in results.items() if "made" in cells}
     if failed:
         yield ""
-        yield "Not made with these sizes, so that nothing is known of them: " + "; ".join(
+        yield "Not tested, because no tiny model could be made: " + "; ".join(
             f"{name} ({note})" for name, note in failed.items()
         )
 

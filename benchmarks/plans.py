@@ -47,24 +47,26 @@ HEAD = """\
 python benchmarks/plans.py            # --count also counts memory with PyTorch's profiler
 ```
 
-What `treetune plan` computes for every shipped experiment, and how it compares with what was counted and
-measured. [How to read a plan](../hardware.md#does-it-fit).
+Which shipped experiment fits on which GPUs, and how accurate is [`treetune
+plan`](../hardware.md#does-it-fit)?
 
 ## What it says
 
-Planned training memory is within 5 % of what PyTorch counts on a CPU. Planned seconds of published H100
-runs are within 44 % in every phase but one run's total, which the plan does not explain. An iteration of
-the quickstart on a CPU is predicted within 6 %.
+The planned memory of training is within 5 % of PyTorch's own count on a CPU. The planned seconds of
+each phase are within 44 % of published H100 runs. One published run is an exception: it took 3.4 times
+the planned seconds in total, which the plan does not explain. The phases of a quickstart iteration on a
+CPU are predicted within 6 %.
 
 ## What it does not say
 
-Nothing here was measured on a GPU. The largest phase of a GPU is a plan; what kernels use in addition is
-assumed.
+No memory on this page was measured on a GPU; the memory that GPU kernels use in addition is assumed.
+[GPU](gpu.md) has one measurement of a tiny model.
 
 ## Shipped experiments on GPUs
 
-GiB of the 79.2 that an 80 GB GPU has, in the phase that needs most. A server takes the largest share that
-fits, so many experiments show the same figure. For an experiment that does not fit, the table names the
+A cell is the memory of each GPU, in GiB, in the phase that needs most; an 80 GB GPU has 79.2 GiB. In
+*generation*, the server takes the largest share that fits, so many experiments show the same number.
+*Sync* is the transfer of new weights to the server. If an experiment does not fit, the cell names the
 smallest change that makes it fit.
 
 | experiment | parameters | 1 × 80 GB | 4 × 80 GB | 8 × 80 GB |
@@ -141,9 +143,9 @@ NAMED = (
 
 
 def on_named_hardware() -> Iterator[str]:
-    yield "On the hardware that these were published on, or that their files name:"
+    yield "Three experiments need the number of GPUs that their papers or files name:"
     yield ""
-    yield "| experiment | machines × GPUs × GB | the most of a GPU, GiB |"
+    yield "| experiment | machines × GPUs × GB | largest memory of a GPU, GiB |"
     yield "|---|---|---|"
     found = dict(experiments())
     for name, gpus, nodes, memory in NAMED:
@@ -152,7 +154,7 @@ def on_named_hardware() -> Iterator[str]:
 
 
 def on_a_cpu() -> Iterator[str]:
-    yield "## Shipped experiments for processors"
+    yield "## Shipped experiments for CPUs"
     yield ""
     plans = [
         (name, Plan.of(root, LAPTOP, shape=start_shape(root)))
@@ -163,8 +165,8 @@ def on_a_cpu() -> Iterator[str]:
     most = max(use.needed for use in largest[1].uses) / GIB
     fit = sum(plan.fits for _, plan in plans)
     yield (
-        f"{fit} of {len(plans)} fit a machine with 2 cores and 8 GiB of memory; the most is {most:.1f} GiB"
-        f" (`{largest[0]}`), mostly the server's."
+        f"{fit} of {len(plans)} fit a machine with 2 cores and 8 GiB of memory. The largest needs"
+        f" {most:.1f} GiB (`{largest[0]}`), most of it for the server."
     )
 
 
@@ -241,12 +243,12 @@ def count() -> None:
 
 
 def counted_table() -> Iterator[str]:
-    yield "## Planned and counted on a processor"
+    yield "## Planned memory compared with PyTorch's count, on a CPU"
     yield ""
     yield (
-        "Peak memory of the second iteration's training on one rank: planned, and as PyTorch's profiler "
-        "counts the tensors of the process. Random weights, two micro-batches of 256 tokens (adapters: four "
-        "of 128)."
+        "Peak memory of training in the second iteration, on one rank: as planned, and as PyTorch's profiler "
+        "counts the tensors of the process. Models have random weights; a batch is two micro-batches of 256 "
+        "tokens (with adapters, four of 128)."
     )
     yield ""
     yield "| trainer | parameters | planned, MiB | counted, MiB | planned / counted |"
@@ -264,13 +266,14 @@ PAPER = 40_000
 
 
 def published() -> Iterator[str]:
-    yield "## Compared with published seconds"
+    yield "## Planned seconds compared with published runs"
     yield ""
     yield (
         "CASPO's repository (April 2026) reports seconds of VinePPO with K = 9 on MATH, 512 answers an "
-        "iteration, on H100s. The plan uses its settings (`tests/runtime/planning/plans.py`) and answers of "
-        "250 tokens, since it reports no lengths. The plan's constants were fitted to the first three runs; "
-        "the other runs are predictions."
+        "iteration, on H100s. The plan uses the repository's settings (`tests/runtime/planning/plans.py`). "
+        "The repository reports no lengths of answers, so the plan assumes 250 tokens. The plan's constants "
+        "were fitted to the first three runs; the other runs are predictions. *Rows alone* means that a "
+        "micro-batch is one sequence."
     )
     yield ""
     yield "| run | phase | planned, s | published, s | error |"
@@ -280,11 +283,12 @@ def published() -> Iterator[str]:
             yield f"| {name} | {phase} | {own:.0f} | {theirs:.0f} | {own / theirs - 1:+.0%} |"
     yield ""
     yield (
-        "The plan does not explain the last run. Of its 338 s, 25 are scoring and training, so eight "
-        "engines of one GPU sampled for about 310 s: 2,480 GPU seconds. In the run above it, one engine of "
-        "four GPUs did the same work in 227 s: 908 GPU seconds. A small KV cache, from which sequences are "
-        "evicted and computed again, and ranks that wait for the slowest may explain a part. treetune's "
-        "servers take no more sequences than their cache holds."
+        "The plan does not explain the last run. It took 338 s, of which 25 s are scoring and training. So "
+        "its eight engines, of one GPU each, sampled for about 310 s, which is 2,480 GPU seconds. In the run "
+        "above it, one engine of four GPUs did the same work in 227 s, which is 908 GPU seconds. Two things "
+        "may explain a part of the difference: a small KV cache, from which sequences are evicted and "
+        "computed again, and ranks that wait for the slowest. treetune's servers accept only as many "
+        "sequences as their cache holds."
     )
     root = experiment("polIter_deepseekSft2_vineppo_MATH")
     plan = Plan.of(root, described_machine(8, GPU_GIB), shape=start_shape(root))
@@ -292,20 +296,20 @@ def published() -> Iterator[str]:
     rate = plan.work.continued_tokens / seconds
     yield ""
     yield (
-        f"VinePPO's paper reports {PAPER:,} tokens a second for DeepSeekMath-7B on eight H100; the plan has"
-        f" {rate:,.0f} for continuations ({rate / PAPER - 1:+.0%})."
+        f"VinePPO's paper reports {PAPER:,} tokens per second for DeepSeekMath-7B on eight H100. The plan"
+        f" assumes {rate:,.0f} for continuations ({rate / PAPER - 1:+.0%})."
     )
     yield ""
-    yield "## Predicted and measured on a processor"
+    yield "## Planned seconds compared with the quickstart, on a CPU"
     yield ""
     yield (
-        "An iteration of the quickstart's VinePPO on 2 idle cores of an EPYC: predicted, and the mean of 25 "
-        "iterations on 2026-11-28. Continuations are sampled together with answers, so only their sum is "
-        "compared. Tokens of answers: 18,432 planned and 18,433 sampled; of continuations 27,648 and "
-        "24,808; memory 8.4 and 7.5 GB."
+        "An iteration of the quickstart's VinePPO on 2 idle cores of an AMD EPYC: as planned, and the mean "
+        "of 25 iterations on 2026-11-28. Continuations are sampled together with answers, so only the sum of "
+        "generation and credit is compared. The plan assumed 18,432 tokens of answers, 27,648 tokens of "
+        "continuations and 8.4 GB of memory; measured were 18,433, 24,808 and 7.5 GB."
     )
     yield ""
-    yield "| phase | predicted, s | measured, s | error |"
+    yield "| phase | planned, s | measured, s | error |"
     yield "|---|---:|---:|---:|"
     root = experiment("quickstart/vineppo")
     two = replace(root.engines, policy=replace(root.engines.policy, replicas=2))

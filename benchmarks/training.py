@@ -57,7 +57,7 @@ def _against_bare(sampler: Sampler, setting: Setting, config: PolicyIteration, c
             norms["ours"].append(metrics["train/grad_norm"])
 
     def train_bare(turn: int) -> None:
-        minibatches = trainers["ours"]._schedule(turn, [(i,) for i in range(count)])  # the same ones
+        minibatches = trainers["ours"].plan_steps(turn, [(i,) for i in range(count)])  # the same ones
         norms["theirs"].append(bare.epoch([[i for (i,) in minibatch] for minibatch in minibatches]))
 
     sides: dict[str, Side] = {name: timed(lambda turn, name=name: train(name, turn)) for name in trainers}

@@ -161,5 +161,5 @@ def text_of(path: Path) -> bytes:
 
 def test_a_folder_that_somebody_else_made_first_is_an_error_and_not_used(place: Path) -> None:
     (place / "weights").mkdir()
-    with pytest.raises(ValueError, match="is there already, of user"):
+    with pytest.raises(ValueError, match="exists already, belongs to user"):
         new_own_folder(place / "weights")

@@ -325,7 +325,7 @@ def compared(day: HalfHour, seconds: float, log: Path, part: str, model: Path) -
     found = []
     for name, one in json.loads(text[text.index("\n{") :])["measurements"].items():
         ours, theirs, ratio = one["ours"], one["theirs"], one["ratio"]["median"]
-        found.append((name, f"{ours:.0f} {one['unit']}, its peer {theirs:.0f}: {ratio:.2f} of it"))
+        found.append((name, f"ours {ours:.0f} {one['unit']}, theirs {theirs:.0f}, ours / theirs {ratio:.2f}"))
     return found
 
 
@@ -334,9 +334,10 @@ def compared(day: HalfHour, seconds: float, log: Path, part: str, model: Path) -
 
 def page(day: HalfHour) -> str:
     command = f"python scripts/gpu/half_hour.py{' --rehearse' if day.rehearse else ''}"
-    device = "a CPU, as a rehearsal: no figure here says anything of a GPU" if day.rehearse else "a GPU"
-    when = f"{time.strftime('%F')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end."
-    lines = ["# Half an hour on a GPU", "", f"`{command}` on {device}. {when}", ""]
+    device = "a CPU: a rehearsal, whose numbers say nothing about a GPU" if day.rehearse else "a GPU"
+    when = f"{time.strftime('%F')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end"
+    lines = ["# Half an hour on a GPU", "", f"`{command}` on {device} ({when}).", ""]
+    lines += ["Does treetune run on this GPU? Each step has a table of its measurements below.", ""]
     lines += ["| step | outcome | seconds |", "|---|---|---:|"]
     lines += [f"| {name} | {one_line(outcome)} | {seconds:.0f} |" for name, outcome, seconds, _ in day.steps]
     for name, _, _, found in day.steps:
@@ -415,7 +416,7 @@ def go_through(day: HalfHour) -> None:
         ),
         ("plan against measured", 60, planned),
         ("training against PyTorch", 180, compared, "training", start),
-        ("killed and gone on", 240, killed),
+        ("killed and resumed", 240, killed),
         ("engine against LLM.generate", 300, compared, "generation", start),
         ("large engine against LLM.generate", 300, compared, "generation", model),
         ("large training against PyTorch", 180, compared, "training", model),

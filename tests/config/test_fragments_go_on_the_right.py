@@ -82,6 +82,7 @@ def test_the_fragment_for_a_single_gpu_bounds_the_micro_batch_alone() -> None:
         ("qwen3-4b-thinking-2507", True),
         ("llama-3.2-1b", False),
         ("llama-3.2-1b-instruct", True),
+        ("smollm2-135m-instruct", True),
     ],
 )
 def test_current_models_take_an_experiment_over_with_their_own_prompts(

@@ -175,7 +175,7 @@ def test_the_journal_keeps_whole_answers_and_one_writer_at_a_time(tmp_path: Path
     path = tmp_path / "journal.jsonl"
     journal = AnswerJournal(path, lambda answer: None)
     journal.add(ANSWER)
-    with pytest.raises(ValueError, match="another process is at work"):
+    with pytest.raises(ValueError, match="another process is writing"):
         AnswerJournal(path, lambda answer: None)
     journal.close()
     with path.open("ab") as file:

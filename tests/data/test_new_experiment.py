@@ -138,7 +138,7 @@ def test_models_methods_and_hardware_go_together_and_own_fields_are_taken(
         ({"hardware": "tpu"}, "give in_process, cpu, gpu"),
         ({"data": "none.jsonl"}, "there is no file none.jsonl"),
         ({"name": "rows.csv"}, "exists already"),
-        ({"name": "../x"}, "--name: '../x' is no name for a folder"),
+        ({"name": "../x"}, "--name: '../x' can't be the name of a folder"),
         ({"model": "tinny"}, "nor owner/name: did you mean tiny?"),
     ],
 )

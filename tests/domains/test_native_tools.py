@@ -415,7 +415,7 @@ class Undescribed(Tool):
 
 def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_chat() -> None:
     codec = codec_of(bpe_tokenizer(), chat=Chat())
-    with pytest.raises(ValueError, match="offers no tools"):
+    with pytest.raises(ValueError, match="has no place for tools"):
         codec.with_tools(Tools(tools=(MULTIPLY,), format="hermes").offered())
     assert codec_of(bpe_tokenizer()).with_tools is None
     undescribed = Tools(tools=(Undescribed(),), format="hermes")

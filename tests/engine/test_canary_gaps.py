@@ -105,7 +105,7 @@ def test_old_weights_are_found_though_the_gap_is_within_what_is_tolerated(
         engine = [logprob for probe in before for logprob in probe.engine_logprobs]
         found = judge(probes(engine, [lp + noise(draw) for lp in new]), before, loose)
         assert found.problem is not None
-        assert "the weights before these" in found.problem
+        assert "the previous weights" in found.problem
 
 
 def test_half_loaded_weights_are_above_the_mean_though_no_token_is_above_the_largest() -> None:

@@ -224,7 +224,7 @@ def test_a_transfer_that_fails_goes_over_to_files_and_says_so_once(
         stub.order(fault)
     report = report_of_load(stub, engine, 1)
     assert report.restarts == restarts
-    assert report.gave_up.startswith("new weights did not come into the engine by shared_memory, and come by")
+    assert report.gave_up.startswith("the transfer of new weights by shared_memory failed, and")
     assert why in report.gave_up
     stub.paths()
     for version in (2, 3):
@@ -239,7 +239,7 @@ def test_a_run_whose_servers_are_replaced_at_three_syncs_in_a_row_ends(stub: Stu
             stub.order("reload-fails")
         if version < 6:
             assert load(stub, engine, version) == fails
-    with pytest.raises(EngineError, match=r"at 3 syncs in a row .* a new server only(.|\n)*HTTP 500"):
+    with pytest.raises(EngineError, match=r"the last 3 syncs of weights each (.|\n)*HTTP 500"):
         load(stub, engine, 6)
 
 
@@ -315,7 +315,7 @@ def test_of_several_servers_the_one_that_fails_an_update_is_replaced(stub: Stub)
 def test_weights_that_no_server_takes_are_an_error_and_the_next_ones_are_loaded(stub: Stub) -> None:
     engine = stub.start()
     engine.wait_ready()
-    with pytest.raises(EngineError, match="could not be brought into the engine"):
+    with pytest.raises(EngineError, match="could not be loaded into the engine"):
         engine.load(stub.folder / "missing", 1, stub.canary(1))
     load(stub, engine, 2)
 
@@ -323,7 +323,7 @@ def test_weights_that_no_server_takes_are_an_error_and_the_next_ones_are_loaded(
 @pytest.mark.parametrize("transfer", ["file", "shared_memory"])
 def test_log_probs_that_stay_wrong_end_in_an_error_that_names_the_gap(stub: Stub, transfer: str) -> None:
     engine = stub.start(transfer)  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match=r"could not be brought(.|\n)*differ from the trainer's by up to"):
+    with pytest.raises(EngineError, match=r"could not be loaded(.|\n)*differ from the trainer's by up to"):
         load(stub, engine, 1, stub.canary(2))
 
 

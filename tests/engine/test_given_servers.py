@@ -169,7 +169,7 @@ def test_one_that_takes_no_weights_or_lies_about_them_is_asked_once_more(elsewhe
     stub.order("reload-lies")
     assert engine.load(stub.weights(2), 2, stub.canary(2)).canary_gap == 0.0
     assert engine.generate([request(1), request(2)]) == [answers(1, version=2), answers(2, version=2)]
-    with pytest.raises(EngineError, match="could not be brought into the engine"):
+    with pytest.raises(EngineError, match="could not be loaded into the engine"):
         engine.load(stub.weights(1), 1, stub.canary(2))
 
 
@@ -208,7 +208,7 @@ def test_one_that_is_away_or_has_another_key_or_refuses_its_weights_is_told(else
     elsewhere.stub.order("reload-fails")
     gone = elsewhere.engine(url, start_timeout=0.5)
     (gone._replicas[0].server)._weights = elsewhere.stub.folder / "nowhere"  # type: ignore[attr-defined]
-    with pytest.raises(EngineError, match=r"did not take the weights in .*must see under this path"):
+    with pytest.raises(EngineError, match=r"could not load the weights in .*must see"):
         gone.wait_ready()
 
 
@@ -220,7 +220,7 @@ def test_serve_engine_says_what_a_run_is_to_be_given_and_ends_its_server(elsewhe
         process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
     try:
         url = f"http://127.0.0.1:{port}"
-        assert until(lambda: "it samples" in printed.read_text()), printed.read_text()
+        assert until(lambda: "it is ready" in printed.read_text()), printed.read_text()
         assert f"addresses: ['{url}'], key_file: '{key_file}'" in printed.read_text()
         engine = elsewhere.engine(url, key=read_key(key_file))
         assert engine.generate([request(1)]) == [answers(1)]

@@ -131,7 +131,7 @@ def test_adapters_are_served_as_the_policy_on_the_model_that_they_belong_to(tmp_
     command = own.command(tmp_path, 1)
     assert f"policy={tmp_path}" in command
     assert "policy" not in command, "the model itself has another name"
-    with pytest.raises(ValueError, match="rank 512 at most"):
+    with pytest.raises(ValueError, match="up to rank 512"):
         with_run(launch(), adapter_rank=513).command(tmp_path, 1)
 
 
@@ -315,8 +315,8 @@ def test_the_way_is_chosen_by_where_trainer_and_engine_live(changes: dict[str, A
     [
         ("cuda_ipc", {}, "choose 'shared_memory'"),
         ("nccl", {}, "choose 'shared_memory'"),
-        ("nccl", {"device": "cuda"}, "name its devices"),
-        ("nccl", {"device": "cuda", "devices": (0, 1)}, "name others"),
+        ("nccl", {"device": "cuda"}, "give the engine devices of its own"),
+        ("nccl", {"device": "cuda", "devices": (0, 1)}, "choose other devices"),
         ("cuda_ipc", {"device": "cuda", "devices": (1,)}, "leave devices out"),
         ("cuda_ipc", {"device": "cuda", "replicas": 2}, "set replicas"),
         ("shared_memory", {"machines": ("a", "b"), "servers": "per_rank"}, "choose 'file'"),
@@ -347,7 +347,7 @@ def test_servers_that_somebody_else_started_have_no_weights_in_this_ones_memory(
     [
         ({}, "merged", [], ""),
         ({"extra_arguments": ("--scheduling-policy", "fcfs")}, "merged", ["extra_arguments"], ""),
-        ({"weight_transfer": "nccl"}, "merged", ["weight_transfer"], "name its devices"),
+        ({"weight_transfer": "nccl"}, "merged", ["weight_transfer"], "give the engine devices of its own"),
         (
             {"weight_transfer": "cuda_ipc", "tensor_parallel_size": 2},
             "merged",
@@ -391,10 +391,10 @@ ADDRESSES: dict[str, Any] = {"addresses": ("http://a:1",), "key_file": "k"}
         ({**ADDRESSES, "addresses": ("http://a:1", "http://a:1")}, "names a server twice"),
         ({**ADDRESSES, "addresses": ()}, "addresses is empty"),
         ({"addresses": ("http://a:1",)}, "addresses need key_file"),
-        ({"key_file": "k"}, "there are none"),
-        ({**ADDRESSES, "replicas": 2}, "replicas is about servers"),
-        ({**ADDRESSES, "sleep": True}, "sleep is about servers"),
-        ({**ADDRESSES, "servers": "per_rank"}, "per_rank' is about servers"),
+        ({"key_file": "k"}, "addresses is not set"),
+        ({**ADDRESSES, "replicas": 2}, "replicas is for servers"),
+        ({**ADDRESSES, "sleep": True}, "sleep is for servers"),
+        ({**ADDRESSES, "servers": "per_rank"}, "per_rank' is for servers"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], words: str) -> None:
@@ -405,7 +405,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 def test_a_machine_that_can_not_do_it_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"needs GPUs \[0, 1\], and this process sees 1"):
         environment(launch("cuda", tensor_parallel_size=2), CUDA_VISIBLE_DEVICES="0")
-    with pytest.raises(ValueError, match="frees nothing"):  # on a CPU
+    with pytest.raises(ValueError, match="frees no memory"):  # on a CPU
         start_engine(VllmSettings(sleep=True), replace(RUN, logs=tmp_path))
     with pytest.raises(ValueError, match="rendezvous"):
         start_engine(VllmSettings(), replace(RUN, logs=tmp_path, ranks=Rendezvous(1, 2)))
@@ -421,7 +421,7 @@ def test_an_engine_of_ones_own_is_started_by_its_settings() -> None:
             return made
 
     assert start_engine(Mine(), RUN) is made
-    with pytest.raises(ValueError, match="a judge is asked over HTTP"):
+    with pytest.raises(ValueError, match="a judge needs a server that answers over HTTP"):
         start_servers(Mine(), RUN, Path("/logs/judge.log"))
 
 

@@ -15,8 +15,12 @@ LOGS = Path(__file__).parent / "server_logs"
     ("log", "error", "remedy"),
     [
         ("context_too_long", "max_model_len (512) is greater than the derived", "lower context_length"),
-        ("torn_weights", "SafetensorError: Error while deserializing header", "the weights are not whole"),
-        ("no_weights", "Cannot find any model weights with `/weights`", "folder holds no weights"),
+        (
+            "torn_weights",
+            "SafetensorError: Error while deserializing header",
+            "the files of the weights are incomplete",
+        ),
+        ("no_weights", "Cannot find any model weights with `/weights`", "folder has no weights"),
         ("no_memory", "requested memory for kv (100000.0 GiB)", "out of memory: lower"),
         ("unknown_argument", "unrecognized arguments: --no-such-flag", "engines.policy.extra_arguments"),
         ("small_batches", "max_num_batched_tokens (16) is smaller than", "engines.policy.extra_arguments"),

@@ -136,24 +136,24 @@ def test_continuations_go_to_the_server_that_has_the_answer(stub: Stub) -> None:
 def test_the_holder_of_a_prefix_is_who_computed_the_longest_part_of_it() -> None:
     ids = np.arange(4 * BLOCK_TOKENS, dtype=np.int32)
     known = Prefixes()
-    assert known.holder(ids) is None
-    known.computed(0, ids[: 2 * BLOCK_TOKENS])
+    assert known.find(ids) is None
+    known.add(0, ids[: 2 * BLOCK_TOKENS])
     other = ids.copy()
     other[BLOCK_TOKENS:] += 1
-    known.computed(1, other[: 2 * BLOCK_TOKENS])
-    assert known.holder(ids) == 0 and known.holder(other) == 1
-    assert known.holder(ids[: BLOCK_TOKENS - 1]) is None, "less than a block is known to nobody"
+    known.add(1, other[: 2 * BLOCK_TOKENS])
+    assert known.find(ids) == 0 and known.find(other) == 1
+    assert known.find(ids[: BLOCK_TOKENS - 1]) is None, "less than a block is known to nobody"
     known.forget(0)
-    assert known.holder(ids) == 1, "the first block is the same"
+    assert known.find(ids) == 1, "the first block is the same"
 
 
 def test_what_is_remembered_of_prefixes_has_a_bound() -> None:
     known = Prefixes(most=4)
     texts = [np.full(3 * BLOCK_TOKENS, number, np.int32) for number in range(20)]
     for text in texts:
-        known.computed(0, text)
-    assert [known.holder(text) for text in texts[-2:]] == [0, 0]
-    assert sum(known.holder(text) is not None for text in texts) <= 2
+        known.add(0, text)
+    assert [known.find(text) for text in texts[-2:]] == [0, 0]
+    assert sum(known.find(text) is not None for text in texts) <= 2
 
 
 # Several ranks
@@ -225,7 +225,7 @@ def test_a_sync_that_fails_for_good_fails_on_every_rank(ranks: TwoRanks) -> None
             engine.load(missing, 1, canary)
         return str(caught.value)
 
-    assert all("could not be brought into the engine" in message for message in ranks.both(load))
+    assert all("could not be loaded into the engine" in message for message in ranks.both(load))
 
 
 def test_a_rank_whose_request_fails_has_the_server_replaced_though_the_first_is_idle(ranks: TwoRanks) -> None:
@@ -264,7 +264,7 @@ def test_a_server_that_was_missed_before_has_its_whole_time_again(
         remote.succeeded()
     assert remote.now() is None
     clock.time += 10_000.0
-    with pytest.raises(EngineError, match="was not there in time"):
+    with pytest.raises(EngineError, match="did not start in time"):
         remote.now()
 
 
@@ -273,7 +273,7 @@ def test_who_begins_to_sample_waits_for_a_server_that_was_missed_before(stub: St
     try:
         (replica,) = found.engines[1]._replicas
         assert isinstance(replica.server, RemoteServer)
-        replica.server._missed_since = time.monotonic() - 10_000.0
+        replica.server._waits_since = time.monotonic() - 10_000.0
         assert found.engines[1].generate([request(4)]) == [answers(4)]  # the server is just starting
     finally:
         found.close()

@@ -258,7 +258,7 @@ def test_a_folder_whose_sockets_would_have_too_long_a_path_is_refused_and_the_lo
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
     refuse_long_paths()
     monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 90)
-    with pytest.raises(ValueError, match=r"Set TMPDIR to a folder of at most \d+") as told:
+    with pytest.raises(ValueError, match=r"set TMPDIR to a folder whose path has at most \d+") as told:
         refuse_long_paths()
     (most,) = re.findall(r"at most (\d+)", str(told.value))
     base = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))

@@ -277,7 +277,7 @@ def test_other_settings_are_another_analysis_and_equal_ones_run_once(base: Path,
         )
     assert result(base, "group", "diversity")["settings"] == {"type": "diversity", "order": 2}
     assert capsys.readouterr().out.count("is done") == 1
-    with pytest.raises(ValueError, match="two different ones are called diversity"):
+    with pytest.raises(ValueError, match="several entries of analyzers have the same name: diversity"):
         checked(experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2}))
 
 
@@ -305,7 +305,7 @@ def test_several_experiments_go_into_one_figure_and_those_of_one_name_together(
     sums = [one["states"] * one["mean_absolute_error"]["value"] for one in errors]
     assert sums[2] == pytest.approx(sums[0] + sums[1])
     assert together["estimators"]["critic"] == apart[1]["estimators"]["critic"]
-    with pytest.raises(ValueError, match="weight_distance can't be taken together"):
+    with pytest.raises(ValueError, match="weight_distance can't be combined"):
         compare_analyses("weight_distance", [both[1]] * 2, tmp_path / "twice")
 
 

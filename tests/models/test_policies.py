@@ -150,7 +150,7 @@ def test_weights_depend_on_the_runs_seed_and_on_nothing_else() -> None:
     ("sizes", "told"),
     [
         ({"hidden_size": 128, "heads": 8}, "is 16; .* at least 32: with 8 heads, a hidden_size of 256"),
-        ({"hidden_size": 100, "heads": 3}, "no multiple"),
+        ({"hidden_size": 100, "heads": 3}, "not a multiple"),
         ({"hidden_size": 99, "heads": 3}, "even head dimension"),
     ],
 )
@@ -270,8 +270,8 @@ def test_a_gpu_that_pytorch_cannot_use_is_no_reason_to_run_on_the_cpu_silently(
         (devices / "nvidia0").touch()
     if not refused:
         return refuse_unusable_gpu(environment, cuda, is_available)
-    told = r"CUDA 13.0, can't use it: nvidia-smi" if cuda else r"a CPU, can't use it: TREETUNE_DEVICE=nvidia"
-    with pytest.raises(ValueError, match=f"built for {told}"):
+    reason = "too old for CUDA 13.0" if cuda else "for CPUs only. TREETUNE_DEVICE=nvidia"
+    with pytest.raises(ValueError, match=reason):
         refuse_unusable_gpu(environment, cuda, is_available)
 
 
@@ -365,7 +365,7 @@ def test_the_seed_alone_decides_on_the_first_adapters() -> None:
     [
         (
             ("q_proj", "query"),
-            "names 'query', and LlamaForCausalLM has no such layer; its linear ones are down",
+            "names 'query', and LlamaForCausalLM has no such layer; its linear layers are down",
         ),
         (("lm_head",), "other than the output head"),
         (("embed_tokens",), "linear layers"),

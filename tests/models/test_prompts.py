@@ -122,7 +122,7 @@ def test_an_answer_that_would_change_its_prompts_tokens_is_encoded_alone() -> No
     [
         ({}, {"begin_of_text": True}, "no token for the beginning of text"),
         ({}, {"begin_of_text": True, "chat": CHAT}, "no token for the beginning of text"),
-        ({"template": None}, {"chat": CHAT}, "no chat template: set it to null"),
+        ({"template": None}, {"chat": CHAT}, "no chat template: set model.chat to null"),
         ({"end": None}, {}, "has no end token"),
         (
             {},
@@ -263,10 +263,10 @@ def test_what_is_said_can_not_end_its_message() -> None:
     ("name", "told"),
     [
         # As Qwen3's: of earlier turns, only what stands behind the thoughts.
-        ("forgets_thoughts", "its thoughts are left out.*earlier_turns to 'as_sampled'"),
+        ("forgets_thoughts", "leaves the thoughts out.*earlier_turns to 'as_sampled'"),
         # What is sampled begins behind a tag that later chats lack, as with models that are made to think.
-        ("begins_otherwise", "what begins it differs.*earlier_turns to 'as_sampled'"),
-        ("counts", "something else between later turns"),
+        ("begins_otherwise", "begins the turn differently.*earlier_turns to 'as_sampled'"),
+        ("counts", "another text between later turns"),
         ("one_turn", "refuses a chat of user, assistant, user: one question only"),
     ],
 )

@@ -91,7 +91,7 @@ def test_the_engine_in_the_process_refuses_what_its_cache_cannot_hold(name: str)
 
 def test_a_window_that_is_not_kept_is_found() -> None:
     model = make("mistral").model
-    with pytest.raises(ValueError, match="other log-probs than MistralForCausalLM"):
+    with pytest.raises(ValueError, match="differ from those of MistralForCausalLM"):
         refuse_unlike_model(model, "cpu", 64)
     attach_windowed_attention(model)
     refuse_unlike_model(model, "cpu", 64)

@@ -70,7 +70,8 @@ def test_an_alphabet_with_the_signs_of_a_special_token_spells_none(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("alphabet", "told"), [("", "empty"), ("abca", "'a' more than once"), ("<pad>⟨⟩", "can spell '<pad>'")]
+    ("alphabet", "told"),
+    [("", "empty"), ("abca", "'a' more than once"), ("<pad>⟨⟩", "has all characters of '<pad>'")],
 )
 def test_an_alphabet_that_cannot_be_told_apart_is_refused(alphabet: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
@@ -247,7 +248,7 @@ def test_what_is_no_token_is_refused(tokens: tuple[str, ...], told: str) -> None
 
 def test_tokens_that_text_does_not_show_and_tables_with_too_few_rows_are_refused(tmp_path: Path) -> None:
     _, source = hub_model(tmp_path, rows=290)
-    with pytest.raises(ValueError, match=r"'<\|endoftext\|>', which the tokenizer has as a special token"):
+    with pytest.raises(ValueError, match=r"'<\|endoftext\|>', which is a special token of the tokenizer"):
         replace(source, added_tokens=(END,)).load_tokenizer(str)
     with pytest.raises(ValueError, match="embeds 290 tokens, and its tokenizer has 300"):
         source.load_model(0, str)
@@ -259,7 +260,7 @@ def test_a_word_that_the_tokenizer_cannot_write_is_named(tmp_path: Path, token: 
     model, tokenizer = plain.load_model(0, digits), plain.load_tokenizer(digits)
     write_policy(dict(model.named_parameters()), model.config, tokenizer, tmp_path / "policy")
     source = PretrainedModel(name_or_path=str(tmp_path / "policy"), added_tokens=(token,))
-    told = f"'{token}', which would begin as the mean of the tokens of '{word}'"
+    told = f"'{token}', whose embedding would be the mean of the tokens of '{word}'"
     with pytest.raises(ValueError, match=told):
         source.load_model(0, digits)
 

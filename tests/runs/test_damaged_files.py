@@ -97,7 +97,7 @@ def test_a_damaged_state_is_named_and_an_older_whole_one_is_gone_on_from(
     hurt = largest(of_two.checkpoint(2) / "trainer")
     flip(hurt)
     config = run_of(tmp_path, 3)
-    assert f"{hurt} is damaged: going on from the checkpoint before it, 1" in caplog.text
+    assert f"{hurt} is damaged: resuming from the checkpoint before it, 1" in caplog.text
     assert weights_of(config) == weights_of(three)
 
 

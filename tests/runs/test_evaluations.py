@@ -221,7 +221,7 @@ def test_what_was_taken_over_while_a_process_stood_still_is_left_to_its_successo
 
     monkeypatch.setattr(commands, "Claims", TakenOver)
     commands.run_evaluation(finished, {})
-    assert any("taken over by another process while this one stood still" in message for message in said)
+    assert any("another process has taken over while this one was suspended" in message for message in said)
     assert sampled_requests(finished) == REQUESTS, "its journal served the successor"
     assert sorted(p.name for p in lost[0].iterdir()) == ["0000", "0001", "0002"]
 

@@ -101,5 +101,5 @@ def test_ranks_refuse_to_meet_in_what_is_no_folder_of_ours(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setenv(held_folders.MEETING, str(pipe))
-    with pytest.raises(ValueError, match="where the ranks meet"):
+    with pytest.raises(ValueError, match="through which the ranks communicate"):
         _private_folder("1", 1)

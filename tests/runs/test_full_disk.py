@@ -51,4 +51,4 @@ def test_a_run_on_a_full_disk_says_so_once(tmp_path: Path, size: str) -> None:
     assert done.returncode == 1, done.stderr[-2000:]
     assert "Traceback" not in done.stderr and "Logging error" not in done.stderr
     failures = [line for line in done.stderr.splitlines() if "failed:" in line]
-    assert len(failures) == 1 and "no room left on the file system" in failures[0]
+    assert len(failures) == 1 and "no space left on the file system" in failures[0]

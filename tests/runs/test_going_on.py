@@ -43,7 +43,7 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import manifest
 from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet, PolicyIteration, StopAfter
 from treetune.runtime.directory import ExperimentDirectory, iterations_of, tokens_sampled
-from treetune.runtime.machine import unlike
+from treetune.runtime.machine import describe_different_bits
 from treetune.runtime.manifest import differences
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, write_record
@@ -195,8 +195,11 @@ def test_the_manifest_says_what_bits_rest_on_and_another_machine_is_told_of(
 
     here = {"processor": "a", "packages": {"torch": "1"}, "instruction_sets": ["avx2"]}
     other = {"processor": "a", "packages": {"torch": "2"}, "instruction_sets": ["avx2", "avx512f"]}
-    assert unlike(here, here) == []
-    assert unlike(here, other) == ["instruction sets were avx2, are avx2, avx512f", "torch was 1, is 2"]
+    assert describe_different_bits(here, here) == []
+    assert describe_different_bits(here, other) == [
+        "instruction sets were avx2, are avx2, avx512f",
+        "torch was 1, is 2",
+    ]
 
 
 @pytest.fixture
@@ -375,7 +378,7 @@ def test_a_selection_that_keeps_nothing_stops_the_run_unless_it_is_to_be_skipped
     rollout = SingleTurn(samples=2, max_tokens=12)
     config = small(tmp_path, rollout=rollout, selection=MixedGroups())
     with pytest.raises(
-        RuntimeError, match=r"iteration 1: .*MixedGroups.* kept no episode.*on_empty_selection"
+        RuntimeError, match=r"iteration 1: .*MixedGroups.* has left no episode.*on_empty_selection"
     ):
         train(config)
     assert directory_of(config).checkpoints() == []
@@ -409,7 +412,7 @@ def test_a_second_run_is_refused_before_it_touches_anything(tmp_path: Path) -> N
     config = small(tmp_path)
     with (
         directory_of(config).locked(),
-        pytest.raises(ValueError, match="another process is at work on the run"),
+        pytest.raises(ValueError, match="another process holds the lock of the run"),
     ):
         train(config)
     assert not (directory_of(config).path / "config.json").exists()

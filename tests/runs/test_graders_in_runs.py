@@ -315,7 +315,7 @@ def test_a_served_judge_that_cannot_be_asked_ends_the_run_before_anything_is_sam
 ) -> None:
     judge.mood = status  # no chat template; a tokenizer without tokens for the prompt
     config = serving_a_judge(tmp_path, judge)
-    with pytest.raises(ValueError, match=rf"the judge, .* can't be asked.*HTTP {status}.*chat template"):
+    with pytest.raises(ValueError, match=rf"the judge, .* can't answer.*HTTP {status}.*chat template"):
         train(config)
     assert len(judge.asked) == 1
     assert not any(one.asked for one in engines_of(config))
@@ -369,7 +369,7 @@ def test_of_two_servers_of_a_judge_the_one_that_failed_is_told_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     servers = [Served(0), Served(1)]
-    judge = judge_server.served(JudgeModel(model="a judge", server=VllmSettings(replicas=2)), servers)  # type: ignore[arg-type]
+    judge = judge_server.make_judge(JudgeModel(model="a judge", server=VllmSettings(replicas=2)), servers)  # type: ignore[arg-type]
     monkeypatch.setattr(judge_server, "time", SimpleNamespace(sleep=lambda seconds: servers[1].come()))
     first = judge.place()
     assert first.url == "http://server-1/v1", "who comes first is asked"
@@ -389,7 +389,7 @@ UNSAFE = {"type": "unsafe_local"}
 def test_who_lets_a_models_programs_run_without_a_sandbox_is_told_so_at_every_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "task.grader.sandbox is unsafe_local: programs that the model writes run as you do"
+    words = "task.grader.sandbox is unsafe_local: programs that the model writes run with your rights"
     plain = {"task": {"grader": {"sandbox": UNSAFE}}}
     for iterations in (1, 2):
         directory = train(small(tmp_path, iterations=iterations), **plain)

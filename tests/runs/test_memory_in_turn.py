@@ -53,7 +53,7 @@ def noted(happened: list[str], what: str, function: Callable[..., Any]) -> Calla
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Who did what, in its order."""
     seen: list[str] = []
-    for method in ("__init__", "offload", "reload", "_step", "save", "load"):
+    for method in ("__init__", "offload", "reload", "take_step", "save", "load"):
         what = "trainer: made" if method == "__init__" else f"trainer: {method}"
         monkeypatch.setattr(PolicyTrainer, method, noted(seen, what, getattr(PolicyTrainer, method)))
     return seen
@@ -88,8 +88,8 @@ def test_whoever_needs_the_memory_has_it_alone(
             assert aside and not asleep and whole, what
         elif what.startswith("trainer: "):
             assert asleep and not aside, what
-    assert {"engine samples", "engine loads", "trainer: _step", "trainer: save"} <= set(happened)
-    steps = [number for number, what in enumerate(happened) if what == "trainer: _step"]
+    assert {"engine samples", "engine loads", "trainer: take_step", "trainer: save"} <= set(happened)
+    steps = [number for number, what in enumerate(happened) if what == "trainer: take_step"]
     assert happened[steps[0] - 2] == "engine drops its weights", "others follow"
 
 

@@ -36,7 +36,7 @@ def of_two(two: PolicyIteration, tmp_path: Path) -> ExperimentDirectory:
 def test_a_checkpoint_in_anothers_place_is_refused(of_two: ExperimentDirectory, tmp_path: Path) -> None:
     shutil.rmtree(of_two.checkpoint(2))
     shutil.copytree(of_two.checkpoint(1), of_two.checkpoint(2))
-    with pytest.raises(Damaged, match="written as number 1 and lies in the folder of number 2"):
+    with pytest.raises(Damaged, match="written for number 1, but is in the folder of number 2"):
         run_of(tmp_path, 3)
 
 
@@ -60,13 +60,15 @@ def test_a_file_of_another_iteration_is_refused(
     shutil.copy(of_two.iteration(0) / name, second / name)
     if name == "trajectories.arrow":
         (second / "episodes.arrow").unlink()  # or nobody reads the answers again
-    with pytest.raises(Damaged, match=r"(is of iteration 1 and|as number 0 and) lies in the folder of"):
+    with pytest.raises(
+        Damaged, match=r"is of iteration 1 and lies in the folder of|for number 0, but is in the folder of"
+    ):
         run_of(tmp_path, 3)
 
 
 def test_the_metrics_of_another_iteration_are_refused(of_two: ExperimentDirectory, tmp_path: Path) -> None:
     shutil.copy(of_two.iteration(0) / "metrics.json", of_two.iteration(1) / "metrics.json")
-    with pytest.raises(Damaged, match="as number 0 and lies in the folder of number 1"):
+    with pytest.raises(Damaged, match="for number 0, but is in the folder of number 1"):
         run_of(tmp_path, 3)
 
 

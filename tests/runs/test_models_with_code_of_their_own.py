@@ -111,5 +111,5 @@ def test_no_way_of_loading_asks_at_the_terminal(
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
     model = PretrainedModel(name_or_path=str(folder))
     arguments = (1, TASK.alphabet) if load == "load_model" else (torch.float32,)
-    with pytest.raises(ValueError, match=r"set model\.trust_remote_code to true where you trust it"):
+    with pytest.raises(ValueError, match=r"set model\.trust_remote_code to true if you trust it"):
         getattr(model, load)(*arguments)

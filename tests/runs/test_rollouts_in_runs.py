@@ -370,7 +370,7 @@ def test_training_leaves_long_prompts_out_and_says_how_many_and_evaluation_leave
     said = capsys.readouterr().err
     left_out = "12 of 60 training problems are left out: their prompts are longer than max_prompt_tokens = 20"
     assert left_out in said and "48 training problems" in said
-    assert "on 10 problems, 2 of them too long to be asked" in said
+    assert "on 10 problems, 2 of them with too long a prompt" in said
     summary, rows = evaluated(config, 1, "test")
     assert (summary["n_problems"], summary["samples"], summary["too_long"]) == (10, 2, 2)
     unanswered = [row for row in rows if row["tokens"] == 0]

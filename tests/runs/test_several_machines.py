@@ -81,7 +81,7 @@ def test_each_machine_has_weights_in_its_memory_and_all_meet_beside_the_experime
 
 def test_one_server_for_ranks_on_several_machines_is_refused(tmp_path: Path) -> None:
     config = small(tmp_path, engine=VllmSettings(servers="one"))
-    with pytest.raises(ValueError, match=r"on 2 machines \(a, b\): .* set it to 'per_rank'"):
+    with pytest.raises(ValueError, match=r"on 2 machines \(a, b\)\. .* set it to 'per_rank'"):
         refuse_unreachable_server(config, rank("b", "a"))
     refuse_unreachable_server(config, rank("a", "a"))
     apart = small(tmp_path, engine=VllmSettings(servers="per_rank"))
@@ -134,9 +134,9 @@ def test_machines_that_are_alike_and_see_each_other_are_let_through() -> None:
             "node2 has vllm 0.33.0, and node1 0.32.0: run ./scripts/setup.sh",
         ),
         ({"packages": {"torch": "2.13.0"}}, "node2 has vllm none, and node1 0.32.0"),
-        ({"configuration": "dddd"}, "node2 has another configuration than node1: the same files"),
-        ({"clock": 905.0}, "node2 has a clock that is -95 s off node1's"),
-        ({"name": "node1"}, "node1 is the name of two machines: give each a host name of its own"),
+        ({"configuration": "dddd"}, "node2 has another configuration than node1: use the same files"),
+        ({"clock": 905.0}, "node2 has a clock that differs by -95 s from node1's"),
+        ({"name": "node1"}, "node1 is the name of two machines: give each another host name"),
     ],
 )
 def test_what_a_machine_has_otherwise_is_told_once_with_its_name(change: dict[str, Any], told: str) -> None:
@@ -150,9 +150,9 @@ def test_what_a_machine_does_not_see_or_reach_is_told_with_both_names() -> None:
     assert found(SECOND, MachineView(), blind, deaf) == [
         f"node2 doesn't see what node1 writes into {PLACE}: it must be a folder of one file system that all"
         " machines have there (APP_DIRECTORY)",
-        "node2 can't reach node1 at 10.0.0.1 (eth0): timed out; name the interface that reaches the others"
-        " with GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh), and let"
-        " them use all ports between them",
+        "node2 can't reach node1 at 10.0.0.1 (eth0): timed out; set GLOO_SOCKET_IFNAME and"
+        " NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh) to the interface that reaches the"
+        " others, and open all ports between the machines",
     ]
 
 

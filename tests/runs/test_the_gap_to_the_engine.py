@@ -114,4 +114,4 @@ def test_a_run_that_only_warns_says_it_at_each_iteration(tmp_path: Path) -> None
     )
     config = replace(small(tmp_path), trainer=trainer, iterations=2)
     train(config)
-    assert log_of(config).count("what is trained is not what was sampled") == 2
+    assert log_of(config).count("did not sample from the model that is trained") == 2

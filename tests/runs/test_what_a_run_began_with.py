@@ -102,7 +102,7 @@ def test_a_run_of_an_older_version_goes_on_with_a_word_and_is_pinned_from_then_o
     older = {key: value for key, value in stored.items() if key not in ("inputs", "checksum")}
     write_record(directory_of(config).path / manifest.MANIFEST, older)
     (remark,) = begin(config)
-    assert "kept no digest of its start model" in remark
+    assert "recorded no digest of the start model" in remark
     assert begin(config) == []
     write_checkpoint(tmp_path / "start", 2, seed=2)
     with pytest.raises(ValueError, match="start model was"):
@@ -111,7 +111,7 @@ def test_a_run_of_an_older_version_goes_on_with_a_word_and_is_pinned_from_then_o
     write_record(
         directory_of(config).path / manifest.MANIFEST, {**older, "data": {**older["data"], "train": "0" * 16}}
     )
-    with pytest.raises(ValueError, match=r"the problems of train are others \(fingerprint 0{16}"):
+    with pytest.raises(ValueError, match=r"the problems of train have changed \(fingerprint 0{16}"):
         begin(config)
 
 

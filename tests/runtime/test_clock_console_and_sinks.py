@@ -18,11 +18,11 @@ from treetune.config.jsonnet import load
 from treetune.runtime import console as console_module
 from treetune.runtime.console import PHASES, Clock, Console, duration
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
+from treetune.runtime.mirrors import Mirrors
 from treetune.runtime.record import summary_line
 from treetune.runtime.sinks import (
     WANDB_BLOCK,
     WANDB_CHUNK,
-    Mirrors,
     Sink,
     TensorboardSink,
     TrackioSink,
@@ -91,7 +91,7 @@ def test_without_a_terminal_a_long_phase_says_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A batch job's output is all that there is to see, and a phase can take an hour."""
-    monkeypatch.setattr(console_module, "SAID_EVERY_S", 0.01)
+    monkeypatch.setattr(console_module, "PRINT_EVERY_S", 0.01)
     heard = threading.Event()
     console = Console(None, visible=True)
     console.log.addFilter(lambda record: not (" of 512" in record.getMessage() and heard.set()))
@@ -248,7 +248,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
-from treetune.runtime.sinks import Mirrors, TensorboardSink, WandbSink
+from treetune.runtime.mirrors import Mirrors
+from treetune.runtime.sinks import TensorboardSink, WandbSink
 
 folder, first, last, ends = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 known = {"wandb": WandbSink(), "tensorboard": TensorboardSink()}

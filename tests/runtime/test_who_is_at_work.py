@@ -76,7 +76,9 @@ def test_a_second_run_is_refused_and_told_what_to_do(directory: ExperimentDirect
         assert printed == "locked\n"
         assert directory.is_running()
         with (
-            pytest.raises(ValueError, match=r"another process is at work on the run .*APP_EXPERIMENT_NAME"),
+            pytest.raises(
+                ValueError, match=r"another process holds the lock of the run .*APP_EXPERIMENT_NAME"
+            ),
             directory.locked(),
         ):
             pass

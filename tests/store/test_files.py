@@ -103,7 +103,7 @@ def told(number: int, path: Path) -> str:
 def test_a_disk_without_inodes_is_not_told_as_one_without_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "there is no room left" in told(errno.ENOSPC, tmp_path / "x")
+    assert "there is no space left" in told(errno.ENOSPC, tmp_path / "x")
     full = SimpleNamespace(f_files=1000, f_favail=0, f_bavail=2**20, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     for error in (OSError(errno.ENOSPC, "No space"), RuntimeError("PytorchStreamWriter failed")):
@@ -125,7 +125,7 @@ def test_a_file_in_a_folders_place_and_a_dangling_link_are_named(tmp_path: Path)
     assert f"{tmp_path / 'file'} is a file where a folder belongs" in why_not_written(found.value, tmp_path)
     with pytest.raises(OSError) as found:
         own_folder(tmp_path / "link")
-    assert f"is a link to {tmp_path / 'gone'}, which isn't there" in why_not_written(found.value, tmp_path)
+    assert f"is a link to {tmp_path / 'gone'}, which doesn't exist" in why_not_written(found.value, tmp_path)
 
 
 @pytest.mark.parametrize(

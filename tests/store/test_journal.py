@@ -118,7 +118,7 @@ def test_a_plain_journal_is_json_lines(tmp_path: Path) -> None:
 def test_a_second_process_at_an_exclusive_journal_is_refused(tmp_path: Path) -> None:
     with (
         Journal(tmp_path / "j.jsonl", exclusive=True),
-        pytest.raises(ValueError, match="another process is at work"),
+        pytest.raises(ValueError, match="another process is writing"),
     ):
         Journal(tmp_path / "j.jsonl", exclusive=True)
     Journal(tmp_path / "j.jsonl", exclusive=True).close()

@@ -453,7 +453,7 @@ def weights_of(policy: Any) -> dict[str, Tensor]:
         """The part of it that reads weights, without an optimiser."""
 
         def __init__(self, module: Any) -> None:
-            self._module, self.zero_stage, self.tensor_parallel = module, 0, False
+            self._module, self.zero_stage = module, 0
 
         @property
         def module(self) -> Any:

@@ -69,9 +69,9 @@ def with_layer(layer: type[nn.Module]) -> Any:
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
-        (Noisy, "LlamaForCausalLM computes other log-probs of the same tokens when it is asked twice"),
-        (OtherInTraining, "not those of LlamaForCausalLM's own forward pass"),
-        (Leaky, "depend on the rows beside it"),
+        (Noisy, "LlamaForCausalLM computes different log-probs of the same tokens each time"),
+        (OtherInTraining, "differ from those of LlamaForCausalLM's own forward pass"),
+        (Leaky, "depend on the other rows of its batch"),
     ],
 )
 def test_a_policy_that_is_not_its_model_is_refused(layer: type[nn.Module], words: str) -> None:

@@ -69,7 +69,7 @@ def test_ranks_on_one_machine_meet_where_no_other_user_can_look_and_listen_nowhe
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
     port = folder.name.rpartition("-")[2]
-    with pytest.raises(ValueError, match=r"where the ranks meet, is of user .*open to others"):
+    with pytest.raises(ValueError, match=r"through which the ranks communicate, .*open to other users"):
         Meeting.join({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": port}, 1.0)
 
 
@@ -103,7 +103,7 @@ def test_a_port_that_another_run_has_is_told_with_what_to_do() -> None:
         environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         with pytest.raises(
             RuntimeError,
-            match=rf"can't listen on port {port}, .*already in use.*name another one .*MASTER_PORT",
+            match=rf"can't listen on port {port}, .*already in use.*choose another port .*MASTER_PORT",
         ):
             Meeting.join(environment | {"CROSS_SIZE": "2"}, 1.0)
 

@@ -25,7 +25,7 @@ from treetune.credit.gae import Gae
 from treetune.models.logprobs import ModelInputs, PolicyModule
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainer.base import Trainer
-from treetune.trainer.deepspeed_model import training_state, visiting
+from treetune.trainer.deepspeed_model import keep_on_cpu, training_state
 from treetune.trainer.deepspeed_model import weights_of as parameters_of
 
 BF16_ROUNDING = 2e-2
@@ -176,7 +176,7 @@ def test_a_reference_on_the_cpu_visits_the_device_and_is_never_copied_back() -> 
     module = torch.nn.Linear(3, 2)
     module.register_buffer("frequencies", torch.arange(3.0))
     before = {name: (p.data_ptr(), p.clone()) for name, p in module.named_parameters()}
-    reference = visiting(module, torch.device("meta"))
+    reference = keep_on_cpu(module, torch.device("meta"))
     for _ in range(2):
         with reference() as there:
             assert there is module

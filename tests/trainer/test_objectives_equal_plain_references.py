@@ -22,7 +22,7 @@ from treetune.objectives.policy_gradient import (
     PolicyGradient,
 )
 from treetune.trainer.preparation import (
-    normalised,
+    normalise,
     rewards_to_come,
     token_rewards,
 )
@@ -276,7 +276,7 @@ def test_a_penalty_in_the_reward_weighs_on_a_token_and_all_before_it_in_its_sequ
 
 @given(st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=50))
 def test_whitened_advantages_have_mean_zero_and_at_most_unit_deviation(numbers):
-    whitened = normalised(torch.tensor(numbers), "whiten").double()
+    whitened = normalise(torch.tensor(numbers), "whiten").double()
     assert float(whitened.mean()) == pytest.approx(0, abs=1e-4)
     assert float(whitened.std()) <= 1 + 1e-4
 

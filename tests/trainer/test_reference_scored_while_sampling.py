@@ -23,7 +23,7 @@ from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainer.base import Trainer
 from treetune.trainer.core import PolicyTrainer
 from treetune.trainer.ranks import Ranks
-from treetune.trainer.scoring import SECONDS, SHARE, ReferencePrefetch, rows_scored_by
+from treetune.trainer.scoring import AHEAD, SECONDS, ReferencePrefetch, rows_scored_by
 from treetune.trainer.tokens import Sequences
 from treetune.vocabulary import Episode
 
@@ -62,12 +62,12 @@ def test_what_is_heard_in_any_order_or_not_at_all_has_the_same_bits(
     sequences = Sequences.of(rows)
     unheard = ahead.logprobs(sequences)
     assert (unheard - trainer().ref_logprobs(sequences)).abs().max() < 1e-5
-    assert ahead.metrics[SHARE] == 0
+    assert ahead.metrics[AHEAD] == 0
     for seed, count in enumerate((16, 16, 7, 1)):
         some = random.Random(seed).sample(rows, count)
         hear(ahead, some)
         assert torch.equal(ahead.logprobs(sequences), unheard)
-        assert ahead.metrics[SHARE] == sum(len(row.response_ids) for row in some) / sequences.n_tokens
+        assert ahead.metrics[AHEAD] == sum(len(row.response_ids) for row in some) / sequences.n_tokens
 
 
 def test_continuations_and_answers_that_training_sees_otherwise_are_not_taken_for_answers(
@@ -79,12 +79,12 @@ def test_continuations_and_answers_that_training_sees_otherwise_are_not_taken_fo
     ]
     hear(ahead, rows, CONTINUATIONS)
     ahead.logprobs(Sequences.of(rows))
-    assert ahead.metrics[SHARE] == 0
+    assert ahead.metrics[AHEAD] == 0
     hear(ahead, rows)
     sequences = Sequences.of(changed)
     found = ahead.logprobs(sequences)
     whole = sum(len(row.response_ids) for row in changed if all(row.trained))
-    assert ahead.metrics[SHARE] == whole / sequences.n_tokens < 1
+    assert ahead.metrics[AHEAD] == whole / sequences.n_tokens < 1
     assert torch.equal(found, ahead.logprobs(sequences))
 
 
@@ -180,7 +180,7 @@ def test_two_ranks_know_what_either_has_heard_of_and_share_out_the_rest(
         kept = rows_scored_by(Sequences.of(rows, kept=()), ranks)
         found_N = own.logprobs(Sequences.of(rows, kept))
         own.close()
-        return found_N, own.metrics[SHARE]
+        return found_N, own.metrics[AHEAD]
 
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(of_rank, range(2)))
@@ -196,7 +196,7 @@ def test_an_update_is_the_same_whether_answers_were_heard_of(rows: list[Episode]
         one = trainer(reference_scores="while_sampling")
         hear(ahead_of(one), heard)
         metrics = one.train(0, rows)
-        shares.append(metrics[SHARE])
+        shares.append(metrics[AHEAD])
         assert metrics[SECONDS] > 0
         weights.append(weights_of(one))
         one.close()
@@ -229,8 +229,8 @@ def experiment(**changes: Any) -> Any:
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing here needs a reference": ({"objective": MaximumLikelihood(), "measure_kl": False}, {}),
     "this rollout samples nothing": ({}, {"rollout": rollout()}),
-    "none would be scored ahead": ({}, {"rollout": rollout(SampledAnswers(), Turns())}),
-    "dealt out over the ranks": ({"zero_stage": 3}, {}),
+    "none could be scored ahead": ({}, {"rollout": rollout(SampledAnswers(), Turns())}),
+    "sharded over the ranks": ({"zero_stage": 3}, {}),
     "ranks run each sequence together": ({"sequence_parallel_size": 2}, {}),
     "the policy without its adapters": ({"lora": Lora(rank=4)}, {}),
     "on the CPU while the engine samples": ({"offload_reference": True}, {}),
@@ -238,7 +238,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
         {"engines": SimpleNamespace(policy=SimpleNamespace(sleep=True))},
     ),
-    "at work on the iteration before": ({}, {"overlap": "one_step"}),
+    "trains on the iteration before": ({}, {"overlap": "one_step"}),
 }
 
 

@@ -129,7 +129,7 @@ def test_stretches_that_leave_out_tokens_are_refused():
 
 def test_a_critic_that_goes_from_token_to_token_is_refused():
     rows = [episode for episode, _ in threaded_episodes(4)]
-    with pytest.raises(ValueError, match="has threads, and what a critic learns"):
+    with pytest.raises(ValueError, match="has threads, and a critic needs"):
         trained(rows=rows, credit=Gae())
 
 
@@ -167,5 +167,7 @@ def test_trees_stay_within_the_budget_but_for_what_must_not_be_cut(keep_units, b
 
 
 def test_ranks_that_share_a_sequence_take_no_trees():
-    with pytest.raises(ValueError, match="sequence_parallel_size is 2 and layout is 'tree'"):
+    with pytest.raises(
+        ValueError, match="sequence_parallel_size is 2, and ranks can't share the tokens of layout 'tree'"
+    ):
         Trainer(objective=made("ppo"), learning_rate=1e-3, layout="tree", sequence_parallel_size=2)

@@ -13,7 +13,7 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.trainer import update_program
 from tests.trainer.helpers import launch
 from treetune.objectives.base import Objective
-from treetune.trainer.scoring import SECONDS, SHARE
+from treetune.trainer.scoring import AHEAD, SECONDS
 
 SETTINGS = {
     "learning_rate": 1e-3,
@@ -97,13 +97,6 @@ THREADS = {
 }
 
 
-EVERY_MATRIX_SHARED = {
-    "zero0": {"resumes": True},
-    "zero1": {"objective": RANK, "correct": 6, "advantage_normalisation": "none"},
-    "zero2": {"gae": True},
-}
-
-
 ALONE = {
     "ppo": {"sequences_per_micro_batch": 8},
     # Large enough that ZeRO-3 deals it out, and run in chunks of three positions.
@@ -119,10 +112,6 @@ ALONE = {
     },
     **{f"shared {name}": changed for name, changed in SEQUENCES_SHARED.items()},
     **{f"threads {name}": {"threads": True, **changed} for name, changed in THREADS.items()},
-    **{
-        f"matrices {name}": {"model": {"kv_heads": 2, "tied": True}, **changed}
-        for name, changed in EVERY_MATRIX_SHARED.items()
-    },
 }
 CUT = {"sequences_per_micro_batch": 3, "layout": "packed"}
 ON_TWO_RANKS = {
@@ -162,18 +151,6 @@ ON_TWO_RANKS = {
         )
         for stage, name in enumerate(THREADS)
     },
-    **{
-        f"matrices {name}": (
-            f"matrices {name}",
-            {
-                "tensor_parallel_size": 2,
-                "sequences_per_micro_batch": 3,
-                "zero_stage": stage,
-                **({"layout": "tree"} if stage == 1 else {}),
-            },
-        )
-        for stage, name in enumerate(EVERY_MATRIX_SHARED)
-    },
 }
 
 KEPT = {
@@ -208,8 +185,7 @@ def test_two_ranks_make_the_same_update_as_one(name, by_one_rank, by_two_ranks):
     """Packed; with every objective, also where a rank has no correct answer; with ZeRO, which reduces in
     every backward pass, so that ranks with unequal work must not drift apart; and where they share each
     sequence (Ulysses): with a critic, with sequences of one row kept apart, for losses of whole answers.
-    And with threads, of which one answer has 50: row by row, and as prefix trees that are cut. And where
-    they share every matrix (AutoTP), also on prefix trees.
+    And with threads, of which one answer has 50: row by row, and as prefix trees that are cut.
     """
     assert_same(by_one_rank[ON_TWO_RANKS[name][0]], by_two_ranks[name])
 
@@ -227,8 +203,8 @@ def test_ranks_that_keep_what_they_run_come_to_the_bits_of_ranks_that_keep_every
     )
     assert weights.keys() == all_weights.keys()
     assert all((tensor == all_weights[name]).all() for name, tensor in weights.items())
-    own = {SHARE, SECONDS}
-    shares = [one.get(SHARE, 0.0) for one in (metrics, all_metrics)]
+    own = {AHEAD, SECONDS}
+    shares = [one.get(AHEAD, 0.0) for one in (metrics, all_metrics)]
     assert (0 < shares[0] < 1, shares[1]) == (name == "ahead", 0)
     assert all((one.get(SECONDS, 0.0) > 0) == (name == "ahead") for one in (metrics, all_metrics))
     assert {k: v for k, v in metrics.items() if k not in own} == {

@@ -1,4 +1,4 @@
-"""Under ZeRO-3 and AutoTP a rank has its parts of the weights and one whole weight, and never the model."""
+"""Under ZeRO-3 a rank has its parts of the weights and one whole weight, and never the model."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def written(folder: Path, **settings: object) -> Path:
 
 @pytest.mark.slow
 def test_no_rank_of_two_ever_has_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bytes of its own, counted at each weight: half of the model and one weight, and less than all; under
-    ZeRO-3 and then under AutoTP. Put together again, the parts are the files' weights to the bit."""
+    """Counted at each weight, in bytes of the rank's own memory: half of the model and one weight, which is
+    less than all. Gathered again, the parts are bit-identical to the files' weights."""
     # Or the allocator keeps what was freed, now and then a quarter of the model, and it counts as ours.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**16))
     folder = written(tmp_path / "model", layers=24, hidden_size=512, heads=4, intermediate_size=1376)
     size = (folder / "model.safetensors").stat().st_size
-    cuts = json.dumps([{"zero_stage": 3}, {"tensor_parallel_size": 2}])
+    cuts = json.dumps([{"zero_stage": 3}])
     told = [cuts, str(written(tmp_path / "small")), str(folder), str(tmp_path / "taken.json")]
     launch(Path(dealing_program.__file__), told, 2)
     for taken in json.loads((tmp_path / "taken.json").read_text()):

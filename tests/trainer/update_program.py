@@ -23,7 +23,6 @@ def made(type: str, **settings: Any) -> Any:
 
 
 def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
-    import torch
     from safetensors.torch import save_file
 
     from tests.trainer.helpers import critic_of, episodes, paired_episodes, threaded_episodes, tiny_model
@@ -40,7 +39,6 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
 
     logprobs.LOGITS_PER_CHUNK = settings.pop("logits_per_chunk", 2**24)
     gae = Gae() if settings.pop("gae", False) else None
-    resumes = settings.pop("resumes", False)
     of_rank = core.sequences_of_rank
     if settings.pop("keeps_all", False):
         core.sequences_of_rank = lambda episodes, *_, **__: Sequences.of(episodes)
@@ -87,14 +85,6 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     if ranks.is_first:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, out)
         out.with_suffix(".json").write_text(json.dumps(metrics))
-    if resumes:
-        first.save(out.with_suffix(".state"))
-        first.train(1, rows)
-        second = trainer()
-        second.load(out.with_suffix(".state"))
-        second.train(1, rows)
-        one, other = first.weights(), second.weights()
-        assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     core.sequences_of_rank = of_rank
     ranks.barrier("written")
 

@@ -13,7 +13,7 @@ from tests.view.recorded import begin_run, episode, record_iteration, recorded_r
 from tests.view.report.synthetic import CODEC
 from treetune.exceptions import NotThere
 from treetune.rollouts.storage import write_episodes
-from treetune.trainer.preparation import normalised, normalised_by_domain
+from treetune.trainer.preparation import normalise, normalise_by_domain
 from treetune.trainer.tokens import Sequences
 from treetune.view.store import Run, Store
 from treetune.view.store.answers import AnswerStore
@@ -132,9 +132,9 @@ def test_a_token_s_advantage_is_the_one_that_trains(tmp_path: Path, how: str, by
     given = np.concatenate([one.advantages[one.trained] for one in episodes])
     given_N = torch.tensor(given, dtype=torch.float32)
     expected = (
-        normalised_by_domain(given_N, how, sequences.starts, sequences.domains)
+        normalise_by_domain(given_N, how, sequences.starts, sequences.domains)
         if by_domain
-        else normalised(given_N, how)
+        else normalise(given_N, how)
     )
     answers = answers_of(tmp_path)
 

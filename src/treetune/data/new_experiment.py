@@ -24,7 +24,7 @@ from treetune.config.jsonnet import load
 from treetune.config.layers import CONFIGS, find_file
 from treetune.data.scoring import score_responses
 from treetune.exceptions import NoSplit
-from treetune.runtime.base import unfit_name
+from treetune.runtime.base import check_name
 from treetune.runtime.machine import gpus
 from treetune.store.files import whole_folder, write_text
 from treetune.tasks.base import Split, Task
@@ -205,7 +205,7 @@ def make(options: argparse.Namespace) -> Iterator[str]:
 def _new_folder(name: str) -> Path:
     """Returns the folder of that name. Raises ValueError for a name that an experiment can't have, and for a
     folder that exists."""
-    for finding in unfit_name(name, "--name", "a relative folder name"):
+    for finding in check_name(name, "--name", "a relative folder name"):
         raise ValueError(f"--name: {finding.what}: {finding.remedy}")
     folder = Path(name)
     if folder.exists():

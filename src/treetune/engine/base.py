@@ -1,4 +1,16 @@
-"""The engine's interface: token ids in, token ids out, weights exchanged in place."""
+"""Defines the interface of engines: requests and samples as token ids, and weights that are exchanged in
+place.
+
+The nouns, in the order in which a run meets them::
+
+    EngineLaunch    the facts of the run with which an engine is started
+    Request         samples that are asked for after a prompt
+    Completion      one of these samples
+    Chunk           some of the new weights, on their way into the engine
+    Canary          a check that the new weights have arrived
+    SyncReport      the result of loading new weights
+    Engine          the interface, which `VllmEngine` and `InProcessEngine` implement
+"""
 
 from __future__ import annotations
 
@@ -26,14 +38,15 @@ from treetune.vocabulary import (
 T = TypeVar("T")
 
 TransferMethod = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
-"""The ways of new weights into a server (see `treetune.engine.transfer`)."""
+"""The ways in which new weights are transferred to a server (see `treetune.engine.transfer`)."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Settings of sampling. Stop strings are matched by the engine in its samples, and their tokens stay in
-    the answer, since they were sampled. So does the token of `stop_ids` (beside the end tokens) that ends a
-    sample.
+    """The settings of sampling.
+
+    The engine ends a sample at a stop string, at a token of `stop_ids` and at an end token of the model. The
+    tokens of the stop string or the stop token stay in the sample, since they were sampled.
     """
 
     max_tokens: int
@@ -44,21 +57,27 @@ class SamplingParams:
     stop_ids: tuple[int, ...] = ()
 
     def with_special_stops(self, special_ids: Mapping[str, int]) -> SamplingParams:
-        """Returns the same with stop strings that are special tokens among `stop_ids`: an engine looks for
-        stop strings in text, which doesn't show such tokens."""
+        """Returns settings in which stop strings that are special tokens have become `stop_ids`. An engine
+        looks for stop strings in the text of a sample, which doesn't contain special tokens.
+
+        Args:
+            special_ids: The ids of special tokens, such as ``{"<|im_end|>": 151645}``.
+        """
         ids = [special_ids[text] for text in self.stop if text in special_ids]
         texts = tuple(text for text in self.stop if text not in special_ids)
         return replace(self, stop=texts, stop_ids=(*self.stop_ids, *ids)) if ids else self
 
 
 ANSWERS, CONTINUATIONS = 0, 1
-"""Priorities of requests: those of the lower number are sampled first."""
+"""The priorities of requests. Requests with the lower number are sampled first."""
 
 
 @dataclass(frozen=True, eq=False)
 class Request(Columnar):
-    """`n` samples from one prompt. Sample i is drawn with ``seed + i`` and depends on nothing else: not on
-    the `priority`, which says what is sampled first, nor on whether somebody `reads_logprobs`.
+    """A request for `n` samples after one prompt.
+
+    Sample i is drawn with the seed ``seed + i``, and depends on nothing else: neither on `priority`, which
+    orders requests, nor on `reads_logprobs`, nor on the other requests.
 
     Example: eight answers of at most 64 tokens to a prompt of four::
 
@@ -71,6 +90,7 @@ class Request(Columnar):
     sampling: SamplingParams
     priority: int = field(default=ANSWERS, compare=False)
     reads_logprobs: bool = True
+    """Whether the caller needs the samples' log-probs. Without them, less is sent and stored."""
 
     def __post_init__(self) -> None:
         self._set("prompt_ids", token_array(self.prompt_ids))
@@ -78,21 +98,23 @@ class Request(Columnar):
 
 @dataclass(frozen=True, eq=False)
 class Completion(Columnar):
-    """A sample: its ids (the end token included), their log-probs if somebody reads them, the policy version
-    that sampled them, and the seconds from the request to the answer (with all other samples of the request),
-    which no two runs share.
+    """A sample of a request.
 
-    Example: ``4`` and the end token, by the policy after three iterations::
+    Example: the text ``4`` and the end token, sampled by the policy after three iterations::
 
         Completion(token_ids=array([20, 2]), logprobs=array([-0.11, -0.02]), finish_reason='stop',
                    policy_version=3, seconds=0.8)
     """
 
     token_ids: TokenIds
+    """The sampled tokens, with the end token."""
     logprobs: Column | None
+    """The log-probs of the tokens; None if the request doesn't need them."""
     finish_reason: FinishReason
     policy_version: int
+    """The number of iterations of the weights that sampled it."""
     seconds: float = field(default=0.0, compare=False)
+    """The seconds until all samples of the request had arrived. They differ from run to run."""
 
     def __post_init__(self) -> None:
         self._set("token_ids", token_array(self.token_ids))
@@ -100,7 +122,7 @@ class Completion(Columnar):
             self._set("logprobs", logprob_array(self.logprobs))
 
     def segment(self, branch: Branch = ()) -> Segment:
-        """Returns it as a segment of an answer."""
+        """Returns the sample as a segment of an answer."""
         return Segment(
             self.token_ids,
             logprobs=self.logprobs,
@@ -112,12 +134,12 @@ class Completion(Columnar):
 
 @dataclass(frozen=True, eq=False)
 class Later:
-    """Requests that follow from something that isn't there yet, such as the reply of an environment.
+    """Requests that depend on something that isn't known yet, such as the reply of an environment.
 
-    Once `ready` is done, with a result or an error, `requests` is called in the thread that generates; its
-    requests are treated as those that `OnResult` returns. It may raise, which ends generating.
+    Once `ready` is done, with a result or an error, the thread that runs `generate` calls `requests`. Its
+    requests are treated as those that `OnResult` returns. If it raises, `generate` raises.
 
-    Only engines and what stands around them deal with these: a program awaits `result_of(future)`.
+    Only engines and `ProgramLoop` use this class. A program awaits `result_of(future)` instead.
     """
 
     ready: Future[Any]
@@ -125,39 +147,47 @@ class Later:
 
 
 OnResult = Callable[[int, list[Completion]], Sequence[Request | Later] | None]
-"""Called with the request's index and its completions as soon as they are there, in any order.
+"""A function that is called with a request's index and its completions as soon as they have arrived, in any
+order of requests.
 
-It may return further requests, which follow from these completions. They are numbered on from the last
-request, and sent before what still waits of their priority, so that what has begun ends first. Those that
-have to wait for something else come `Later`; sampling goes on meanwhile, and isn't over before."""
+It may return further requests, which follow from these completions. Their indices continue those of the
+earlier requests. They are sent before waiting requests of the same priority, so that answers which have begun
+are finished first. Requests that have to wait for something else are returned as `Later`; `generate`
+continues meanwhile, and doesn't return before they are answered, too."""
 
 
 class Tolerance(NamedTuple):
-    """The accepted \\|engine log-prob - trainer log-prob\\|: in the mean over all tokens of a canary, and of
-    any one. In bfloat16 single tokens lie far off by rounding alone, so that the mean decides."""
+    """The accepted difference between a log-prob of the engine and the trainer's, in nats.
+
+    In bfloat16 rounding alone changes single tokens a lot, so the mean is the more reliable bound.
+    Example: ``Tolerance(mean=5e-2, largest=2.0)``.
+    """
 
     mean: float
+    """The bound of the mean over all tokens of a canary."""
     largest: float
+    """The bound of each single token."""
 
 
 @dataclass(frozen=True)
 class Canary:
-    """A fixed probe of the engine's weights: the engine samples after these prompts, and `score` maps
-    (prompt ids, response ids) pairs to the trainer's log-probs at `temperature`. Every rank's `score` is
-    called, with no pairs where the rank has no server of its own."""
+    """A check that the engine has the trainer's weights: the engine samples after a few prompts, and its
+    log-probs of the samples are compared with the trainer's."""
 
     prompts: Sequence[TokenIds]
     score: Callable[[Sequence[tuple[TokenIds, TokenIds]]], Sequence[Sequence[float]]]
+    """Returns the trainer's log-probs of the response tokens, from pairs (prompt, response). It is called on
+    every rank, since it may be collective, without pairs on ranks that have no server."""
     tolerance: Tolerance | None = None
-    """None is the engine's own for its precision."""
+    """The accepted difference; None: the engine's default for its precision."""
     max_tokens: int = 16
-    """Tokens of a sample at most; fewer where the prompt leaves less of the engine's context."""
+    """Most tokens of a sample; fewer if the prompt nearly fills the engine's context."""
     seed: int = 0
     temperature: float = 1.0
 
     def requests(self, context_length: int) -> list[Request]:
-        """Returns a request for each prompt. A prompt that fills the context loses its beginning: any text
-        shows whose weights they are."""
+        """Returns a request for each prompt. The beginning of a prompt that fills the context is cut off,
+        since any text serves for the comparison."""
         requests = []
         for prompt in self.prompts:
             fitting = prompt[-(context_length - 1) :]
@@ -169,43 +199,48 @@ class Canary:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """The result of a weight sync: seconds by part, the largest and the mean |engine - trainer| log-prob,
-    restarts. `gave_up` says why the weights come by file from here on, if they came otherwise before."""
+    """The result of loading new weights into an engine."""
 
     seconds: float
     canary_gap: float
+    """The largest difference between log-probs of engine and trainer."""
     canary_mean_gap: float = math.nan
+    """The mean difference."""
     restarts: int = 0
+    """The servers that had to be restarted."""
     parts: dict[str, float] = field(default_factory=dict)
+    """The seconds of each part of the sync, such as ``{"reload": 1.2, "sample_canary": 0.3}``."""
     gave_up: str = ""
+    """The reason why weights are transferred by file from now on, if the configured transfer failed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some of a version's weights on their way into the engine, in the order of the model.
-
-    `path` holds them in safetensors format, and `number` counts from 0 to the `last` one. `digest` is the
-    file's if the transfer has it checked (``shared_memory``), and empty otherwise. `tensors` are the same
-    weights by name on this rank's device if the transfer needs them there, whole for every stream; nobody
-    else has them, and they may be kept until the chunk after the next is asked for.
-    """
+    """Some of a version's weights on their way into the engine, in the order of the model's weights."""
 
     path: Path
+    """The chunk's file, in safetensors format."""
     number: int
+    """The number of the chunk, from 0."""
     last: bool
+    """Whether it is the last chunk."""
     digest: str
+    """The file's digest if the transfer verifies it (``shared_memory``); else empty."""
     tensors: Mapping[str, Any] = field(default_factory=dict)
+    """The weights by name on this rank's device, if the transfer needs them there; else empty. They are
+    complete for every stream of the device. They may be used until the chunk after the next is requested."""
 
 
 @dataclass
 class Rendezvous:
-    """This rank among the run's, and `folder`, empty at first, which all of them see: it may be None where
-    there is one rank alone. `barrier` returns when all ranks have called it."""
+    """The means by which the engines of all ranks exchange values: files in a folder, and a barrier."""
 
     rank: int = 0
     world_size: int = 1
     folder: Path | None = None
+    """A folder that all ranks see, empty at first; None is enough for a single rank."""
     barrier: Callable[[str], None] = lambda name: None
+    """Returns when all ranks have called it."""
     _meetings: int = field(default=0, init=False)
 
     def gather(self, value: Any) -> list[Any]:
@@ -215,8 +250,8 @@ class Rendezvous:
         self._meetings += 1
         write_json(self._file(self._meetings, self.rank), value, durable=False)
         self.barrier("engines agree")
-        # Everybody is here, so nobody reads any more what was left at the last meeting. No name comes again:
-        # a file system that machines share may show an old file under it.
+        # All ranks have come, so no rank still reads the file of the meeting before. Each meeting has file
+        # names of its own, since a network file system may show an old file under a name that is used again.
         self._file(self._meetings - 1, self.rank).unlink(missing_ok=True)
         return [json.loads(self._file(self._meetings, rank).read_text()) for rank in range(self.world_size)]
 
@@ -227,10 +262,10 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class EngineLaunch:
-    """The facts of a run with which one of its engines is started, beside the engine's settings."""
+    """The facts of a run with which one of its engines is started, in addition to the engine's settings."""
 
     weights: Path
-    """The folder of the weights that it starts on."""
+    """The folder of the first weights."""
     logs: Path
     """The folder of its logs."""
     seed: int
@@ -241,49 +276,57 @@ class EngineLaunch:
     end_ids: Sequence[int] = ()
     """Tokens that end an answer (`TextCodec.end_ids`)."""
     special_ids: Mapping[str, int] = field(default_factory=dict)
-    """The tokens that text doesn't show, by their texts: a stop string that is one is looked for by its
-    id."""
+    """The ids of special tokens, which the text of a sample doesn't contain, by their texts."""
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""
     ranks: Rendezvous = field(default_factory=Rendezvous)
     transfer: TransferMethod = "file"
-    """How new weights come into it."""
+    """The way in which new weights are transferred."""
     adapter_rank: int | None = None
     """The rank of adapters, if `weights` and the folders that are loaded later hold adapters."""
 
 
 class Engine:
-    """A running (or starting) engine. Not thread-safe but for `close`.
+    """A running (or starting) engine. Only `close` may be called from another thread.
 
-    One is made per rank; where one server serves all ranks, the others' engines are clients of it.
+    Every rank has an engine. If all ranks share one server, the first rank's engine manages it, and the
+    others' are clients of it.
     """
 
     version: int
+    """The number of iterations of the present weights."""
     tokens: int
-    """Sampled tokens that this rank has been given so far, those of the canary left out."""
+    """The sampled tokens that this rank has received so far, without those of canaries."""
     sleeps: bool = False
-    """Whether `asleep` gives anybody memory."""
+    """Whether `asleep` frees memory."""
     at_once: int = 256
-    """Samples that are drawn at a time; further ones wait."""
+    """The number of samples that are drawn at the same time; others wait."""
 
     tokens_per_second: float = 0.0
-    """The rate of sampling just now, or the last one; 0 before any."""
+    """The present rate of sampling, or the last one; 0 before the first sample."""
 
     def wait_ready(self) -> None:
-        """Blocks until a token has been sampled. Raises EngineError with the end of the log."""
+        """Blocks until the engine has sampled a token. Raises EngineError with the end of the server's log if
+        it fails to start."""
 
     def wait_settled(self) -> None:
-        """Blocks until the engine has taken the memory that it is going to hold, where the trainer could
-        take it away meanwhile: it measures what is free. Raises EngineError as `wait_ready` does."""
+        """Blocks until the engine has reserved its memory, if the trainer uses the same device. A server
+        sizes its cache by the memory that is free when it starts, which the trainer must not change
+        meanwhile.
+        Raises EngineError as `wait_ready` does."""
 
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        """Returns completions in the order of the requests, those that `on_result` asked for behind the given
-        ones. Restarts the server and resends if it dies.
+        """Samples all requests, and those that `on_result` returns. If a server dies, it is restarted, and
+        its requests are sent again.
 
-        Raises ValueError for a prompt that does not fit into the context, EngineError when the
-        configured number of restarts is used up or a deadline passes.
+        Returns:
+            The completions of each request: first of `requests`, then of those of `on_result`, by index.
+
+        Raises:
+            ValueError: A prompt doesn't fit into the context.
+            EngineError: A deadline has passed, or a server failed more often than it may be restarted.
         """
         raise NotImplementedError
 
@@ -297,15 +340,16 @@ class Engine:
 
         Raises what the program raises, and what `generate` raises.
         """
-        from treetune.engine.programs import ProgramLoop  # which builds on the nouns of this file
+        # Imported here, since `programs` imports the nouns of this file.
+        from treetune.engine.programs import ProgramLoop
 
-        # Of all that an event loop may have, it has what tasks, futures and semaphores ask for.
+        # The loop has only those methods of an event loop that tasks, futures and semaphores use.
         return ProgramLoop(self.generate).run(program)  # type: ignore[abstract]
 
     async def sample(self, request: Request) -> list[Completion]:
-        """Returns the samples of a request, to a program that `run` runs. Other tasks of the program go on
-        meanwhile. What a task asks for next goes before what still waits of its priority, so that what has
-        begun ends first."""
+        """Returns the samples of a request. Only a program that `run` runs may await it; other tasks of the
+        program run meanwhile. A task's next request is sent before waiting requests of the same priority, so
+        that answers which have begun are finished first."""
         from treetune.engine.programs import running_program_loop
 
         return await running_program_loop().sample(request)
@@ -317,29 +361,42 @@ class Engine:
         canary: Canary | None = None,
         chunks: Iterable[Chunk] | None = None,
     ) -> SyncReport:
-        """Puts the weights in `directory` into the live server, drops its prefix cache, and
-        compares log-probs with the trainer's. Where its transfer fails, the server reads `directory`, now and
-        at later calls; where that fails, a new one is started on it; then EngineError, as at the third
-        call in a row that needs a new one. Collective: every rank calls it, rank 0's server loads.
+        """Loads new weights into the running servers, drops their prefix caches, and compares their log-probs
+        with the trainer's. Collective: every rank calls it, and the ranks that have servers load.
 
-        `chunks` are those weights as they are written there: the server is given each as soon as it is made.
-        Making them may be collective, so that every rank goes through them to the end; there the directory is
-        whole. None: it is whole already.
+        It tries, in this order: the configured transfer; reading `directory`, which later calls then do at
+        once; a new server on `directory`.
+
+        Args:
+            directory: The folder of the weights. It is complete when all chunks have been made.
+            version: The number of iterations of the weights.
+            chunks: Makes the weights one chunk after the other, while they are written into the directory.
+                Each chunk is sent as soon as it is made. Making them may be collective, so every rank makes
+                all of them. None: the directory is complete already.
+
+        Raises:
+            EngineError: No attempt succeeded, or a new server was needed at the third call in a row.
         """
         raise NotImplementedError
 
     def asleep(self, *, keep_weights: bool = True) -> AbstractContextManager[None]:
-        """Gives the engine's memory to the trainer inside the block, if so configured; a server that dies
-        there is not started anew before the end. Its weights may be dropped where others are loaded before
-        anybody samples."""
+        """Frees the engine's memory for the trainer during a block, if so configured. A server that dies in
+        the block is restarted only after it.
+
+        Args:
+            keep_weights: Whether the weights are needed after the block. False drops them, if others are
+            loaded
+                before the next sample.
+        """
         return nullcontext()
 
     def close(self) -> None:
-        """Ends the server and everything that it started. Safe to call twice and at exit."""
+        """Ends the servers and all processes that they started. It may be called twice, and at exit."""
 
 
 def check_request(index: int, request: Request, context_length: int) -> None:
-    """Raises ValueError for a request that can't be sampled."""
+    """Raises ValueError for a request that can't be sampled: with an empty prompt, without samples, or longer
+    than the context."""
     length, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
     if not length:
         raise ValueError(f"request {index} has an empty prompt")
@@ -352,24 +409,25 @@ def check_request(index: int, request: Request, context_length: int) -> None:
         )
 
 
-def _forwarded(name: str) -> Any:
+def _forward(name: str) -> Any:
+    """Returns a property that has the value of the wrapped engine's attribute."""
     return property(lambda self: getattr(self.engine, name))
 
 
 class EngineWrapper(Engine):
-    """An engine that forwards everything but sampling to another one: a subclass writes `generate`, on which
-    `run` and `sample` rest."""
+    """An engine that forwards everything but sampling to another one. A subclass implements `generate`, which
+    `run` and `sample` use."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    version = _forwarded("version")
-    tokens = _forwarded("tokens")
-    sleeps = _forwarded("sleeps")
-    at_once = _forwarded("at_once")
-    tokens_per_second = _forwarded("tokens_per_second")
-    wait_ready = _forwarded("wait_ready")
-    wait_settled = _forwarded("wait_settled")
-    load = _forwarded("load")
-    asleep = _forwarded("asleep")
-    close = _forwarded("close")
+    version = _forward("version")
+    tokens = _forward("tokens")
+    sleeps = _forward("sleeps")
+    at_once = _forward("at_once")
+    tokens_per_second = _forward("tokens_per_second")
+    wait_ready = _forward("wait_ready")
+    wait_settled = _forward("wait_settled")
+    load = _forward("load")
+    asleep = _forward("asleep")
+    close = _forward("close")

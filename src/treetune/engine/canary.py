@@ -1,4 +1,5 @@
-"""The canary's verdict: how far the engine's log-probs lie from the trainer's, and whose weights it has."""
+"""Judges a canary: compares the engine's log-probs with the trainer's, to see whether it has the new
+weights."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from treetune.engine.base import Tolerance
 from treetune.vocabulary import TokenIds
 
 FEWEST_TOKENS = 16
-"""Tokens below which old weights are not told from new ones."""
+"""The fewest tokens from which old weights can be distinguished from new ones."""
 
 SIGNIFICANT = 4.0
-"""Standard errors that a difference must lie above 0 to be more than rounding."""
+"""A mean difference counts as positive if it is at least this many standard errors above 0."""
 
 
 @dataclass(frozen=True)
@@ -29,26 +30,29 @@ class Probe:
 
 @dataclass(frozen=True)
 class Gap:
-    """The mean and the largest gap over all tokens of some probes (inf where one is no number), and the
-    problem with them, if any."""
+    """The differences between log-probs of engine and trainer, over all tokens of a canary."""
 
     mean: float
+    """The mean absolute difference; inf if a log-prob is NaN or infinite."""
     largest: float
     problem: str | None = None
+    """The reason why the engine doesn't have the new weights; None if it has."""
 
 
 def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance) -> Gap:
-    """Compares engine and trainer. `before` are the probes of the weights before these, for the same prompts
-    and seeds, or nothing."""
-    gaps = [
-        abs(engine - trainer)
-        for probe in probes
-        for engine, trainer in zip(probe.engine_logprobs, probe.trainer_logprobs, strict=True)
-    ]
+    """Compares the log-probs of engine and trainer.
+
+    Args:
+        before: The probes of the previous weights, for the same prompts and seeds; empty if there are none.
+    """
+    gaps = []
+    for probe in probes:
+        for engine, trainer in zip(probe.engine_logprobs, probe.trainer_logprobs, strict=True):
+            gaps.append(abs(engine - trainer))
     if not gaps:
         return Gap(0.0, 0.0)
     if not all(map(math.isfinite, gaps)):
-        return Gap(math.inf, math.inf, "some of the engine's or the trainer's log-probs are no numbers")
+        return Gap(math.inf, math.inf, "some log-probs of the engine or the trainer are NaN or infinite")
     mean, largest = sum(gaps) / len(gaps), max(gaps)
     problem = None
     if largest > tolerance.largest:
@@ -56,21 +60,21 @@ def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance
             f"the engine's log-probs differ from the trainer's by up to {largest:.3g}, more than the"
             f" {tolerance.largest:.3g} that engines.policy.canary_tolerance allows"
         )
-    elif _is_positive([gap - tolerance.mean for gap in gaps]):  # not by the draw of these few tokens
+    elif _is_positive([gap - tolerance.mean for gap in gaps]):  # significantly above, for so few tokens
         problem = (
             f"the engine's log-probs differ from the trainer's by {mean:.3g} in the mean (and by up to"
             f" {largest:.3g}), more than the engines.policy.canary_tolerance of {tolerance.mean:.3g}"
         )
     elif is_stale(probes, before):
         problem = (
-            f"the engine still answers as with the weights before these: its log-probs are nearer to those"
-            f" of the trainer then than to those now ({mean:.3g} in the mean), and have not moved with them"
+            "the engine still has the previous weights: its log-probs are nearer to the trainer's previous"
+            f" ones than to its present ones ({mean:.3g} in the mean), and have not changed with them"
         )
     return Gap(mean, largest, problem)
 
 
 def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
-    """Returns whether the engine has the weights before these, beyond doubt.
+    """Returns whether the engine certainly still has the previous weights.
 
     The same prompts and seeds give the same tokens until the policies part, and up to there both have
     log-probs of the same tokens. Two differences must be significantly positive over these:

@@ -1,4 +1,12 @@
-"""The client of a server: token ids in, token ids and their log-probs out, many requests at a time."""
+"""Sends requests to vLLM servers: token ids, answered by sampled token ids with their log-probs.
+
+HTTP runs in a thread of its own with an event loop, so that answers arrive while other threads work::
+
+    any thread                                 thread "engine-client"            server
+      post(…), or run(coroutine, timeout)  ──►   sends the HTTP request    ──►
+        waits for the result               ◄──   sets the result           ◄──   answers
+        after `timeout`: ServerFailure     ──►   cancels the request
+"""
 
 from __future__ import annotations
 
@@ -28,18 +36,20 @@ SAMPLES = "/treetune/samples"
 """A server's route that samples (`treetune.engine.whole_answers`)."""
 
 KEEP_ALIVE_S = 3.0
-"""Seconds that a connection is kept for the next request."""
+"""Seconds that an idle connection stays open for the next request."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """A server's URL and the key that it asks for. `epoch` counts the starts: another epoch is another
-    process. `weights` is the name of the weights that are meant, if the server is to refuse others."""
+    """The address of a running server process."""
 
     url: str
     epoch: int
+    """The number of the server's start. A restarted server has another epoch."""
     key: str = field(repr=False)
+    """The key that each request must have."""
     weights: str = ""
+    """The name of the weights that requests mean; the server refuses them if it has others. Empty: any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +63,9 @@ class RequestPart:
 
 
 def parts_of(index: int, request: Request, largest: int) -> list[RequestPart]:
-    """Splits a request into parts of at most `largest` samples, which the server can hold at a time.
+    """Splits a request into parts of at most `largest` samples, which a server draws at the same time.
 
-    Sample i has the seed ``seed + i`` in whichever part it is.
+    Sample i of the request has the seed ``seed + i``, whatever its part.
     """
     return [
         RequestPart(index, first, min(largest, request.n - first), request)
@@ -69,12 +79,15 @@ def payload(
     end_ids: Sequence[int] = (),
     special_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Returns the body that asks `SAMPLES` for a part: ids of a prompt, and vLLM's own sampling parameters.
-    Sample i has the seed ``seed + i``. Each of `end_ids` ends a sample, and stays in it; so does a stop
-    string that is one of the special tokens of `special_ids`.
+    """Returns the JSON body with which a part is posted to `SAMPLES`: the ids of the prompt, and vLLM's
+    sampling parameters.
 
-    The answer has ``samples``, each with ``token_ids``, their ``logprobs`` if they were asked for, and its
-    ``finish_reason``.
+    The server answers with ``samples``, each with ``token_ids``, ``finish_reason`` and, if requested, the
+    ``logprobs`` of its tokens.
+
+    Args:
+        end_ids: The tokens that end a sample. They stay in it.
+        special_ids: The ids of special tokens by their texts, for stop strings that are such tokens.
     """
     sampling = part.request.sampling.with_special_stops(special_ids)
     return {
@@ -91,7 +104,8 @@ def payload(
             "stop": list(sampling.stop),
         },
         "priority": part.request.priority,
-        # Cached prefixes of other weights can't be met under another salt.
+        # vLLM uses cached prefixes only for requests of the same salt, so that those of older weights can't
+        # be used.
         "cache_salt": f"version-{version}",
     }
 
@@ -99,28 +113,28 @@ def payload(
 def completions_of(
     answer: Mapping[str, Any], part: RequestPart, version: int, seconds: float = 0.0
 ) -> list[Completion]:
-    """Returns a part's samples in their order. Raises ServerFailure if anything is missing."""
-    samples, read = answer.get("samples", ()), part.request.reads_logprobs
+    """Returns a part's samples in their order. Raises ServerFailure if the answer is incomplete."""
+    samples, needs_logprobs = answer.get("samples", ()), part.request.reads_logprobs
     if len(samples) != part.n:
-        raise ServerFailure(f"asked for {part.n} samples, got {len(samples)}")
+        raise ServerFailure(f"it answered with {len(samples)} samples, and {part.n} were requested")
     completions = []
     for sample in samples:
         ids, logprobs, reason = sample["token_ids"], sample["logprobs"] or (), sample["finish_reason"]
-        if reason not in ("stop", "length") or not ids or (read and len(ids) != len(logprobs)):
+        if reason not in ("stop", "length") or not ids or (needs_logprobs and len(ids) != len(logprobs)):
             raise ServerFailure(
                 f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
             )
-        completions.append(
-            Completion(token_array(ids), logprob_array(logprobs) if read else None, reason, version, seconds)
-        )
+        logprobs_of_sample = logprob_array(logprobs) if needs_logprobs else None
+        completions.append(Completion(token_array(ids), logprobs_of_sample, reason, version, seconds))
     return completions
 
 
 class Client:
-    """HTTP in a thread of its own, so that answers are received while the caller grades.
+    """An HTTP client with a thread of its own.
 
-    `end_ids` end every sample; without any, the server's model says which tokens do. `special_ids` are the
-    tokens that text doesn't show, by their texts.
+    Args:
+        end_ids: The tokens that end every sample; empty for those of the model's configuration.
+        special_ids: The ids of special tokens, by their texts.
     """
 
     def __init__(
@@ -142,16 +156,23 @@ class Client:
         timeout: float,
         answers: Literal["JSON", "text"] = "JSON",
     ) -> dict[str, Any]:
-        """Posts one request. Returns its JSON object, or another answer under the key ``answer``. Raises
-        ServerFailure on anything but a good answer within `timeout` s."""
+        """Posts one request, and waits for the answer.
+
+        Returns:
+            The JSON object of the answer; an answer of another type under the key ``answer``.
+
+        Raises:
+            ServerFailure: The server failed, or didn't answer within `timeout` seconds.
+            EngineError: The server refused the request.
+        """
         return self.run(self.ask(address, path, body, timeout, answers), timeout + 10.0)
 
     def close(self) -> None:
-        """Ends the thread. Safe to call twice."""
+        """Ends the thread. It may be called twice."""
         if self.loop.is_closed():
             return
         if self._session is not None:
-            with contextlib.suppress(ServerFailure, RuntimeError):  # on the way out; the sockets end with us
+            with contextlib.suppress(ServerFailure, RuntimeError):  # the sockets end with the process anyway
                 self.run(self._session.close(), 5.0)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(timeout=5.0)
@@ -159,6 +180,8 @@ class Client:
             self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        """Runs a coroutine in the client's thread, and waits for its result. Raises ServerFailure if it takes
+        longer than `timeout` seconds."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(timeout)
@@ -175,10 +198,11 @@ class Client:
         timeout: float,
         answers: str = "JSON",
     ) -> dict[str, Any]:
+        """Posts one request; see `post`. It is called in the client's thread."""
         import aiohttp
 
         if self._session is None:
-            # Concurrency is bounded by the caller. Connections are kept for the next wave.
+            # The caller limits the number of requests in flight.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         limit = aiohttp.ClientTimeout(total=timeout)
@@ -196,7 +220,7 @@ class Client:
         if status == 409:
             raise ServerFailure(f"{path}: {beginning}")
         if 400 <= status < 500:
-            # This project's own request was wrong: a restart would only meet it again.
+            # The request is wrong, so a restarted server would refuse it again.
             raise EngineError(f"the server refused {path} with HTTP {status}: {beginning}")
         if status != 200:
             raise ServerFailure(f"{path}: HTTP {status}: {beginning}")

@@ -1,4 +1,4 @@
-"""Weight transfers between GPUs: CUDA IPC where trainer and server share one, NCCL where each has its own.
+"""Transfers weights between GPUs: by CUDA IPC if trainer and server share one, by NCCL if each has its own.
 
 vLLM's workers have both built in, and define the content of the requests (0.32:
 ``vllm.distributed.weight_transfer``); `tests/engine/test_cuda_transfers.py` holds the names against its
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BUFFER_BYTES = 2**28
-"""The buffer of one broadcast; a larger weight takes a larger one."""
+"""The bytes of a broadcast's buffer; a larger weight has a larger one."""
 BUFFERS = 2
-"""Broadcasts under way at a time."""
+"""The most broadcasts in flight."""
 
 
 def weight_headers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Returns names, types and shapes of weights, which a worker has to know before it has them."""
+    """Returns the names, types and shapes of weights, which a worker needs before it gets them."""
     return {
         "names": list(tensors),
         "dtype_names": [str(weight.dtype).removeprefix("torch.") for weight in tensors.values()],
@@ -52,7 +52,8 @@ def own_address(url: str) -> str:
 
 
 class CudaIpc(ByRoutes):
-    """A chunk is copied into a buffer on the GPU, which the server opens by its handle and copies out of."""
+    """Copies each chunk into a buffer on the GPU, which the server opens by its handle, and copies from
+    there."""
 
     _buffer: Tensor | None = None
     _handle = ""
@@ -63,7 +64,7 @@ class CudaIpc(ByRoutes):
 
     @override
     def begin(self, address: Address) -> None:
-        self._buffer = None  # at the end of an update a worker closes the handle that it had
+        self._buffer = None  # a worker closes the buffer's handle at the end of an update
         super().begin(address)
 
     @override
@@ -72,7 +73,7 @@ class CudaIpc(ByRoutes):
 
         weights = [weight.contiguous().view(-1).view(torch.uint8) for weight in chunk.tensors.values()]
         sizes = [weight.numel() for weight in weights]
-        # A thread begins on the first GPU, whichever the trainer's is.
+        # A new thread uses the first GPU, and the trainer's may be another one.
         with torch.cuda.device(weights[0].device):
             torch.cat(weights, out=self._room(sum(sizes), weights[0].device)[: sum(sizes)])
             torch.cuda.current_stream().synchronize()
@@ -96,7 +97,7 @@ class CudaIpc(ByRoutes):
             torch.cuda.ipc_collect()
 
     def _room(self, size: int, device: Any) -> Tensor:
-        """A buffer of at least `size` bytes, whose handle is known."""
+        """Returns a buffer of at least `size` bytes. Its handle is in `_handle`."""
         import torch
         from torch.multiprocessing.reductions import reduce_tensor
 
@@ -109,7 +110,7 @@ class CudaIpc(ByRoutes):
 
 
 class Nccl(ByRoutes):
-    """A chunk is broadcast to the server's `workers`, in a group that is this rank's and theirs."""
+    """Broadcasts each chunk to the server's workers, in a process group of this rank and them."""
 
     _group: Any = None
 
@@ -117,7 +118,7 @@ class Nccl(ByRoutes):
         super().__init__(*arguments)
         import torch
 
-        # A thread begins on the first GPU, whichever the trainer's is: vLLM binds the group to its thread's.
+        # vLLM binds the process group to the thread's GPU, and a new thread uses the first one.
         self._device = torch.cuda.current_device()
 
     @override
@@ -166,23 +167,30 @@ class Nccl(ByRoutes):
         self._met = None
 
     def _beside(self, work: Callable[[], None], address: Address, path: str, body: dict[str, Any]) -> None:
-        """Posts to the server while `work` does this side's part, neither of which ends without the other. If
-        either fails or is late, the group is given up: it can't be used again."""
+        """Posts to the server while a thread does this rank's part, `work`. Both sides wait for each other in
+        NCCL. If either fails or is late, the process group is destroyed, since it can't be used again.
+
+        ::
+
+            this thread     POST ─────────────────────────► answer ─► join(timeout) ─► error of `work`?
+            its thread      work(): joins NCCL's group or broadcasts ─────┘
+            the server      ──────── the same, in its workers ──────►
+        """
         failures: list[Exception] = []
 
         def run() -> None:
             try:
                 work()
-            except Exception as error:  # handed on below
+            except Exception as error:  # raised below, in the thread that posts
                 failures.append(error)
 
-        side = threading.Thread(target=run, name="weight-transfer-nccl", daemon=True)
-        side.start()
+        thread = threading.Thread(target=run, name="weight-transfer-nccl", daemon=True)
+        thread.start()
         try:
             self._post(address, path, body)
-            side.join(self._timeout)
-            if side.is_alive():
-                raise ServerFailure(f"{path}: answered, and NCCL was not done in {self._timeout:.0f} s")
+            thread.join(self._timeout)
+            if thread.is_alive():
+                raise ServerFailure(f"{path}: answered, but NCCL didn't finish within {self._timeout:.0f} s")
             if failures:
                 raise ServerFailure(f"{path}: {type(failures[0]).__name__}: {failures[0]}")
         except BaseException:

@@ -1,4 +1,25 @@
-"""The engine of a run: managed vLLM servers, their client and the weight sync, as one thing."""
+"""The engine of a run that samples with vLLM: it manages servers, sends them requests, and loads new weights.
+
+Threads and processes of one rank with two servers::
+
+    main thread                 client's thread        server threads          processes
+    ─────────────────────       ──────────────────     ────────────────────    ─────────────
+    generate(requests)
+      Sampling.add    ─────►    HTTP requests    ──────────────────────────►   server 0, 1
+      Sampling.next   ◄─────    answers          ◄──────────────────────────
+        a server is lost:
+          Server.failed   ────────────────────────►    ends and restarts it ►  server 1
+          its requests go to server 0                  (`OwnServer`)
+        a server is back:
+          Sampling.open
+
+    load(weights)               one thread for each server ("engine-replica") sends it the weights, drops its
+                                cache and samples the canary; the main thread waits for all of them
+
+Every wait has a deadline: `request_timeout` for a request, `sync_timeout` for each part of a sync,
+`start_timeout` for the start of a server. If a server fails more than `max_restarts` times in a row, its
+thread gives up, and the waiting main thread raises EngineError.
+"""
 
 from __future__ import annotations
 
@@ -45,29 +66,36 @@ from treetune.vocabulary import TokenIds
 T = TypeVar("T")
 
 RATE_WINDOW_S = 5.0
-"""Arrivals of the last so many seconds, up to twice as many, give the rate of tokens."""
+"""The rate of tokens is the mean over the last `RATE_WINDOW_S` to ``2 * RATE_WINDOW_S`` seconds."""
 
 QUEUED = 2
-"""A server is given this many times the samples that it works on at once: as many wait there as are worked
-on, and the rest here, for the server that is free first."""
+"""A server gets up to this many times the samples that it draws at the same time, so that the next ones wait
+there. All others wait here, for the server that is free first."""
 
 RETURN_POLL_S = 0.1
-"""Seconds between two looks whether a lost server is there again."""
+"""Seconds between two checks whether a lost server is back."""
 
 PROBE_CONCURRENCY = 64
+"""Most samples of a canary that are requested at the same time."""
 
 NEW_SERVERS_IN_A_ROW = 3
-"""Syncs in a row that need a new server, at which the run ends: each of them costs a server's start."""
+"""If this many syncs in a row need a new server, the run ends, since each of them takes as long as a server's
+start."""
 
 
 TRANSFERS = {"file": FromFolder, "shared_memory": SharedMemory, "cuda_ipc": CudaIpc, "nccl": Nccl}
-"""The ways of new weights into a server."""
+"""The classes of the transfers, by their names."""
 
 
 def start_engine(settings: EngineSettings, launch: EngineLaunch) -> Engine:
-    """Begins to start an engine and returns at once; `Engine.wait_ready` waits for it. Every rank calls this.
-    Raises ValueError if the settings don't suit the device or the ranks."""
-    # Ours are started here and not by methods of their settings, which are read where no engine is imported.
+    """Begins to start an engine, and returns at once; `Engine.wait_ready` waits for it. Every rank calls
+    this.
+
+    Raises:
+        ValueError: The settings don't fit the device or the ranks.
+    """
+    # A user's engine is started by its settings. The settings of treetune's own engines must not import them,
+    # since `check` reads settings and has to stay fast.
     if isinstance(settings, InProcessSettings):
         return InProcessEngine(settings, launch)
     if isinstance(settings, VllmSettings):
@@ -76,10 +104,11 @@ def start_engine(settings: EngineSettings, launch: EngineLaunch) -> Engine:
 
 
 def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
+    """Begins to start vLLM servers, or connects to those at `addresses`; see `start_engine`."""
     settings = with_time_for(settings, launch.weights)
     if settings.sleep and launch.device != "cuda":
         raise ValueError(
-            "engines.policy.sleep is true and the engine runs on a CPU, where vLLM's sleep frees nothing:"
+            "engines.policy.sleep is true, but the engine runs on a CPU, where vLLM's sleep frees no memory:"
             " set it to false"
         )
     ranks = launch.ranks
@@ -95,10 +124,11 @@ def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
 
 
 class VllmEngine(Engine):
-    """See `Engine`. `version` is 0 for the weights that it was started on.
+    """An engine of one or several vLLM servers; see `Engine`. `version` is 0 for the weights that it starts
+    with.
 
-    Its servers are alike, and a request's samples are the same whichever answers it. A server that is lost is
-    started anew while the others go on with its unanswered requests.
+    All servers have the same weights and settings, so that a request's samples don't depend on the server
+    that draws them. If a server is lost, it is restarted, and the others get its unanswered requests.
     """
 
     def __init__(self, settings: VllmSettings, launch: EngineLaunch, servers: Sequence[Server]) -> None:
@@ -124,13 +154,13 @@ class VllmEngine(Engine):
 
     @property
     def restarts(self) -> int:
-        """Restarts of all servers so far."""
+        """The number of restarts of all servers so far."""
         return sum(replica.server.restarts for replica in self._replicas)
 
     @property
     @override
     def tokens_per_second(self) -> float:  # type: ignore[override]
-        """Sampled tokens that arrived in the last few seconds, per second; 0 before any."""
+        """The rate of the tokens that arrived in the last seconds; 0 before the first ones."""
         if len(self._recent) < 2:
             return 0.0
         seconds = self._recent[-1][0] - self._recent[0][0]
@@ -153,21 +183,26 @@ class VllmEngine(Engine):
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
-        arrived: dict[int, dict[int, list[Completion]]] = {}  # completions by request and first sample
+        unfinished = _UnfinishedRequests()
 
-        def numbered(more: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
+        def split_requests(new: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
+            """Gives requests their indices, and cuts them into parts that are sent to one server each."""
             parts: list[RequestPart] = []
-            for request in more:
+            laters: list[Later] = []
+            for request in new:
                 if isinstance(request, Later):
+                    laters.append(request)
                     continue
-                check_request(len(results), request, self._context_length)
-                parts += parts_of(len(results), request, self._settings.max_num_seqs)
+                index = len(results)
+                check_request(index, request, self._context_length)
+                parts += parts_of(index, request, self._settings.max_num_seqs)
                 results.append([])
-            return parts, [request for request in more if isinstance(request, Later)]
+            return parts, laters
 
-        first = numbered(requests)
+        # Before anything is sent, so that a request which can't be sampled costs nothing.
+        first_parts, first_laters = split_requests(requests)
         addresses: dict[int, Address] = {}  # of the servers that take requests
-        worked: set[int] = set()
+        servers_with_answers: set[int] = set()
         self._recent = [(time.monotonic(), 0)]
         for replica in self._replicas:
             replica.server.wait_anew()
@@ -181,58 +216,66 @@ class VllmEngine(Engine):
             prefixes=self._prefixes,
         ) as sampling:
             self._open_servers(sampling, addresses)
-            sampling.add(*first)
+            sampling.add(first_parts, first_laters)
             while sampling.outstanding:
                 all_open = self._open_servers(sampling, addresses)
+                # If a server is away, the wait for an event is short, to see soon that it is back.
                 event = sampling.next() if all_open else sampling.next(RETURN_POLL_S)
                 if event is None:
-                    for number in sampling.opened:
-                        if why := self._replicas[number].server.gone(addresses[number]):
-                            sampling.lose(number, why)
+                    self._lose_gone_servers(sampling, addresses)
                 elif isinstance(event, Lost):
                     self._replicas[event.server].server.failed(event.address, event.reason)
-                    worked.discard(event.server)
+                    servers_with_answers.discard(event.server)
                 elif isinstance(event, Later):
-                    sampling.add(*numbered(event.requests()))
+                    sampling.add(*split_requests(event.requests()))
                 else:
-                    worked.add(event.server)
-                    part = event.part
-                    done = arrived.setdefault(part.index, {})
-                    done[part.first] = event.completions
+                    servers_with_answers.add(event.server)
                     self._count(event.completions)
-                    if sum(map(len, done.values())) < part.request.n:
-                        continue
-                    del arrived[part.index]
-                    results[part.index] = [c for first in sorted(done) for c in done[first]]
+                    whole = unfinished.add(event.part, event.completions)
+                    if whole is None:
+                        continue  # other parts of the request are missing
+                    index = event.part.index
+                    results[index] = whole
                     if on_result is not None:
-                        sampling.add(*numbered(on_result(part.index, results[part.index]) or ()))
-        for number in worked:
+                        sampling.add(*split_requests(on_result(index, whole) or ()))
+        for number in servers_with_answers:
             self._replicas[number].server.succeeded()
         return results
 
+    def _lose_gone_servers(self, sampling: Sampling, addresses: dict[int, Address]) -> None:
+        """Gives up the servers whose requests would wait in vain."""
+        for number in sampling.opened:
+            if reason := self._replicas[number].server.gone(addresses[number]):
+                sampling.lose(number, reason)
+
     def _open_servers(self, sampling: Sampling, addresses: dict[int, Address]) -> bool:
-        """Opens servers that are there and don't take requests yet, and notes their addresses. Returns
-        whether all servers take requests."""
-        shut = [replica for replica in self._replicas if replica.number not in sampling.opened]
-        awake = self._each(shut, Replica.awake)
-        opened = {replica.number: address for replica, address in zip(shut, awake, strict=True) if address}
+        """Opens the servers that are running and don't take requests yet, and adds their addresses. Returns
+        whether all servers take requests now."""
+        closed = [replica for replica in self._replicas if replica.number not in sampling.opened]
+        addresses_of_closed = self._each(closed, Replica.awake)
+        opened = {}
+        for replica, address in zip(closed, addresses_of_closed, strict=True):
+            if address is not None:
+                opened[replica.number] = address
         if opened:
             addresses |= opened
             sampling.open(opened)
-        return None not in awake
+        return None not in addresses_of_closed
 
     def _each(self, replicas: Sequence[Replica], work: Callable[[Replica], T]) -> list[T]:
-        """Returns the results of `work` for each of them, done at the same time."""
+        """Calls `work` for all replicas at the same time, in threads, and returns the results in their
+        order."""
         if len(replicas) < 2:
             return [work(replica) for replica in replicas]
         return list(self._threads.map(work, replicas))
 
     def _count(self, completions: list[Completion]) -> None:
+        """Adds the tokens to the total and to the rate."""
         count = sum(len(completion.token_ids) for completion in completions)
         self.tokens += count
         now = time.monotonic()
         self._recent.append((now, count))
-        # Twice the window, so that the list is copied once a window and not at each arrival.
+        # Old entries are dropped only after two windows, so that the list isn't copied at each arrival.
         if self._recent[0][0] < now - 2 * RATE_WINDOW_S:
             self._recent = [entry for entry in self._recent if entry[0] >= now - RATE_WINDOW_S]
 
@@ -248,28 +291,20 @@ class VllmEngine(Engine):
     ) -> SyncReport:
         started = time.monotonic()
         restarts = self.restarts
-        # Nobody samples from here on: a request in flight would mix old weights and new.
+        # All ranks have stopped sampling when this returns. A request in flight would mix old and new
+        # weights.
         self._ranks.gather(None)
         gaps: list[Gap] = []
         parts = {"reload": 0.0}
         gave_up = ""
-        # The servers without the new weights, each with the problem of the last attempt. The next attempt is
-        # for them alone; it is a slower way, and one with fewer things that can go wrong.
-        lacking = dict.fromkeys(self._replicas, "")
+        # The servers without the new weights, each with the problem of its last attempt. Only they take part
+        # in the next attempt, which is slower and has fewer ways to fail.
+        outdated = dict.fromkeys(self._replicas, "")
         has_transfer = chunks is not None and self._transfer != "file"
         attempts = ("transfer", "file", "new server") if has_transfer else ("file", "new server")
         for attempt in attempts:
-            sent: dict[Replica, Delivery] = {}
-            if attempt == "new server":
-                for replica, problem in lacking.items():
-                    if replica.server.loads:
-                        replica.server.start_anew(directory, problem)
-            else:
-                before = time.monotonic()
-                sent = self._send(list(lacking), directory, chunks, attempt == "transfer")
-                parts["reload"] += time.monotonic() - before
-                chunks = None  # the folder is whole now
-            updates = {replica: Update(directory, sent.get(replica)) for replica in lacking}
+            updates = self._attempt(attempt, outdated, directory, chunks, parts)
+            chunks = None  # all chunks have been made, so the folder is complete now
 
             def take(replica: Replica, updates: dict[Replica, Update] = updates) -> None:
                 replica.take(updates[replica], version, canary, self._context_length)
@@ -277,38 +312,35 @@ class VllmEngine(Engine):
             self._each(list(updates), take)
             gap_of_replica, scoring_seconds = self._verify(updates, canary)
             gaps += [gap for gap in gap_of_replica.values() if not gap.problem]
-            # Servers work at the same time: a part of the sync takes as long as in the slowest.
+            # The servers work at the same time, so a part of the sync takes as long as the slowest one needs.
             for seconds_of_part in (scoring_seconds, *(update.seconds for update in updates.values())):
                 for part, seconds in seconds_of_part.items():
                     parts[part] = max(parts.get(part, 0.0), seconds)
-            lacking = {}
+            outdated = {}
             for replica, update in updates.items():
                 new_problem = update.problem or gap_of_replica[replica].problem
                 if new_problem:
-                    lacking[replica] = new_problem
-            problems_of_ranks = self._ranks.gather("; ".join(lacking.values()))
+                    outdated[replica] = new_problem
+            problems_of_ranks = self._ranks.gather("; ".join(outdated.values()))
             if not any(problems_of_ranks):
                 break
-            told = "; ".join(filter(None, problems_of_ranks))
+            problems = "; ".join(filter(None, problems_of_ranks))
             if attempt == "transfer":
                 gave_up = (
-                    f"new weights did not come into the engine by {self._transfer}, and come by file from"
-                    f" here on: {told}"
+                    f"the transfer of new weights by {self._transfer} failed, and weights are sent by file"
+                    f" from now on: {problems}"
                 )
                 self._transfer = "file"
         else:
             raise EngineError(
-                f"the weights in {directory} could not be brought into the engine, not even by a new"
-                f" server, or once more where it isn't ours: {told}"
+                f"the weights in {directory} could not be loaded into the engine. The last attempt was with a"
+                f" new server (or a second one with a server that the run did not start): {problems}"
             )
-        if attempt == "new server":
-            self._new_servers_in_a_row += 1
-        else:
-            self._new_servers_in_a_row = 0
+        self._new_servers_in_a_row = self._new_servers_in_a_row + 1 if attempt == "new server" else 0
         if self._new_servers_in_a_row == NEW_SERVERS_IN_A_ROW:
             raise EngineError(
-                f"at {NEW_SERVERS_IN_A_ROW} syncs in a row the engine had new weights by a new server only,"
-                f" the last time since {told}. The servers' logs in {self._logs} say more"
+                f"the last {NEW_SERVERS_IN_A_ROW} syncs of weights each needed a new server, the last one"
+                f" because {problems}. See the servers' logs in {self._logs}"
             )
         self.version = version
         self._forget_prefixes()
@@ -324,17 +356,37 @@ class VllmEngine(Engine):
             gave_up,
         )
 
+    def _attempt(
+        self,
+        attempt: str,
+        outdated: dict[Replica, str],
+        directory: Path,
+        chunks: Iterable[Chunk] | None,
+        parts: dict[str, float],
+    ) -> dict[Replica, Update]:
+        """Makes one of the attempts of `load` (``transfer``, ``file`` or ``new server``) with the outdated
+        servers, and adds its seconds to `parts`."""
+        if attempt == "new server":
+            for replica, problem in outdated.items():
+                if replica.server.loads:
+                    replica.server.start_anew(directory, problem)
+            return {replica: Update(directory, None) for replica in outdated}
+        before = time.monotonic()
+        sent = self._send(list(outdated), directory, chunks, attempt == "transfer")
+        parts["reload"] += time.monotonic() - before
+        return {replica: Update(directory, sent.get(replica)) for replica in outdated}
+
     def _send(
         self, replicas: Sequence[Replica], directory: Path, chunks: Iterable[Chunk] | None, by_transfer: bool
     ) -> dict[Replica, Delivery]:
-        """Gives this rank's servers their new weights. Returns the result for each."""
+        """Sends this rank's servers their new weights, all at the same time. Returns the result of each."""
         loading = [replica for replica in replicas if replica.server.loads]
         deliveries = self._each(loading, lambda replica: replica.delivery(by_transfer))
         try:
             send_all(chunks or (), deliveries, directory)
         except BaseException:
             for replica, delivery in zip(loading, deliveries, strict=True):
-                if delivery.address is not None:  # nobody may sample from it
+                if delivery.address is not None:  # the server must not sample any more
                     problem = delivery.problem or "its weights are of two versions"
                     replica.server.failed(delivery.address, problem)
             raise
@@ -347,9 +399,11 @@ class VllmEngine(Engine):
         if canary is None:
             return dict.fromkeys(updates, Gap(math.nan, math.nan)), {}
         before = time.monotonic()
-        # Servers that are alike have sampled the same: that is scored once. Every rank comes here, with
-        # nothing to score if it has no server: scoring may be collective.
-        pairs = {key: pair for update in updates.values() for key, pair in update.pairs().items()}
+        # Servers with the same weights have drawn the same samples, which are scored once. Every rank calls
+        # `score`, even if it has no server and nothing to score, since scoring may be collective.
+        pairs: dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]] = {}
+        for update in updates.values():
+            pairs |= update.pairs()
         scores = dict(zip(pairs, canary.score(list(pairs.values())), strict=True))
         seconds = {"score_canary": time.monotonic() - before}
         tolerance = canary.tolerance or self._settings.tolerance(self._device)
@@ -367,7 +421,7 @@ class VllmEngine(Engine):
         return gaps, seconds
 
     def _forget_prefixes(self) -> None:
-        """Forgets the servers' caches, which are of other weights."""
+        """Forgets which prefixes the servers have cached, since they have dropped their caches."""
         is_cached = len(self._replicas) > 1 and self._settings.caches_prefixes(self._device)
         self._prefixes = Prefixes() if is_cached else None
 
@@ -388,7 +442,7 @@ class VllmEngine(Engine):
         try:
             yield
         finally:
-            # They wake when they are next needed.
+            # The servers are woken when they are needed (`Replica.awake`).
             for replica in self._replicas:
                 replica.server.hold(False)
 
@@ -399,35 +453,57 @@ class VllmEngine(Engine):
             replica.transfer.close()
         close_servers([replica.server for replica in self._replicas])
         self._threads.shutdown(wait=False)
-        with contextlib.suppress(RuntimeError):  # the interpreter is on its way out
+        with contextlib.suppress(RuntimeError):  # raised if the interpreter is ending
             self._client.close()
+
+
+class _UnfinishedRequests:
+    """Collects the parts of requests, which several servers may sample, until a request is whole."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, dict[int, list[Completion]]] = {}
+        """The completions that have come, by the request's index and the part's first sample."""
+
+    def add(self, part: RequestPart, completions: list[Completion]) -> list[Completion] | None:
+        """Returns the completions of the whole request, in order, or None if parts are missing."""
+        parts_of_request = self._parts.setdefault(part.index, {})
+        parts_of_request[part.first] = completions
+        if sum(map(len, parts_of_request.values())) < part.request.n:
+            return None
+        del self._parts[part.index]
+        return [completion for first in sorted(parts_of_request) for completion in parts_of_request[first]]
 
 
 @dataclass
 class Update:
-    """A server's way to new weights, those in the folder `weights`."""
+    """One attempt to give a server new weights."""
 
     weights: Path
+    """The folder of the weights."""
     delivery: Delivery | None
-    """None if the server was started on them."""
+    """The weights' transfer; None if the server was started on them."""
     seconds: dict[str, float] = field(default_factory=dict)
     sampled: list[tuple[TokenIds, Completion]] = field(default_factory=list)
     """The canary's prompts and the server's samples."""
     problem: str | None = None
+    """The reason why the attempt failed; None if it didn't."""
 
     def pairs(self) -> dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]]:
-        """Returns each prompt and its sample, by a key that servers share which sampled the same."""
-        return {
-            (number, prompt.tobytes(), completion.token_ids.tobytes()): (prompt, completion.token_ids)
-            for number, (prompt, completion) in enumerate(self.sampled)
-        }
+        """Returns the pairs of prompt and sample, by a key that is equal for equal pairs of different
+        servers."""
+        pairs = {}
+        for number, (prompt, completion) in enumerate(self.sampled):
+            key = number, prompt.tobytes(), completion.token_ids.tobytes()
+            pairs[key] = prompt, completion.token_ids
+        return pairs
 
 
 class Replica:
-    """A server, this rank's own or the first rank's, awake or asleep.
+    """One of an engine's servers, started by this rank or the first one, awake or asleep. Thread-safe.
 
-    `number` tells it from the engine's others. `verified` are the canary's probes of its present weights, if
-    there was a canary. Its methods may be called from several threads.
+    Attributes:
+        number: The number of the server among the engine's, from 0.
+        verified: The canary's probes of the present weights; empty without a canary.
     """
 
     def __init__(
@@ -437,13 +513,19 @@ class Replica:
         self.transfer = TRANSFERS[method](client, settings.sync_timeout, settings.tensor_parallel_size)
         self.verified: list[Probe] = []
         self._client, self._timeout = client, settings.sync_timeout
+        # Each start of a server has its own epoch. A restarted server is awake and has weights again.
         self._asleep_epoch: int | None = None
+        """The epoch of the server that was put to sleep and hasn't been woken; None if none was."""
         self._emptied_epoch: int | None = None
-        self._one_at_a_time = threading.RLock()
+        """The epoch of the server whose weights were dropped; None if none were."""
+        self._lock = threading.RLock()
 
     def fall_asleep(self, level: int) -> None:
-        """Puts the server to sleep: at level 1 its weights are copied to the host and back, at level 2 they
-        are dropped. One that can't is replaced by one that then has to."""
+        """Puts the server to sleep. If that fails, the server is restarted, and the new one is put to sleep.
+
+        Args:
+            level: vLLM's level: 1 keeps the weights in the host's memory, 2 drops them.
+        """
         while (address := self.server.ready()).epoch != self._asleep_epoch:
             try:
                 self._client.post(address, f"/sleep?level={level}", timeout=self._timeout)
@@ -453,19 +535,21 @@ class Replica:
                 self.server.failed(address, str(failure))
 
     def awake(self) -> Address | None:
-        """Returns the server, ready to sample, or None while it is being started."""
-        with self._one_at_a_time:
+        """Wakes the server if it sleeps, and returns its address; None while it is being started."""
+        with self._lock:
             if (address := self.server.now()) is None:
                 return None
             if address.epoch == self._emptied_epoch:
-                self.server.failed(address, "it was to sample after its weights were dropped")
+                self.server.failed(address, "it was asked to sample after its weights were dropped")
                 return None
-            # Weights first, and the cache after new weights are in, so that the peak of memory stays low.
+            # The weights are woken before the cache: before a sync only they are needed (`delivery`), so that
+            # the peak of memory is lower.
             self._wake("weights")
             self._wake("kv_cache")
             return self.server.now()
 
     def _wake(self, tag: str) -> None:
+        """Wakes a part of a sleeping server: ``weights``, or last ``kv_cache``."""
         if self._asleep_epoch is not None:
             address = self.server.ready()
             if address.epoch == self._asleep_epoch:  # a new server never slept
@@ -477,10 +561,10 @@ class Replica:
             self._asleep_epoch = None
 
     def delivery(self, by_transfer: bool) -> Delivery:
-        """Makes the server ready to be given weights: in chunks, or in a folder that is whole."""
+        """Prepares the server for new weights, by its transfer or from a complete folder."""
         transfer = self.transfer if by_transfer else FromFolder(self._client, self._timeout)
         try:
-            with self._one_at_a_time:
+            with self._lock:
                 self._wake("weights")
                 address = self.server.begin_weights(self.server.ready())
                 if not by_transfer:
@@ -490,8 +574,8 @@ class Replica:
             return Delivery(transfer, None, str(failure))
 
     def take(self, update: Update, version: int, canary: Canary | None, context_length: int) -> None:
-        """Has the server forget its old weights, and sample for the canary. Only an own server does
-        anything."""
+        """Completes an update: drops the server's cache of the old weights, and samples for the canary. Does
+        nothing for a server of another rank."""
         if not self.server.loads:
             return
         delivery = update.delivery
@@ -500,7 +584,7 @@ class Replica:
             return
         try:
             before = time.monotonic()
-            with self._one_at_a_time:
+            with self._lock:
                 if delivery is not None:
                     self._wake("kv_cache")
                 address = self.server.ready()
@@ -519,7 +603,7 @@ class Replica:
     def _sample_probes(
         self, address: Address, requests: Sequence[Request], version: int
     ) -> list[tuple[TokenIds, Completion]]:
-        """Returns the prompts and the server's samples."""
+        """Samples a canary's requests on one server. Returns pairs of prompt and sample."""
         answers = {}
         with Sampling(
             self._client,

@@ -1,14 +1,23 @@
-"""Runs one command and sees to it that nothing of it outlives its parent.
+"""Runs one command, and ensures that none of its processes outlives this program's parent.
 
     python -I -S guard.py PARENT_PID SCRATCH_FOLDER COMMAND…
 
-A server starts processes of its own, and those can outlive it: an engine core whose server was
-killed keeps its memory. This small process stands between: it is the reaper of all orphans below
-it, it watches its parent, and when the parent is gone, or says so on standard input, or the
-command ends, it ends whatever is left below it and deletes the scratch folder. So it does when
-the server's engine process is gone: the server itself stays on, and whoever asked it for anything
-but samples waits in vain. The command gets SIGTERM should the guard itself be killed. Standard
-library only: it lives as long as the server.
+A server starts processes that can outlive it: an engine core whose server was killed keeps its memory. So
+this program runs between the parent and the server::
+
+    parent ──► guard ──► server ──► engine core, workers
+
+The guard is the subreaper of all processes below it. It ends all of them, and deletes the scratch folder,
+when
+
+* the parent is gone, or writes to the guard's standard input or closes it;
+* the command has ended;
+* the engine core is gone: the server itself would continue, and requests other than for samples would never
+be
+  answered.
+
+If the guard itself is killed, the command gets SIGTERM. The guard uses only the standard library, so that it
+stays small while the server runs.
 """
 
 from __future__ import annotations
@@ -26,14 +35,15 @@ from collections.abc import Callable
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 8.0
-"""How long a clean end of the server may take. vLLM needs one to three seconds."""
+"""The most seconds of a clean end of the server. vLLM needs one to three."""
 ORPHAN_GRACE_S = 1.0
 WITHOUT_ENGINE_S = 2.0
-"""How long a server whose engine is gone may take to say why and leave."""
+"""The most seconds in which a server without its engine may write its error and end."""
 ENGINE_TITLE = b"VLLM::EngineCore"
 TRACKER_GRACE_S = 2.0
 END_NOW = b"k"
-"""On standard input: end at once, without the grace. Anything else, or its end: end cleanly."""
+"""The byte on standard input that ends the server at once. Any other byte, or the end of the input, ends it
+cleanly."""
 POLL_S = 0.5
 
 

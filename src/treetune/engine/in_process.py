@@ -1,4 +1,12 @@
-"""An engine without a server: each rank samples in its own process, with PyTorch."""
+"""An engine without a server: each rank samples in its own process, with PyTorch.
+
+Samples are rows of one batch, which share a cache of keys and values. In each step every row gets one token.
+A row whose sample has ended is given to the next waiting sample::
+
+    waiting samples ──admit──► rows of the batch ──next_logits──► draw a token for each ──► ended samples
+                                     ▲                                     │
+                                     └─────────── unfinished samples ──────┘
+"""
 
 from __future__ import annotations
 
@@ -34,30 +42,35 @@ from treetune.exceptions import EngineError
 from treetune.vocabulary import TokenIds, token_array
 
 FEWEST_ROWS = 8
-"""Rows of the smallest batch. A product of one to three rows is computed by other code, with other last bits;
-from four rows on, a row's result doesn't depend on how many there are (measured on a CPU, one thread)."""
+"""The rows of the smallest batch. A matrix product of one to three rows is computed by other code, with other
+last bits. From four rows on, a row's result doesn't depend on their number (measured on a CPU with one
+thread)."""
 BLOCK = 32
-"""Prompts and caches are padded to a multiple of it: a prompt's own length decides how it is computed."""
+"""Prompts and caches are padded to a multiple of this, so that how a row is computed depends only on its own
+length, and not on the other rows."""
 PREFILL_ROWS = 64
-"""Prompts of one forward pass."""
+"""The most prompts of one forward pass."""
 
 
 @dataclass(eq=False)
 class _Sample:
-    """A sample that is being drawn: sample `number` of the request `index`, its tokens so far, and the
-    numbers in [0, 1) that choose them."""
+    """A sample that is being drawn."""
 
     index: int
+    """The index of its request."""
     number: int
+    """The number of the sample among those of the request."""
     request: Request
     chances: np.ndarray
+    """The numbers in [0, 1) that choose its tokens, drawn from its seed."""
     ids: list[int] = field(default_factory=list)
+    """The tokens so far."""
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
 
 
 class InProcessEngine(Engine):
-    """See `Engine`. Samples are rows of one batch; a row whose sample has ended is given to the next one."""
+    """An engine that samples in this process; see `Engine`."""
 
     def __init__(self, settings: InProcessSettings, launch: EngineLaunch) -> None:
         self.version = 0
@@ -76,42 +89,39 @@ class InProcessEngine(Engine):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        started, before = time.monotonic(), self.tokens
+        started, tokens_before = time.monotonic(), self.tokens
         results: list[list[Completion | None]] = []
-        waiting: dict[int, deque[_Sample]] = {}
-        promised: list[Later] = []
+        waiting = _WaitingSamples()
+        laters: list[Later] = []
 
-        def ask(more: Sequence[Request | Later]) -> None:
-            promised.extend(request for request in more if isinstance(request, Later))
-            added: dict[int, list[_Sample]] = {}
-            for request in more:
-                if isinstance(request, Request):
-                    index, sampling = len(results), request.sampling
-                    check_request(index, request, self._context_length)
-                    for number in range(request.n):
-                        generator = np.random.default_rng(request.seed + number)
-                        sample = _Sample(index, number, request, generator.random(sampling.max_tokens))
-                        added.setdefault(request.priority, []).append(sample)
-                    results.append([None] * request.n)
-            for priority, samples in added.items():  # before what still waits of their priority
-                waiting.setdefault(priority, deque()).extendleft(reversed(samples))
+        def add_requests(new: Sequence[Request | Later]) -> None:
+            new_samples: dict[int, list[_Sample]] = {}  # by priority
+            for request in new:
+                if isinstance(request, Later):
+                    laters.append(request)
+                    continue
+                index = len(results)
+                check_request(index, request, self._context_length)
+                for number in range(request.n):
+                    generator = np.random.default_rng(request.seed + number)
+                    chances = generator.random(request.sampling.max_tokens)
+                    sample = _Sample(index, number, request, chances)
+                    new_samples.setdefault(request.priority, []).append(sample)
+                results.append([None] * request.n)
+            for priority, samples in new_samples.items():
+                waiting.add_in_front(priority, samples)
 
         batch = _RowBatch(self._model, self._device)
-        ask(requests)
-        while batch.samples or promised or any(waiting.values()):
+        add_requests(requests)
+        while batch.samples or laters or waiting:
             if self._closed:
                 raise EngineError("the engine was closed while it sampled")
-            if promised and not batch.samples and not any(waiting.values()):
-                wait([later.ready for later in promised], return_when=FIRST_COMPLETED)
-            for later in [later for later in promised if later.ready.done()]:
-                promised.remove(later)
-                ask(later.requests())
-            free_rows = self.at_once - len(batch.samples)
-            admitted: list[_Sample] = []
-            for _, queue in sorted(waiting.items()):  # by priority
-                while queue and len(admitted) < free_rows:
-                    admitted.append(queue.popleft())
-            batch.admit(admitted)
+            if laters and not batch.samples and not waiting:
+                wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
+            for later in [later for later in laters if later.ready.done()]:
+                laters.remove(later)
+                add_requests(later.requests())
+            batch.admit(waiting.take(self.at_once - len(batch.samples)))
             if not batch.samples:
                 continue
             for sample in self._step(batch):
@@ -125,8 +135,9 @@ class InProcessEngine(Engine):
                 )
                 self.tokens += len(sample.ids)
                 if None not in completions and on_result is not None:
-                    ask(on_result(sample.index, completions) or ())  # type: ignore[arg-type]
-        self.tokens_per_second = (self.tokens - before) / max(time.monotonic() - started, 1e-9)
+                    add_requests(on_result(sample.index, completions) or ())  # type: ignore[arg-type]
+        seconds = max(time.monotonic() - started, 1e-9)
+        self.tokens_per_second = (self.tokens - tokens_before) / seconds
         return results  # type: ignore[return-value]
 
     @override
@@ -138,7 +149,7 @@ class InProcessEngine(Engine):
         chunks: Iterable[Chunk] | None = None,
     ) -> SyncReport:
         started = time.monotonic()
-        for _ in chunks or ():  # the folder is whole when all of them have been made
+        for _ in chunks or ():  # the folder is complete when all chunks have been made
             pass
         self._read(directory)
         self.version = version
@@ -147,7 +158,7 @@ class InProcessEngine(Engine):
         probes = self._probe(canary)
         gap = judge(probes, self._probes, canary.tolerance or self._tolerance)
         if gap.problem:
-            raise EngineError(f"the weights in {directory} were read, and {gap.problem}")
+            raise EngineError(f"the weights in {directory} were loaded, but {gap.problem}")
         self._probes = probes
         return SyncReport(time.monotonic() - started, gap.largest, gap.mean)
 
@@ -156,6 +167,7 @@ class InProcessEngine(Engine):
         self._closed = True
 
     def _read(self, folder: Path) -> None:
+        """Loads the model from a folder."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -172,7 +184,8 @@ class InProcessEngine(Engine):
             attach_windowed_attention(self._model)
 
     def _step(self, batch: _RowBatch) -> list[_Sample]:
-        """Gives every sample of the batch one more token. Returns those that end, which leave the batch."""
+        """Draws one more token for every sample of the batch. Returns the samples that end, which leave the
+        batch."""
         rows = list(batch.samples)
         tokens, logprobs = draw(batch.next_logits()[rows], list(batch.samples.values()))
         ended = []
@@ -190,6 +203,7 @@ class InProcessEngine(Engine):
         return ended
 
     def _has_stop(self, sample: _Sample) -> bool:
+        """Returns whether the text of the sample contains a stop string."""
         if not sample.request.sampling.stop:
             return False
         if self._tokenizer is None:
@@ -202,6 +216,7 @@ class InProcessEngine(Engine):
         return any(stop in text for stop in sample.request.sampling.stop)
 
     def _probe(self, canary: Canary) -> list[Probe]:
+        """Samples for the canary, and has the samples scored by the trainer."""
         requests = canary.requests(self._context_length)
         before = self.tokens
         sampled = [completions[0] for completions in self.generate(requests)]
@@ -217,16 +232,17 @@ class InProcessEngine(Engine):
 
 
 WINDOWED = "treetune_windowed"
-"""The name under which transformers finds this engine's attention of layers with sliding windows."""
+"""The name of this engine's attention for sliding windows, by which transformers finds it."""
 LONGEST_PROBE = 600
-"""Tokens of the longest row with which an engine is compared with its model at the start."""
+"""The most tokens of a row with which the engine is compared with its model at the start."""
 PROBE_STEPS = 4
+"""The tokens of each row that are computed with the cache."""
 PROBE_LIMIT = 1e-3
-"""Largest difference between log-probs, in nats, that float32's rounding explains there."""
+"""The largest difference between log-probs, in nats, that rounding in float32 explains."""
 
 
 def longest_window(model: Any) -> int | None:
-    """Returns the tokens that a layer with a sliding window sees; None where no layer has one."""
+    """Returns the width in tokens of the model's sliding windows; None if no layer has one."""
     text = model.config.get_text_config()
     window = getattr(text, "sliding_window", None)
     kinds = getattr(text, "layer_types", None)
@@ -236,18 +252,18 @@ def longest_window(model: Any) -> int | None:
 
 
 def attach_windowed_attention(model: Any) -> None:
-    """Makes layers with a sliding window see that many tokens of the cache. Masks are given for all layers
-    alike, and each layer tells its attention the window that it has."""
+    """Limits layers with a sliding window to that many tokens of the cache. The engine's masks are the same
+    for all layers, and each layer passes its window to its attention."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     if model.config._attn_implementation != "sdpa":
         raise ValueError(
-            f"the engine in_process has no attention for {type(model).__name__}, which has sliding windows"
-            " and doesn't work with PyTorch's own attention: set engines.policy to the type 'vllm'"
+            f"the engine in_process doesn't support {type(model).__name__}, which has sliding windows and"
+            " can't use PyTorch's scaled_dot_product_attention: set engines.policy to the type 'vllm'"
         )
     AttentionInterface.register(WINDOWED, windowed_attention)
-    AttentionMaskInterface.register(WINDOWED, sdpa_mask)  # else our masks would be dropped
+    AttentionMaskInterface.register(WINDOWED, sdpa_mask)  # otherwise transformers would drop our masks
     model.set_attn_implementation(WINDOWED)
 
 
@@ -261,24 +277,32 @@ def windowed_attention(
     sliding_window: int | None = None,
     **settings: Any,
 ) -> Any:
-    """Attention within the window of the layer, [B, T, H, D]; see transformers' ``AttentionInterface``. The
-    mask, [B, 1, T, K], is True for each token and all before it."""
+    """Computes attention within the layer's window, [B, T, H, D]; see transformers' ``AttentionInterface``.
+
+    Args:
+        attention_mask: True for each token and all tokens before it, [B, 1, T, K].
+    """
     import torch
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if sliding_window is not None and attention_mask is not None:
         positions_B1T1 = attention_mask.sum(-1, keepdim=True) - 1
-        places_K = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
-        attention_mask = attention_mask & (places_K > positions_B1T1 - sliding_window)
-    inner = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    return inner(module, query_BHTD, key_BHKD, value_BHKD, attention_mask, **settings)
+        index_K = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
+        attention_mask = attention_mask & (index_K > positions_B1T1 - sliding_window)
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    return sdpa(module, query_BHTD, key_BHKD, value_BHKD, attention_mask, **settings)
 
 
 def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
-    """Raises ValueError where this engine, with its cache and its masks, computes other log-probs than the
-    model: recurrent states and convolutions, for example, lie in no cache of keys and values.
+    """Compares this engine's log-probs, computed with its cache and its masks, with the model's own.
 
-    Two rows of unlike lengths are fed to both, longer than the model's window where it has a short one.
+    Both compute two rows of different lengths, which are longer than the model's sliding window if that is
+    short.
+
+    Raises:
+        ValueError: They differ. Recurrent states and convolutions, for example, are not in a cache of keys
+        and
+            values.
     """
     import torch
 
@@ -287,8 +311,8 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
     rule = length_rule(model.config.to_dict())
     if rule is not None and context_length > rule.limit:
         raise ValueError(
-            f"{name} has {rule.kind}, which computes all samples of a batch otherwise where one has more than"
-            f" {rule.limit} tokens: set context_length to {rule.limit} or less"
+            f"{name} has {rule.kind}, which computes all samples of a batch differently if one of them has"
+            f" more than {rule.limit} tokens: set context_length to {rule.limit} or less"
         )
     length = min(max(24, (longest_window(model) or 0) + 8), LONGEST_PROBE, context_length)
     if length < 2 * PROBE_STEPS:
@@ -310,28 +334,27 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             expected[sample] = logits_1TV[0].float().log_softmax(-1)
         for step in range(PROBE_STEPS):
             logprobs_BV = batch.next_logits().float().log_softmax(-1)
-            for place, sample in batch.samples.items():
-                row = rows[sample.index]
-                at = len(row) - PROBE_STEPS + step
-                gaps.append(float((logprobs_BV[place] - expected[sample][at - 1]).abs().max()))
-                sample.ids.append(row[at])
+            for batch_row, sample in batch.samples.items():
+                token_ids = rows[sample.index]
+                position = len(token_ids) - PROBE_STEPS + step
+                gaps.append(float((logprobs_BV[batch_row] - expected[sample][position - 1]).abs().max()))
+                sample.ids.append(token_ids[position])
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
         raise ValueError(
-            f"the engine in_process doesn't know how {name} remembers what it has read"
+            f"the engine in_process doesn't support the cache of {name}"
             f" ({type(error).__name__}: {error}): {remedy}"
         ) from error
     if not max(gaps) <= PROBE_LIMIT:
         raise ValueError(
-            f"the engine in_process computes other log-probs than {name} (by up to {max(gaps):.2g}), which"
-            f" has layers that a cache of keys and values is not enough for: {remedy}"
+            f"the log-probs of the engine in_process differ from those of {name} by up to {max(gaps):.2g}."
+            f" The model has layers that need more than a cache of keys and values: {remedy}"
         )
 
 
 class _Cache:
-    """Keys and values by layer, as a model's attention asks for them.
+    """The keys and values of each layer, with the interface that transformers' attention uses.
 
-    `positions` None takes a whole prompt as it is; otherwise each row's one token goes to its position. The
-    tensors have the shape [rows, heads, tokens, dimension].
+    The tensors have the shape [rows, heads, tokens, dimension].
     """
 
     is_compileable = False
@@ -339,62 +362,104 @@ class _Cache:
     def __init__(self) -> None:
         self.layers: dict[int, tuple[Any, Any]] = {}
         self.positions: Any = None
+        """The position of each row's new token; None while whole prompts are computed."""
         self.used = 0
-        """Tokens of the longest row, padded."""
+        """The tokens of the longest row, padded."""
 
-    def update(self, keys: Any, values: Any, layer: int, *rest: Any, **named: Any) -> tuple[Any, Any]:
+    def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Stores new keys and values of a layer, and returns all that its attention sees."""
         if self.positions is None:
             self.layers[layer] = keys, values
             return keys, values
         rows = range(len(self.positions))
-        for whole, new in zip(self.layers[layer], (keys, values), strict=True):
-            whole[rows, :, self.positions] = new[:, :, 0]
-        known_keys, known_values = self.layers[layer]
-        return known_keys[:, :, : self.used], known_values[:, :, : self.used]
+        for cached, new in zip(self.layers[layer], (keys, values), strict=True):
+            cached[rows, :, self.positions] = new[:, :, 0]
+        cached_keys, cached_values = self.layers[layer]
+        return cached_keys[:, :, : self.used], cached_values[:, :, : self.used]
+
+
+class _WaitingSamples:
+    """The samples that have no row yet, by priority: the lowest number comes first."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[_Sample]] = {}
+
+    def __bool__(self) -> bool:
+        return any(self._queues.values())
+
+    def add_in_front(self, priority: int, samples: Sequence[_Sample]) -> None:
+        """Adds samples before the waiting ones of the same priority, so that answers which have begun are
+        finished first."""
+        self._queues.setdefault(priority, deque()).extendleft(reversed(samples))
+
+    def take(self, count: int) -> list[_Sample]:
+        """Removes the first samples, `count` at most, and returns them."""
+        taken: list[_Sample] = []
+        for _, queue in sorted(self._queues.items()):
+            while queue and len(taken) < count:
+                taken.append(queue.popleft())
+        return taken
 
 
 class _RowBatch:
-    """Samples by the row in which they are computed, and the cache of all rows."""
+    """The samples that are being drawn, each in a row, and the cache of all rows."""
 
     def __init__(self, model: Any, device: str) -> None:
         self.samples: dict[int, _Sample] = {}
+        """The samples by their rows."""
         self._model, self._device = model, device
         self._cache = _Cache()
         self._height = self._width = 0
+        """The rows and the tokens for which the cache has room."""
 
     def admit(self, samples: Sequence[_Sample]) -> None:
-        """Puts samples into free rows, with the keys and values of their prompts but the last token."""
-        everybody = [*self.samples.values(), *samples]
-        if not everybody or (not samples and 2 * max(len(everybody), FEWEST_ROWS) > self._height):
+        """Puts samples into free rows, and computes the keys and values of their prompts, except for the last
+        token, which the next step computes."""
+        all_samples = [*self.samples.values(), *samples]
+        if not all_samples:
             return
-        prompts = {s.request.prompt_ids.tobytes(): s.request.prompt_ids for s in samples}
+        # Half of the rows would be free, so the batch is made smaller even without a new sample.
+        is_half_empty = 2 * max(len(all_samples), FEWEST_ROWS) <= self._height
+        if not samples and not is_half_empty:
+            return
+        prompts = {sample.request.prompt_ids.tobytes(): sample.request.prompt_ids for sample in samples}
         computed = dict(self._prefill(prompts))
-        width = max([_padded(len(s.request.prompt_ids) + s.request.sampling.max_tokens) for s in everybody])
-        kept = list(self.samples)
-        if len(everybody) > self._height or width > self._width or 2 * len(everybody) <= self._height:
-            # Rows are moved anew: more of them, longer ones, or half of them at most.
-            self._height, self._width = max(FEWEST_ROWS, len(everybody)), width
-            for layer, both in next(iter(computed.values()), self._cache.layers).items():
-                old = self._cache.layers.get(layer)
-                moved = []
-                for index, like in enumerate(both):
-                    new = like.new_zeros((self._height, like.shape[-3], width, like.shape[-1]))
-                    if old is not None and kept:
-                        shared = min(width, old[index].shape[2])
-                        new[: len(kept), :, :shared] = old[index][kept, :, :shared]
-                    moved.append(new)
-                self._cache.layers[layer] = moved[0], moved[1]
-            self.samples = dict(enumerate(self.samples.values()))
-        free = (row for row in range(self._height) if row not in self.samples)
-        for row, sample in list(zip(free, samples, strict=False)):
-            for layer, both in computed[sample.request.prompt_ids.tobytes()].items():
-                for whole, part in zip(self._cache.layers[layer], both, strict=True):
-                    whole[row, :, : part.shape[1]] = part
+        lengths = [len(s.request.prompt_ids) + s.request.sampling.max_tokens for s in all_samples]
+        width = max(_padded(length) for length in lengths)
+        if len(all_samples) > self._height or width > self._width or 2 * len(all_samples) <= self._height:
+            layers = next(iter(computed.values()), self._cache.layers)
+            self._resize(max(FEWEST_ROWS, len(all_samples)), width, layers)
+        free_rows = [row for row in range(self._height) if row not in self.samples]
+        for row, sample in zip(free_rows, samples, strict=False):
+            keys_and_values = computed[sample.request.prompt_ids.tobytes()]
+            for layer, of_prompt in keys_and_values.items():
+                for cached, new in zip(self._cache.layers[layer], of_prompt, strict=True):
+                    cached[row, :, : new.shape[1]] = new
             self.samples[row] = sample
 
+    def _resize(self, height: int, width: int, layers: dict[int, tuple[Any, Any]]) -> None:
+        """Makes a cache of `height` rows and `width` tokens, and moves the present samples to its first rows.
+
+        Args:
+            layers: Keys and values of each layer, from which the new ones take heads, dimension and dtype.
+        """
+        rows = list(self.samples)
+        for layer, examples in layers.items():
+            old = self._cache.layers.get(layer)
+            moved = []
+            for index, example in enumerate(examples):
+                new = example.new_zeros((height, example.shape[-3], width, example.shape[-1]))
+                if old is not None and rows:
+                    common_width = min(width, old[index].shape[2])
+                    new[: len(rows), :, :common_width] = old[index][rows, :, :common_width]
+                moved.append(new)
+            self._cache.layers[layer] = moved[0], moved[1]
+        self._height, self._width = height, width
+        self.samples = dict(enumerate(self.samples.values()))
+
     def next_logits(self) -> Any:
-        """Returns the logits of the token behind each row's last one, [rows, V]; rows without a sample hold
-        anything."""
+        """Returns the logits of each row's next token, [rows, V]. Rows without a sample have arbitrary
+        values."""
         import torch
 
         ids, positions = [0] * self._height, [0] * self._height
@@ -415,43 +480,55 @@ class _RowBatch:
             ).logits[:, -1]
 
     def _prefill(self, prompts: dict[bytes, TokenIds]) -> Iterator[tuple[bytes, dict[int, tuple[Any, Any]]]]:
-        """Yields keys and values of each prompt but its last token, by layer: [heads, tokens, dimension]."""
+        """Yields each prompt's keys and values by layer, [heads, tokens, dimension], without its last token.
+
+        Args:
+            prompts: The prompts, by their bytes, so that equal ones are computed once.
+        """
         import torch
 
-        by_length: dict[int, list[bytes]] = {}
-        for key, ids in prompts.items():
-            by_length.setdefault(_padded(len(ids) - 1), []).append(key)
-        for length, keys in sorted(by_length.items()):
+        names_by_length: dict[int, list[bytes]] = {}
+        for name, ids in prompts.items():
+            names_by_length.setdefault(_padded(len(ids) - 1), []).append(name)
+        for length, names in sorted(names_by_length.items()):
             mask_TT = torch.ones((length, length), dtype=torch.bool, device=self._device).tril()
-            for chosen in (keys[i : i + PREFILL_ROWS] for i in range(0, len(keys), PREFILL_ROWS)):
-                ids_BT = torch.zeros((len(chosen), length), dtype=torch.long)
-                for row, key in enumerate(chosen):
-                    ids_BT[row, : len(prompts[key]) - 1] = torch.from_numpy(
-                        prompts[key][:-1].astype(np.int64)
-                    )
+            for first in range(0, len(names), PREFILL_ROWS):
+                batch = names[first : first + PREFILL_ROWS]
+                ids_BT = torch.zeros((len(batch), length), dtype=torch.long)
+                for row, name in enumerate(batch):
+                    ids = prompts[name][:-1]
+                    ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
                 cache = _Cache()
                 with torch.no_grad():
                     self._model.base_model(
                         input_ids=ids_BT.to(self._device),
-                        position_ids=torch.arange(length, device=self._device).expand(len(chosen), -1),
-                        attention_mask=mask_TT.expand(len(chosen), 1, -1, -1),
+                        position_ids=torch.arange(length, device=self._device).expand(len(batch), -1),
+                        attention_mask=mask_TT.expand(len(batch), 1, -1, -1),
                         past_key_values=cache,
                         use_cache=True,
                     )
-                for row, key in enumerate(chosen):
-                    end = len(prompts[key]) - 1
-                    layers = cache.layers.items()
-                    yield key, {layer: (k[row, :, :end], v[row, :, :end]) for layer, (k, v) in layers}
+                for row, name in enumerate(batch):
+                    end = len(prompts[name]) - 1
+                    of_prompt = {}
+                    for layer, (keys, values) in cache.layers.items():
+                        of_prompt[layer] = keys[row, :, :end], values[row, :, :end]
+                    yield name, of_prompt
 
 
 def _padded(length: int) -> int:
+    """Returns the next multiple of `BLOCK`."""
     return -(-max(length, 1) // BLOCK) * BLOCK
 
 
 def draw(logits_BV: Any, samples: Sequence[_Sample]) -> tuple[list[int], list[float]]:
-    """Returns each sample's next token and its log-prob under the distribution that it was drawn from: at the
-    sample's temperature, cut to its top-k and of that to its top-p, as vLLM does. At temperature 0, the
-    likeliest token and its untempered log-prob."""
+    """Draws each sample's next token.
+
+    The distribution is that of vLLM: at the sample's temperature, cut to its top-k tokens, and of these to
+    its top-p. At temperature 0 it takes the most likely token.
+
+    Returns:
+        The tokens, and their log-probs under these distributions; at temperature 0 at the temperature 1.
+    """
     import torch
 
     sampling = [sample.request.sampling for sample in samples]
@@ -461,15 +538,13 @@ def draw(logits_BV: Any, samples: Sequence[_Sample]) -> tuple[list[int], list[fl
     if cut:
         sorted_CV, order_CV = probs_BV[cut].sort(dim=-1, descending=True, stable=True)
         ranks_V = torch.arange(probs_BV.shape[1], device=probs_BV.device)
-        most_C1 = ranks_V.new_tensor(
-            [[sampling[r].top_k if sampling[r].top_k > 0 else len(ranks_V)] for r in cut]
-        )
-        sorted_CV = sorted_CV * (ranks_V < most_C1)
+        top_k = [sampling[row].top_k if sampling[row].top_k > 0 else len(ranks_V) for row in cut]
+        sorted_CV = sorted_CV * (ranks_V < ranks_V.new_tensor(top_k)[:, None])
         top_p_C1 = sorted_CV.new_tensor([[sampling[row].top_p] for row in cut])
-        before_CV = sorted_CV.cumsum(-1) - sorted_CV
-        sorted_CV = sorted_CV * (before_CV < top_p_C1 * sorted_CV.sum(-1, keepdim=True))
-        left_CV = torch.zeros_like(sorted_CV).scatter(1, order_CV, sorted_CV)
-        probs_BV[cut] = left_CV / left_CV.sum(-1, keepdim=True)
+        mass_before_CV = sorted_CV.cumsum(-1) - sorted_CV
+        sorted_CV = sorted_CV * (mass_before_CV < top_p_C1 * sorted_CV.sum(-1, keepdim=True))
+        cut_CV = torch.zeros_like(sorted_CV).scatter(1, order_CV, sorted_CV)
+        probs_BV[cut] = cut_CV / cut_CV.sum(-1, keepdim=True)
     chances_B1 = probs_BV.new_tensor([[sample.chances[len(sample.ids)]] for sample in samples])
     sums_BV = probs_BV.cumsum(-1)
     drawn_B1 = torch.searchsorted(sums_BV, chances_B1 * sums_BV[:, -1:], right=True)

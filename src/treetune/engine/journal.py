@@ -1,4 +1,15 @@
-"""Answers outlive a crash: sampled requests are written down as they come, and not sampled again."""
+"""Stores each request's samples as soon as they arrive, so that a killed run doesn't sample them again.
+
+::
+
+    program ──sample(request)──► JournaledEngine ──► known in memory or in a journal?  ──yes──► its samples
+                                                              │ no
+                                                              ▼
+                                       another task samples the same request ──yes──► wait for that task
+                                                              │ no
+                                                              ▼
+                                       engine.sample, then a row of the journal (written within FLUSH_S)
+"""
 
 from __future__ import annotations
 
@@ -34,13 +45,14 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 Observe = Callable[[Request, Sequence[Completion]], None]
+"""A function that is called with each request and its samples, before the program gets them."""
 
 FLUSH_S = 0.2
-"""A killed process loses at most what it sampled in this time."""
+"""Seconds between two writes to disk. A killed process loses at most the samples of this time."""
 
 
 class CallTimes(NamedTuple):
-    """The times of one call of `generate`, in seconds since its engine was made.
+    """The times of one program or call of `generate`, in seconds since the engine was made.
 
     Example: answers were sampled until 40 s, continuations of them from 12 s until 55 s::
 
@@ -48,24 +60,29 @@ class CallTimes(NamedTuple):
     """
 
     answers_end: float
-    """When the last request for answers was answered."""
+    """The time at which the last request for answers was answered."""
     end: float
+    """The time at which the program ended."""
     overlap: float
-    """Seconds in which continuations were asked for beside answers."""
+    """The seconds in which both continuations and answers were sampled."""
 
 
 class JournaledEngine(EngineWrapper):
-    """An engine whose finished requests are kept in journals, and found there the next time.
+    """An engine that stores the samples of finished requests in journals, and reads them from there.
 
-    A request is known by its content and by the policy version that samples it, so one journal can serve
-    several calls and a restarted run. `others` are journals to find requests in, and not to write to. A
-    request that differs from an earlier one in asking for fewer samples gets the first of those: no sample
-    depends on how many there are. Continuations that are asked for among answers are kept in the file
-    `continuations`, if there is one. `observe` is called with every request and its samples, before whoever
-    asked has them. Everything but sampling goes straight through.
+    A request is identified by its content and by the version of the weights, so one journal can serve several
+    calls and a restarted run. A request for fewer samples than an earlier, otherwise equal one gets the first
+    of its samples, since a sample doesn't depend on their number. Everything but sampling is forwarded.
 
-    `sampled` counts the tokens that were not in a journal, by the priority of their requests; `calls` has the
-    times of each call.
+    Args:
+        path: The journal.
+        others: Further journals that are read and not written.
+        continuations: The journal of continuations; None for `path`.
+        observe: Is called with every request and its samples.
+
+    Attributes:
+        sampled: The tokens that were not in a journal, by the priority of their requests.
+        calls: The times of each call.
     """
 
     def __init__(
@@ -85,9 +102,12 @@ class JournaledEngine(EngineWrapper):
         self._made = time.perf_counter()
         self._answers_end = 0.0
         self._continuations_begin: float | None = None
-        self._known: dict[str, list[Completion]] = {}
+        self._completions_by_key: dict[str, list[Completion]] = {}
         self._in_flight: dict[str, asyncio.Future[None]] = {}
+        """By key, a future that is done when the request is answered."""
         self._widest: dict[str, tuple[int, str]] = {}
+        """The most samples that were requested, and the key of that request, by the key of all requests that
+        differ only in their number of samples."""
 
     @override
     def run(self, program: Coroutine[Any, Any, T]) -> T:
@@ -104,31 +124,31 @@ class JournaledEngine(EngineWrapper):
 
     @override
     async def sample(self, request: Request) -> list[Completion]:
-        """Returns the samples of a request: those of a journal, or else new ones, which are written down."""
+        """Returns the samples of a request, from a journal or else from the engine."""
         if request.priority != ANSWERS and self._continuations_begin is None:
             self._continuations_begin = self.now()
         key = self._key(request)
         if not self._find(key, request):
-            if key in self._in_flight:  # somebody else has made the same request
+            if key in self._in_flight:  # another task has made the same request
                 await self._in_flight[key]
             else:
-                await self._sample_anew(key, request)
-        completions = self._known[key]
+                await self._sample_and_store(key, request)
+        completions = self._completions_by_key[key]
         if request.priority == ANSWERS:
             self._answers_end = self.now()
         if self._observe is not None:
             self._observe(request, completions)
         return completions
 
-    async def _sample_anew(self, key: str, request: Request) -> None:
-        is_known = self._in_flight[key] = asyncio.get_running_loop().create_future()
+    async def _sample_and_store(self, key: str, request: Request) -> None:
+        is_answered = self._in_flight[key] = asyncio.get_running_loop().create_future()
         completions = await self.engine.sample(request)
         self.sampled[request.priority] += sum(len(completion.token_ids) for completion in completions)
         journal = self._answers if request.priority == ANSWERS else self._continuations
         journal.add(journal_row(key, completions))
-        self._known[key] = completions
+        self._completions_by_key[key] = completions
         del self._in_flight[key]
-        is_known.set_result(None)
+        is_answered.set_result(None)
 
     @override
     def generate(
@@ -136,24 +156,24 @@ class JournaledEngine(EngineWrapper):
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
 
-        async def sample_all(more: Sequence[Request | Later]) -> None:
-            first = len(results)
-            results.extend([] for request in more if isinstance(request, Request))
-            numbers = iter(range(first, len(results)))
-            await asyncio.gather(
-                *(
-                    wait_for(request) if isinstance(request, Later) else sample_one(next(numbers), request)
-                    for request in more
-                )
-            )
+        async def sample_all(new: Sequence[Request | Later]) -> None:
+            """Samples the requests and those that follow from them, all at the same time."""
+            tasks: list[Coroutine[Any, Any, None]] = []
+            for request in new:
+                if isinstance(request, Later):
+                    tasks.append(sample_later(request))
+                else:
+                    tasks.append(sample_request(len(results), request))
+                    results.append([])
+            await asyncio.gather(*tasks)
 
-        async def sample_one(number: int, request: Request) -> None:
-            results[number] = await self.sample(request)
+        async def sample_request(index: int, request: Request) -> None:
+            results[index] = await self.sample(request)
             if on_result is not None:
-                await sample_all(on_result(number, results[number]) or ())
+                await sample_all(on_result(index, results[index]) or ())
 
-        async def wait_for(later: Later) -> None:
-            with suppress(Exception):  # `requests` is called after an error too, which it may raise
+        async def sample_later(later: Later) -> None:
+            with suppress(Exception):  # `requests` is called after an error, too, and may raise it
                 await result_of(later.ready)
             await sample_all(later.requests())
 
@@ -161,24 +181,28 @@ class JournaledEngine(EngineWrapper):
         return results
 
     def now(self) -> float:
-        """Returns the seconds since this was made."""
+        """Returns the seconds since the engine was made."""
         return time.perf_counter() - self._made
 
     def _find(self, key: str, request: Request) -> bool:
-        """Returns whether the request's completions are known, and remembers them."""
-        if key not in self._known:
-            _, widest = self._widest[request_key(request, self.version, n=0)]
-            if (completions := self._completions(key)) is None and (more := self._completions(widest)):
-                completions = more[: request.n]
-            if completions is None:
-                return False
-            self._known[key] = completions
+        """Returns whether the request was answered before. If it was, its completions are in memory then."""
+        if key in self._completions_by_key:
+            return True
+        completions = self._read_completions(key)
+        if completions is None:
+            # The samples of a request for fewer samples are the first ones of a request for more.
+            _, widest_key = self._widest[request_key(request, self.version, n=0)]
+            if more_completions := self._read_completions(widest_key):
+                completions = more_completions[: request.n]
+        if completions is None:
+            return False
+        self._completions_by_key[key] = completions
         return True
 
-    def _completions(self, key: str) -> list[Completion] | None:
-        """Returns the completions with this key in memory or in a journal."""
-        if key in self._known:
-            return self._known[key]
+    def _read_completions(self, key: str) -> list[Completion] | None:
+        """Returns the completions of a request from memory or from a journal; None if there are none."""
+        if key in self._completions_by_key:
+            return self._completions_by_key[key]
         row = self._answers.get(key) or self._continuations.get(key)
         try:
             return None if row is None else completions_of_row(row)
@@ -187,52 +211,63 @@ class JournaledEngine(EngineWrapper):
             return None
 
     def _key(self, request: Request) -> str:
-        """Returns the request's key, and remembers it if no request like it has asked for more samples."""
-        key, alike = request_key(request, self.version), request_key(request, self.version, n=0)
-        if self._widest.get(alike, (0, ""))[0] < request.n:
-            self._widest[alike] = request.n, key
+        """Returns the request's key, and remembers it if it is the one with the most samples so far among
+        those that are equal otherwise."""
+        key = request_key(request, self.version)
+        key_for_any_n = request_key(request, self.version, n=0)
+        most_samples, _ = self._widest.get(key_for_any_n, (0, ""))
+        if most_samples < request.n:
+            self._widest[key_for_any_n] = request.n, key
         return key
 
 
 def request_key(request: Request, version: int, *, n: int | None = None) -> str:
-    """Returns a hash that is the same for two requests with the same answer.
+    """Returns a hash that is equal for requests with equal samples.
 
-    `n` replaces the request's number of samples: with 0, requests that differ in it alone have one hash.
+    Args:
+        n: Replaces the request's number of samples. With 0, the hash doesn't depend on that number.
     """
     samples = request.n if n is None else n
-    # The fields as they are: `dataclasses.astuple` copies deeply, which takes longer than all else here.
+    # Not `dataclasses.astuple`, which copies deeply and would take longer than all the rest.
     sampling = list(vars(request.sampling).values())
     content = (request.prompt_ids.tolist(), request.seed, samples, sampling)
     key_parts = [content, version]
     if not request.reads_logprobs:
-        # Its row in the journal has no log-probs, and is no answer to a request that reads them.
+        # Its row in the journal has no log-probs, and can't answer a request that needs them.
         key_parts.append("without log-probs")
     text = json.dumps(key_parts, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def journal_row(key: str, completions: Sequence[Completion]) -> list[Any]:
-    """Returns the row of a finished request: of each sample the bytes of its ids (int32) and log-probs
-    (float32, or float64 where they are twice as long; null where nobody reads them), little-endian in base64,
-    then the rest."""
-    return [
-        key,
-        [
+    """Returns the row of a finished request in a journal.
+
+    The ids and the log-probs of a sample are written as little-endian bytes in base64: ids as int32,
+    log-probs as float32, or as float64 if they have twice as many bytes as the ids.
+
+    Example: ``["9f0c…", [["FAAAAAIAAAA=", "rkfhvQrXo7w=", "stop", 3, 0.8]]]``.
+    """
+    samples = []
+    for completion in completions:
+        logprobs = None if completion.logprobs is None else _encode(completion.logprobs)
+        samples.append(
             (
-                _text(c.token_ids),
-                None if c.logprobs is None else _text(c.logprobs),
-                c.finish_reason,
-                c.policy_version,
-                c.seconds,
+                _encode(completion.token_ids),
+                logprobs,
+                completion.finish_reason,
+                completion.policy_version,
+                completion.seconds,
             )
-            for c in completions
-        ],
-    ]
+        )
+    return [key, samples]
 
 
 def completions_of_row(row: Any) -> list[Completion]:
-    """Returns the samples in a row of a journal. Raises ValueError or TypeError if it is none. Lists of
-    numbers come from versions that did not write them as bytes."""
+    """Returns the samples in a row of a journal. Earlier versions wrote lists of numbers in place of bytes.
+
+    Raises:
+        ValueError, TypeError: The row is damaged.
+    """
     import numpy as np
 
     _, samples = row
@@ -248,6 +283,7 @@ def completions_of_row(row: Any) -> list[Completion]:
     return completions
 
 
-def _text(column: Column) -> str:
-    kind = column.dtype.newbyteorder("<")
-    return base64.b64encode(column.astype(kind, copy=False).tobytes()).decode("ascii")
+def _encode(column: Column) -> str:
+    """Returns the little-endian bytes of an array in base64."""
+    little_endian = column.dtype.newbyteorder("<")
+    return base64.b64encode(column.astype(little_endian, copy=False).tobytes()).decode("ascii")

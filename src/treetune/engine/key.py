@@ -1,11 +1,20 @@
-"""The middleware of a server: a request must carry the server's key, and may name the weights that it means.
+"""Guards a server's requests: each must carry the server's key, and may name the weights that it expects.
 
-On a loopback address every user of the machine can connect, and the development routes that exchange weights
-run any method of the engine. vLLM's own key guards the routes below ``/v1`` and leaves these open.
+*The key.* Every user of the machine can connect to a loopback address, and vLLM's routes for new weights run
+any method of the engine. vLLM's own key protects only the routes below ``/v1``.
 
-A server that several runs could reach, or that is started anew by hand, may have other weights than a client
-believes. The client that brings weights in gives them a name; a request for samples may name them too, and is
-answered with 409 if the server has others, at the beginning or by the end. Standard library only.
+*The name of the weights.* A server that several runs can reach, or that somebody has started again, may have
+other weights than a client believes. So the client that sends weights gives them a name, and a request for
+samples may carry the name that it expects::
+
+    client                                            server
+      GET /treetune/weights?are=step-7   ──────────►  its weights are called step-7 from here on
+      POST /v1/completions               ──────────►  samples
+           X-Treetune-Weights: step-7
+      POST /v1/completions               ──────────►  409, at once, or instead of the answer if the weights
+           X-Treetune-Weights: step-6                 were replaced while it sampled
+
+This file uses only the standard library, since vLLM's process imports it.
 """
 
 from __future__ import annotations
@@ -19,24 +28,25 @@ from typing import Any
 from urllib.parse import parse_qs
 
 VARIABLE = "TREETUNE_SERVER_KEY"
-"""The variable of the server's key: other users can't read its environment, unlike its command line."""
+"""The environment variable with the server's key. Other users can read a process's command line, but not its
+environment."""
 
 DESCRIPTION = "TREETUNE_SERVER_DESCRIPTION"
-"""The variable of the server's settings, as JSON, for clients that reach it by its address."""
+"""The environment variable with the server's settings as JSON, for clients that know only its address."""
 
 ROUTE = "/treetune/weights"
-"""Answers with the server's description and the name of its weights; ``?are=NAME`` gives them another one
-first."""
+"""Answers with the server's description and the name of its weights; with ``?are=NAME``, after it has set the
+name."""
 
 NAMED_WEIGHTS = "X-Treetune-Weights"
-"""Header with the name of the weights that a request means."""
+"""The header with the name of the weights that a request expects."""
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 App = Callable[[Mapping[str, Any], Any, Send], Awaitable[None]]
 
 
 def header(key: str, weights: str = "") -> dict[str, str]:
-    """Returns the headers of a request: the key, and the name of the weights if it means some."""
+    """Returns the headers of a request: the key, and the name of the weights if it expects some."""
     named = {NAMED_WEIGHTS: weights} if weights else {}
     return {"Authorization": f"Bearer {key}", **named}
 
@@ -56,11 +66,11 @@ class ServerDescription:
             {"process": self.process, "weights": self.weights, "started": self._description}
         ).encode()
 
-    def refusal(self, meant: str | None) -> bytes | None:
-        """Returns an error message if a request means other weights than the server has, else None."""
-        if meant is None or meant == self.weights:
+    def refusal(self, expected: str | None) -> bytes | None:
+        """Returns an error message if a request expects other weights than the server has, else None."""
+        if expected is None or expected == self.weights:
             return None
-        return f"this server has the weights {self.weights!r}, not {meant!r}".encode()
+        return f"this server has the weights {self.weights!r}, not {expected!r}".encode()
 
 
 class KeyRequired:
@@ -68,38 +78,40 @@ class KeyRequired:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._expected = header(os.environ[VARIABLE])["Authorization"].encode()
-        self._served = ServerDescription()
+        self._authorization = header(os.environ[VARIABLE])["Authorization"].encode()
+        self._server = ServerDescription()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
+        if not hmac.compare_digest(headers.get(b"authorization", b""), self._authorization):
             await respond(send, 401, b"this server asks for a key")
         elif scope.get("path") == ROUTE:
-            await respond(send, 200, self._served.describe(scope["query_string"].decode()))
-        elif (meant := headers.get(NAMED_WEIGHTS.lower().encode())) is None:
+            await respond(send, 200, self._server.describe(scope["query_string"].decode()))
+        elif (expected := headers.get(NAMED_WEIGHTS.lower().encode())) is None:
             await self._app(scope, receive, send)
         else:
-            await self._sample_from(meant.decode(), scope, receive, send)
+            await self._answer_from(expected.decode(), scope, receive, send)
 
-    async def _sample_from(self, meant: str, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
-        if refusal := self._served.refusal(meant):
+    async def _answer_from(self, expected: str, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
+        """Answers a request, or refuses it if the server has other weights than `expected`, before it samples
+        or afterwards."""
+        if refusal := self._server.refusal(expected):
             await respond(send, 409, refusal)
             return
         refused = False
 
-        async def checked(message: Mapping[str, Any]) -> None:
+        async def send_unless_replaced(message: Mapping[str, Any]) -> None:
             nonlocal refused
-            if message["type"] == "http.response.start" and (refusal := self._served.refusal(meant)):
+            if message["type"] == "http.response.start" and (refusal := self._server.refusal(expected)):
                 refused = True
                 await respond(send, 409, refusal)
             elif not refused:
                 await send(message)
 
-        await self._app(scope, receive, checked)
+        await self._app(scope, receive, send_unless_replaced)
 
 
 async def respond(send: Send, status: int, body: bytes) -> None:

@@ -1,5 +1,12 @@
-"""A server process: its command line and environment, its start under a guard on a free port, its log and
-its end."""
+"""Starts a vLLM server process, reads its log, and ends it.
+
+::
+
+    this process ──starts──► guard ──starts──► server ──starts──► engine core, workers
+
+The guard (`treetune.engine.guard`) ends everything below it when this process is gone or asks for it, or when
+the server has ended.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +38,7 @@ from treetune.inherited import without_secrets
 from treetune.store import held_folders
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""A folder of adapters has it, in the format of peft."""
+"""The file by which a folder of adapters is recognised, in the format of peft."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -43,29 +50,29 @@ BACKENDS: Mapping[TransferMethod, str] = {
     "cuda_ipc": "ipc",
     "nccl": "nccl",
 }
-"""vLLM's names of the transfers."""
+"""The names that vLLM has for the transfers."""
 
 PACKED_EXPERTS = "treetune.engine.packed_experts.PackedExpertsExtension"
 WORKER_EXTENSION = "treetune.engine.shared_memory_worker.SharedMemoryExtension"
 WHOLE_ANSWERS = "treetune.engine.whole_answers"
 
 READ_PER_SECOND = GIB / 5
-"""Bytes that a server reads of its weights in a second, at least: an estimate, half of what a slow shared
-file system gives."""
+"""The bytes of its weights that a server reads in a second, at least. Estimated: half the speed of a slow
+shared file system."""
 
 UNPLANNED_SHARE = 0.85
-"""The share of a GPU of a server that has it alone or that nobody has planned, unless settings say it."""
+"""The share of a GPU's memory of a server, if it is neither configured nor planned."""
 
 END_S = 30.0
-"""Seconds that an ended server, its guard included, may take to be gone."""
+"""Most seconds until an ended server and its guard are gone."""
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The largest ranks that vLLM can be set to hold."""
+"""The values that vLLM accepts for ``--max-lora-rank``."""
 
 _SOURCES = Path(treetune.__file__).parents[1]
 
 _FROM_THE_LAUNCHER = (
-    # DeepSpeed's launcher tells a rank about itself; vLLM would take part in that group.
+    # With these variables of DeepSpeed's launcher, vLLM would try to join the ranks' process group.
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GROUP_RANK"),
 )
@@ -73,77 +80,67 @@ _LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PMI_", "OMPI_", "SLURM_")
 
 _ENGINE = f"{held_folders.PREFIX}engine-"
 _SOCKET_BYTES = 107
-"""Bytes of a Unix socket's path at most (Linux)."""
+"""The most bytes of a Unix socket's path (Linux)."""
 _NAME_BYTES = len(_ENGINE) + 8 + 2 + len("00000000-0000-0000-0000-000000000000")
-"""Bytes of a path below the folder of temporary files: the server's folder, and a socket of vLLM's in it."""
+"""The bytes that a socket's path has in addition to the folder for temporary files: the server's folder, and
+the socket's name, which vLLM draws."""
 
 
 @dataclass(frozen=True)
 class ServerLaunch:
-    """Everything but the weights and the port that decides how a server is started."""
+    """The settings with which a server is started, except for its weights and its port."""
 
     settings: VllmSettings
     run: EngineLaunch
     is_trained: bool = True
-    """Whether its weights are exchanged; else they are served as they are on disk."""
+    """Whether new weights will be loaded into it."""
     replica: int = 0
-    """The server's number among this rank's."""
+    """The number of the server among this rank's servers, from 0."""
     host: str = LOOPBACK
-    """The address that it listens on: this machine's loopback unless others are to reach it."""
+    """The address on which it listens: the loopback, unless other machines must reach it."""
 
     def command(self, weights: Path, port: int) -> list[str]:
         """Returns the server's command line."""
-        settings, device, adapter_rank = self.settings, self.run.device, self.run.adapter_rank
+        settings, device = self.settings, self.run.device
         cuda = device == "cuda"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--host", self.host, "--port", str(port)]
         if self.run.trust_remote_code:
             command += ["--trust-remote-code"]
-        if adapter_rank is None:
-            command += ["--model", str(weights), "--served-model-name", MODEL_NAME]
-        else:
-            largest = next((rank for rank in _ADAPTER_RANKS if rank >= adapter_rank), None)
-            if largest is None:
-                raise ValueError(
-                    f"vLLM adds adapters of rank {_ADAPTER_RANKS[-1]} at most, and trainer.lora.rank is"
-                    f" {adapter_rank}: lower it, or set trainer.lora.send to 'merged'"
-                )
-            model = json.loads((weights / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
-            command += ["--model", model, "--served-model-name", START_MODEL_NAME]
-            command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(largest)]
-            command += ["--lora-modules", f"{MODEL_NAME}={weights}"]
+        command += self._model_arguments(weights)
         command += ["--dtype", settings.resolved_dtype(device), "--seed", str(self.run.seed % 2**32)]
         command += ["--max-model-len", str(self.context_length)]
         command += ["--max-num-seqs", str(settings.max_num_seqs)]
-        # vLLM refuses a budget below one sequence's length where prompts aren't cut.
-        longest = 0 if cuda else self.context_length
-        tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs, longest)
+        # On a CPU prompts aren't cut (below), and vLLM then refuses fewer tokens than the longest sequence
+        # has.
+        longest_prompt = 0 if cuda else self.context_length
+        tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs, longest_prompt)
         command += ["--max-num-batched-tokens", str(tokens)]
-        # Answers before continuations of others, which wait in one queue with them.
+        # Answers and continuations wait in the same queue, and answers come first.
         command += ["--scheduling-policy", "priority"]
-        # Nobody reads an answer before it is whole, nor statistics of each token.
+        # Answers are only needed complete, and vLLM's statistics of each token aren't needed at all.
         scheduler = "AsyncWholeAnswers" if cuda and settings.async_scheduling else "WholeAnswersScheduler"
         command += ["--scheduler-cls", f"{WHOLE_ANSWERS}.{scheduler}", "--disable-log-stats"]
         command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
-        # The model's own generation_config would change temperature, top-p and top-k behind our back.
+        # Otherwise the model's generation_config would change temperature, top-p and top-k.
         command += ["--generation-config", "vllm"]
-        # A tied head keeps its old packed copy when weights are exchanged in place; the directories
-        # that are served hold the head as a tensor of its own.
+        # vLLM keeps a packed copy of a tied head, which loading new weights wouldn't update. The folders of
+        # weights for the engine have the head as a weight of its own.
         if self.is_trained:
             command += ["--hf-overrides", '{"tie_word_embeddings": false}']
-        # Log-probs of the distribution that was really sampled from, after temperature and top-p.
+        # The log-probs of the distribution that is sampled from, after temperature and top-p.
         command += ["--logprobs-mode", "processed_logprobs"]
         command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
-        # The last one is asked first.
+        # A request passes the last middleware first.
         command += ["--middleware", f"{WHOLE_ANSWERS}.SamplesRoute"]
         command += ["--middleware", f"{key.__name__}.{key.KeyRequired.__name__}"]
         command += [f"--{'' if settings.caches_prefixes(device) else 'no-'}enable-prefix-caching"]
         command += [f"--{'' if settings.async_scheduling else 'no-'}async-scheduling"]
         if not cuda:
-            # A prompt cut over two steps takes back its first seeded draw, which a CPU's generator can't:
-            # the engine dies as soon as a wave of prompts is longer than the budget.
+            # If a prompt is cut into two steps, vLLM resets the generator after its first draw, which fails
+            # on a CPU: the engine dies as soon as the waiting prompts have more tokens than a step.
             command += ["--no-enable-chunked-prefill"]
-            # Attention on a CPU reads whole blocks: at vLLM's 128 tokens, short answers cost a tenth more.
+            # Attention on a CPU reads whole blocks. With vLLM's 128 tokens, short answers take 10 % longer.
             command += ["--block-size", "32"]
         if self._eager:
             command += ["--enforce-eager"]
@@ -161,45 +158,69 @@ class ServerLaunch:
             command += ["--worker-extension-cls", PACKED_EXPERTS]
         return [*command, *settings.extra_arguments]
 
+    def _model_arguments(self, weights: Path) -> list[str]:
+        """Returns the arguments for the model that is served: that of the folder `weights` or, if the folder
+        has an adapter, the model that the adapter belongs to, with the adapter."""
+        adapter_rank = self.run.adapter_rank
+        if adapter_rank is None:
+            return ["--model", str(weights), "--served-model-name", MODEL_NAME]
+        max_rank = next((rank for rank in _ADAPTER_RANKS if rank >= adapter_rank), None)
+        if max_rank is None:
+            raise ValueError(
+                f"trainer.lora.rank is {adapter_rank}, and vLLM supports adapters up to rank"
+                f" {_ADAPTER_RANKS[-1]}: lower it, or set trainer.lora.send to 'merged'"
+            )
+        model = json.loads((weights / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+        return [
+            *("--model", model, "--served-model-name", START_MODEL_NAME),
+            *("--enable-lora", "--max-loras", "1", "--max-lora-rank", str(max_rank)),
+            *("--lora-modules", f"{MODEL_NAME}={weights}"),
+        ]
+
     def environment(self, scratch: Path, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Returns the server's environment: the inherited one without keys, and without the launcher's
-        variables."""
+        """Returns the environment of the server: the inherited one without secrets and without the launcher's
+        variables, and vLLM's settings.
+
+        Raises:
+            ValueError: The server needs GPUs that this process doesn't have.
+        """
         settings, device = self.settings, self.run.device
-        before = tempfile.gettempdir()
-        environment = {
-            name: value
-            for name, value in without_secrets(inherited).items()
-            if name not in _FROM_THE_LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES)
-        }
+        temporary_folder = tempfile.gettempdir()
+        environment = {}
+        for name, value in without_secrets(inherited).items():
+            if name not in _FROM_THE_LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES):
+                environment[name] = value
         if self.is_trained:
-            environment["VLLM_SERVER_DEV_MODE"] = "1"  # opens the routes that exchange weights
+            environment["VLLM_SERVER_DEV_MODE"] = "1"  # opens the routes that load weights
         environment |= {
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
             "TMPDIR": str(scratch),
             "VLLM_RPC_BASE_PATH": str(scratch),
-            # PyTorch's compiled code is kept where it would be without a folder of the server's own.
+            # PyTorch's default. The server's own folder for temporary files is deleted with the server, and
+            # the compiled code has to outlive it.
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-            or str(Path(before) / f"torchinductor_{getpass.getuser()}"),
-            # Longer than the client keeps one: a request on a connection that the server just closed would
-            # look like a failure of the server, and on a busy machine its 5 s are not far from our 3.
+            or str(Path(temporary_folder) / f"torchinductor_{getpass.getuser()}"),
+            # Much longer than the client's `KEEP_ALIVE_S`. If the server closed a connection just when the
+            # client uses it again, that would look like a failure of the server.
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
             "OMP_NUM_THREADS": str(settings.threads(self.run.ranks.world_size)),
             # The server imports the middleware that asks for its key.
             "PYTHONPATH": os.pathsep.join(filter(None, [inherited.get("PYTHONPATH"), str(_SOURCES)])),
         }
         if self.run.adapter_rank is not None:
-            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # opens the route that exchanges adapters
+            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # opens the route that loads adapters
         if self.is_trained and self.run.transfer == "cuda_ipc":
-            # Handles of a GPU's memory travel pickled, to a server that listens to who knows its key.
+            # Handles of GPU memory are sent as pickles. The server accepts them only with its key.
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible_devices(inherited))
-            # It draws for no request with a seed, and ours have one: vLLM needn't have nvcc compile it.
+            # vLLM doesn't use this sampler for requests with seeds, which all of ours have, so that it need
+            # not be compiled.
             environment.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
             if settings.resolved_dtype(device) == "float32":
-                # Triton's dot products, vLLM's attention in float32, round to TF32 otherwise.
+                # Otherwise Triton's dot products, with which vLLM computes attention, would use TF32.
                 environment["TRITON_F32_DEFAULT"] = "ieee"
             if settings.batch_invariant:
                 environment["VLLM_BATCH_INVARIANT"] = "1"
@@ -207,11 +228,11 @@ class ServerLaunch:
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
             if self._one_process_computes:
-                # vLLM refuses the executor without workers otherwise; the engine core is a process of
-                # its own all the same.
+                # Without it vLLM refuses the executor without workers. The engine core is a process of its
+                # own nevertheless.
                 environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             if self._eager:
-                # One small function of the log-probs is left to compile: 15 s for no gain.
+                # Otherwise one small function would still be compiled, which takes 15 s and gains nothing.
                 environment["TORCH_COMPILE_DISABLE"] = "1"
         return environment
 
@@ -226,8 +247,8 @@ class ServerLaunch:
 
     @property
     def _one_process_computes(self) -> bool:
-        """True if there is no worker process beside the engine core: on a CPU it only adds messages between
-        the two, with a tiny model on two cores a third of the time."""
+        """Whether the engine core computes without worker processes. On a CPU, a worker would only add
+        messages between the two processes, which take a third of the time with a tiny model on two cores."""
         set_by_user = any(
             argument.startswith("--distributed-executor-backend")
             for argument in self.settings.extra_arguments
@@ -235,39 +256,48 @@ class ServerLaunch:
         return self.run.device != "cuda" and self.settings.tensor_parallel_size == 1 and not set_by_user
 
     def _visible_devices(self, inherited: Mapping[str, str]) -> list[str]:
-        """Returns the server's GPUs: of those that the settings name, or else the trainer's own."""
-        listed = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        """Returns the names of the server's GPUs, from `devices` or, without it, from the trainer's.
+
+        Example: with two GPUs for each server, the second of a rank's servers gets ``["2", "3"]``.
+        """
+        visible = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         settings, rank = self.settings, self.run.ranks.rank
         size, count = settings.tensor_parallel_size, settings.replicas_on(self.run.device)
         local_rank = int(inherited.get("LOCAL_RANK", rank)) if settings.servers == "per_rank" else 0
         start = (local_rank * count + self.replica) * size
         indices = settings.devices[start:][:size] if settings.devices else range(start, start + size)
-        if len(indices) < size or (listed and max(indices) >= len(listed)):
+        if len(indices) < size or (visible and max(indices) >= len(visible)):
             which = f"server {self.replica + 1} of {count}" if count > 1 else "engine"
             raise ValueError(
                 f"the {which} of rank {rank} needs GPUs {list(indices) or '(none left)'}, and this"
-                f" process sees {len(listed)}: change engines.policy.replicas, engines.policy.devices or"
+                f" process sees {len(visible)}: change engines.policy.replicas, engines.policy.devices or"
                 " engines.policy.tensor_parallel_size"
             )
-        return [listed[index] if listed else str(index) for index in indices]
+        return [visible[index] if visible else str(index) for index in indices]
 
 
 def with_time_for(settings: VllmSettings, weights: Path) -> VllmSettings:
-    """Returns the settings with more seconds to start and to sync, by the size of the weights."""
-    about = weights / ADAPTER_CONFIG
-    if about.is_file():
-        weights = Path(json.loads(about.read_text())["base_model_name_or_path"])
-    more = sum(file.stat().st_size for file in weights.glob("*.safetensors")) / READ_PER_SECOND
+    """Returns settings with longer timeouts of the start and of syncs, by the size of the weights."""
+    adapter_config = weights / ADAPTER_CONFIG
+    if adapter_config.is_file():
+        weights = Path(json.loads(adapter_config.read_text())["base_model_name_or_path"])
+    size = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
+    reading_s = size / READ_PER_SECOND
     return replace(
         settings,
-        start_timeout=settings.start_timeout + more,
-        sync_timeout=settings.sync_timeout + more,
+        start_timeout=settings.start_timeout + reading_s,
+        sync_timeout=settings.sync_timeout + reading_s,
     )
 
 
 class ServerProcess:
-    """A server process under its guard, on a free port and with a new key, or on and with those of the
-    arguments. Its environment is the launch's and `variables`."""
+    """A running server process with its guard.
+
+    Args:
+        port: The port on which it listens; None for a free one.
+        server_key: The key that requests must have; None for a new one.
+        variables: Further environment variables.
+    """
 
     def __init__(
         self,
@@ -307,18 +337,22 @@ class ServerProcess:
         return Address(self.url, epoch, self.key)
 
     def pid(self) -> int | None:
-        """Returns the server's own process ID, or None once it is gone. The guard started it first."""
+        """Returns the server's process ID; None once it has ended. It is the oldest child of the guard."""
         try:
             return min(psutil.Process(self._guard.pid).children(), key=lambda child: child.create_time()).pid
         except (psutil.Error, ValueError):
             return None
 
     def exit_code(self) -> int | None:
-        """Returns None while it runs."""
+        """Returns the exit code; None while the process runs."""
         return self._guard.poll()
 
     def end(self, *, at_once: bool = False) -> None:
-        """Ends the server and everything below it, and waits for that."""
+        """Ends the server and all of its processes, and waits until they are gone.
+
+        Args:
+            at_once: Whether they are killed. Otherwise they get some seconds to end by themselves.
+        """
         if self._guard.poll() is None:
             assert self._guard.stdin is not None
             with contextlib.suppress(OSError):
@@ -326,7 +360,8 @@ class ServerProcess:
             try:
                 self._guard.wait(END_S)
             except subprocess.TimeoutExpired:
-                # The session's leader is the guard: its process group is the server's and nobody else's.
+                # The guard has a session of its own, so that its process group has only the server's
+                # processes.
                 os.killpg(self._guard.pid, signal.SIGKILL)
                 self._guard.wait(END_S)
         if self._guard.stdin is not None:
@@ -334,7 +369,7 @@ class ServerProcess:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def log_text(self) -> str:
-        """Returns the end of this start's log."""
+        """Returns the end of the log, of this start only."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(self.log_start, file.seek(0, os.SEEK_END) - 200_000))
             return file.read().decode(errors="replace")
@@ -342,22 +377,21 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """Returns a port of this machine's loopback that nobody listens on just now."""
+    """Returns a port of this machine's loopback on which no process listens at present."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return probe.getsockname()[1]
 
 
 def listens(port: int, host: str = LOOPBACK) -> bool:
-    """Returns whether somebody listens on this port, of this machine's loopback or another of its
-    addresses."""
+    """Returns whether a process listens on a port of this machine."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex((host, port)) == 0
 
 
 def scratch_folder() -> Path:
-    """Makes a folder for a server's sockets and temporary files, held by this process."""
+    """Makes a folder for a server's sockets and temporary files. It is deleted after this process is gone."""
     held_folders.sweep()
     folder = Path(tempfile.mkdtemp(prefix=_ENGINE))
     held_folders.hold(folder)
@@ -365,14 +399,14 @@ def scratch_folder() -> Path:
 
 
 def refuse_long_paths() -> None:
-    """Raises ValueError if a server's sockets couldn't have their paths."""
+    """Raises ValueError if the paths of a server's sockets would be too long."""
     folder = os.fsencode(tempfile.gettempdir())
-    most = _SOCKET_BYTES - _NAME_BYTES
-    if len(folder) > most:
+    max_bytes = _SOCKET_BYTES - _NAME_BYTES
+    if len(folder) > max_bytes:
         raise ValueError(
-            f"the folder for temporary files is {os.fsdecode(folder)}, {len(folder)} bytes long: the engine's"
-            f" sockets lie there, and Linux allows their paths {_SOCKET_BYTES} bytes. Set TMPDIR to a folder"
-            f" of at most {most}, such as /tmp"
+            f"the path of the folder for temporary files, {os.fsdecode(folder)}, has {len(folder)} bytes. The"
+            f" engine's sockets are in that folder, and Linux limits their paths to {_SOCKET_BYTES} bytes:"
+            f" set TMPDIR to a folder whose path has at most {max_bytes} bytes, such as /tmp"
         )
 
 
@@ -401,20 +435,19 @@ _ERROR = re.compile(
 )
 
 _SAYS_NOTHING = ("engine core initialization failed", "see root cause above", "see stack trace")
-"""Errors that stand for another process's, which is in the log before them."""
+"""Texts of errors that only report another process's error, which is earlier in the log."""
 
 
 def ending_error(log_text: str) -> str:
-    """Returns the error that ended the server, or "": the last in its log that isn't about another one.
-
-    Warnings and the lines of tracebacks are passed over: a server names many dangers that don't come true.
+    """Returns the error that ended the server: the last error in its log that doesn't only report another
+    one. Returns an empty text if there is none. Warnings and lines of tracebacks are ignored.
     """
     lines = [_LOGGED.sub("", line) for line in log_text.splitlines()]
     for number in reversed(range(len(lines))):
         if not _ERROR.match(lines[number]) or any(words in lines[number].lower() for words in _SAYS_NOTHING):
             continue
         error = lines[number]
-        # A validation error's own words stand indented below it.
+        # The text of a validation error follows in indented lines.
         for line in lines[number + 1 :]:
             if not line.startswith("  ") or line.lstrip().startswith("For further information"):
                 break
@@ -430,7 +463,7 @@ _NO_CACHE = ("no available memory for the cache blocks", "available kv cache mem
 _REMEDIES: list[tuple[Callable[[str], bool], str]] = [
     (
         lambda error: "greater than the derived max_model_len" in error,
-        "the model's context is shorter than the engine's: lower context_length, or take a model with a"
+        "the model's context is shorter than the engine's: lower context_length, or use a model with a"
         " longer context",
     ),
     (
@@ -446,23 +479,27 @@ _REMEDIES: list[tuple[Callable[[str], bool], str]] = [
         lambda error: "no space left on device" in error or "bus error" in error,
         "no room in /dev/shm (a container needs --ipc=host)",
     ),
-    (lambda error: "address already in use" in error, "every port that was tried was taken"),
-    (lambda error: "cannot find any model weights" in error, "the model's folder holds no weights"),
-    (lambda error: "incomplete metadata" in error or "safetensor" in error, "the weights are not whole"),
+    (lambda error: "address already in use" in error, "every port that was tried was in use"),
+    (lambda error: "cannot find any model weights" in error, "the model's folder has no weights"),
+    (
+        lambda error: "incomplete metadata" in error or "safetensor" in error,
+        "the files of the weights are incomplete",
+    ),
     (lambda error: "unsupported cpu attention" in error, "on a CPU the head dimension must be at least 32"),
     (lambda error: "no module named 'vllm'" in error, "vLLM is not installed here: run the set-up"),
-    (lambda error: "too many open files" in error, "too few open files allowed: raise `ulimit -n`"),
+    (lambda error: "too many open files" in error, "too few open files are allowed: raise `ulimit -n`"),
     (
         lambda error: "unrecognized arguments" in error or "max_num_batched_tokens" in error,
-        "engines.policy.extra_arguments has what this vLLM doesn't take",
+        "engines.policy.extra_arguments has arguments that this version of vLLM doesn't accept",
     ),
 ]
 
 
 def diagnosis(log_text: str) -> str:
-    """Returns sentences about the error that ended the server and the likely remedy, or ""."""
+    """Returns sentences on the error that ended the server and on the likely remedy; empty if there is no
+    error in the log."""
     error = ending_error(log_text)
     if not error:
         return ""
-    remedy = next((words for matches, words in _REMEDIES if matches(error.lower())), None)
+    remedy = next((remedy for matches, remedy in _REMEDIES if matches(error.lower())), None)
     return f" It ended with {error!r}." + (f" Likely: {remedy}." if remedy else "")

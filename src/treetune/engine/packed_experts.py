@@ -1,9 +1,9 @@
-"""Packs a mixture's experts anew when a server on a CPU is given new weights.
+"""Corrects vLLM for mixtures of experts on a CPU: new weights of experts are packed whenever they come.
 
-On a CPU, vLLM (0.32) puts the experts' weights into the order in which its kernel reads them, once, at the
-server's start. New weights come in the order of their files, and would be read in that of the kernel: the
-canary finds nonsense at each sync, and a new server has to be started for it. Importing this module in the
-server's worker has them packed at each reading.
+On a CPU, vLLM (0.32) reorders (packs) the experts' weights for its kernel, but only when the server starts.
+It stores later weights in the order of their files, and its kernel then computes nonsense from them. The
+canary would find that at each sync, and a new server would have to be started. A worker that imports this
+module packs later weights too.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ def _set_kernel_up_and_pack(self: Any, layer: torch.nn.Module, w13: Any, w2: Any
     is_update = self.moe_kernel is not None
     _set_kernel_up(self, layer, w13, w2)
     on_cpu = layer.w13_weight.device.type == "cpu"
-    if is_update and on_cpu:  # at the start, vLLM has done it
+    if is_update and on_cpu:  # vLLM itself packs them at the start
         self.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
-def pack_at_each_reading() -> None:
-    """Changes vLLM in this process. Asked for again, it does nothing more."""
+def pack_at_each_update() -> None:
+    """Changes vLLM in this process. A second call changes nothing."""
     UnquantizedFusedMoEMethod._setup_kernel = _set_kernel_up_and_pack
 
 
-pack_at_each_reading()
+pack_at_each_update()
 
 
 class PackedExpertsExtension:
-    """Naming it has this module imported in vLLM's worker."""
+    """An empty extension of vLLM's worker. If a server names it, its worker imports this module."""

@@ -1,26 +1,26 @@
 """Programs that await an engine: each answer is a coroutine, and one thread runs all of them.
 
-A rollout awaits its samples and its grades, and reads from top to bottom. `ProgramLoop` is the event loop
-that runs such programs above `Engine.generate`, which samples until nothing is asked for any more::
+A rollout is a program that awaits its samples and its grades. `ProgramLoop` is the event loop that runs it
+with `Engine.generate`, which samples until no request is left::
 
     ProgramLoop.run(program), in the thread that called it
        │
        │  1. run every task until it waits; each waits for one of these:
-       │        await engine.sample(request)    the engine, which calls `_answered` with the samples
+       │        await engine.sample(request)    the engine, which calls `_set_samples` with the samples
        │        await result_of(future)         another thread (a grader, an environment); the engine calls
        │                                        `Later.requests` in this thread once the future is done
        │        await a task or a semaphore     another task of this loop
        ▼
-    Engine.generate(all that was asked for in 1.)
+    Engine.generate(the requests of step 1)
        │
-       │  2. one request is answered, or one future is done:
-       │        its task goes on, and with it whatever waited for that task, until all tasks wait again;
-       │        what they asked for meanwhile goes to the engine, before what still waits there
+       │  2. whenever one request is answered, or one future is done:
+       │        run its task, and the tasks that waited for it, until all tasks wait again;
+       │        send their new requests, before requests that are still waiting in the engine
        ▼
-    3. nothing is asked for any more: `generate` returns, and the program is done
+    3. no request is left: `generate` returns, and the program is done
 
-Nothing runs beside `generate`: a program goes on only inside its callbacks, so that programs need no locks.
-The loop has no timers. Whatever a program waits for has a deadline of its own: the engine's requests, the
+A program runs only inside the callbacks of `generate`, in one thread, so that programs need no locks. The
+loop has no timers. Everything that a program waits for has a deadline of its own: the engine's requests, the
 grader's answers, the environment's turns.
 """
 
@@ -48,72 +48,75 @@ log = logging.getLogger(__name__)
 
 
 class ProgramLoop(asyncio.AbstractEventLoop):
-    """Runs one program above an engine's `generate`.
+    """Runs one program with an engine's `generate`.
 
-    Tasks, futures, `asyncio.gather` and `asyncio.Semaphore` work in it as they do in any event loop.
+    Tasks, futures, `asyncio.gather` and `asyncio.Semaphore` work as in any event loop.
     """
 
     def __init__(self, generate: Generate) -> None:
         self._generate = generate
         self._ready: deque[asyncio.Handle] = deque()
-        self._asked: list[Request | Later] = []  # since the engine was told last
-        # The samples that each request waits for, by the number that the engine gives it: engines number
-        # requests in the order in which they get them.
+        self._new_requests: list[Request | Later] = []
+        """The requests that the engine hasn't got yet."""
         self._samples: list[asyncio.Future[list[Completion]] | None] = []
+        """The future of each request's samples; None once it is answered. The index is the number that the
+        engine gives the request, since engines number requests in the order in which they get them."""
 
     def run(self, program: Coroutine[Any, Any, T]) -> T:
         """Returns the result of the program, or raises what it or the engine raised."""
         self._program: asyncio.Task[Any] = self.create_task(program)
         try:
-            asked = self._run_until_all_wait()
-            laters = [later for later in asked if isinstance(later, Later)]
-            while laters and len(laters) == len(asked):
-                # A run that goes on may have all samples in its journal and wait for grades alone. That takes
-                # no engine, which may still be starting.
-                asked = self._wait_for_first(laters)
-                laters = [later for later in asked if isinstance(later, Later)]
-            if asked:
-                self._generate(asked, self._answered)
-            assert self._program.done(), "the program waits for something that nobody is going to do"
+            requests = self._run_until_all_wait()
+            laters = [later for later in requests if isinstance(later, Later)]
+            while laters and len(laters) == len(requests):
+                # A resumed run may have all samples in its journal and wait only for grades. That needs no
+                # engine, which may still be starting.
+                requests = self._wait_for_first(laters)
+                laters = [later for later in requests if isinstance(later, Later)]
+            if requests:
+                self._generate(requests, self._set_samples)
+            assert self._program.done(), "the program waits for a future that no task and no thread will set"
             result: T = self._program.result()
             return result
         finally:
             self._cancel_tasks()
 
     def _wait_for_first(self, laters: Sequence[Later]) -> list[Request | Later]:
-        """Waits for one of these, and returns the others and what it asks for."""
+        """Waits for the first of these, and returns the others and the requests that follow from it."""
         wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
         first = next(later for later in laters if later.ready.done())
         return [*(later for later in laters if later is not first), *first.requests()]
 
     def sample(self, request: Request) -> asyncio.Future[list[Completion]]:
-        """Asks the engine for a request's samples."""
+        """Sends a request to the engine when all tasks wait. Returns the future of its samples."""
         samples: asyncio.Future[list[Completion]] = self.create_future()
-        self._asked.append(request)
+        self._new_requests.append(request)
         self._samples.append(samples)
         return samples
 
     def wait_for(self, future: Future[Any]) -> asyncio.Future[None]:
-        """Returns a future of this loop that is done as soon as another thread has done `future`."""
+        """Returns a future of this loop that is done as soon as `future`, which another thread sets, is
+        done."""
         is_done: asyncio.Future[None] = self.create_future()
 
-        def go_on() -> list[Request | Later]:
+        def resume_tasks() -> list[Request | Later]:
             is_done.set_result(None)
             return self._run_until_all_wait()
 
-        self._asked.append(Later(future, go_on))
+        self._new_requests.append(Later(future, resume_tasks))
         return is_done
 
-    def _answered(self, number: int, completions: list[Completion]) -> list[Request | Later]:
+    def _set_samples(self, number: int, completions: list[Completion]) -> list[Request | Later]:
+        """Resumes the task that waits for a request's samples, and returns the requests that follow."""
         samples = self._samples[number]
         assert samples is not None, "the engine reports every request once"
-        self._samples[number] = None  # an answered request's samples aren't held until all are answered
+        self._samples[number] = None  # frees the samples before all other requests are answered
         samples.set_result(completions)
         return self._run_until_all_wait()
 
     def _run_until_all_wait(self) -> list[Request | Later]:
-        """Runs what is ready, and returns what was asked for. Raises what the program raised."""
-        outer = asyncio._get_running_loop()  # a notebook's, for one
+        """Runs all tasks that are ready, and returns their new requests. Raises what the program raised."""
+        outer = asyncio._get_running_loop()  # there is one in a notebook, for example
         asyncio._set_running_loop(self)
         try:
             while self._ready:
@@ -124,20 +127,20 @@ class ProgramLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(outer)
         if self._program.done():
             self._program.result()
-        asked, self._asked = self._asked, []
-        return asked
+        requests, self._new_requests = self._new_requests, []
+        return requests
 
     def _cancel_tasks(self) -> None:
-        """Ends the tasks that an error or a signal left waiting, so that they give back what they hold."""
+        """Ends the tasks that still wait after an error or a signal, so that they release their resources."""
         for task in asyncio.all_tasks(self):
             task.cancel()
         while self._ready:
-            # `run` raises the first error already; what tasks raise on their way out would hide it, and keep
-            # others from giving back what they hold.
+            # `run` raises the first error. Errors of tasks that are being ended would hide it, and would keep
+            # other tasks from releasing their resources.
             with contextlib.suppress(BaseException):
                 self._run_until_all_wait()
 
-    # What asyncio's tasks, futures and semaphores ask of their event loop
+    # The methods of an event loop that asyncio's tasks, futures and semaphores use
 
     @override
     def call_soon(
@@ -164,7 +167,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
     @override
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if "handle" in context and error is not None:  # of a callback, and so of no task that would raise it
+        if "handle" in context and error is not None:  # the error of a callback, which no task raises
             raise error
         log.warning("a program: %s", context["message"], exc_info=error)
 
@@ -174,15 +177,15 @@ class ProgramLoop(asyncio.AbstractEventLoop):
 
 
 def running_program_loop() -> ProgramLoop:
-    """Returns the loop that runs the calling program. Raises RuntimeError outside of one."""
+    """Returns the loop that runs the calling program. Raises RuntimeError if none does."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, ProgramLoop):
-        raise RuntimeError("this is awaited by programs of an engine: run yours with `engine.run(program)`")
+        raise RuntimeError("only a program of an engine can await this: run yours by `engine.run(program)`")
     return loop
 
 
 async def result_of(future: Future[T]) -> T:
-    """Returns the result of what another thread does, such as a grade, while other tasks go on."""
+    """Returns the result of a future that another thread sets, such as a grade. Other tasks run meanwhile."""
     if not future.done():
         await running_program_loop().wait_for(future)
     return future.result()

@@ -1,6 +1,6 @@
-"""Shares requests out over an engine's servers, and asks another server when one is lost.
+"""Distributes requests over an engine's servers, and sends them to another server if one is lost.
 
-Two threads are at work::
+Two threads run::
 
     the caller's thread (`VllmEngine.generate`)        the client's thread, with its event loop
 
@@ -10,12 +10,12 @@ Two threads are at work::
                                                        _ask: a task for each part, which waits for the server
                                                           │  its samples, or the server's failure
     Sampling.next() waits for  ◀── _results (a queue) ◀───┘
-      Answered  a part's samples: the caller may add what follows from them
-      Lost      a server: its parts wait again for another one; the caller has it started anew
-      Later     a future that somebody waits for is done: put there by the thread that did it
+      Answered  a part's samples: the caller may add requests that follow from them
+      Lost      a server: its parts wait again, for another one; the caller has it restarted
+      Later     its future is done: the thread that has set the future puts it here
 
-`next` returns None after a second without news, so that its caller can look after its servers. A part has the
-deadline `timeout`; a server that lets it pass is lost.
+`next` returns None after a second without an event, so that its caller can check its servers. Each part has
+the deadline `timeout`; a server that misses it is lost.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ the prefix again costs less than waiting for the busier server."""
 
 
 BLOCK_TOKENS = 16
-"""Tokens of a block: prefixes are known in whole blocks, as in vLLM's own cache on a GPU."""
+"""The tokens of a block. Only whole blocks of a prefix count, as in vLLM's own cache on a GPU."""
 MOST_BLOCKS = 1_000_000
-"""Blocks that are remembered at most, some 100 MB. Servers forget sooner."""
+"""The most blocks that are remembered, about 100 MB. Servers have smaller caches."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The samples of a part of a request, and the number of the server that they come from."""
+    """The samples of a part of a request, and the number of the server that drew them."""
 
     part: RequestPart
     completions: list[Completion]
@@ -60,7 +60,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Lost:
-    """A server that failed. Its unanswered parts go to the other servers, or wait until one is there."""
+    """A server that failed. Its unanswered parts go to the other servers, or wait until one is open."""
 
     server: int
     address: Address
@@ -72,7 +72,7 @@ Event = Answered | Lost | Later
 
 @dataclass(eq=False)
 class _OpenServer:
-    """A server that takes requests, and the parts that it works on for us."""
+    """A server that takes requests, and the parts that were sent to it."""
 
     number: int
     address: Address
@@ -81,18 +81,18 @@ class _OpenServer:
 
 
 class Sampling:
-    """A context manager that has parts of requests sampled by servers, which the caller numbers.
+    """A context manager that sends parts of requests to servers. The caller numbers the servers.
 
-    A part goes to the server that has its prefix, if that one isn't much busier than the others, and
-    otherwise to the server with the fewest samples in flight. Parts of a lower priority number go first.
-    Among those of one priority, the parts that were added last go first: they usually continue answers that
-    have begun, and few answers are then half done at a time.
+    A part goes to the server that has its prefix in the cache, unless that one is much busier than the
+    others; then it goes to the server with the fewest samples in flight. Parts with a lower priority number
+    are sent first. Of those with the same priority, the parts that were added last are sent first: they
+    usually continue answers that have begun, so that few answers are half done at the same time.
 
     Args:
-        most_parts: The parts that a server works on at a time.
-        most_samples: A server that works on so many samples is given no further part.
-        timeout: Seconds in which a server must answer a part.
-        prefixes: Which server has computed which prefixes; None if no server caches any.
+        most_parts: The most parts in flight on a server.
+        most_samples: A server with as many samples in flight gets no further part.
+        timeout: The seconds in which a server must answer a part.
+        prefixes: The index of cached prefixes; None if servers don't cache them.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Sampling:
         self._client, self._version, self._timeout = client, version, timeout
         self._most_parts, self._most_samples = most_parts, most_samples
         self.outstanding = 0
-        """The parts, and the `Later`, that `next` hasn't returned yet."""
+        """The number of parts and `Later` that `next` hasn't returned yet."""
         self.opened: set[int] = set()
-        """The servers that take requests."""
+        """The numbers of the servers that take requests."""
         # A SimpleQueue, so that the event loop never waits for the caller.
         self._results: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         # The attributes below belong to the event loop.
@@ -127,17 +127,17 @@ class Sampling:
             self._client.loop.call_soon_threadsafe(self._stop)
 
     def open(self, servers: Mapping[int, Address]) -> None:
-        """Lets these servers take requests, by their numbers, which may not be open."""
+        """Opens servers, by their numbers, so that parts are sent to them. They must not be open yet."""
         assert not servers.keys() & self.opened
         self.opened |= servers.keys()
         self._client.loop.call_soon_threadsafe(self._accept_servers, dict(servers))
 
     def lose(self, number: int, reason: str) -> None:
-        """Gives up a server that takes requests and doesn't answer any more, as if it had failed itself."""
+        """Gives up an open server whose requests will never be answered, as if it had failed."""
         self._client.loop.call_soon_threadsafe(self._lose, number, reason)
 
     def add(self, parts: Sequence[RequestPart], laters: Sequence[Later] = ()) -> None:
-        """Has the parts sampled as soon as a server is free. `next` returns each part's samples, and each of
+        """Sends the parts as soon as a server is free. `next` returns each part's samples, and each of
         `laters` once it is ready."""
         self.outstanding += len(parts) + len(laters)
         if parts:
@@ -147,11 +147,12 @@ class Sampling:
 
     def next(self, timeout: float = POLL_S) -> Event | None:
         """Returns the next event: a part's samples, a `Later` that is ready, or a server that was lost and is
-        open no longer; None if nothing came in time. Raises EngineError if a server refused a part."""
+        no longer open; None if there is no event within `timeout` seconds. Raises EngineError if a server
+        refused a part."""
         try:
             result = self._results.get(timeout=timeout)
         except queue.Empty:
-            assert self._client.thread.is_alive(), "the client's thread ended without a word"
+            assert self._client.thread.is_alive(), "the client's thread has ended unexpectedly"
             return None
         if isinstance(result, BaseException):
             raise result
@@ -176,16 +177,21 @@ class Sampling:
     def _send(self) -> None:
         """Sends waiting parts as long as a server is free."""
         while not self._over:
-            waiting = min((priority for priority, parts in self._waiting.items() if parts), default=None)
-            if waiting is None or (server := self._choose(self._waiting[waiting][0])) is None:
+            priorities = [priority for priority, parts in self._waiting.items() if parts]
+            if not priorities:
                 return
-            part = self._waiting[waiting].popleft()
+            parts = self._waiting[min(priorities)]
+            server = self._choose(parts[0])
+            if server is None:
+                return
+            part = parts.popleft()
             server.samples += part.n
             server.tasks[part] = self._client.loop.create_task(self._ask(part, server))
             if self._prefixes is not None:
-                self._prefixes.computed(server.number, part.request.prompt_ids)
+                self._prefixes.add(server.number, part.request.prompt_ids)
 
     def _choose(self, part: RequestPart) -> _OpenServer | None:
+        """Returns the server for a part; None if all servers are busy."""
         free = [
             server
             for server in self._servers.values()
@@ -195,7 +201,7 @@ class Sampling:
             return None
         idlest = min(free, key=lambda server: (server.samples, server.number))
         if self._prefixes is not None:
-            holder = self._prefixes.holder(part.request.prompt_ids)
+            holder = self._prefixes.find(part.request.prompt_ids)
             for server in free:
                 if server.number == holder and server.samples <= BUSIER * idlest.samples + BUSIER_SAMPLES:
                     return server
@@ -209,10 +215,10 @@ class Sampling:
             seconds = time.monotonic() - before
             completions = completions_of(answer, part, self._version, seconds)
         except ServerFailure as failure:
-            if self._servers.get(server.number) is server:  # and not another one, started since
+            if self._servers.get(server.number) is server:  # it may have been replaced meanwhile
                 self._lose(server.number, str(failure))
             return
-        except Exception as failure:  # handed to the caller's thread, which raises it
+        except Exception as failure:  # `next` raises it in the caller's thread
             self._results.put(failure)
             self._stop()
             return
@@ -221,12 +227,12 @@ class Sampling:
         if self._prefixes is not None:
             for completion in completions:
                 whole = np.concatenate([part.request.prompt_ids, completion.token_ids])
-                self._prefixes.computed(server.number, whole)
+                self._prefixes.add(server.number, whole)
         self._results.put(Answered(part, completions, server.number))
         self._send()
 
     def _lose(self, number: int, reason: str) -> None:
-        """Sends a server's unanswered parts again: the same seeds give the same tokens."""
+        """Removes a server, and sends its unanswered parts again. The same seeds give the same tokens."""
         server = self._servers.pop(number, None)
         if server is None:
             return
@@ -250,31 +256,33 @@ class Sampling:
 
 
 class Prefixes:
-    """An index of the servers that most likely have the keys and values of a text's beginning in their cache.
+    """An index of the servers that probably have a prefix in their cache of keys and values.
 
-    It knows a block by the hash of its tokens and of all tokens before it. When it has more than `most`
-    blocks, it forgets all of them.
+    A block is identified by a hash of its tokens and of all tokens before it. If there are more than `most`
+    blocks, all of them are forgotten.
     """
 
     def __init__(self, most: int = MOST_BLOCKS) -> None:
         self._most = most
         self._holders: dict[int, int] = {}
 
-    def computed(self, holder: int, ids: TokenIds) -> None:
+    def add(self, holder: int, ids: TokenIds) -> None:
         """Remembers that the server `holder` has computed all of `ids`."""
         if len(self._holders) >= self._most:
             self._holders.clear()
         for block in _blocks(ids):
             self._holders[block] = holder
 
-    def holder(self, ids: TokenIds) -> int | None:
-        """Returns the server that computed the longest known prefix of `ids` last, or None."""
-        last = None
+    def find(self, ids: TokenIds) -> int | None:
+        """Returns the server that has computed the longest prefix of `ids`, and of several the last one; None
+        if no server has computed any."""
+        found_holder = None
         for block in _blocks(ids):
-            if (holder := self._holders.get(block)) is None:
+            holder = self._holders.get(block)
+            if holder is None:
                 break
-            last = holder
-        return last
+            found_holder = holder
+        return found_holder
 
     def forget(self, holder: int) -> None:
         """Forgets a server whose cache is gone."""
@@ -282,9 +290,10 @@ class Prefixes:
 
 
 def _blocks(ids: TokenIds) -> Iterator[int]:
-    before = 0
+    """Yields a hash for each whole block of `ids`, which covers that block and all before it."""
+    block_hash = 0
     data = ids.tobytes()
     size = BLOCK_TOKENS * ids.itemsize
     for end in range(size, len(data) + 1, size):
-        before = hash((before, data[end - size : end]))
-        yield before
+        block_hash = hash((block_hash, data[end - size : end]))
+        yield block_hash

@@ -1,4 +1,22 @@
-"""A server's life: started, ready, watched, started anew when it dies, ended with everything of it."""
+"""Starts a server, watches it, restarts it when it dies, and ends it with all of its processes.
+
+States of an `OwnServer`, which its thread ``engine-server`` runs through::
+
+    wanted ──► starting ──► running ──► ended ──► wanted      it died, or `failed` reported it
+                  │ fails      │ close                 │
+                  ▼            ▼                       │ more than max_restarts times in a row
+               given up     closed                     ▼
+                                                    given up
+
+    `ready`   waits until the server runs; raises EngineError if it was given up or closed
+    `hold`    keeps an ended server from being started until it is called again
+
+The other ranks see this server as a `RemoteServer`, through two kinds of files in the run's folder of
+weights::
+
+    server.json          first rank → others    address, key, epoch, error; written at each change
+    server-EPOCH.failed  others → first rank    a rank reports that the server of this epoch failed
+"""
 
 from __future__ import annotations
 
@@ -30,107 +48,119 @@ from treetune.store.files import write_json
 from treetune.store.timeline import SUFFIX, Timeline
 
 POLL_S = 0.1
+"""Seconds between two checks of a server's process."""
 PORT_TRIES = 4
+"""Most starts of a server on another port, if its port is taken meanwhile."""
 
 
 class Server:
-    """A server as its engine sees it, be it this rank's own or another's. A sub-class sets `_address`, under
-    `_changed`, while the server is there. Thread-safe."""
+    """A server as its engine sees it, started by this rank or by another process. Thread-safe.
+
+    A subclass sets `_address` while the server runs, and notifies `_changed`.
+    """
 
     loads = False
-    """Whether this rank brings its weights in."""
+    """Whether this rank sends the server its weights."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._address: Address | None = None
         self._error: str | None = None
-        self._epoch = self._in_a_row = 0
+        """The reason why the server was given up; None if it was not."""
+        self._epoch = 0
+        """The number of starts that succeeded. It identifies the running server process."""
+        self._failures_in_a_row = 0
+        """The number of failures since work was last finished."""
         self._closed = False
 
     @property
     def restarts(self) -> int:
-        """Starts that came up, after the first: a failure that is noticed twice, by the thread and by a
-        caller, is one restart."""
+        """The number of successful starts after the first. A failure that both the thread and a caller notice
+        counts once."""
         return max(0, self._epoch - 1)
 
     def ready(self) -> Address:
-        """Waits for the server. Raises EngineError if it didn't come up."""
+        """Waits until the server runs, and returns its address. Raises EngineError if it was given up."""
         with self._changed:
-            # `now` gives up by its own deadline, or the thread does, so this ends.
+            # This ends, since `now` or the thread gives the server up after a deadline.
             while (address := self.now()) is None:
                 self._changed.wait(POLL_S)
             return address
 
     def now(self) -> Address | None:
-        """Returns the server if it is there, else None. Raises EngineError if it isn't coming."""
+        """Returns the server's address; None while it is being started. Raises EngineError if it was given
+        up."""
         raise NotImplementedError
 
     def failed(self, address: Address, reason: str) -> None:
-        """Reports that the server at `address` misbehaved: it is to be ended and started anew."""
+        """Reports that the server at `address` failed, so that it is ended and restarted."""
         raise NotImplementedError
 
     def gone(self, address: Address) -> str | None:
-        """Returns the reason why a request to the server at `address` would wait in vain. None if it
-        wouldn't, or if the request itself meets the failure."""
+        """Returns the reason why a request to the server at `address` would never be answered; None if there
+        is none, or if the request itself will fail."""
         return None
 
     def wait_anew(self) -> None:
-        """Starts the deadline of waiting for this server anew, when work begins."""
+        """Restarts the deadline of the wait for this server. Called when work begins."""
 
     def succeeded(self) -> None:
-        """Reports that work was finished: the restarts so far are forgiven."""
-        self._in_a_row = 0
+        """Reports that work was finished, so that earlier failures no longer count."""
+        self._failures_in_a_row = 0
 
     def hold(self, held: bool) -> None:
-        """Keeps a server that ends from being started anew while `held`: its memory is somebody else's."""
+        """Sets whether a server that ends is not restarted yet, because the trainer uses its memory."""
 
     def begin_weights(self, address: Address) -> Address:
-        """Returns the address that takes new weights. From here on the server has neither the old ones nor
-        the new ones. Raises ServerFailure."""
+        """Begins to load new weights, and returns the address that they are sent to. From now on the server
+        has neither the old weights nor all of the new ones. Raises ServerFailure."""
         return address
 
     def end_weights(self, address: Address, weights: Path) -> Address:
-        """Returns the address that samples from the weights of that folder, which the server has now. Raises
-        ServerFailure."""
+        """Notes that the server has the weights of that folder now, and returns the address that samples from
+        them. Raises ServerFailure."""
         return address
 
     def use(self, weights: Path) -> None:
-        """Sets the weights of a server that comes back."""
+        """Sets the weights with which the server is restarted if it dies."""
 
     def start_anew(self, weights: Path, reason: str) -> None:
-        """Replaces the server, whatever it does, by one on these weights."""
+        """Ends the server, and starts a new one with these weights."""
 
     def begin_to_close(self) -> None:
-        """Begins to end it, if it is ours, and waits for nothing."""
+        """Begins to end the server if this process started it, and returns at once."""
         with self._changed:
             self._closed = True
             self._address = None
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends it, if it is ours."""
+        """Ends the server if this process started it, and waits for its end."""
 
 
 class OwnServer(Server):
-    """The server that this process started. A thread starts it, watches it and starts it anew. The other
-    ranks read its address in `address_file`."""
+    """A server that this process starts. A thread starts, watches and restarts it. The other ranks read its
+    address from `address_file`."""
 
     loads = True
 
     def __init__(self, launch: ServerLaunch, log: Path, address_file: Path | None) -> None:
         super().__init__()
         self._launch, self._settings, self._log = launch, launch.settings, log
-        # A wrong choice of GPUs, or too long a path, is the caller's mistake, reported at once.
+        # Both raise ValueError here, in the caller's thread, for GPUs that don't exist and for paths that are
+        # too long.
         launch.environment(Path())
         refuse_long_paths()
         self._address_file = address_file
         self._weights = launch.run.weights
         self._start_wanted = True
-        self._bad_epoch: tuple[int, str] = (0, "")
+        """Whether the thread is to start a server."""
+        self._failed_epoch: tuple[int, str] = (0, "")
+        """The last epoch that was reported as failed, and the reason."""
         self._held = False
         self._client = Client()
         self._timeline = Timeline(log.with_suffix(SUFFIX))
-        # The thread starts the processes; it lives as long as this object.
+        # The thread starts the processes, and lives as long as this object.
         self._thread = threading.Thread(target=self._supervise, name="engine-server", daemon=True)
         self._thread.start()
 
@@ -148,7 +178,7 @@ class OwnServer(Server):
     def failed(self, address: Address, reason: str) -> None:
         with self._changed:
             if address.epoch == self._epoch and self._address is not None:
-                self._bad_epoch = (address.epoch, reason)
+                self._failed_epoch = (address.epoch, reason)
                 self._address = None
                 self._changed.notify_all()
 
@@ -167,7 +197,7 @@ class OwnServer(Server):
         with self._changed:
             self._weights = weights
             self._address, self._error = None, None
-            self._bad_epoch = (self._epoch, reason)
+            self._failed_epoch = (self._epoch, reason)
             self._start_wanted = True
             self._changed.notify_all()
 
@@ -180,6 +210,7 @@ class OwnServer(Server):
         self._publish()
 
     def _supervise(self) -> None:
+        """Runs through the states in the head of this file, until the server is closed."""
         while True:
             with self._changed:
                 while not self._closed and (self._held or not self._start_wanted):
@@ -191,7 +222,7 @@ class OwnServer(Server):
             try:
                 with self._timeline.span("server", "starts", weights=weights.name):
                     process = self._start(weights)
-            except Exception as error:  # any error ends the waiting of others, and is reported
+            except Exception as error:  # other threads and ranks wait for a server, and must get any error
                 self._give_up(error)
                 continue
             try:
@@ -201,8 +232,9 @@ class OwnServer(Server):
                         self._address = process.address(self._epoch)
                     self._publish()
                     self._changed.notify_all()
-                with self._timeline.span("server", "answers", start=self._epoch, pid=process.pid()) as ended:
-                    ended["why"] = reason = self._watch(process)
+                start, pid = self._epoch, process.pid()
+                with self._timeline.span("server", "answers", start=start, pid=pid) as details:
+                    details["why"] = reason = self._watch(process)
             except Exception as error:
                 process.end(at_once=True)
                 self._give_up(error)
@@ -214,11 +246,11 @@ class OwnServer(Server):
                     return
                 if self._start_wanted:
                     continue
-                self._in_a_row += 1
-                if self._in_a_row > self._settings.max_restarts:
+                self._failures_in_a_row += 1
+                if self._failures_in_a_row > self._settings.max_restarts:
                     self._error = (
-                        f"the engine's server failed {self._in_a_row} times in a row (max_restarts is"
-                        f" {self._settings.max_restarts}), the last time: {reason}."
+                        f"the engine's server failed {self._failures_in_a_row} times in a row (max_restarts"
+                        f" is {self._settings.max_restarts}), the last time: {reason}."
                         f"{diagnosis(process.log_text())}\n{last_lines(self._log)}"
                     )
                     self._publish()
@@ -227,34 +259,36 @@ class OwnServer(Server):
                 self._changed.notify_all()
 
     def _give_up(self, error: Exception) -> None:
-        """Reports on all ranks that there is no server."""
-        known = isinstance(error, EngineError | OSError)
+        """Reports to all ranks that there is no server."""
+        explains_itself = isinstance(error, EngineError | OSError)
         with self._changed:
             self._address = None
             if not self._start_wanted:
-                what = "" if known else f"{type(error).__name__} while the server was started or watched: "
-                self._error = f"{what}{error}"
-            with contextlib.suppress(OSError):  # a full disk: this rank's error ends the others
+                context = f"{type(error).__name__} while the server was started or watched: "
+                self._error = str(error) if explains_itself else f"{context}{error}"
+            with contextlib.suppress(OSError):  # a full disk; then this rank's error ends the others
                 self._publish()
             self._changed.notify_all()
 
     def _watch(self, process: ServerProcess) -> str:
-        """Returns the reason when the process has ended or has to end."""
-        poisoned = poison_file(self._address_file, self._epoch) if self._address_file else None
+        """Waits until the process has ended or has to be ended, and returns the reason."""
+        failure_file = failure_file_of(self._address_file, self._epoch) if self._address_file else None
         while True:
             with self._changed:
                 if self._closed:
                     return "closed"
-                if self._start_wanted or self._bad_epoch[0] == self._epoch:
-                    return self._bad_epoch[1]
+                failed_epoch, reason = self._failed_epoch
+                if self._start_wanted or failed_epoch == self._epoch:
+                    return reason
                 self._changed.wait(POLL_S)
             if (code := process.exit_code()) is not None:
                 return f"its process ended with code {code}"
-            if poisoned is not None and poisoned.exists():
-                return poisoned.read_text()
+            if failure_file is not None and failure_file.exists():
+                return failure_file.read_text()
 
     def _start(self, weights: Path) -> ServerProcess:
-        """Returns a server that has sampled. Raises EngineError with the end of the log."""
+        """Starts a server process, and returns it when it has sampled tokens. Raises EngineError with the end
+        of the log if it fails."""
         for attempt in range(PORT_TRIES):
             process = ServerProcess(self._launch, weights, self._log)
             try:
@@ -262,7 +296,7 @@ class OwnServer(Server):
             except ServerFailure as failure:
                 text = process.log_text()
                 process.end(at_once=True)
-                # Between our asking the system for a port and the server's using it, another may have it.
+                # Another process may have taken the port between `free_port` and the server's start.
                 if "address already in use" in text.lower() and attempt + 1 < PORT_TRIES:
                     continue
                 raise EngineError(
@@ -288,8 +322,8 @@ class OwnServer(Server):
                 raise ServerFailure("no longer wanted")
             if (code := process.exit_code()) is not None:
                 raise ServerFailure(f"its process ended with code {code}")
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 raise ServerFailure(
                     f"no token sampled within start_timeout = {self._settings.start_timeout:.0f} s"
                 )
@@ -297,15 +331,17 @@ class OwnServer(Server):
             if not is_listening:
                 time.sleep(POLL_S)
                 continue
-            # It may listen before it can sample: a failed request is sent again.
+            # The server may listen before it can sample, so a request that fails is sent again.
             with contextlib.suppress(ServerFailure):
-                # Two sizes of batch: what is compiled at the first use is compiled for one and for many.
+                # Two sizes of batches, since some code is compiled at first use for one sample and for
+                # several.
                 for n in (1, 3):
-                    self._client.post(process.address(), SAMPLES, warm_up(n), timeout=left)
+                    self._client.post(process.address(), SAMPLES, warm_up(n), timeout=remaining_s)
                 return
             time.sleep(POLL_S)
 
     def _publish(self) -> None:
+        """Writes the state of the server for the other ranks."""
         if self._address_file is None or not self._address_file.parent.is_dir():
             return
         address = self._address
@@ -320,14 +356,16 @@ class OwnServer(Server):
 
 
 class RemoteServer(Server):
-    """The first rank's server, seen from another rank: its address comes in a file, and failures are reported
-    to it in another one."""
+    """The first rank's server, as another rank sees it. This rank reads its address from a file, and reports
+    failures in another one."""
 
     def __init__(self, address_file: Path, log: Path, settings: VllmSettings) -> None:
         super().__init__()
         self._file, self._log, self._settings = address_file, log, settings
-        self._bad_epoch = 0
-        self._missed_since: float | None = None
+        self._failed_epoch = 0
+        """The last epoch that this rank has reported as failed."""
+        self._waits_since: float | None = None
+        """The time since which this rank waits for the server; None if it doesn't wait."""
 
     @override
     def ready(self) -> Address:
@@ -344,45 +382,49 @@ class RemoteServer(Server):
             state = {}
         if state.get("error"):
             raise EngineError(state["error"])
-        if state.get("url") and state["epoch"] > self._bad_epoch:
-            self._epoch, self._missed_since = state["epoch"], None
+        if state.get("url") and state["epoch"] > self._failed_epoch:
+            self._epoch, self._waits_since = state["epoch"], None
             return Address(state["url"], state["epoch"], state["key"])
-        # The first rank needs as long for a start; then this rank knows that it is not coming.
-        self._missed_since = self._missed_since or time.monotonic()
-        if time.monotonic() > self._missed_since + PORT_TRIES * self._settings.start_timeout + END_S:
-            raise EngineError(f"the first rank's server was not there in time; its log is {self._log}")
+        # The first rank gives up after this time, too.
+        self._waits_since = self._waits_since or time.monotonic()
+        if time.monotonic() > self._waits_since + PORT_TRIES * self._settings.start_timeout + END_S:
+            raise EngineError(f"the first rank's server did not start in time; its log is {self._log}")
         return None
 
     @override
     def failed(self, address: Address, reason: str) -> None:
-        self._bad_epoch = max(self._bad_epoch, address.epoch)
+        self._failed_epoch = max(self._failed_epoch, address.epoch)
         self.wait_anew()
-        poison_file(self._file, address.epoch).write_text(reason)
+        failure_file_of(self._file, address.epoch).write_text(reason)
 
     @override
     def succeeded(self) -> None:
-        self.wait_anew()  # the first rank's own work decides about restarts
+        self.wait_anew()  # failures are counted by the first rank, with its own work
 
     @override
     def wait_anew(self) -> None:
-        self._missed_since = None
+        self._waits_since = None
 
     @override
     def hold(self, held: bool) -> None:
-        if not held:  # the first rank's decides about restarts
+        if not held:  # only the first rank restarts the server
             self.wait_anew()
 
 
 def start_servers(settings: EngineSettings, run: EngineLaunch, log: Path) -> list[Server]:
-    """Begins to start servers, for all ranks, of a model that isn't trained. Every rank calls this, and the
-    first one's starts them. Raises ValueError if the settings don't suit the device."""
+    """Begins to start the servers of a model that isn't trained, such as a judge. Every rank calls this, and
+    the first one starts the servers, which all ranks share.
+
+    Raises:
+        ValueError: The settings don't fit the device.
+    """
     if not isinstance(settings, VllmSettings):
         raise ValueError(
-            f"engines.judge.server is {settings.registered_name()!r}, and a judge is asked over HTTP: set it"
-            " to 'vllm'"
+            f"engines.judge.server is {settings.registered_name()!r}, but a judge needs a server that answers"
+            " over HTTP: set it to 'vllm'"
         )
     if run.device == "cpu" and settings.replicas is None and settings.addresses is None:
-        # More servers, as many as fill the cores, are for the model that is trained.
+        # By default, the policy's servers fill the cores, so a judge gets a single server.
         settings = replace(settings, replicas=1, devices=None)
     settings = with_time_for(replace(settings, context_length=None), run.weights)
     launch = ServerLaunch(settings, run, is_trained=False)
@@ -390,42 +432,49 @@ def start_servers(settings: EngineSettings, run: EngineLaunch, log: Path) -> lis
 
 
 def servers_of(launch: ServerLaunch, log: Path, folder: Path | None) -> list[Server]:
-    """Returns an engine's servers: this process's own, or those that the first rank starts if the ranks share
-    them and `folder` is one that all see. The first one's log is `log`; the others' are beside it. Raises
-    ValueError for too few GPUs, before any is started."""
+    """Returns an engine's servers, and begins to start them.
+
+    Args:
+        log: The log of the first server. The others' logs are in the same folder.
+        folder: A folder that all ranks see, if they share the servers, which the first rank then starts; None
+            if this process has servers of its own.
+
+    Raises:
+        ValueError: There are too few GPUs. No server has been started then.
+    """
     count = launch.settings.replicas_on(launch.run.device)
     launches = [replace(launch, replica=number) for number in range(count)]
-    is_first = folder is None or launch.run.ranks.rank == 0
-    if is_first:
-        for each in launches:
-            each.environment(Path())
+    starts_them = folder is None or launch.run.ranks.rank == 0
+    if starts_them:
+        for launch_of_server in launches:
+            launch_of_server.environment(Path())  # raises for GPUs that don't exist
     servers: list[Server] = []
-    for each in launches:
-        name = f"-{each.replica}" if each.replica else ""
-        its_log = log.with_stem(log.stem + name)
-        address_file = folder / f"server{name}.json" if folder else None
-        if is_first:
-            servers.append(OwnServer(each, its_log, address_file))
+    for launch_of_server in launches:
+        suffix = f"-{launch_of_server.replica}" if launch_of_server.replica else ""
+        log_of_server = log.with_stem(log.stem + suffix)
+        address_file = folder / f"server{suffix}.json" if folder else None
+        if starts_them:
+            servers.append(OwnServer(launch_of_server, log_of_server, address_file))
         else:
             assert address_file is not None
-            servers.append(RemoteServer(address_file, its_log, launch.settings))
+            servers.append(RemoteServer(address_file, log_of_server, launch.settings))
     return servers
 
 
 def close_servers(servers: list[Server]) -> None:
-    """Ends all servers of ours side by side, and waits for them."""
+    """Ends all servers that this process started, at the same time, and waits for them."""
     for server in servers:
         server.begin_to_close()
     for server in servers:
         server.close()
 
 
-def poison_file(address_file: Path, epoch: int) -> Path:
-    """Returns the file in which a rank reports that the server of this epoch failed it."""
+def failure_file_of(address_file: Path, epoch: int) -> Path:
+    """Returns the file in which a rank reports that the server of this epoch failed."""
     return address_file.with_name(f"{address_file.stem}-{epoch}.failed")
 
 
 def warm_up(n: int) -> dict[str, Any]:
-    """Returns the smallest request that takes every step which real ones take."""
+    """Returns the smallest request that runs all of the server's code that real requests run."""
     sampling = {"n": n, "seed": 0, "max_tokens": 2, "logprobs": 0}
     return {"prompt": [0], "sampling": sampling, "priority": 0, "cache_salt": "warm-up"}

@@ -1,4 +1,4 @@
-"""The configuration of engines: plain data, and the choices that follow from it (`engine.start_engine`)."""
+"""The configuration of engines, and the choices that follow from it. `engine.start_engine` starts them."""
 
 from __future__ import annotations
 
@@ -23,37 +23,38 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 SETTING = "engines.policy.weight_transfer"
 LOWEST_TEMPERATURE = 0.01
-"""vLLM raises lower ones to it, so that the trainer would compute log-probs at another temperature."""
+"""The lowest temperature above 0 at which vLLM samples. It raises lower ones to it, and the trainer would
+compute log-probs at another temperature."""
 VERSIONS = 2
-"""Versions of the whole weights that lie in memory at once, on their way into the engine."""
+"""The versions of the weights that are in memory at the same time while an engine loads new ones."""
 ON_THE_DEVICE: frozenset[TransferMethod] = frozenset({"cuda_ipc", "nccl"})
-"""Transfers that take weights from where the trainer has them."""
+"""The transfers that read the weights on the trainer's device."""
 
 GIB = 2**30
 MOST_SERVERS = 8
-"""Servers that are chosen for a CPU at most: beyond this, they get more threads instead."""
+"""The most servers that are chosen for a CPU. With more cores, each server gets more threads."""
 SHARE_OF_MEMORY = 1 / 2
 """The share of a machine's memory that these servers may take."""
 SERVER_GIB = 3
-"""Memory of a server of a small model, beside its cache."""
+"""GiB of memory of a server with a small model, without its cache."""
 
 _ADDRESS = re.compile(r"https?://[^/:@?#\s]+:\d+")
 
 
 class EngineSettings(Registrable):
-    """The sampler of a model. `treetune.engine.engine.start_engine` starts ours; an engine of your own writes
-    `start`."""
+    """The settings of an engine. A custom engine implements `start`."""
 
     canary_tolerance: float | None
 
     def start(self, launch: EngineLaunch) -> Engine:
-        """Begins to start an engine of your own and returns at once; `Engine.wait_ready` waits for it. Every
-        rank calls this. Raises ValueError if the settings don't suit the device or the ranks."""
+        """Begins to start a custom engine, and returns at once; `Engine.wait_ready` waits for it. Every rank
+        calls this. Raises ValueError if the settings don't fit the device or the ranks."""
         raise NotImplementedError
 
     @property
     def weights_in_memory(self) -> bool:
-        """True if weights on their way into the engine lie in /dev/shm, where there is one."""
+        """Whether new weights are written into /dev/shm, if it exists, and not into the experiment's
+        folder."""
         return True
 
     def tolerance(self, device: str) -> Tolerance:
@@ -66,107 +67,119 @@ class EngineSettings(Registrable):
         return "float32"
 
     def threads(self, ranks: int) -> int | None:
-        """Returns the threads of one server on a CPU, or None."""
+        """Returns the number of threads of a server on a CPU; None for an engine without servers."""
         return None
 
     def transfer_method(
         self, *, device: str, machines: Sequence[str], adapters: bool
     ) -> tuple[TransferMethod, str]:
-        """Returns the transfer of new weights into the engine, and the reason. The ranks are on `machines`,
-        in their order, train on `device`, and send `adapters` or whole weights. Raises ValueError if the
-        transfer that is set isn't possible."""
+        """Returns the transfer of new weights into the engine, and the reason for it.
+
+        Args:
+            device: The device that ranks train on.
+            machines: The machine of each rank, in rank order.
+            adapters: Whether adapters are sent, and not whole weights.
+
+        Raises:
+            ValueError: The configured transfer isn't possible.
+        """
         return "file", "this engine supports no other transfer"
 
 
 @EngineSettings.register("vllm")
 @dataclass(frozen=True, kw_only=True)
 class VllmSettings(EngineSettings):
-    """A managed vLLM server, or several that are alike.
+    """One or several vLLM servers, which the run starts and manages.
 
-    With one thread on a CPU, the same seeds give the same tokens and log-probs to the last bit, whatever else
-    is sampled; with more, the last bits of a log-prob depend on what shared its batch. Times are in seconds.
+    With one thread on a CPU, the same seeds give bit-identical tokens and log-probs, whatever else is
+    sampled. With more threads, the last bits of a log-prob depend on the other rows of its batch. Times are
+    in seconds.
     """
 
     dtype: Dtype | None = None
-    """Null is float32 on a CPU and bfloat16 on a GPU."""
+    """Number format of weights and activations; null: float32 on a CPU and bfloat16 on a GPU."""
     context_length: Annotated[int, Gt(1)] | None = None
-    """Tokens of prompt and response together; null is the run's."""
+    """Most tokens of prompt and response together; null: the run's."""
     max_concurrency: Annotated[int, Gt(0)] = 512
-    """Requests in flight at most."""
+    """Most requests in flight."""
     max_num_seqs: Annotated[int, Gt(0)] = 512
-    """Sequences that the server works on at once."""
+    """Most sequences that a server samples at the same time."""
     max_num_batched_tokens: Annotated[int, Gt(0)] = 16384
-    """Tokens of one step of the server."""
+    """Most tokens of one step of a server."""
     servers: Literal["one", "per_rank"] = "one"
-    """One engine for all ranks, on the first rank's machine, or one for each rank."""
+    """``one`` engine for all ranks, on the first rank's machine, or one for each rank (``per_rank``)."""
     replicas: Annotated[int, Gt(0)] | None = None
-    """Servers of an engine. The same seeds give the same answers with any number of them. Null is one on the
-    trainer's GPUs, as many as `devices` hold, and on a CPU as many as fill the cores (of one thread each,
-    unless `omp_threads` says otherwise)."""
+    """The number of servers of an engine. The same seeds give the same answers with any number. Null: one on
+    the trainer's GPUs, or as many as fit on `devices`; on a CPU as many as fill the cores (with one thread
+    each, or `omp_threads`)."""
     devices: tuple[Annotated[int, Ge(0)], ...] | None = None
-    """GPUs of the servers, `tensor_parallel_size` each, numbered as this process sees them; null shares the
-    trainer's."""
+    """The GPUs of the servers, `tensor_parallel_size` for each, numbered as this process sees them; null: the
+    trainer's GPUs, which both then share."""
     addresses: tuple[str, ...] | None = None
-    """Servers that somebody else started, on this machine or others (``http://10.0.0.2:8000``, command
-    ``serve_engine``), for all ranks."""
+    """Addresses of servers that are running already, on this machine or others, for all ranks. Example:
+    ``http://10.0.0.2:8000``, started by the command ``serve_engine``."""
     key_file: str | None = None
     """The file with the key of the servers at `addresses`, of mode 600."""
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
-    """GPUs of one server."""
+    """The number of GPUs of a server."""
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] | None = None
-    """Share of a GPU's memory that the server takes; null is the largest that fits by plan beside what the
-    trainer keeps there meanwhile."""
+    """Share of a GPU's memory that a server uses; null: the largest one that by `plan` leaves enough memory
+    for the trainer."""
     kv_cache_gib: Annotated[int, Gt(0)] = 1
-    """Memory for keys and values on a CPU."""
+    """GiB of memory for keys and values on a CPU."""
     prefix_caching: bool | None = None
-    """Null is on for a GPU only: on a CPU a block is 32 tokens, so that short prompts share little."""
+    """Whether common beginnings of prompts are computed once; null: on a GPU only. On a CPU a block of the
+    cache has 32 tokens, so that short prompts would gain little."""
     async_scheduling: bool = True
-    """Plans a step while the one before it runs."""
+    """Plans a step while the step before it runs."""
     enforce_eager: bool | None = None
-    """Null is on for a CPU only."""
+    """Whether the model runs without compilation and CUDA graphs; null: on a CPU only."""
     sleep: bool = False
-    """Gives a GPU's memory to the trainer while it trains."""
+    """Frees the GPU's memory for the trainer while it trains."""
     batch_invariant: bool = False
-    """On a GPU, kernels whose results don't depend on what shares the batch: with them alone, the same seeds
-    give the same tokens there. Slower (vLLM's VLLM_BATCH_INVARIANT)."""
+    """Uses kernels on a GPU whose results don't depend on the other rows of the batch (vLLM's
+    VLLM_BATCH_INVARIANT). They are slower. Only with them the same seeds give the same tokens on a GPU."""
     omp_threads: Annotated[int, Gt(0)] | None = None
-    """Threads of a server on a CPU; null is its share of the cores but one."""
+    """The number of threads of a server on a CPU; null: its share of the cores, less one."""
     start_timeout: Annotated[float, Gt(0)] = 600.0
-    """Seconds until a token was sampled, and 5 more for each GiB of the weights."""
+    """Most seconds until a new server has sampled a token, plus 5 for each GiB of the weights."""
     request_timeout: Annotated[float, Gt(0)] = 1800.0
-    """Seconds for one request."""
+    """Most seconds for one request."""
     sync_timeout: Annotated[float, Gt(0)] = 300.0
-    """Seconds for each part of a weight sync, and 5 more for each GiB of the weights."""
+    """Most seconds for each part of a weight sync, plus 5 for each GiB of the weights."""
     max_restarts: Annotated[int, Ge(0)] = 3
-    """Restarts within one call to sample or to load weights."""
+    """Most restarts of a server in a row, during one call to sample or to load weights."""
     weight_transfer: Literal["auto", "file", "shared_memory", "cuda_ipc", "nccl"] = "auto"
-    """How new weights come into the engine. ``auto`` is ``cuda_ipc`` where each server shares its rank's GPU,
-    ``nccl`` where the engine has `devices` of its own, and otherwise files in /dev/shm; the log says which.
-    ``shared_memory`` has the server take chunks in /dev/shm as they are written. ``file`` puts files beside
-    the experiment. Adapters always go as files."""
+    """The way in which new weights are transferred to the engine. ``auto`` chooses ``cuda_ipc`` if each
+    server shares its rank's GPU, ``nccl`` if the engine has `devices` of its own, and otherwise files in
+    /dev/shm; the log names the choice. With ``shared_memory`` a server reads each chunk in /dev/shm as soon
+    as it is written. ``file`` writes files into the experiment's folder. Adapters are always sent as
+    files."""
     canary_tolerance: Annotated[float, Gt(0)] | None = None
-    """Difference between a log-prob of the engine and the trainer's after a sync, in the mean over the
-    canary's tokens. Null is 1e-4 in float32 and 5e-2 otherwise. A single token may differ by 40 times that,
-    in float32 by 100 times it on a GPU, and by no more than it on a CPU."""
+    """Largest accepted difference between log-probs of engine and trainer after a sync, in the mean over the
+    canary's tokens; null: 1e-4 in float32 and 5e-2 otherwise. A single token may differ by 40 times that; in
+    float32 by 100 times that on a GPU, and by no more than it on a CPU."""
     extra_arguments: tuple[str, ...] = ()
-    """Ends the server's command line."""
+    """Further arguments of the server's command line."""
 
     def __post_init__(self) -> None:
         if self.addresses is not None:
             self._check_addresses(self.addresses)
         elif self.key_file is not None:
-            raise ValueError("key_file is the key of servers at addresses, and there are none")
+            raise ValueError("key_file is for servers at addresses, and addresses is not set: leave it out")
         if self.devices is None:
             return
-        if len(set(self.devices)) < max(1, len(self.devices)):
+        has_repeated = len(set(self.devices)) < len(self.devices)
+        if has_repeated or not self.devices:
             listed = f"a GPU twice: {list(self.devices)}" if self.devices else "no GPU"
             raise ValueError(
-                f"devices lists {listed}: give each server's its numbers, or null to share the trainer's"
+                f"devices lists {listed}: list the GPUs of all servers, or set it to null to share the"
+                " trainer's"
             )
         if len(self.devices) % self.tensor_parallel_size:
             raise ValueError(
                 f"devices lists {len(self.devices)} GPUs, which tensor_parallel_size"
-                f" {self.tensor_parallel_size} doesn't divide: each server needs that many"
+                f" {self.tensor_parallel_size} doesn't divide: each server needs as many GPUs as that"
             )
         servers = len(self.devices) // self.tensor_parallel_size
         if self.servers == "one" and self.replicas not in (None, servers):
@@ -177,10 +190,18 @@ class VllmSettings(EngineSettings):
             )
 
     def _check_addresses(self, addresses: Sequence[str]) -> None:
-        wrong = [address for address in addresses if not _ADDRESS.fullmatch(address)]
-        if wrong or not addresses or len(set(addresses)) < len(addresses):
-            what = f"has {wrong[0]!r}" if wrong else "names a server twice" if addresses else "is empty"
-            raise ValueError(f"addresses {what}: it lists servers such as 'http://10.0.0.2:8000', each once")
+        malformed = [address for address in addresses if not _ADDRESS.fullmatch(address)]
+        problem = None
+        if not addresses:
+            problem = "is empty"
+        elif malformed:
+            problem = f"has {malformed[0]!r}"
+        elif len(set(addresses)) < len(addresses):
+            problem = "names a server twice"
+        if problem is not None:
+            raise ValueError(
+                f"addresses {problem}: list servers such as 'http://10.0.0.2:8000', each of them once"
+            )
         if self.key_file is None:
             raise ValueError("addresses need key_file, the file with the key that serve_engine was given")
         for name, is_set in (
@@ -191,8 +212,8 @@ class VllmSettings(EngineSettings):
         ):
             if is_set:
                 raise ValueError(
-                    f"{name} is about servers that the run starts, and those at addresses are there already:"
-                    " leave one of them out"
+                    f"{name} is for servers that the run starts, and those at addresses are running already:"
+                    " leave one of the two out"
                 )
 
     @override
@@ -227,14 +248,15 @@ class VllmSettings(EngineSettings):
             )
         if any(argument.startswith("--scheduling-policy") for argument in self.extra_arguments):
             yield Finding(
-                "extra_arguments have a --scheduling-policy of their own, and answers are to go before"
-                " continuations",
+                "extra_arguments set --scheduling-policy, but the run sets it already, so that answers are"
+                " sampled before continuations",
                 "extra_arguments",
                 "leave it out",
             )
         if self.weight_transfer not in ("auto", "file"):
             device = "cpu" if self.weight_transfer == "shared_memory" else "cuda"
-            try:  # on one rank; the obstacles of several are known when they have met
+            # Checked for one rank. The number of ranks and machines is known only when the run starts.
+            try:
                 self.transfer_method(device=device, machines=["here"], adapters=_sends_adapters(experiment))
             except ValueError as error:
                 yield Finding.of(error, "weight_transfer")
@@ -250,10 +272,14 @@ class VllmSettings(EngineSettings):
     def tolerance(self, device: str) -> Tolerance:
         exact = self.resolved_dtype(device) == "float32"
         mean = self.canary_tolerance or (1e-4 if exact else 5e-2)
-        # Measured elsewhere on one bfloat16 policy: standard deviation 0.05, largest 0.48; against itself
-        # with other kernels, 0.66. In float32 a GPU's kernels add up in another order than the trainer's.
-        times = 40 if not exact else 1 if device == "cpu" else 100
-        return Tolerance(mean, times * mean)
+        # The differences of a bfloat16 policy had a standard deviation of 0.05 and a maximum of 0.48;
+        # compared with the same policy and other kernels, a maximum of 0.66. In float32, a GPU's kernels sum
+        # in another order than the trainer's.
+        if not exact:
+            factor = 40
+        else:
+            factor = 1 if device == "cpu" else 100
+        return Tolerance(mean, factor * mean)
 
     @property
     @override
@@ -261,7 +287,7 @@ class VllmSettings(EngineSettings):
         return self.weight_transfer != "file" and self.addresses is None
 
     def replicas_on(self, device: str) -> int:
-        """Returns the servers of an engine on `device`."""
+        """Returns the number of servers of an engine on `device`."""
         if self.addresses is not None:
             return len(self.addresses)
         if self.replicas is not None or self.servers == "per_rank":
@@ -276,8 +302,8 @@ class VllmSettings(EngineSettings):
 
     @override
     def threads(self, ranks: int) -> int:
-        # One core is left to the server's HTTP side and its clients: more threads than free cores wait for
-        # each other, spinning.
+        # One core is left for the server's HTTP process and its clients. If there are more threads than free
+        # cores, OpenMP's threads spin while they wait for each other.
         servers = self.replicas_on("cpu") * (ranks if self.servers == "per_rank" else 1)
         share = len(os.sched_getaffinity(0)) // servers
         return self.omp_threads or max(1, share - 1)
@@ -296,7 +322,7 @@ class VllmSettings(EngineSettings):
     ) -> tuple[TransferMethod, str]:
         if adapters:
             if self.weight_transfer in ("auto", "file"):
-                return "file", "what is sent are adapters, which the server reads from a small file"
+                return "file", "adapters are sent, which the server reads from a small file"
             raise ValueError(
                 f"{SETTING} is {self.weight_transfer!r}, and trainer.lora.send is 'adapters', which the"
                 f" server reads from a file: set {SETTING} to 'auto', or trainer.lora.send to 'merged'"
@@ -305,11 +331,11 @@ class VllmSettings(EngineSettings):
         if self.weight_transfer != "auto":
             if obstacle := obstacles.get(self.weight_transfer):
                 raise ValueError(f"{SETTING} is {self.weight_transfer!r}, and {obstacle}")
-            return self.weight_transfer, f"{SETTING} says so"
+            return self.weight_transfer, f"it is set by {SETTING}"
         if self.addresses is not None:
-            return "file", "its servers read the experiment's folder, which their machines see"
-        # From the fastest on. ``shared_memory`` has to be asked for: no server has shown so far that it is
-        # faster than a file in /dev/shm.
+            return "file", "the servers at addresses read the experiment's folder, which their machines see"
+        # The fastest possible one. ``shared_memory`` is never chosen here, since it wasn't faster than a file
+        # in /dev/shm in any measurement.
         if "cuda_ipc" not in obstacles:
             return "cuda_ipc", "each server shares the GPU of its rank"
         if "nccl" not in obstacles:
@@ -317,7 +343,7 @@ class VllmSettings(EngineSettings):
         return "file", "no GPU is shared by a rank and its server, and the engine has no GPUs of its own"
 
     def _obstacles(self, device: str, machines: Sequence[str]) -> dict[TransferMethod, str]:
-        """Returns the transfers that aren't possible, each with the reason and a remedy."""
+        """Returns the transfers that aren't possible, each with the reason and the remedy."""
         obstacles: dict[TransferMethod, str] = {}
         if self.addresses is not None:
             obstacles["cuda_ipc"] = obstacles["shared_memory"] = (
@@ -334,20 +360,21 @@ class VllmSettings(EngineSettings):
             is_shared = self.servers != "per_rank" and len(machines) > 1
             if self.devices or is_shared or self.replicas_on(device) > 1 or self.tensor_parallel_size > 1:
                 obstacles["cuda_ipc"] = (
-                    "that needs a server of one GPU for each rank, which is the rank's own: leave devices"
-                    " out, set replicas and tensor_parallel_size to 1 and, with several ranks, servers to"
+                    "that transfer needs a server for each rank, on the rank's own GPU: leave devices out,"
+                    " set replicas and tensor_parallel_size to 1 and, with several ranks, servers to"
                     " 'per_rank'"
                 )
-            # A rank trains on the GPU of its number on its machine.
+            # Each machine's ranks train on its first GPUs.
             trainers_gpus = set(range(max(Counter(machines).values())))
             if self.devices is None:
                 obstacles["nccl"] = (
-                    "the engine shares the trainer's GPUs, which NCCL can't connect: name its devices"
+                    "the engine shares the trainer's GPUs, and NCCL can't connect a GPU with itself: give the"
+                    " engine devices of its own"
                 )
             elif shared := sorted(trainers_gpus.intersection(self.devices)):
                 obstacles["nccl"] = (
                     f"GPUs {shared} of its devices are the trainer's, and NCCL can't connect a GPU with"
-                    " itself: name others"
+                    " itself: choose other devices"
                 )
         if len(set(machines)) > 1:
             obstacles["shared_memory"] = "the ranks are on several machines: choose 'file'"
@@ -359,18 +386,18 @@ class VllmSettings(EngineSettings):
 @EngineSettings.register("in_process")
 @dataclass(frozen=True, kw_only=True)
 class InProcessSettings(EngineSettings):
-    """Samples in the run's own process, with PyTorch and a cache of keys and values: no server to start. For
-    models of at most some millions of weights, and for trials. Every rank has an engine of its own.
+    """Samples in the run's own process, with PyTorch and without a server. For tests, and for models of at
+    most some millions of weights. Every rank has its own engine.
 
-    With one thread (OMP_NUM_THREADS=1), the same seeds give the same tokens and log-probs to the last bit,
-    whatever else is sampled. The model's layers must be attention over all tokens before, or over a sliding
-    window of them: others (recurrent states, convolutions) are refused at the start.
+    With one thread (OMP_NUM_THREADS=1), the same seeds give bit-identical tokens and log-probs, whatever else
+    is sampled. The model may have attention over all earlier tokens or over a sliding window of them. Models
+    with other layers (recurrent states, convolutions) are refused at the start.
     """
 
     rows: Annotated[int, Gt(0)] = 512
-    """Samples that are worked on at once."""
+    """Most samples that are drawn at the same time."""
     canary_tolerance: Annotated[float, Ge(0)] | None = None
-    """Largest mean difference between log-probs of engine and trainer after a sync; null is 1e-4."""
+    """Largest mean difference between log-probs of engine and trainer after a sync; null: 1e-4."""
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -388,7 +415,7 @@ class InProcessSettings(EngineSettings):
 
 
 class ServedModel(Registrable):
-    """A model that a run serves beside the policy. It is not trained."""
+    """A model that a run serves in addition to the policy, and doesn't train."""
 
     default = "judge"
 
@@ -403,7 +430,7 @@ class Engines(Part):
     policy: EngineSettings
     """The model whose weights follow the training."""
     judge: ServedModel | None = None
-    """The model that judges answers, where a grader asks it."""
+    """The model that judges answers, for graders that use one."""
 
     @classmethod
     @override
@@ -414,11 +441,15 @@ class Engines(Part):
 def servers_that_fill(
     threads: int, cache_gib: int, environment: Mapping[str, str] = os.environ, *, memory: int | None = None
 ) -> int:
-    """Returns how many servers of so many threads the cores and the memory hold; at least one, and one alone
-    beside several ranks, which compute on the same cores and may be on unlike machines.
+    """Returns the number of servers for which there are cores and memory, at least one.
 
-    A run may use the cores that it is bound to, or as many as OMP_NUM_THREADS says: whoever runs several at
-    once shares the cores out with it. `memory` is in bytes, by default the machine's.
+    With several ranks it is one, since ranks compute on the same cores, and may be on machines of different
+    sizes. OMP_NUM_THREADS limits the cores, so that several runs can share a machine.
+
+    Args:
+        threads: The threads of a server.
+        cache_gib: The memory of a server's cache.
+        memory: The machine's memory in bytes; None: that of this machine.
     """
     if int(environment.get("WORLD_SIZE") or 1) > 1:
         return 1
@@ -426,14 +457,16 @@ def servers_that_fill(
     threads_set = environment.get("OMP_NUM_THREADS", "").partition(",")[0]
     if threads_set.isdecimal() and int(threads_set):
         cores = min(cores, int(threads_set))
-    whole = host_memory() if memory is None else memory
-    fitting = int(SHARE_OF_MEMORY * whole / ((SERVER_GIB + cache_gib) * GIB))
-    return max(1, min(cores // threads, fitting, MOST_SERVERS))
+    memory = host_memory() if memory is None else memory
+    servers_in_memory = int(SHARE_OF_MEMORY * memory / ((SERVER_GIB + cache_gib) * GIB))
+    return max(1, min(cores // threads, servers_in_memory, MOST_SERVERS))
 
 
 def is_quantised(arguments: Sequence[str]) -> bool:
-    """Returns whether a server's command line has it compute with weights, keys or values of few bits."""
-    words = [word for argument in arguments for word in argument.replace("_", "-").split("=")]
+    """Returns whether a server's arguments quantise its weights, keys or values."""
+    words: list[str] = []  # ``--option=value`` is split, so that an option is always followed by its value
+    for argument in arguments:
+        words += argument.replace("_", "-").split("=")
     for option, value in itertools.pairwise([*words, ""]):
         if option in ("--quantization", "-q") and value.lower() != "none":
             return True
@@ -443,8 +476,8 @@ def is_quantised(arguments: Sequence[str]) -> bool:
 
 
 def host_memory() -> int:
-    """Returns the bytes that this process may use: the machine's, or fewer where a control group has a
-    limit."""
+    """Returns the bytes of memory that this process may use: the machine's, or the limit of its control
+    group."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -464,8 +497,8 @@ def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
         "$.credit": getattr(experiment, "credit", None),
         "$.evaluation.rollout": getattr(evaluation, "rollout", None),
     }
-    for number, measured in enumerate(getattr(evaluation, "sets", ())):
-        parts[f"$.evaluation.sets.{number}"] = measured
+    for number, evaluation_set in enumerate(getattr(evaluation, "sets", ())):
+        parts[f"$.evaluation.sets.{number}"] = evaluation_set
     for key, part in parts.items():
         temperature = getattr(part, "temperature", None)
         if isinstance(temperature, int | float):

@@ -1,7 +1,17 @@
-"""The receiver in the server's workers of weights from files in shared memory, chunk by chunk.
+"""Receives new weights in a server's workers, from files in shared memory, chunk by chunk.
 
-vLLM knows transfers by CUDA IPC and NCCL, and lets others be registered. Importing this module does that; the
-server does so on its way up, since the worker's extension is named here.
+One update, of three chunks::
+
+    trainer                                    worker of the server
+      start                         ─────────►   `start_weight_update`
+      writes chunk 0, names it      ─────────►   `receive_weights`: checks number and digest, loads it
+      writes chunk 1, names it      ─────────►   `receive_weights`
+      writes chunk 2, the last one  ─────────►   `receive_weights`
+      finish                        ─────────►   `finish_weight_update`: refuses if a weight is missing
+      after any failure             ─────────►   `give_up_weight_update`
+
+vLLM has transfers by CUDA IPC and NCCL, and lets others be registered. Importing this module registers this
+one. The worker imports it when the server starts, since `SharedMemoryExtension` is in it.
 """
 
 from __future__ import annotations
@@ -22,13 +32,13 @@ from vllm.model_executor.model_loader.mtp_validation import disable_mtp_complete
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from treetune.engine.launch import BACKENDS
-from treetune.engine.packed_experts import pack_at_each_reading
+from treetune.engine.packed_experts import pack_at_each_update
 from treetune.store.checksums import digest_of_weights
 
 
 @dataclass
 class EmptyMessage(WeightTransferInitInfo):
-    """An empty message: files are found by their names."""
+    """vLLM's message that prepares a transfer; empty, since each chunk names its file."""
 
 
 @dataclass
@@ -42,55 +52,65 @@ class ChunkInfo(WeightTransferUpdateInfo):
 
 
 class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
-    """Loads chunks in their order. Raises where one is damaged, missing or out of its turn, and at the end
-    where a weight of the model did not come."""
+    """Loads chunks in their order.
+
+    Raises ValueError if a chunk is damaged, missing or out of order, and at the end if a weight of the model
+    is missing.
+    """
 
     init_info_cls = EmptyMessage
     update_info_cls = ChunkInfo
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._taken = 0
+        self._n_received = 0
         self._complete = False
+        """Whether the last chunk has come."""
         self._names: set[str] = set()
+        """The names of the model's weights."""
         self._loaded: set[str] | None = set()
+        """The names of the weights that came; None if the model doesn't report them."""
 
     def init_transfer_engine(self, init_info: EmptyMessage) -> None:
         pass
 
     def start_weight_update(self) -> None:
-        self._taken, self._complete, self._loaded = 0, False, set()
+        self._n_received, self._complete, self._loaded = 0, False, set()
         self._names = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type != "cpu":  # where there is no accelerator, this can't be asked
+        if self.device.type != "cpu":  # this call fails on a machine without an accelerator
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: ChunkInfo) -> None:
-        if self._complete or update_info.number != self._taken:
-            raise ValueError(f"chunk {update_info.number} of the weights came where {self._taken} was due")
+        if self._complete or update_info.number != self._n_received:
+            raise ValueError(
+                f"chunk {update_info.number} of the weights came, and chunk {self._n_received} was expected"
+            )
         path = Path(update_info.path)
         if (digest := digest_of_weights(path)) != update_info.digest:
             raise ValueError(f"{path} is damaged: its digest is {digest}, and {update_info.digest} was sent")
         with safe_open(path, framework="pt") as file, disable_mtp_completeness_check():
-            # Tensors on the mapped file: nothing is copied before the model takes it.
-            names = list(file.keys())
-            weights = ((name, file.get_tensor(name)) for name in names)
+            # The tensors lie in the mapped file, so that nothing is copied before the model loads it.
+            weights = ((name, file.get_tensor(name)) for name in list(file.keys()))
             loaded = self.model.load_weights(weights)
-        # Some models don't say what they took.
-        self._loaded = None if loaded is None or self._loaded is None else self._loaded | loaded
-        self._taken += 1
+        if loaded is None:
+            self._loaded = None
+        elif self._loaded is not None:
+            self._loaded = self._loaded | loaded
+        self._n_received += 1
         self._complete = update_info.last
 
     def finish_weight_update(self) -> None:
         if not self._complete:
             raise ValueError(
-                f"the update ended after {self._taken} chunks, and the last one was not among them"
+                f"the update of the weights ended after {self._n_received} chunks, without the last one"
             )
         if self._loaded is not None and (missing := self._names - self._loaded):
-            raise ValueError(f"no chunk had {', '.join(sorted(missing)[:8])} ({len(missing)} weights)")
+            shown = ", ".join(sorted(missing)[:8])
+            raise ValueError(f"no chunk had {len(missing)} of the model's weights: {shown}")
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
@@ -98,20 +118,20 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
 
 
 class SharedMemoryExtension:
-    """Methods of vLLM's worker. Naming it has this module imported there."""
+    """Adds a method to vLLM's worker. A server that names this class imports this module in its workers."""
 
     model_runner: Any
     model_config: Any
 
     def give_up_weight_update(self) -> None:
-        """Ends an update that failed, whatever it brought: the weights are wrong until others are read.
+        """Ends an update that failed. The weights are wrong until the next update.
 
-        Otherwise a layer that has had some of its weights would count them at the next reading too, and be
-        taken for whole before it is (vLLM 0.32, ``initialize_layerwise_reload``).
+        Without this call, a layer that got some of its weights would count them in the next update too, and
+        would seem complete too early (vLLM 0.32, ``initialize_layerwise_reload``).
         """
         finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
         self._weight_update_active = False
 
 
 WeightTransferEngineFactory.register_engine(BACKENDS["shared_memory"], SharedMemoryReceiver)
-pack_at_each_reading()
+pack_at_each_update()

@@ -1,8 +1,15 @@
-"""The transfer of new weights into a live server: one protocol, and the methods that need no GPU.
+"""Transfers new weights into running servers: the protocol, and the transfers that need no GPU.
 
-An update begins, takes chunks of bounded size in their order, and ends; then alone the server has new
-weights. Where something fails in between, it is told to give the update up, and reads the folder that the
-chunks were written to; one that doesn't is ended, and another one started on that folder.
+An update has a beginning, chunks of limited size in the order of the model, and an end. Only after the end
+the server has the new weights. If the update fails, the server is told to give it up, and reads the folder
+with the chunks' files. If that fails, too, the server is replaced by a new one that starts with that folder.
+
+`send_all` overlaps the steps. While the servers read a chunk, the trainer makes the next one::
+
+    main thread       make chunk 0   make chunk 1         make chunk 2        ...
+                               │  submit      │ wait, submit      │ wait, submit
+    a thread for               ▼              ▼                   ▼
+    each server       begin    send 0         send 1              send 2      ... end
 
 vLLM's four routes for it (``/init_weight_transfer_engine``, ``/start_weight_update``, ``/update_weights``,
 ``/finish_weight_update``) change between its versions; only this file and `treetune.engine.cuda_transfers`
@@ -25,27 +32,27 @@ from treetune.engine.launch import ADAPTER_CONFIG
 from treetune.exceptions import EngineError, ServerFailure
 
 ANSWERS_S = 30.0
-"""Seconds in which a server that works forgets an update."""
+"""Most seconds in which a working server gives up an update."""
 
 
 class WeightTransfer:
-    """A transfer of new weights into one server. Its methods are called in the order of the protocol, one at
-    a time; each raises ServerFailure if the server doesn't do its part within `timeout` seconds."""
+    """A transfer of new weights into one server. Its methods are called one at a time, in the order of the
+    protocol. Each raises ServerFailure if the server fails, or takes longer than `timeout` seconds."""
 
     def __init__(self, client: Client, timeout: float, workers: int = 1) -> None:
         self._client, self._timeout, self._workers = client, timeout, workers
 
     def begin(self, address: Address) -> None:
-        """Opens an update. None may be open."""
+        """Begins an update. No other one may have begun."""
 
     def send(self, address: Address, chunk: Chunk) -> None:
-        """Returns when the server has the chunk and needs nothing of it any more."""
+        """Sends a chunk, and returns when the server has copied it."""
 
     def end(self, address: Address, directory: Path) -> None:
-        """Closes the update: the server has all weights now, which lie in `directory` as well."""
+        """Ends the update. The server has all weights now, which are in `directory` as well."""
 
     def give_up(self, address: Address) -> None:
-        """Has the server forget an update that failed, so that it can be given the weights otherwise."""
+        """Makes the server forget a failed update, so that it can get the weights in another way."""
 
     def close(self) -> None:
         """Frees its resources."""
@@ -55,7 +62,7 @@ class WeightTransfer:
 
 
 class FromFolder(WeightTransfer):
-    """The server reads the folder when it is whole: weights, or adapters on the model that it serves."""
+    """The server reads the folder when it is complete: weights, or adapters of the model that it serves."""
 
     @override
     def end(self, address: Address, directory: Path) -> None:
@@ -71,12 +78,12 @@ class FromFolder(WeightTransfer):
 
 
 class ByRoutes(WeightTransfer):
-    """vLLM's protocol. A sub-class adds the content of the first meeting and of each chunk."""
+    """vLLM's protocol. A subclass implements `meet` and `send`."""
 
     _met: int | None = None
-    """The epoch of the server that knows this transfer."""
+    """The epoch of the server that was prepared for this transfer; None if none was."""
     _begun: int | None = None
-    """The epoch of the server that an update was begun with."""
+    """The epoch of the server in which an update was begun; None if none was."""
 
     @override
     def begin(self, address: Address) -> None:
@@ -94,7 +101,7 @@ class ByRoutes(WeightTransfer):
     def give_up(self, address: Address) -> None:
         if address.epoch == self._begun:
             self.close()
-            # One that waits in NCCL for ever does not answer.
+            # A server that hangs in NCCL doesn't answer, so the deadline is short.
             body = {"method": "give_up_weight_update"}
             self._client.post(address, "/collective_rpc", body, timeout=min(self._timeout, ANSWERS_S))
             self._begun = None
@@ -105,8 +112,8 @@ class ByRoutes(WeightTransfer):
 
 
 class SharedMemory(ByRoutes):
-    """The server maps each chunk's file as soon as it is written, and checks it. The files lie in /dev/shm,
-    in a folder that is this run's."""
+    """The server maps each chunk's file as soon as it is written, and verifies its digest. The files are in
+    the run's folder in /dev/shm."""
 
     @override
     def meet(self, address: Address) -> None:
@@ -126,27 +133,28 @@ class SharedMemory(ByRoutes):
 def drop_cache(client: Client, address: Address, timeout: float) -> None:
     """Clears the server's cache of keys and values of old weights. Raises ServerFailure."""
     answer = client.post(address, "/reset_prefix_cache", timeout=timeout)
-    # Refused while blocks are held; vLLM before 0.30 answers nothing.
+    # vLLM refuses it while a request uses the cache. Versions before 0.30 answer nothing.
     if answer.get("success", True) is not True:
-        raise ServerFailure("the prefix cache was not dropped: a request still holds blocks")
+        raise ServerFailure("the prefix cache was not dropped, since a request still uses it")
 
 
 @dataclass
 class Delivery:
-    """New weights for one server, and the problem with it, if any. Without an address there is no server, and
-    the problem says why."""
+    """The transfer of new weights to one server."""
 
     transfer: WeightTransfer
     address: Address | None
+    """None if the server isn't running."""
     problem: str | None = None
+    """The reason why the transfer failed; None if it didn't."""
 
 
 def send_all(chunks: Iterable[Chunk], deliveries: Sequence[Delivery], directory: Path) -> None:
-    """Gives every server all chunks; a chunk is made while the servers take the one before it.
+    """Sends all chunks to every server. A chunk is made while the servers read the one before it.
 
-    A server that fails is given nothing more and has a `problem`. `chunks` are gone through to their end
-    whatever the servers do, since making them may need other ranks. An error of making them is raised, and
-    all servers have a problem then.
+    A server that fails gets no more chunks, and has a `problem`. All chunks are made even if all servers
+    fail, since making them may be collective. If making them fails, that error is raised, and all servers
+    have a problem.
     """
     in_flight: dict[int, Future[None]] = {}
     with ThreadPoolExecutor(max(1, len(deliveries)), "weight-transfer") as threads:
@@ -157,10 +165,12 @@ def send_all(chunks: Iterable[Chunk], deliveries: Sequence[Delivery], directory:
                     in_flight.pop(index).result()
                 except (ServerFailure, EngineError) as failure:
                     deliveries[index].problem = str(failure)
-                except Exception as failure:  # no memory left on the GPU, say: other ranks wait for this one
+                except Exception as failure:  # for example, the GPU is out of memory
+                    # Not raised, since other ranks wait for this one to make the chunks with them.
                     deliveries[index].problem = f"{type(failure).__name__}: {failure}"
 
-        def each(step: str, *arguments: Any) -> None:
+        def start_step(step: str, *arguments: Any) -> None:
+            """Waits for the step before, and starts the next one of every server without a problem."""
             wait()
             for index, delivery in enumerate(deliveries):
                 if delivery.problem is None:
@@ -168,10 +178,10 @@ def send_all(chunks: Iterable[Chunk], deliveries: Sequence[Delivery], directory:
                     in_flight[index] = threads.submit(method, delivery.address, *arguments)
 
         try:
-            each("begin")
+            start_step("begin")
             for chunk in chunks:
-                each("send", chunk)
-            each("end", directory)
+                start_step("send", chunk)
+            start_step("end", directory)
         except BaseException:
             for delivery in deliveries:
                 delivery.problem = delivery.problem or "the transfer of weights was not finished"

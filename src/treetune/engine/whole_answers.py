@@ -1,8 +1,17 @@
-"""Answers that come out of vLLM whole, and as numbers: what the server's own processes import.
+"""Makes vLLM send complete answers, as token ids. vLLM's own processes import this file.
 
-vLLM sends each token of each sequence from the engine core to the HTTP side as it is sampled, for whoever
-reads along, and makes text of it. Nobody reads along here, and the HTTP side's Python for each token would
-bound a GPU (benchmarks/http_side.py).
+By default, vLLM sends each token from the engine core to the HTTP process as soon as it is sampled, and
+decodes it, for clients that stream answers. This project doesn't stream, and the HTTP process's Python code
+for each token would be slower than a GPU (benchmarks/http_side.py).
+
+With this file, one request passes once between the processes in each direction::
+
+    the run's client         HTTP process              engine core (a process)
+      POST SAMPLES  ──────►    SamplesRoute  ───────►    WholeAnswersScheduler
+                                 waits                     step 1: keeps token 1
+                                 waits                     step 2: keeps token 2
+      JSON          ◄──────      token ids   ◄───────      last step: all tokens
+      disconnects   ──────►      aborts      ───────►      drops what it kept (`finish_requests`)
 """
 
 from __future__ import annotations
@@ -30,30 +39,37 @@ from vllm.v1.request import Request, RequestStatus
 from treetune.engine.client import MODEL_NAME, SAMPLES
 from treetune.engine.key import App, Send, respond
 
-JOINED = 256
-"""As many parts of an answer's log-probs are made one: an array for each token takes 300 bytes."""
+JOIN_EVERY = 256
+"""After so many tokens, the arrays of their log-probs are joined into one, since an array for each token
+takes 300 bytes."""
 
 
 class WholeAnswersScheduler(Scheduler):
-    """vLLM's scheduler, whose outputs are kept until their request is finished. A request that streams, or
-    that has stop texts (which the HTTP side finds in each token's text), has its outputs at once."""
+    """vLLM's scheduler, which keeps outputs until their request is finished.
+
+    Two kinds of requests get each output at once: those that stream, and those with stop strings, since the
+    HTTP process looks for these in the decoded text after each token.
+    """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._unfinished: dict[str, tuple[EngineCoreOutput, list[LogprobsLists]]] = {}
+        """The output so far of each unfinished request, and the parts of its log-probs."""
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         by_client = super().update_from_output(scheduler_output, model_runner_output)
         for client, outputs in list(by_client.items()):
-            outputs.outputs = [whole for one in outputs.outputs if (whole := self._whole(one)) is not None]
+            complete = [self._complete(output) for output in outputs.outputs]
+            outputs.outputs = [output for output in complete if output is not None]
             if not (outputs.outputs or outputs.finished_requests or outputs.scheduler_stats):
                 del by_client[client]
         return by_client
 
-    def _whole(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        """Returns the answer that this output ends, or the output if it isn't to be kept, else None."""
+    def _complete(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
+        """Returns the complete answer if this output ends it; the output unchanged if its request gets each
+        output at once; else None."""
         kept = self._unfinished.get(output.request_id)
         if kept is None:
             if output.finished:
@@ -69,7 +85,7 @@ class WholeAnswersScheduler(Scheduler):
         answer.new_token_ids += output.new_token_ids
         if output.new_logprobs is not None:
             logprobs.append(output.new_logprobs)
-        if logprobs and (output.finished or len(logprobs) == JOINED):
+        if logprobs and (output.finished or len(logprobs) == JOIN_EVERY):
             columns = zip(*(part[:3] for part in logprobs), strict=True)
             logprobs[:] = [LogprobsLists(*(np.concatenate(column) for column in columns))]
         if not output.finished:
@@ -89,64 +105,70 @@ class WholeAnswersScheduler(Scheduler):
 
 
 class AsyncWholeAnswers(WholeAnswersScheduler, AsyncScheduler):
-    """The same beside a GPU, where a step is planned while the one before it runs."""
+    """The same for a GPU, where vLLM plans a step while the GPU still computes the step before it."""
 
 
 class SamplesRoute:
-    """ASGI middleware with the route `SAMPLES`: see `treetune.engine.client.payload`. No text is made but
-    where a sample ends with one. A client that goes away ends its samples."""
+    """ASGI middleware with the route `SAMPLES`; see `treetune.engine.client.payload`. It decodes text only
+    for requests with stop strings. If a client disconnects, its samples are aborted."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         if current_platform.is_cpu():
-            # A request that wakes this process must not take the engine's core from it.
+            # A lower priority, so that this process doesn't interrupt the engine on its core for each
+            # request.
             os.nice(10)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
         if scope.get("path") != SAMPLES:
             await self._app(scope, receive, send)
             return
-        asked = await HttpRequest(scope, receive).json()
-        sampling = asyncio.ensure_future(self._sample(scope["app"].state, asked))
-        gone = asyncio.ensure_future(receive())
+        body = await HttpRequest(scope, receive).json()
+        sampling = asyncio.ensure_future(self._sample(scope["app"].state, body))
+        # The next message says that the client has disconnected.
+        disconnect = asyncio.ensure_future(receive())
         try:
-            await asyncio.wait({sampling, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sampling, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if sampling.done():
                 await respond(send, *sampling.result())
         finally:
-            gone.cancel()
+            disconnect.cancel()
             sampling.cancel()
 
-    async def _sample(self, state: Any, asked: dict[str, Any]) -> tuple[int, bytes]:
-        """Returns the status and the body of the answer."""
-        stop = asked["sampling"].get("stop")
+    async def _sample(self, state: Any, request: dict[str, Any]) -> tuple[int, bytes]:
+        """Returns the status and the body of the answer to a request."""
+        stop = request["sampling"].get("stop")
         try:
             params = SamplingParams(
-                **asked["sampling"],
+                **request["sampling"],
                 include_stop_str_in_output=True,
                 detokenize=bool(stop),
                 flat_logprobs=True,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             outputs = state.engine_client.generate(
-                tokens_input(asked["prompt"], cache_salt=asked["cache_salt"]),
+                tokens_input(request["prompt"], cache_salt=request["cache_salt"]),
                 params,
                 uuid.uuid4().hex,
                 lora_request=state.openai_serving_models.lora_requests.get(MODEL_NAME),
-                priority=asked["priority"],
+                priority=request["priority"],
             )
-            (whole,) = [output async for output in outputs]
+            (final_output,) = [output async for output in outputs]
         except (VLLMClientError, ValueError, TypeError) as error:
             return 400, str(error).encode()
         except Exception as error:  # the client reports the server as failed
             return 500, f"{type(error).__name__}: {error}".encode()
-        samples = [
-            {
-                "token_ids": list(one.token_ids),
-                # As vLLM's own routes, JSON has no infinity.
-                "logprobs": one.logprobs and [max(logprob, -9999.0) for logprob in one.logprobs.logprobs],
-                "finish_reason": one.finish_reason,
-            }
-            for one in whole.outputs
-        ]
+        samples = []
+        for sample in final_output.outputs:
+            logprobs = sample.logprobs
+            if logprobs:
+                # JSON has no infinity. vLLM's own routes write the same number.
+                logprobs = [max(logprob, -9999.0) for logprob in logprobs.logprobs]
+            samples.append(
+                {
+                    "token_ids": list(sample.token_ids),
+                    "logprobs": logprobs,
+                    "finish_reason": sample.finish_reason,
+                }
+            )
         return 200, json.dumps({"samples": samples}, allow_nan=False).encode()

@@ -11,7 +11,7 @@ from typing import Any
 import treetune
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.machine import bits_rest_on, unlike
+from treetune.runtime.machine import bits_rest_on, describe_different_bits
 from treetune.runtime.manifest import data_hash, read_config, read_manifest
 from treetune.store.checksums import config_hash, digest_of, read_record, refuse_damaged, write_record
 
@@ -134,7 +134,7 @@ def verify(
     here = replace(config, directory=str(run.parent), experiment_name=run.name)
     own = replay(run, iteration, here, plain, None, exact)["own"]
     ranks = int(stated["bits_rest_on"].get("ranks", 1))
-    differences = unlike(stated["bits_rest_on"], bits_rest_on(ranks, config.engines.policy))
+    differences = describe_different_bits(stated["bits_rest_on"], bits_rest_on(ranks, config.engines.policy))
     if inputs["source"] != stated["source"]:
         differences.append("the code was another")
     for difference in differences:

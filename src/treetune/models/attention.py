@@ -21,7 +21,7 @@ For the tree of the rows ``5 6 7`` and ``5 6 8 9`` (x: node i sees node j)::
             3    x x   x
             4    x x   x x
 
-Neither ever holds an entry for each pair of tokens.
+Both ways, no tensor has an entry for each pair of tokens of a long row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prompts as a chat: the model's own template around a problem's text."""
+"""Makes prompts with the model's chat template."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _RESERVED = {"add_generation_prompt", "chat_template", "conversation", "messages", "tokenize"}
-"""Arguments of a template that this module sets."""
+"""The arguments of a template that this module sets itself."""
 
-# Texts by which a template is probed.
+# The texts with which a template is tried.
 _DATE = "\N{REFERENCE MARK}today\N{REFERENCE MARK}"
 _ANSWER = "The answer is 7."
 _THOUGHT = "<think>\nThree and four.\n</think>\n\n"
@@ -27,24 +27,25 @@ TOOL_RESULT = {"role": "tool", "name": "add", "tool_call_id": "call00001", "cont
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """The problem is the user's message, and the sampled answer is the assistant's."""
+    """Settings of a chat in which the problem is the user's message and the sampled answer is the
+    assistant's."""
 
     system: str | None = None
-    """The system message; None leaves it to the template, and some have one of their own."""
+    """The system message; None leaves it to the template, which may have a default."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Handed to the template by name: ``{enable_thinking: false}`` for Qwen3, ``{date_string: '26 Jul
+    """Arguments of the template, such as ``{enable_thinking: false}`` for Qwen3 or ``{date_string: '26 Jul
     2024'}`` for Llama 3.2."""
     template: str | None = None
-    """A template (Jinja) in place of the tokenizer's own."""
+    """A Jinja template that replaces the tokenizer's."""
     earlier_turns: Literal["as_templated", "as_sampled"] = "as_templated"
-    """For answers of several turns, and templates that write an earlier turn otherwise than it was sampled
-    (those of models that think leave its thoughts out). Such a template is refused; or, with ``as_sampled``,
-    earlier turns stay in sight as they were sampled, which is how they are trained."""
+    """The form of earlier turns in answers of several turns. Templates of models that think leave the
+    thoughts of earlier turns out. With ``as_templated`` a template that changes earlier turns is refused;
+    with ``as_sampled`` earlier turns stay as they were sampled and are trained."""
 
     def __post_init__(self) -> None:
-        taken = sorted(_RESERVED & set(self.template_arguments))
-        if taken:
-            raise ValueError(f"template_arguments sets {', '.join(taken)}, which the run sets itself")
+        reserved = sorted(_RESERVED & set(self.template_arguments))
+        if reserved:
+            raise ValueError(f"template_arguments sets {', '.join(reserved)}, which the run sets itself")
 
 
 def chat_frame(
@@ -53,12 +54,12 @@ def chat_frame(
     """Returns a function that makes the whole prompt, up to the beginning of the answer, from a problem's
     text. It marks text of the problem that looks like one of the `control` tokens.
 
-    Tries the template at once, so that a run with an unusable one ends here and not at its first problem.
+    The template is tried at once, so that a run with an unusable one fails here and not at its first problem.
 
     Raises:
-        ValueError: There is no template, it doesn't read one of the arguments, it refuses the system message
-        or
-            leaves it or the question out, or it writes today's date, so that prompts would differ tomorrow.
+        ValueError: There is no template, it doesn't use one of the arguments, it leaves out the question or
+        the
+            system message, or it writes today's date, so that prompts would differ tomorrow.
     """
     refuse_no_template(tokenizer)
     name = repr(tokenizer.name_or_path)
@@ -69,7 +70,7 @@ def chat_frame(
     if unknown:
         raise ValueError(
             f"chat.template_arguments sets {', '.join(unknown)}, which the chat template of {name}"
-            " does not read: leave it out"
+            " does not use: leave it out"
         )
     # Templates get the date from `strftime_now`, which is replaced by a function that returns a mark.
     if _DATE in render(tokenizer, chat, [user("1 + 1?")], strftime_now=lambda form: _DATE):
@@ -80,13 +81,14 @@ def chat_frame(
     for question in _QUESTIONS:
         if question not in render(tokenizer, chat, [user(question)]):
             raise ValueError(
-                f"the chat template of {name} leaves the user's question out, be it a text or a list of"
-                " parts, so that all problems would have one prompt: give another template in chat.template"
+                f"the chat template of {name} leaves the user's question out, whether it is a text or a list"
+                " of parts, so that all problems would have the same prompt: set another template in"
+                " chat.template"
             )
     if chat.system and chat.system.strip() not in render(tokenizer, chat, [user(_QUESTIONS[0])]):
         raise ValueError(
-            f"the chat template of {name} leaves the system message out: set chat.system to null, and put its"
-            " text into the task's prompt"
+            f"the chat template of {name} leaves the system message out: set chat.system to null, and put the"
+            " message into the task's prompt"
         )
     return lambda prompt: render(tokenizer, chat, [user(control.mark(prompt))])
 
@@ -111,8 +113,9 @@ def chat_conversation(
             # An earlier answer may be shown without its thoughts.
             if turn["role"] in ("system", "user") and turn["content"].strip() not in text:
                 raise ValueError(
-                    f"the chat template of {tokenizer.name_or_path!r} leaves out what the {turn['role']} says"
-                    f" ({control.unmark(turn['content'])[:60]!r}): give another template in chat.template"
+                    f"the chat template of {tokenizer.name_or_path!r} leaves out the message of the"
+                    f" {turn['role']} ({control.unmark(turn['content'])[:60]!r}): set another template in"
+                    " chat.template"
                 )
         return text
 
@@ -123,8 +126,8 @@ def refuse_no_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises ValueError for a tokenizer without a chat template."""
     if not tokenizer.chat_template:
         raise ValueError(
-            f"model.chat is set, and the tokenizer of {tokenizer.name_or_path!r} has no chat template: set it"
-            " to null, or take a model that was trained to chat"
+            f"model.chat is set, but the tokenizer of {tokenizer.name_or_path!r} has no chat template: set"
+            " model.chat to null, or choose a model that was trained to chat"
         )
 
 
@@ -145,7 +148,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
 def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
     """Returns the added tokens with which the template ends and begins turns, such as ``<|im_end|>``.
 
-    Tags in pairs, such as ``<think>`` and ``</think>``, are no markers unless they are special tokens:
+    Tags in pairs, such as ``<think>`` and ``</think>``, are not markers unless they are special tokens, since
     prompts may contain them.
     """
     added_tokens = {token_id: str(token) for token_id, token in tokenizer.added_tokens_decoder.items()}
@@ -192,11 +195,10 @@ def turn_frame(
     are removed, so that an environment can't end its own turn.
 
     Args:
-        between: Messages like those to come, with which the template is tried.
+        between: Messages of the same roles, with which the template is tried.
 
     Raises:
-        ValueError: The template refuses a second turn or such messages, or writes earlier turns otherwise
-            than they were sampled.
+        ValueError: The template refuses a second turn or such messages, or changes earlier turns.
     """
     name = repr(tokenizer.name_or_path)
 
@@ -209,7 +211,7 @@ def turn_frame(
         whole = render(tokenizer, chat, [*before, _assistant(answer), *messages])
         _, found_answer, after_answer = whole.partition(_ANSWER)
         if not found_answer:
-            raise ValueError(f"the chat template of {name} leaves an earlier answer out of a chat")
+            raise ValueError(f"the chat template of {name} leaves earlier answers out of a chat")
         return prompt, whole, after_answer
 
     thinks = "</think>" in str(tokenizer.chat_template)
@@ -217,19 +219,21 @@ def turn_frame(
         for answer in (_ANSWER, *([_THOUGHT + _ANSWER] if thinks else [])):
             prompt, whole, _ = render_chat(answer, between)
             if not whole.startswith(prompt + answer):
+                change = (
+                    "it leaves the thoughts out" if answer != _ANSWER else "it begins the turn differently"
+                )
                 raise ValueError(
-                    f"the chat template of {name} writes an earlier turn otherwise than it was sampled"
-                    f" ({'its thoughts are left out' if answer != _ANSWER else 'what begins it differs'}), so"
-                    " that a chat of several turns is not what the template makes of it: set"
-                    " chat.earlier_turns to 'as_sampled', to keep earlier turns in sight as they were sampled"
+                    f"the chat template of {name} changes earlier turns ({change}), so that the prompts of"
+                    " answers of several turns would differ from the template's: set chat.earlier_turns to"
+                    " 'as_sampled' to keep earlier turns as they were sampled"
                 )
     earlier_turns = [user("0 + 0?"), _assistant("0.")]
     _, _, after_first = render_chat(_ANSWER, between)
     _, _, after_second = render_chat(_ANSWER, between, earlier_turns)
     if after_first != after_second:
         raise ValueError(
-            f"the chat template of {name} puts something else between later turns than between the first two:"
-            " answers of several turns can't be put together from it"
+            f"the chat template of {name} writes another text between later turns than between the first two,"
+            " so that answers of several turns can't be composed from it"
         )
 
     def frame(messages: Sequence[Mapping[str, str]]) -> str:
@@ -287,10 +291,11 @@ _IN_PARTS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, frozenset[str]]]
 
 
 def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset[str]:
-    """Returns the roles whose contents the template reads only as lists of parts (``[{type: 'text', text:
-    …}]``), as the templates of vision models do.
+    """Returns the roles whose messages must be lists of parts (``[{type: 'text', text: …}]``), as in the
+    templates of vision models.
 
-    A role is one of them if its text is in the prompt when it is given as parts, and isn't as a plain text.
+    It is such a role if a text is in the rendered chat when it is passed as a part, and isn't when it is
+    passed as a plain text.
     """
     if not tokenizer.chat_template:
         return frozenset()
@@ -313,7 +318,7 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
             try:
                 prompt = _apply_template(tokenizer, chats[role], arguments)
             except ValueError:
-                return False  # refused, which a run reports when it needs a chat of that kind
+                return False  # a run reports the refusal when it needs a chat of that kind
             return text in prompt
 
         roles: set[str] = set()
@@ -329,6 +334,7 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
 
 
 def _parts(text: str) -> list[dict[str, str]]:
+    """Returns the content of a message as a list of parts."""
     return [{"type": "text", "text": text}]
 
 

@@ -1,9 +1,8 @@
-"""Control tokens: those that a chat template puts around what is said, and that text of a problem must not
-become.
+"""Keeps the control tokens of a chat template apart from text of a problem that looks like them.
 
-A data set's row may hold ``<|im_end|>`` as text. Read as the token, it would end the user's message and let
-the row write the next one. In a chat, such text therefore becomes the ordinary tokens of its characters. A
-prompt without such text has the same ids as ever.
+A row of a data set may contain the text ``<|im_end|>``. Encoded as that token, it would end the user's
+message, so that the row could write the next message. In a chat such text is therefore encoded by its
+characters. The ids of prompts without such text don't change.
 """
 
 from __future__ import annotations
@@ -19,54 +18,55 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _FIRST_MARK, _FIRST_STAND_IN = 0xF5000, 0xFA000
-"""Characters for private use, which no normaliser changes. A mark stands in a message for text that looks
-like a control token; a stand-in is what such a token of the template is called in a tokenizer that knows it
-by no other name."""
+"""The first of the private-use characters that serve as marks and as stand-ins. No normaliser changes them. A
+mark replaces text of a problem that looks like a control token. A stand-in replaces a control token of the
+template, and is the token's only name in a copy of the tokenizer. See `ControlTokens`."""
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Returns the ids of the tokens that decoding leaves out, by their texts."""
+    """Returns the ids of the special tokens, which decoding leaves out, by their texts."""
     added = tokenizer.added_tokens_decoder.items()
     return {str(token): int(token_id) for token_id, token in added if token.special}
 
 
 def refuse_hidden_stops(tokenizer: PreTrainedTokenizerBase, stops: Iterable[str]) -> None:
-    """Raises ValueError for a stop string that holds a special token and more: it is never found, since text
-    doesn't show such tokens. (One that is a special token is looked for by its id.)"""
+    """Raises ValueError for a stop string that contains a special token and other text. It would never be
+    found, since decoded text doesn't contain special tokens. (The engine finds a stop string that is a
+    special token by its id.)"""
     specials = special_tokens(tokenizer)
     for stop in stops:
         inside = [special for special in specials if special in stop and special != stop]
         if inside and stop not in specials:
             raise ValueError(
-                f"the stop string {stop!r} holds the special token {inside[0]!r}, which the text of an answer"
-                f" doesn't show, so that it would never be found: name {inside[0]!r} alone, or leave it out"
+                f"the stop string {stop!r} contains the special token {inside[0]!r}, which the text of an"
+                f" answer doesn't contain, so that it would never be found: use {inside[0]!r} alone, or leave"
+                " it out"
             )
 
 
 class ControlTokens:
-    """The special tokens of a tokenizer, and the `markers` of turns that its chat template writes though they
-    aren't special.
+    """The control tokens of a tokenizer: its special tokens, and the `markers` that its chat template writes
+    around turns.
 
-    A problem that speaks of ``<|im_end|>`` must not end a turn. So its text is marked before a template puts
-    control tokens around it, and encoded with both kept apart. Marks and stand-ins are characters for private
-    use, written here as ① and ❶; the ids are of a tokenizer whose ``<|im_end|>`` is 2:
+    A problem that contains ``<|im_end|>`` must not end a turn. So such text is marked before a template adds
+    control tokens, and the two are kept apart when the prompt is encoded. Marks and stand-ins are private-use
+    characters, written here as ① and ❶. For a tokenizer whose ``<|im_end|>`` has the id 2:
 
-    * `mark`: ``Say <|im_end|>!`` is ``Say ①!``;
-    * the template: ``Say ①!<|im_end|>`` has one control token, at the end;
-    * `encode` renames the control tokens, in this text and in a copy of the tokenizer, to stand-ins:
-      ``Say ①!❶``. Then it puts the problem's own text back: ``Say <|im_end|>!❶``. The copy reads
-      ``<|im_end|>`` as ten characters and ❶ as the token 2;
-    * `unmark`: people read ``Say <|im_end|>!<|im_end|>``.
+    * `mark` turns ``Say <|im_end|>!`` into ``Say ①!``;
+    * the template adds a control token at the end: ``Say ①!<|im_end|>``;
+    * `encode` replaces control tokens by stand-ins, ``Say ①!❶``, and then marks by the problem's text,
+      ``Say <|im_end|>!❶``. A copy of the tokenizer, in which the control tokens have the stand-ins as names,
+      encodes ``<|im_end|>`` as ten characters and ❶ as the token 2;
+    * `unmark` returns the text for people: ``Say <|im_end|>!<|im_end|>``.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, markers: Iterable[str] = ()) -> None:
-        """Gives each control token a mark, which stands for its text where a problem has it, and a stand-in,
-        which is its name in the copy of the tokenizer: of ``<|im_end|>`` and ``<s>`` the marks are
-        U+F5000 and U+F5001, and the stand-ins U+FA000 and U+FA001."""
+        """Gives each control token a mark and a stand-in. Example: for ``<|im_end|>`` and ``<s>`` the marks
+        are U+F5000 and U+F5001, and the stand-ins U+FA000 and U+FA001."""
         self._tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab()
         self.ids = special_tokens(tokenizer) | {marker: vocabulary[marker] for marker in markers}
-        # The longest first: one may begin like another.
+        # The longest first, since one may be the beginning of another.
         self._texts = sorted(self.ids, key=lambda text: (-len(text), text))
         self._any = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
         self._marks = {text: chr(_FIRST_MARK + i) for i, text in enumerate(self._texts)}
@@ -75,58 +75,62 @@ class ControlTokens:
         self._any_mark = re.compile(f"[{''.join(self._text_of_mark)}]" if self._marks else r"(?!)")
 
     def mark(self, text: str) -> str:
-        """Returns what somebody said with a mark in place of each text that looks like a control token."""
+        """Replaces each text that looks like a control token by its mark."""
         return self._any.sub(lambda match: self._marks[match.group()], text)
 
     def unmark(self, text: str) -> str:
-        """Returns the text for people: with what the marks stand for."""
+        """Replaces each mark by its text, for people."""
         return self._any_mark.sub(lambda match: self._text_of_mark[match.group()], text)
 
     def is_marked(self, text: str) -> bool:
+        """Returns whether the text contains a mark."""
         return self._any_mark.search(text) is not None
 
     def remove(self, text: str) -> str:
-        """Returns the text without any control token, also without those that the removal of another
-        makes."""
+        """Removes all control tokens from the text, also those that the removal of others creates."""
         while self._any.search(text):
             text = self._any.sub("", text)
         return text
 
     def encode(self, marked: str) -> list[int]:
-        """Returns the ids of a marked text: control tokens outside of the marks, characters for the marks.
+        """Encodes a text with marks: control tokens as themselves, and marks by the characters of their
+        texts.
 
-        Raises ValueError for a tokenizer that can't be told to keep the two apart.
+        Raises:
+            ValueError: The tokenizer can't keep the two apart.
         """
         shown = self.unmark(self._any_mark.search(marked).group())  # type: ignore[union-attr]
         if not self._tokenizer.is_fast:
             raise ValueError(
-                f"a problem holds {shown!r}, which the tokenizer of {self._tokenizer.name_or_path!r} can only"
-                " read as a control token: leave the problem out, or write it otherwise"
+                f"a problem contains {shown!r}, which the tokenizer of {self._tokenizer.name_or_path!r} can"
+                " only encode as a control token: leave the problem out, or change its text"
             )
-        renamed, id_of_renamed = self._renamed
+        renamed_tokenizer, id_of_renamed = self._renamed_tokenizer
         with_stand_ins = self._any.sub(lambda match: self._stand_ins[match.group()], marked)
-        encoded: Sequence[int] = renamed.encode(self.unmark(with_stand_ins), add_special_tokens=False).ids
+        text = self.unmark(with_stand_ins)
+        encoded: Sequence[int] = renamed_tokenizer.encode(text, add_special_tokens=False).ids
         ids = [id_of_renamed.get(token_id, token_id) for token_id in encoded]
-        controls = set(self.ids.values())
-        if sum(token_id in controls for token_id in ids) > len(self._any.findall(marked)):
+        control_ids = set(self.ids.values())
+        n_control_tokens = sum(token_id in control_ids for token_id in ids)
+        if n_control_tokens > len(self._any.findall(marked)):
             raise ValueError(
-                f"a problem holds {shown!r}, which the tokenizer of {self._tokenizer.name_or_path!r} reads as"
-                " a control token though it is told not to: leave the problem out, or write it otherwise"
+                f"a problem contains {shown!r}, which the tokenizer of {self._tokenizer.name_or_path!r}"
+                " always encodes as a control token: leave the problem out, or change its text"
             )
         return ids
 
     @cached_property
-    def _renamed(self) -> tuple[Tokenizer, dict[int, int]]:
-        """The tokenizer with stand-ins for names of its control tokens, and the ids of all its added tokens,
-        which may be numbered anew there."""
+    def _renamed_tokenizer(self) -> tuple[Tokenizer, dict[int, int]]:
+        """A copy of the tokenizer in which control tokens have the stand-ins as names; and, by the ids of
+        added tokens in the copy, their ids in the tokenizer, since the copy may number them differently."""
         from tokenizers import Tokenizer
 
-        described = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        added = described["added_tokens"]
+        content = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        added = content["added_tokens"]
         for token in added:
             token["content"] = self._stand_ins.get(token["content"], token["content"])
-        described["post_processor"] = None  # it may name tokens that are called otherwise now
-        renamed = Tokenizer.from_str(json.dumps(described))
+        content["post_processor"] = None  # it may contain the old names
+        renamed = Tokenizer.from_str(json.dumps(content))
         id_of_renamed: dict[int, int] = {}
         for token in added:
             renamed_id = renamed.token_to_id(token["content"])

@@ -1,4 +1,4 @@
-"""Digests of what a run began with: of a model's files, by their content."""
+"""Computes digests of a model's files, by which a resumed run sees whether its start model has changed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from treetune.models.policy_files import resolve_policy
 
 WHOLE_BYTES = 64 * 2**20
-"""Files up to this size are read whole; of a larger one, its header and samples of this many bytes
-together."""
+"""Files up to this size are read whole. Of a larger file, samples of this many bytes in total are read."""
 SAMPLES = 1024
 SAMPLE_BYTES = WHOLE_BYTES // SAMPLES
 
@@ -18,11 +17,14 @@ _DESCRIBES_NO_WEIGHTS = {"README.md", "LICENSE", ".gitattributes", "checksums.js
 
 
 def model_digest(name_or_path: str, revision: str | None) -> dict[str, str]:
-    """Returns what a model is: for a folder its path and a digest of its files, for a name on the hub the
-    commit that is in the cache, where it is there.
+    """Returns the identity of a model: for a folder its path and a digest of its files; for a name on the hub
+    the commit in the cache, if there is one.
 
-    A model of hundreds of gigabytes is not read whole. Training moves nearly every weight, so samples from
-    all over a file tell two checkpoints apart. Raises ValueError if the model can't be there.
+    A model of hundreds of gigabytes is not read whole. Training changes nearly every weight, so samples from
+    the whole file distinguish two checkpoints.
+
+    Raises:
+        ValueError: The model doesn't exist.
     """
     path = resolve_policy(name_or_path)
     if Path(path).is_dir():
@@ -61,8 +63,7 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _commit_in_cache(name: str, revision: str) -> str | None:
-    """Returns the commit that a branch or tag stands for in the cache of the hub; None where it isn't
-    there."""
+    """Returns the commit of a branch or tag in the cache of the hub; None if it isn't there."""
     from transformers.utils import cached_file
     from transformers.utils.hub import extract_commit_hash
 

@@ -1,12 +1,12 @@
-"""Turns off what a model does at random while it is trained.
+"""Turns off dropout and other randomness of a model in training.
 
-Log-probs must be those that the engine samples from, and dropout has no place there. Dropout lies in three
-places: in modules of PyTorch, in numbers that a layer hands on to a function
-(``F.dropout(x, p=self.residual_dropout)``), and in the configuration that a layer reads while it runs
-(``self.config.attn_pdrop``). Layers that are skipped at random are of the same kind.
+The trainer's log-probs must be those of the distribution that the engine samples from, which has no dropout.
+A model's dropout is set in one of three ways: in a module of PyTorch, in a number that a layer passes to a
+function (``F.dropout(x, p=self.residual_dropout)``), or in the configuration that a layer reads in its
+forward pass (``self.config.attn_pdrop``). Layers that are skipped at random are set in the same ways.
 
-Routers of experts that draw noise or choices in training are another: PhiMoE's jitter decides in evaluation
-too which experts are near enough, so that it can't be set to 0. Such a layer stays in evaluation mode.
+A router of experts may draw noise in training. PhiMoE's jitter can't be set to 0, since it also decides in
+evaluation which experts are considered. So a layer with such noise stays in evaluation mode.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 DROPOUT = "drop"
-"""Part of the names of such numbers: ``residual_dropout``, ``attn_pdrop``, ``layerdrop``,
-``drop_path_rate``."""
+"""The part that the names of such numbers have in common: ``residual_dropout``, ``attn_pdrop``,
+``layerdrop``, ``drop_path_rate``."""
 JITTER = "jitter"
-"""Part of the names of a router's noise: ``router_jitter_noise``, ``jitter_noise``."""
+"""The same for a router's noise: ``router_jitter_noise``, ``jitter_noise``."""
 
 
 def turn_dropout_off(model: nn.Module) -> None:
-    """Sets everything random in the model to 0, in place. The configuration that is written with the model
-    stays what it was: the layers below get a copy of it."""
-    changed: dict[int, Any] = {}
+    """Turns off all randomness of the model, in place. The model's own configuration, which checkpoints
+    contain, stays the same: its layers get a changed copy."""
+    configs_without_dropout: dict[int, Any] = {}
+    """The changed copy of each configuration, by the configuration's id, since layers share one."""
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
@@ -40,22 +41,23 @@ def turn_dropout_off(model: nn.Module) -> None:
         config = getattr(module, "config", None)
         if module is model or config is None or not hasattr(config, "to_dict"):
             continue
-        if id(config) not in changed:
-            changed[id(config)] = _without_dropout(config)
-        module.config = changed[id(config)]
+        if id(config) not in configs_without_dropout:
+            configs_without_dropout[id(config)] = _without_dropout(config)
+        module.config = configs_without_dropout[id(config)]
 
 
 def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
-    """Stands for `train` of a layer that computes something else in training."""
+    """Replaces the method `train` of a layer, so that it stays in evaluation mode."""
     return module
 
 
 def _random_numbers(values: dict[str, Any], part: str) -> list[str]:
+    """Returns the names of the numbers above or below 0 whose name has this part."""
     return [name for name, value in values.items() if type(value) is float and value != 0.0 and part in name]
 
 
 def _without_dropout(config: Any) -> Any:
-    """A copy of the configuration in which these numbers are 0; the configuration itself where they are."""
+    """Returns a copy of the configuration with dropout 0; the configuration itself if it has none."""
     names = _random_numbers(vars(config), DROPOUT)
     if not names:
         return config

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from typing_extensions import override
 
 from treetune.architectures import LengthRule, length_rule, probe_rows
 from treetune.models.attention import PACKED, attention_arguments
@@ -45,7 +44,7 @@ class ModelInputs(NamedTuple):
 
         ModelInputs(
             input_ids_BT=[[5, 6, 7, 0], [5, 6, 8, 9]],
-            positions_N=[1, 5, 6],             # of the tokens before them, in the flattened rows
+            positions_N=[1, 5, 6],             # of the tokens before the trained ones, in the flattened rows
             labels_N=[7, 8, 9],
         )
     """
@@ -64,27 +63,6 @@ class ModelInputs(NamedTuple):
     """The largest N that any rank has in its micro-batch of the same number, since all ranks compute their
     heads in equally many chunks."""
 
-    @override
-    def __eq__(self, other: object) -> bool:
-        # DeepSpeed compares the inputs of the ranks of a tensor-parallel group. A tuple's own comparison
-        # would ask `tensor == tensor` for one truth value.
-        if not isinstance(other, ModelInputs):
-            return False
-        return all(_are_equal(mine, theirs) for mine, theirs in zip(self, other, strict=True))
-
-    @override
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-
-def _are_equal(first: Any, second: Any) -> bool:
-    """Compares two values, either of which may be a tensor on any device."""
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return torch.equal(first, second.to(first.device))
-    if isinstance(first, Tensor):
-        return False
-    return bool(first == second)
-
 
 class Nucleus(NamedTuple):
     """The cut of a distribution by top-p and top-k, after the temperature."""
@@ -100,9 +78,9 @@ class Nucleus(NamedTuple):
         """Returns the log of the probability mass that the cut leaves, float32 [C], without gradient; at most
         0.
 
-        The engine reports ``log(p / mass)`` of a sampled token, as it normalises what is left. Cuts as vLLM
-        does: first top-k, then of these the likeliest tokens whose sum reaches `top_p`. The label always
-        counts, since the engine has sampled it, even if rounding here would cut it off.
+        The engine reports ``log(p / mass)`` of a sampled token, since it normalises the remaining
+        probabilities. The cut is vLLM's: first top-k, then of these the most likely tokens whose sum reaches
+        `top_p`. The label always counts, since the engine has sampled it, even if rounding would cut it off.
         """
         with torch.no_grad():
             probs_CV, order_CV = logits_CV.softmax(-1).sort(dim=-1, descending=True, stable=True)
@@ -173,7 +151,7 @@ class PolicyModule(nn.Module):
             The log-probs of the labels, the entropies of the distributions, the objective's terms, and last
             the log mass of the nucleus, float32 [N] each.
         """
-        assert inputs.labels_N is not None, "a policy is asked for the probability of given tokens"
+        assert inputs.labels_N is not None, "a policy scores the labels"
         if whole:
             return self._whole_forward(inputs)
         backbone, parallel = backbone_of(self.model), self.parallel
@@ -255,9 +233,9 @@ class PolicyModule(nn.Module):
     def _refuse_leaks(self, inputs: ModelInputs) -> None:
         """Raises ValueError if packed sequences influence each other in this model.
 
-        Convolutions and recurrent states go on from one sequence to the next, and some kinds of attention
-        know no packing. Tried once, with two short sequences: the second one's log-probs must be the same
-        packed and alone. Collective if the weights are sharded.
+        Convolutions and recurrent states continue from one sequence to the next, and some kinds of attention
+        don't support packing. This is tried once, with two short sequences: the second one's log-probs must
+        be the same packed and alone. Collective if the weights are sharded.
         """
         config: Any = self.model.config
         # This package's packed attention gets the boundaries, and refuses other layers itself.
@@ -286,8 +264,8 @@ class PolicyModule(nn.Module):
         if not float(gap_N.mean()) <= limit:
             raise ValueError(
                 f"{name} doesn't keep packed sequences apart: the log-probs of a sequence that is packed"
-                f" behind another differ by {float(gap_N.mean()):.2g} from those that it has alone. Set"
-                " trainer.layout to 'padded'"
+                f" after another one differ by {float(gap_N.mean()):.2g} from those of the sequence alone."
+                " Set trainer.layout to 'padded'"
             )
         self._keeps_packed_apart = True
 
@@ -330,7 +308,7 @@ def _hidden(backbone: nn.Module, inputs: ModelInputs) -> Tensor:
     if inputs.position_ids_BT is not None:
         if not takes_positions(backbone):
             raise ValueError(
-                f"{type(backbone).__name__} takes no positions, which begin anew at each packed sequence: set"
+                f"{type(backbone).__name__} has no argument for positions, which packed sequences need: set"
                 " trainer.layout to 'padded'"
             )
         positions["position_ids"] = inputs.position_ids_BT
@@ -344,7 +322,7 @@ def _hidden(backbone: nn.Module, inputs: ModelInputs) -> Tensor:
 
 
 def takes_positions(backbone: nn.Module) -> bool:
-    """Returns whether the backbone can be told the positions of its tokens."""
+    """Returns whether the backbone has an argument for the positions of its tokens."""
     parameters = inspect.signature(backbone.forward).parameters
     return "position_ids" in parameters or any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -367,7 +345,7 @@ class _BackboneResult:
 
 
 class _FinishedBackbone:
-    """Takes the place of a backbone, and returns a result that is known already, whatever its inputs.
+    """Replaces a backbone, and returns the same result whatever its inputs.
 
     So do its submodules, because some models call their backbone's decoder. All other attributes are those of
     the backbone.
@@ -390,7 +368,7 @@ def logits_of(model: nn.Module, hidden_CD: Tensor) -> Tensor:
     Runs the model's own forward pass after the backbone, with all scaling, capping and layers there.
     """
     finished: Any = _FinishedBackbone(backbone_of(model), _BackboneResult(hidden_CD[None]))
-    # A copy with the same weights, in which alone the backbone is replaced.
+    # A shallow copy with the same weights, so that the backbone is replaced only there.
     view = copy.copy(model)
     prefix: Any = model.base_model_prefix
     view._modules = {**model._modules, prefix: finished}
@@ -411,7 +389,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _refuse_rows_of_two_lengths(rule: LengthRule | None, inputs: ModelInputs, name: str) -> None:
-    """Raises ValueError if a row would be computed otherwise together with a longer row than alone.
+    """Raises ValueError if a row would be computed differently together with a longer row than alone.
 
     Some rotary embeddings choose their frequencies by the longest row of a batch (`LengthRule`).
     """
@@ -424,8 +402,8 @@ def _refuse_rows_of_two_lengths(rule: LengthRule | None, inputs: ModelInputs, na
         rows = int((inputs.position_ids_BT == 0).sum())
     if rows > 1 and longest > rule.limit:
         raise ValueError(
-            f"{name} has {rule.kind}, and rows of more than {rule.limit} tokens (here {longest}) change what"
-            f" it computes of those beside them: set context_length to {rule.limit} or less"
+            f"{name} has {rule.kind}, and a row of more than {rule.limit} tokens (here {longest}) changes how"
+            f" the other rows of its batch are computed: set context_length to {rule.limit} or less"
         )
 
 

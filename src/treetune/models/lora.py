@@ -1,7 +1,13 @@
-"""Low-rank adapters: a policy that differs from its start model by a few small matrices.
+"""Trains low-rank adapters (LoRA): a policy that differs from its start model by a few small matrices.
 
-Hu et al. 2021, "LoRA", section 4.1: W·x + (alpha / rank)·B·A·x with W frozen. peft makes the layers;
-what happens to their weights on the way out (merged, or as a folder that peft and vLLM read) is here.
+Hu et al. 2021, "LoRA", section 4.1: W·x + (alpha / rank)·B·A·x with W frozen. peft makes the layers. This
+file merges the adapters into the weights, or writes them as a folder that peft and vLLM read.
+
+Example of a layer's weights by their names::
+
+    q_proj.base_layer.weight         W, frozen           merged: q_proj.weight = W + scale·B·A
+    q_proj.lora_A.default.weight     A, [rank, in]
+    q_proj.lora_B.default.weight     B, [out, rank]
 """
 
 from __future__ import annotations
@@ -28,42 +34,45 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
 WHOLE_MODEL = "all-linear"
-"""peft's name for every linear layer but the output head."""
+"""peft's name for all linear layers except the output head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Trains adapters on the start model and nothing else. There is no dropout: log-probs are those that the
-    engine samples from.
-    """
+    """Trains only adapters of the start model's layers. They have no dropout, since log-probs must be those
+    of the distribution that the engine samples from."""
 
     rank: Annotated[int, Gt(0)] = 16
-    """Number of columns of B and rows of A."""
+    """The number of columns of B and of rows of A."""
     alpha: Annotated[float, Gt(0)] = 32.0
-    """Adapters are added with weight `alpha` / `rank`."""
+    """The factor of B·A is `alpha` / `rank`."""
     rank_stabilised: bool = False
-    """Adds them with weight `alpha` / √`rank` (Kalajdzievski 2023)."""
+    """Makes the factor `alpha` / √`rank` (Kalajdzievski 2023)."""
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], MinLen(1)] = "all-linear"
-    """Ends of the names of the layers with adapters, or every linear layer but the output head."""
+    """The layers with adapters, by the ends of their names, such as ``['q_proj', 'v_proj']``; or all linear
+    layers except the output head."""
     send: Literal["merged", "adapters"] = "merged"
-    """The engine gets them ``merged`` into the start model's weights, or as ``adapters`` that the server adds
-    itself, which moves less and costs it two small products a layer."""
+    """The form in which the engine gets them: ``merged`` into the start model's weights, or as ``adapters``,
+    which is less data, and takes the server two small products in each layer."""
 
     @property
     def scale(self) -> float:
+        """The factor of B·A."""
         return self.alpha / (self.rank**0.5 if self.rank_stabilised else self.rank)
 
     def apply(self, model: nn.Module, seed: int) -> nn.Module:
-        """Puts adapters into the model, in place; only they are trainable from here on.
+        """Adds adapters to the model, in place. From then on only they are trainable.
 
-        A is drawn from `seed`, B is 0: the model says what it said. Raises ValueError where
-        `target_modules` finds nothing, or what can't be merged.
+        A is drawn by `seed`, and B is 0, so that the model's outputs stay the same.
+
+        Raises:
+            ValueError: `target_modules` names no layer of the model, or one whose adapters can't be merged.
         """
         import torch
         from peft import inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
 
-        self._refuse(model)
+        self._refuse_targets(model)
         dtype = next(model.parameters()).dtype
         with torch.random.fork_rng():
             torch.manual_seed(derive_seed(seed, "lora") % 2**63)
@@ -74,12 +83,14 @@ class Lora:
         self._refuse_tensors(model)
         self._refuse_unlike_linear(model)
         for layer in model.modules():
-            if isinstance(layer, LoraLayer):  # its adapters in the precision that the trainer was given
+            if isinstance(layer, LoraLayer):  # peft makes adapters in float32
                 layer.lora_A.to(dtype)
                 layer.lora_B.to(dtype)
         return model
 
-    def _refuse(self, model: nn.Module) -> None:
+    def _refuse_targets(self, model: nn.Module) -> None:
+        """Raises ValueError if `target_modules` names a layer that the model doesn't have, or one that is not
+        linear."""
         import torch
 
         if self.target_modules == WHOLE_MODEL:
@@ -88,22 +99,25 @@ class Lora:
         for target in self.target_modules:
             matching = [layer for name, layer in layers.items() if f".{name}".endswith(f".{target}")]
             if not matching:
-                linear = {n.rpartition(".")[2] for n, m in layers.items() if isinstance(m, torch.nn.Linear)}
+                linear_names = set()
+                for name, layer in layers.items():
+                    if isinstance(layer, torch.nn.Linear):
+                        linear_names.add(name.rpartition(".")[2])
                 raise ValueError(
                     f"trainer.lora.target_modules names {target!r}, and {type(model).__name__} has no such"
-                    f" layer; its linear ones are {', '.join(sorted(linear - {'lm_head'}))}"
+                    f" layer; its linear layers are {', '.join(sorted(linear_names - {'lm_head'}))}"
                 )
-            wrong = [layer for layer in matching if not isinstance(layer, torch.nn.Linear)]
-            if wrong or model.get_output_embeddings() in matching:
+            not_linear = [layer for layer in matching if not isinstance(layer, torch.nn.Linear)]
+            if not_linear or model.get_output_embeddings() in matching:
                 raise ValueError(
                     f"trainer.lora.target_modules names {target!r}: adapters go into linear layers other than"
                     " the output head"
                 )
 
     def _refuse_tensors(self, model: nn.Module) -> None:
-        """Raises ValueError where peft has put adapters on tensors that are no linear layers, as on all
-        experts of a mixture at once: they have scales and names of their own, and what is merged here would
-        lack them."""
+        """Raises ValueError if peft has added adapters to tensors that are not linear layers, such as the one
+        of all experts of a mixture. `merged` doesn't know their scales and names, and would leave them
+        out."""
         from peft.tuners.lora.layer import ParamWrapper
 
         wrapped = sorted({path for path, part in model.named_modules() if isinstance(part, ParamWrapper)})
@@ -117,8 +131,9 @@ class Lora:
             )
 
     def _refuse_unlike_linear(self, model: nn.Module) -> None:
-        """Raises ValueError where peft has put adapters on layers that do something else than a linear layer:
-        GPT-2's hold their weight transposed, and a router of PhiMoE returns more than a product."""
+        """Raises ValueError if peft has added adapters to layers that don't compute what a linear layer
+        computes: GPT-2's layers have their weight transposed, and PhiMoE's router returns more than a
+        product."""
         import torch
         from peft.tuners.lora import LoraLayer
 
@@ -148,10 +163,13 @@ class Lora:
         )
 
     def merged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The weights by their names without adapters, W + scale·B·A among them, computed in float32.
+        """Returns the weights by their names without adapters, with W + scale·B·A in place of W, computed in
+        float32.
 
-        `weights` (those of a model that `apply` has changed, by name) are left as they are: nothing
-        is merged into the model that goes on training, so nothing drifts.
+        The trained model's own weights don't change, so that rounding doesn't accumulate.
+
+        Args:
+            weights: The weights of a model that `apply` has changed, by name.
         """
         result = {}
         for name, weight in weights.items():
@@ -162,46 +180,50 @@ class Lora:
                 result[name] = weight
                 continue
             if kind == "weight" and layer + _A in weights:
-                change = weights[layer + _B].float() @ weights[layer + _A].float()
-                weight = (weight.float() + self.scale * change).to(weight.dtype)
+                product = weights[layer + _B].float() @ weights[layer + _A].float()
+                weight = (weight.float() + self.scale * product).to(weight.dtype)
             result[f"{layer}.{kind}"] = weight
         return result
 
     def merged_names(self, names: Iterable[str]) -> list[str]:
-        """The names of the weights of a model that `apply` has changed, as they are without adapters."""
+        """Returns the names that `merged` would give the weights of these names."""
         return [name.replace(_BASE, ".") for name in names if not name.endswith((_A, _B))]
 
     def adapters(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The adapters alone, by the names that they have in a folder of peft's format."""
-        return {
-            "base_model.model." + name.replace(f".{_NAME}.weight", ".weight"): weight
-            for name, weight in weights.items()
-            if name.endswith((_A, _B))
-        }
+        """Returns only the adapters, by their names in a folder of peft's format."""
+        adapters = {}
+        for name, weight in weights.items():
+            if name.endswith((_A, _B)):
+                adapters["base_model.model." + name.replace(f".{_NAME}.weight", ".weight")] = weight
+        return adapters
 
     def write(self, adapters: Mapping[str, Tensor], base: str, directory: Path) -> None:
-        """Writes a folder that peft's ``PeftModel.from_pretrained`` and vLLM read; `base` is the model that
-        the adapters belong to.
+        """Writes a folder that peft's ``PeftModel.from_pretrained`` and vLLM read.
 
-        The layers are named one by one, as their last names: vLLM knows no ``all-linear``.
+        Args:
+            base: The path or name of the model that the adapters belong to.
         """
         from safetensors.torch import save_file
 
-        def plain(value: Any) -> Any:
-            """A form for sets and enumerations of peft's configuration, which JSON has none for."""
+        def to_json(value: Any) -> Any:
+            """Converts sets and enumerations of peft's configuration to types of JSON."""
             return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
-        described = self._config().to_dict() | {
+        # vLLM doesn't support ``all-linear``, so the layers are listed by the last parts of their names.
+        layer_names = {name.split(".lora_")[0].rpartition(".")[2] for name in adapters}
+        config = self._config().to_dict() | {
             "base_model_name_or_path": base,
-            "target_modules": sorted({name.split(".lora_")[0].rpartition(".")[2] for name in adapters}),
+            "target_modules": sorted(layer_names),
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "inference_mode": True,
         }
         directory.mkdir(parents=True, exist_ok=True)
-        kept = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in adapters.items()}
-        save_file(kept, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-        text = json.dumps(described, default=plain, indent=2, sort_keys=True)
+        on_cpu = {}
+        for name, tensor in adapters.items():
+            on_cpu[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        save_file(on_cpu, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        text = json.dumps(config, default=to_json, indent=2, sort_keys=True)
         (directory / ADAPTER_CONFIG).write_text(text + "\n")
 
 
@@ -213,11 +235,12 @@ def _is_adapted(layer: nn.Module) -> bool:
 
 @contextmanager
 def refusing_idle_adapters(model: nn.Module) -> Iterator[None]:
-    """Raises ValueError at its end, where the model has run forward inside and never called an adapted layer.
+    """Raises ValueError at the end of a block with a forward pass, if the model has not called a layer that
+    has adapters.
 
-    Some models read a layer's weight and compute with it themselves, as Jamba does with its `dt_proj`: an
-    adapter there is never applied in training, and would be merged into what the engine gets. A layer is told
-    by the last part of its name, since not every expert of a mixture is called for every text.
+    Some models read a layer's weight and compute with it themselves, as Jamba does with its `dt_proj`. An
+    adapter there would have no effect in training, but would be merged for the engine. Layers of the same
+    last name count as one, since not every expert of a mixture is called for every text.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -237,17 +260,19 @@ def refusing_idle_adapters(model: nn.Module) -> Iterator[None]:
         used = sorted(called)
         raise ValueError(
             f"trainer.lora puts adapters on {', '.join(idle)}, which {type(model).__name__} never calls as"
-            f" layers: they would not be trained. Set trainer.lora.target_modules to others, such as {used}"
+            " layers, so that they would not be trained: set trainer.lora.target_modules to other layers,"
+            f" such as {used}"
         )
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Makes the model what it was before `Lora.apply`, while inside: the reference, without a second copy."""
+    """Turns the adapters off for a block, so that the model is the start model: a reference without a second
+    copy."""
     from peft.tuners.lora import LoraLayer
 
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
-    assert layers, "a model without adapters was asked for what it is without them"
+    assert layers, "the model has no adapters"
     for layer in layers:
         layer.enable_adapters(False)
     try:

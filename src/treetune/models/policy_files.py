@@ -1,4 +1,5 @@
-"""Policies on disk: checkpoints that anyone can load, and the directory that the engine loads."""
+"""Writes and reads policies on disk: checkpoints in Hugging Face format, and the folders that the engine
+loads."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _NUMBER = re.compile(r"\d{4,}")
 CHECKPOINTS = "checkpoints"
 LAST = "last"
 STATE = "state.json"
-"""Written last into a checkpoint: with it, the checkpoint is complete."""
+"""The file that is written last into a checkpoint. A checkpoint is complete if it has this file."""
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
@@ -102,7 +103,7 @@ def _how_to_make(path: Path) -> str:
 WEIGHTS = "model.safetensors"
 HEAD = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
-"""How the names of input embeddings end, in the families of models that tie them to the head."""
+"""The ends of the names of input embeddings, in the families of models that tie them to the head."""
 
 
 def write_policy(
@@ -114,12 +115,16 @@ def write_policy(
 ) -> None:
     """Writes a policy in Hugging Face format, whole or not at all.
 
-    `weights` are all parameters and persistent buffers (`saved_weights`), on any device, under their names in
-    the model (``model.layers.0…``); a head that `config` ties to the embeddings may be among them. Files have
-    the names that `save_pretrained` gives them, and the code that came with the model. `generation_config`
-    tells whoever samples from it which tokens end an answer. A directory that is there already is replaced.
+    Files have the names of `save_pretrained`; code that came with the model is copied. An existing directory
+    is replaced.
 
-    Raises ValueError where weights are missing, or are there that the model doesn't have.
+    Args:
+        weights: All parameters and persistent buffers (`saved_weights`), on any device, by their names in the
+            model (``model.layers.0…``). A head that is tied to the embeddings may be among them.
+        generation_config: Has the tokens that end an answer, for programs that sample from the policy.
+
+    Raises:
+        ValueError: The weights are not exactly those of the model.
     """
     from huggingface_hub import save_torch_state_dict
 
@@ -127,7 +132,7 @@ def write_policy(
     architecture.refuse_others(weights, directory)
     with whole_folder(directory) as unfinished:
         untied = {name: weight for name, weight in weights.items() if name not in architecture.tied}
-        kept = _on_cpu(dict(architecture.in_turn_as_saved(untied.items())))
+        kept = _on_cpu(dict(architecture.convert_to_saved(untied.items())))
         save_torch_state_dict(kept, unfinished)
         described = copy.deepcopy(config)
         described.dtype = _dtype(kept)
@@ -139,8 +144,8 @@ def write_policy(
             generation_config.to_json_file(unfinished / "generation_config.json")
 
 
-_OF_A_CRITIC = ("backbone.", "head.")
-"""How the names of a critic's weights begin (`CriticModule`)."""
+_CRITIC_PREFIXES = ("backbone.", "head.")
+"""A critic's weights have names that begin with these (`CriticModule`)."""
 
 
 def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, directory: Path) -> None:
@@ -165,7 +170,7 @@ def _save_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, d
     classes: list[type] = [type(tokenizer)]
     if is_remote(config):
         classes += [type(config), model_class(config)]
-        # "owner/name--module.Class" means code on the hub. From here on it lies beside the weights.
+        # "owner/name--module.Class" refers to code on the hub. The written model has the code in its folder.
         config.auto_map = {name: reference.split("--")[-1] for name, reference in config.auto_map.items()}
     config.save_pretrained(directory)
     for remote in classes:
@@ -203,7 +208,7 @@ def read_policy(
     for file in files:
         weights |= load_file(file)
     config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
-    if any(name.startswith(_OF_A_CRITIC) for name in weights):
+    if any(name.startswith(_CRITIC_PREFIXES) for name in weights):
         return weights, config
     architecture = architecture_of(config)
     if architecture.is_converted:
@@ -221,8 +226,9 @@ def write_for_engine(
 ) -> None:
     """Writes weights for the engine, which happens in every iteration, usually into shared memory.
 
-    The output head is always written, and the configuration says that it is not tied to the embeddings. An
-    engine may pack a tied head when it starts, and keep that copy when new embeddings come, without an error.
+    The output head is always written, and the configuration says that it is not tied to the embeddings.
+    Otherwise an engine may copy the embeddings into its head when it starts, and go on sampling with that old
+    head after new embeddings have come, without an error.
     Configuration and tokenizer are written only the first time. The weights appear whole or not at all.
     """
     from safetensors.torch import save_file
@@ -234,12 +240,12 @@ def write_for_engine(
     if config.tie_word_embeddings or HEAD not in kept:
         # A copy, since the format refuses two names for the same memory.
         kept[HEAD] = kept[embeddings_among(kept)].clone()
-    kept = _on_cpu(dict(architecture.in_turn_as_saved(kept.items())))
+    kept = _on_cpu(dict(architecture.convert_to_saved(kept.items())))
     if not (directory / "config.json").is_file():
         describe_for_engine(config, tokenizer, directory, _dtype(kept))
     unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
     try:
-        with making_room_explained(directory):
+        with explain_failed_write(directory):
             save_file(kept, unfinished, metadata={"format": "pt"})
             sync(unfinished)
             unfinished.replace(directory / WEIGHTS)
@@ -259,7 +265,7 @@ def describe_for_engine(
 
 
 @contextmanager
-def making_room_explained(directory: Path) -> Iterator[None]:
+def explain_failed_write(directory: Path) -> Iterator[None]:
     """Turns a failure to write weights in the block into an OSError with its cause, such as a full disk."""
     from safetensors import SafetensorError
 

@@ -1,4 +1,4 @@
-"""A policy that begins as a pretrained model in Hugging Face format."""
+"""Loads pretrained models in Hugging Face format as start models."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 QUICKLY_READ = 1_000_000
-"""Largest file of a model, in bytes, that is read while a configuration is checked."""
+"""The largest file of a model, in bytes, that `check` reads."""
 
 _DEVICES = Path("/dev")
 _GPUS = ("nvidia[0-9]*", "dxg")
-"""Names of a GPU below /dev, on Linux and in its Windows subsystem."""
+"""The names of a GPU's device in /dev, on Linux and in the Windows Subsystem for Linux."""
 
 _PACKAGES = {
     "flash_attn": "flash-attn (TREETUNE_FLASH_ATTN=1 scripts/setup.sh builds it)",
@@ -56,8 +56,8 @@ _ANOTHER_CHECKPOINT = "choose another checkpoint, or train again from the one be
 class PretrainedModel(ModelSource):
     """A model in Hugging Face format.
 
-    An answer ends with the tokenizer's end token, the template's end of turn, or what the model's
-    generation_config.json has for it.
+    An answer ends with the tokenizer's end token, the template's end of turn, or an end token of the model's
+    generation_config.json.
     """
 
     name_or_path: Annotated[str, MinLen(1)]
@@ -66,34 +66,34 @@ class PretrainedModel(ModelSource):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in training."""
     attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
-    """The implementation in training. ``sdpa`` is PyTorch's own, on a GPU with its kernels for packed rows;
-    ``flash_attention_2`` needs flash-attn, a GPU and bfloat16."""
+    """The implementation of attention in training. ``sdpa`` is PyTorch's, which has kernels for packed rows
+    on a GPU; ``flash_attention_2`` needs the package flash-attn, a GPU and bfloat16."""
     revision: str | None = None
     """A branch, tag or commit on the hub; None: main."""
     trust_remote_code: bool = False
-    """Whether code that comes with the model may run."""
+    """Whether Python code from the model's folder may run."""
     begin_of_text: bool | None = None
-    """Whether prompts begin with the tokenizer's token for that; None leaves it to the tokenizer, as it
-    encodes a text by itself."""
+    """Whether prompts begin with the tokenizer's token for the beginning of text; None: if the tokenizer adds
+    it to a text by default."""
     chat: Chat | None = None
-    """Puts the tokenizer's chat template around every problem; the template then decides about the beginning,
-    unless `begin_of_text` says it."""
+    """Makes prompts with the tokenizer's chat template, which also decides how a prompt begins, unless
+    `begin_of_text` is set."""
     liger: bool = False
-    """Replaces norms, rotary embeddings and MLPs by Liger's fused Triton kernels, on a GPU only; the loss
-    stays ours."""
+    """Replaces norms, rotary embeddings and MLPs by Liger's fused Triton kernels, on a GPU only. The loss is
+    not replaced."""
     added_tokens: tuple[str, ...] = ()
-    """Texts that become one token each, which text shows. Tokens that the tokenizer has already keep their
-    weights, so a checkpoint of a run with added tokens loads as it is; new ones begin as the mean of the
-    tokens of the word in their angle brackets."""
-
+    """Texts that become one token each, such as ``<Parallel>``. They are not special tokens, so that text
+    contains them. The embedding of a new token is the mean over the tokens of the word in its angle brackets.
+    Tokens that the tokenizer has already keep their weights, so that a checkpoint of a run with added tokens
+    loads unchanged."""
     unused_weights: tuple[str, ...] = ()
-    """How the names of weights in its files begin that the model has no place for, such as ``visual.`` for
-    the eyes of one that is trained on text alone. Without it, such weights are an error."""
+    """The beginnings of names of weights in the files that the model doesn't have, such as ``visual.`` for
+    the vision part of a model that is trained on text. Other such weights are an error."""
 
     def __post_init__(self) -> None:
         check_tokens(self.added_tokens)
         if "" in self.unused_weights:
-            raise ValueError("unused_weights has an empty text, with which every name begins")
+            raise ValueError("unused_weights has an empty text, which matches every name: remove it")
         if self.attention == "flash_attention_2" and self.dtype == "float32":
             raise ValueError("attention 'flash_attention_2' has no float32 kernels: set dtype to 'bfloat16'")
 
@@ -122,46 +122,47 @@ class PretrainedModel(ModelSource):
         rule = length_rule(self._local("config.json"))
         if rule is not None and experiment.context_length > rule.limit:
             yield Finding(
-                f"the model has {rule.kind}: where any row of a batch has more than {rule.limit} tokens, all"
-                " of them are computed otherwise, by trainer and engine at other lengths; and context_length"
-                f" is {experiment.context_length}",
+                f"the model has {rule.kind}, which computes all rows of a batch differently if one of them"
+                f" has more than {rule.limit} tokens. Trainer and engine batch different rows, so that their"
+                f" log-probs would differ; and context_length is {experiment.context_length}",
                 "$.context_length",
-                f"lower it to {rule.limit} or less, or take a model without {rule.kind}",
+                f"lower it to {rule.limit} or less, or choose a model without {rule.kind}",
             )
         vocabulary = self._characters()
         if vocabulary is None:
             return
         try:
-            lacking = sorted(set(experiment.task.alphabet()) - set(vocabulary))
+            missing = sorted(set(experiment.task.alphabet()) - set(vocabulary))
         except ValueError:
             return
-        if lacking:
+        if missing:
             yield Finding(
-                f"the tokenizer of {self.name_or_path} knows characters alone, and not"
-                f" {', '.join(map(repr, lacking))}, which the task's problems or answers have",
+                f"the tokens of {self.name_or_path} are single characters, and"
+                f" {', '.join(map(repr, missing))} are not among them, which the task's problems or answers"
+                " contain",
                 "name_or_path",
-                "take a model that was trained on this task, or one with a larger vocabulary",
+                "choose a model that was trained on this task, or one with a larger vocabulary",
             )
 
     def _local(self, name: str) -> dict[str, Any]:
-        """A file of the model as JSON; empty where the model is no folder that is there."""
+        """Returns a JSON file of the model; empty if the model is not in a local folder."""
         try:
             path = Path(resolve_policy(self.name_or_path)) / name
             if not path.is_file() or path.stat().st_size > QUICKLY_READ:
                 return {}
-            read = json.loads(path.read_text())
+            content = json.loads(path.read_text())
         except (ValueError, OSError):
-            return {}  # reported when the model is loaded
-        return read if isinstance(read, dict) else {}
+            return {}  # loading the model reports the error
+        return content if isinstance(content, dict) else {}
 
     def _characters(self) -> list[str] | None:
-        """The vocabulary of a tokenizer that makes one token of each character, as the tiny models' does;
-        None for any other, and where the model isn't there."""
-        described = self._local("tokenizer.json")
-        model = described.get("model", {})
+        """Returns the vocabulary of a tokenizer whose tokens are single characters, as of tiny models; None
+        for any other tokenizer, and if the model is not in a local folder."""
+        tokenizer = self._local("tokenizer.json")
+        model = tokenizer.get("model", {})
         if model.get("type") != "WordLevel":
             return None
-        added = [token["content"] for token in described.get("added_tokens", ())]
+        added = [token["content"] for token in tokenizer.get("added_tokens", ())]
         return [*model.get("vocab", ()), *added]
 
     @override
@@ -183,31 +184,20 @@ class PretrainedModel(ModelSource):
     def _missing_kernels(self) -> Iterator[Finding]:
         """Yields the kernels that the settings name and that can't run here."""
         to_sdpa = "set model.attention to 'sdpa'"
-        for is_used, module, setting, key, remedy in (
-            (
-                self.attention == "flash_attention_2",
-                "flash_attn",
-                "model.attention 'flash_attention_2'",
-                "attention",
-                to_sdpa,
-            ),
-            # It has no gradient on CPUs.
-            (
-                self.attention == "flex_attention",
-                "torch",
-                "model.attention 'flex_attention'",
-                "attention",
-                to_sdpa,
-            ),
-            (self.liger, "liger_kernel", "model.liger", "liger", "set model.liger to false"),
-        ):
-            if not is_used:
-                continue
+        # The package (None for PyTorch's own kernels), the setting that names it, its key, and a remedy.
+        kernels: list[tuple[str | None, str, str, str]] = []
+        if self.attention == "flash_attention_2":
+            kernels.append(("flash_attn", "model.attention 'flash_attention_2'", "attention", to_sdpa))
+        if self.attention == "flex_attention":  # it has no gradient on a CPU
+            kernels.append((None, "model.attention 'flex_attention'", "attention", to_sdpa))
+        if self.liger:
+            kernels.append(("liger_kernel", "model.liger", "liger", "set model.liger to false"))
+        for package, setting, key, remedy in kernels:
             if not has_gpu():
                 what = f"{setting} needs an NVIDIA GPU, and this machine has none"
                 yield Finding(what, key, remedy, level="missing")
-            elif importlib.util.find_spec(module) is None:
-                what = f"{setting} needs the package {_PACKAGES[module]}, which is not installed"
+            elif package is not None and importlib.util.find_spec(package) is None:
+                what = f"{setting} needs the package {_PACKAGES[package]}, which is not installed"
                 yield Finding(what, key, remedy, level="missing")
 
     @override
@@ -238,14 +228,14 @@ class PretrainedModel(ModelSource):
         refuse_tekken_alone(Path(path))
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, **self._options)
-        except Exception as error:  # a damaged or foreign file: libraries raise whatever they meet there
+        except Exception as error:  # for a damaged file, the libraries raise errors of any kind
             raise ValueError(self._not_loaded("tokenizer", path, error)) from error
         if not isinstance(tokenizer, PreTrainedTokenizerBase) or not hasattr(
             tokenizer, "added_tokens_decoder"
         ):
             raise ValueError(
-                f"the tokenizer of {self.name_or_path!r} is a {type(tokenizer).__name__}, which has no"
-                " vocabulary of added tokens to ask: take a model whose folder has tokenizer.json"
+                f"the tokenizer of {self.name_or_path!r} is a {type(tokenizer).__name__}, which doesn't list"
+                " its added tokens: choose a model whose folder has a tokenizer.json"
             )
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -256,7 +246,9 @@ class PretrainedModel(ModelSource):
         from transformers import AutoConfig, GenerationConfig
 
         path = resolve_policy(self.name_or_path)
-        try:  # end tokens that the model's files name beside its tokenizer: an engine ends with them
+        # The engine also ends samples at the end tokens of the model's configuration, which may be others
+        # than the tokenizer's.
+        try:
             end_ids = GenerationConfig.from_pretrained(path, revision=self._options["revision"]).eos_token_id
         except OSError:  # it has no such file
             end_ids = getattr(AutoConfig.from_pretrained(path, **self._options), "eos_token_id", None)
@@ -287,7 +279,7 @@ class PretrainedModel(ModelSource):
         if self.added_tokens:
             tokenizer = self._own_tokenizer()
             new_tokens = missing_tokens(tokenizer, self.added_tokens)
-            # Before the tags are tokens of their own: afterwards their words can't be told from them.
+            # Before the tags are added: afterwards the tokenizer would encode each tag as itself.
             word_of_token = {token: word_ids(tokenizer, token) for token in new_tokens}
             add_tokens(tokenizer, self.added_tokens)
             vocabulary = tokenizer.get_vocab()
@@ -305,13 +297,13 @@ class PretrainedModel(ModelSource):
         from treetune.models.shards import in_parts, weight_files
 
         path = resolve_policy(self.name_or_path)
-        for changes_model, key in (
+        for is_set, key in (
             (self.unlearned_tokens(), "added_tokens"),
             (self.liger, "liger"),
             (self.trust_remote_code, "trust_remote_code"),
         ):
-            if changes_model:
-                raise NotInParts(f"model.{key} changes a model that is there")
+            if is_set:
+                raise NotInParts(f"model.{key} needs the model in memory")
         refuse_damaged(Path(path), _ANOTHER_CHECKPOINT)
         try:
             files = weight_files(path, self._options["revision"])
@@ -329,22 +321,22 @@ class PretrainedModel(ModelSource):
         return model.train()
 
     def _refuse_partial(self, name: str, loading: Mapping[str, Any], path: str) -> None:
-        """Raises ValueError if the files lack weights of the model, which would then be random, or contain
-        weights that the model doesn't have."""
+        """Raises ValueError if the files don't have all weights of the model, which would then be random, or
+        have weights that the model doesn't have."""
         if missing := sorted(loading["missing_keys"]):
             raise ValueError(
-                f"the files in {path} lack weights of a {name}: {some_names(missing)}. They would be drawn,"
-                " or whatever lay in memory. Get the whole model again; a checkpoint that was written before"
-                " buffers were kept has to be trained again"
+                f"the files in {path} don't have all weights of a {name}: {some_names(missing)} are missing,"
+                " and would be random. Download the whole model again; a checkpoint of an early version,"
+                " which did not write buffers, must be trained again"
             )
         unexpected = sorted(
             weight for weight in loading["unexpected_keys"] if not weight.startswith(self.unused_weights)
         )
         if unexpected:
             raise ValueError(
-                f"the files in {path} have weights that a {name} has no place for: {some_names(unexpected)}."
-                " The model would be another one without them. Where that is meant, name how they begin in"
-                f" model.unused_weights: ['{unexpected[0].partition('.')[0]}.']"
+                f"the files in {path} have weights that a {name} doesn't have: {some_names(unexpected)}. If"
+                " they are not needed, put the beginning of their names into model.unused_weights:"
+                f" ['{unexpected[0].partition('.')[0]}.']"
             )
 
     @property
@@ -352,56 +344,59 @@ class PretrainedModel(ModelSource):
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
     def _not_loaded(self, what: str, path: str, error: Exception) -> str:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if "scaled_dot_product_attention" in first:
-            architecture = first.partition(" ")[0]
+        """Returns the message on a model or tokenizer (`what`) that could not be loaded."""
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "scaled_dot_product_attention" in first_line:
+            architecture = first_line.partition(" ")[0]
             return f"{architecture} has no attention {self.attention!r}: set model.attention to 'eager'"
         if "trust_remote_code" in str(error) and not self.trust_remote_code:
             return (
-                f"the {what} of {self.name_or_path!r} comes with code of its own, which would run with your"
-                " rights: look at it, and set model.trust_remote_code to true where you trust it"
+                f"the {what} of {self.name_or_path!r} has Python code in its folder, which would run with"
+                " your rights: read it, and set model.trust_remote_code to true if you trust it"
             )
         return (
-            f"the {what} of {self.name_or_path!r} could not be loaded from {path}: {first} "
-            "If this is meant to be a directory, it is not there from here; if a name on the "
-            "Hugging Face hub, the hub has to be reachable, or the model downloaded before."
+            f"the {what} of {self.name_or_path!r} could not be loaded from {path}: {first_line} "
+            "If this is meant to be a directory, it doesn't exist in the working directory; if it is a name"
+            " on the Hugging Face hub, the hub must be reachable, or the model in the cache."
         )
 
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
-"""Files of tokenizers that transformers reads by itself."""
+"""The files of tokenizers that transformers reads."""
 
 
 def refuse_tekken_alone(folder: Path) -> None:
-    """Raises ValueError for a folder whose only tokenizer is Mistral's own format: its ids and templates are
-    computed by a program that a run can't ask what it asks of a tokenizer."""
+    """Raises ValueError for a folder whose only tokenizer has Mistral's format. The program that reads it
+    doesn't have the interface that a run needs."""
     if (folder / "tekken.json").is_file() and not any((folder / name).is_file() for name in _TOKENIZERS):
         raise ValueError(
-            f"{folder} has tekken.json alone for a tokenizer, Mistral's own format, which can't be read here:"
-            " put tokenizer.json and tokenizer_config.json of the same model beside it, which the hub has for"
-            " most of these models in Hugging Face's format"
+            f"the only tokenizer in {folder} is tekken.json, in Mistral's format, which is not supported: add"
+            " tokenizer.json and tokenizer_config.json of the same model, which the hub has for most of these"
+            " models"
         )
 
 
 def has_gpu() -> bool:
-    """Returns whether the system has an NVIDIA GPU, be its driver what it may."""
+    """Returns whether the machine has an NVIDIA GPU, even if its driver doesn't work."""
     return any(any(_DEVICES.glob(pattern)) for pattern in _GPUS)
 
 
 def _apply_liger(model: PreTrainedModel) -> None:
-    """Puts Liger's rotary embeddings, RMS norms and MLPs (Hsu et al. 2024) into the model, in place.
+    """Replaces the model's rotary embeddings, RMS norms and MLPs by Liger's (Hsu et al. 2024), in place.
 
-    Its losses stay out: log-probs are computed in chunks here, for every objective alike. Raises
-    ValueError for an architecture that it has no kernels for, where it would do nothing, silently.
+    Liger's losses are not used, since `PolicyModule` computes log-probs in chunks for all objectives.
+
+    Raises:
+        ValueError: Liger has no kernels for the architecture, and would change nothing without an error.
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     patch = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model.config.model_type)
     if patch is None:
         raise ValueError(
-            f"model.liger is true, and Liger has no kernels for {model.config.model_type!r}: set it to false"
+            f"model.liger is true, but Liger has no kernels for {model.config.model_type!r}: set it to false"
         )
-    chosen = {
+    kernels = {
         "rope": True,
         "rms_norm": True,
         "swiglu": True,
@@ -410,4 +405,4 @@ def _apply_liger(model: PreTrainedModel) -> None:
         "fused_linear_cross_entropy": False,
     }
     parameters = inspect.signature(patch).parameters
-    patch(model=model, **{name: is_on for name, is_on in chosen.items() if name in parameters})
+    patch(model=model, **{name: is_on for name, is_on in kernels.items() if name in parameters})

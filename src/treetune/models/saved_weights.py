@@ -81,20 +81,20 @@ class Architecture:
         unexpected = given_names - self.names - self.tied
         faults = []
         if missing:
-            faults.append(f"it lacks {some_names(sorted(missing))}")
+            faults.append(f"{some_names(sorted(missing))} are missing")
         if unexpected:
-            faults.append(f"it has besides {some_names(sorted(unexpected))}")
+            faults.append(f"{some_names(sorted(unexpected))} are unexpected")
         if faults:
             raise ValueError(
                 f"the weights for {where} are not those of a {type(self.skeleton).__name__}:"
-                f" {'; '.join(faults)}. Whoever loaded them would have another model. Give all parameters and"
-                " persistent buffers of the model, by their names in it"
+                f" {'; '.join(faults)}. Pass exactly the parameters and persistent buffers of the model, by"
+                " their names in it"
             )
 
     @cached_property
     def _groups(self) -> dict[str, tuple[str, ...]]:
-        """For each weight that is converted, the names in memory of all weights that are converted together
-        with it. Weights that files have unchanged are left out.
+        """For each weight that files have in another form, the names in memory of all weights that are
+        converted together with it. Weights that files have unchanged are left out.
 
         Example: of an attention whose query and key are one tensor in files, ``{"q": ("k", "q"), "k": ("k",
         "q")}``.
@@ -130,7 +130,7 @@ class Architecture:
         """Whether files have other names, or other tensors, than a model in memory."""
         return bool(self._conversions) and bool(self._groups)
 
-    def in_turn_as_saved(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def convert_to_saved(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Converts weights to those of files, as `save_pretrained` writes them, and yields them by name.
 
         Weights that are converted together are kept until all of them have come.

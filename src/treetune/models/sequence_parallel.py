@@ -90,17 +90,8 @@ class SequenceParallel:
         """
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        n_padding = -ids_BT.shape[1] % self.size
         is_packed = positions_BT is not None
-        if positions_BT is None:
-            positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
-        # Padding on the right: no other token sees it. In packed rows it is a sequence of its own, which
-        # begins with position 0.
-        padding_T = torch.arange(n_padding, device=ids_BT.device)
-        if not is_packed:
-            padding_T = padding_T + ids_BT.shape[1]
-        positions_BT = torch.cat([positions_BT, padding_T.expand(len(ids_BT), -1)], dim=1)
-        ids_BT = nn.functional.pad(ids_BT, (0, n_padding))
+        ids_BT, positions_BT = _pad(ids_BT, positions_BT, multiple=self.size)
         inner_attention: str = backbone.treetune_inner_attention
         mask_B1TT = None
         if is_packed and inner_attention == "sdpa":
@@ -148,6 +139,22 @@ class SequenceParallel:
         """
         values_KN = values_KM.new_zeros(len(values_KM), count).index_copy(1, index_M, values_KM)
         return _Sum.apply(values_KN, self.group)
+
+
+def _pad(ids_BT: Tensor, positions_BT: Tensor | None, multiple: int) -> tuple[Tensor, Tensor]:
+    """Pads rows on the right, where no other token sees the padding, to a multiple of a length.
+
+    Returns:
+        The token ids and the position ids. In packed rows, the padding is a sequence of its own, whose
+        positions begin with 0; in other rows, it continues the positions.
+    """
+    width = ids_BT.shape[1]
+    padding_T = torch.arange(-width % multiple, device=ids_BT.device)
+    if positions_BT is None:
+        positions_BT = torch.arange(width, device=ids_BT.device).expand_as(ids_BT)
+        padding_T = padding_T + width
+    positions_BT = torch.cat([positions_BT, padding_T.expand(len(ids_BT), -1)], dim=1)
+    return nn.functional.pad(ids_BT, (0, len(padding_T))), positions_BT
 
 
 def _attention(

@@ -1,5 +1,4 @@
-"""The sizes of a decoder-only transformer, from its config.json: how many weights it has, before it is
-loaded."""
+"""Computes the sizes of a decoder-only transformer from its config.json, without loading it."""
 
 from __future__ import annotations
 
@@ -10,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of `model_type` whose layers are RMS norms, attention with rotary embeddings and a gated MLP."""
+"""The values of `model_type` that are supported: models with RMS norms, attention with rotary embeddings, and
+a gated MLP."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of a model, in elements. `source` says where they are from."""
+    """The sizes of a model, in elements.
+
+    Example: Qwen2.5-0.5B has ``hidden=896, layers=24, heads=14, kv_heads=2, head_dim=64, intermediate=4864,
+    vocabulary=151_936, tied=True, biases=True``.
+    """
 
     hidden: int
     layers: int
@@ -27,24 +31,25 @@ class Shape:
     tied: bool
     """Whether the head is the embeddings' transpose."""
     source: str
+    """The origin of the sizes, for messages."""
     biases: bool = False
-    """Whether queries, keys and values have biases, as Qwen2's."""
+    """Whether queries, keys and values have biases, as in Qwen2."""
     head_norms: bool = False
-    """Whether queries and keys are normed, as Qwen3's."""
+    """Whether queries and keys are normalised, as in Qwen3."""
 
     @property
     def query(self) -> int:
-        """Width of all queries of a token."""
+        """The width of all queries of a token."""
         return self.heads * self.head_dim
 
     @property
     def key(self) -> int:
-        """Width of all keys of a token, and of all values."""
+        """The width of all keys of a token, and of all its values."""
         return self.kv_heads * self.head_dim
 
     @property
     def layer(self) -> int:
-        """Weights of one block."""
+        """The number of weights of a block."""
         attention = 2 * self.hidden * self.query + 2 * self.hidden * self.key
         biases = self.query + 2 * self.key if self.biases else 0
         norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)
@@ -52,47 +57,50 @@ class Shape:
 
     @property
     def backbone(self) -> int:
-        """Weights without a language-model head of their own."""
+        """The number of weights without the language-model head."""
         return self.vocabulary * self.hidden + self.layers * self.layer + self.hidden
 
     @property
     def parameters(self) -> int:
+        """The number of weights of the model."""
         return self.backbone + (0 if self.tied else self.head)
 
     @property
     def head(self) -> int:
+        """The number of weights of the language-model head."""
         return self.vocabulary * self.hidden
 
     @property
     def served(self) -> int:
-        """Weights as an engine holds them, whose head is a matrix of its own."""
+        """The number of weights in the engine, which has a head that is not tied."""
         return self.backbone + self.head
 
 
-def shape_of(described: Mapping[str, Any], source: str) -> Shape | None:
-    """Reads a config.json. Returns None for an architecture that is built otherwise."""
-    kind = described.get("model_type")
+def shape_of(config: Mapping[str, Any], source: str) -> Shape | None:
+    """Returns the shape of the model of a config.json; None for other `ARCHITECTURES`."""
+    kind = config.get("model_type")
     if kind not in ARCHITECTURES:
         return None
-    heads, hidden = described["num_attention_heads"], described["hidden_size"]
-    own_dim = 128 if kind == "qwen3" else hidden // heads
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    default_head_dim = 128 if kind == "qwen3" else hidden // heads
     return Shape(
         hidden=hidden,
-        layers=described["num_hidden_layers"],
+        layers=config["num_hidden_layers"],
         heads=heads,
-        kv_heads=described.get("num_key_value_heads") or heads,
-        head_dim=described.get("head_dim") or own_dim,
-        intermediate=described["intermediate_size"],
-        vocabulary=described["vocab_size"],
-        tied=bool(described.get("tie_word_embeddings", False)),
-        biases=kind == "qwen2" or bool(described.get("attention_bias")),
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or default_head_dim,
+        intermediate=config["intermediate_size"],
+        vocabulary=config["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+        biases=kind == "qwen2" or bool(config.get("attention_bias")),
         head_norms=kind == "qwen3",
         source=source,
     )
 
 
 def published_shape(name: str) -> Shape | None:
-    """The shape of a model on the hub: from the Hugging Face cache, or else from `PUBLISHED`."""
+    """Returns the shape of a model on the hub, from the Hugging Face cache or else from `PUBLISHED`; None if
+    it is in neither."""
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, "config.json")
@@ -123,6 +131,9 @@ _SIZES: dict[tuple[str | int | bool, ...], str] = {
     ),
     ("llama", 2048, 16, 32, 8, 8192, 128_256, True): (
         "meta-llama/Llama-3.2-1B meta-llama/Llama-3.2-1B-Instruct"
+    ),
+    ("llama", 576, 30, 9, 3, 1536, 49_152, True): (
+        "HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolLM2-135M-Instruct"
     ),
     ("qwen2", 896, 24, 14, 2, 4864, 151_936, True): "Qwen/Qwen2.5-0.5B Qwen/Qwen2.5-0.5B-Instruct",
     ("qwen2", 1536, 28, 12, 2, 8960, 151_936, True): "Qwen/Qwen2.5-1.5B Qwen/Qwen2.5-1.5B-Instruct",

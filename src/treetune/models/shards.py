@@ -1,4 +1,5 @@
-"""Weights one after the other: out of their files into a model, and out of a model in chunks."""
+"""Handles weights one after the other, so that a model is never in memory as a whole: reads them from files
+when they are needed, and sends them to engines in chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.exceptions import NotInParts
-from treetune.models.policy_files import HEAD, embeddings_among, making_room_explained
+from treetune.models.policy_files import HEAD, embeddings_among, explain_failed_write
 from treetune.models.saved_weights import persistent_buffers
 from treetune.store.files import sync, write_json
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _READ = "read_weight"
-"""Attribute of a parameter that is still in its file: a function that reads its values."""
+"""The attribute of a parameter that is still in its file: a function that reads its values."""
 
 
 def in_parts(
@@ -31,18 +32,19 @@ def in_parts(
     dtypes: tuple[torch.dtype, torch.dtype],
     **options: Any,
 ) -> PreTrainedModel:
-    """Makes a model whose parameters have their shapes and no memory: each is read when it is needed.
-
-    Persistent buffers are read at once.
+    """Makes a model whose parameters have shapes but no memory. Each is read when it is needed (`InTurn`,
+    `read_whole`). Persistent buffers are read at once.
 
     Args:
         config: The model's architecture.
         files: The file of each weight, by the weight's name.
-        dtypes: Values are rounded to the first, and then cast to the second, in which they are kept.
-        options: Passed on to the model.
+        dtypes: Values are cast to the first dtype, and then to the second, which the model gets. The same
+        happens
+            if a model is loaded whole and then cast.
+        options: Further arguments of the model's class.
 
     Raises:
-        NotInParts: The files lack a weight, have one in another shape, or have one that the model lacks.
+        NotInParts: The files and the model don't have the same weights, or not in the same shapes.
     """
     from accelerate import init_empty_weights
     from safetensors import safe_open
@@ -53,13 +55,13 @@ def in_parts(
     model.tie_weights()
     parameters = dict(model.named_parameters())
     buffers = persistent_buffers(model)
-    lacking = sorted((parameters.keys() | buffers.keys()) - files.keys())
-    if lacking:
-        raise NotInParts(f"its files have no {lacking[0]}")
-    names_without_place = files.keys() - model.state_dict().keys()
-    unexpected = sorted(name for name in names_without_place if not is_passed_over(model, name))
+    missing = sorted((parameters.keys() | buffers.keys()) - files.keys())
+    if missing:
+        raise NotInParts(f"its files have no {missing[0]}")
+    further_names = files.keys() - model.state_dict().keys()
+    unexpected = sorted(name for name in further_names if not may_be_ignored(model, name))
     if unexpected:
-        raise NotInParts(f"its files have {unexpected[0]}, which the model has no place for")
+        raise NotInParts(f"its files have {unexpected[0]}, which the model doesn't have")
     shapes: dict[str, list[int]] = {}
     for file in set(files.values()):
         with safe_open(file, framework="pt") as content:
@@ -73,7 +75,7 @@ def in_parts(
         buffer.copy_(_read_file(name, files[name], (buffer.dtype,)))
     placeholders = {}  # by the id of the parameter that they replace
     for name, weight in parameters.items():
-        # One element that stands for all.
+        # It has the right shape, but only one element in memory.
         placeholder = nn.Parameter(torch.empty(1, dtype=dtypes[-1]).expand(weight.shape))
         setattr(placeholder, _READ, partial(_read_file, name, files[name], dtypes))
         placeholders[id(weight)] = placeholder
@@ -85,17 +87,17 @@ def in_parts(
     return model
 
 
-def is_passed_over(model: PreTrainedModel, name: str) -> bool:
-    """Returns whether the model's class says that files may hold a weight that it has no place for."""
+def may_be_ignored(model: PreTrainedModel, name: str) -> bool:
+    """Returns whether the model's class allows files to have a weight that the model doesn't have."""
     patterns = model._keys_to_ignore_on_load_unexpected or ()
     return any(re.search(pattern, name) for pattern in patterns)
 
 
 def _read_file(name: str, file: Path, dtypes: tuple[torch.dtype, ...]) -> Tensor:
-    """Reads a weight, and rounds it to each dtype in turn, as a model that is loaded whole and then cast."""
+    """Reads a weight, and casts it to each dtype in turn."""
     from safetensors import safe_open
 
-    # Opened anew, so that the mapped file doesn't stay beside what was read of it.
+    # The file is opened for each weight, so that its mapping doesn't stay in memory.
     with safe_open(file, framework="pt") as content:
         weight = content.get_tensor(name)
     for dtype in dtypes:
@@ -108,22 +110,18 @@ def is_in_file(parameter: nn.Parameter) -> bool:
     return hasattr(parameter, _READ)
 
 
-def read_whole(module: nn.Module, *, recurse: bool = True) -> nn.Module:
-    """Reads all weights that are still in files into memory of this rank's own, and returns the module.
-
-    Without `recurse`, only the weights of the module itself are read, and not those of its parts.
-    """
-    for parameter in module.parameters(recurse):
+def read_whole(module: nn.Module) -> nn.Module:
+    """Reads all weights that are still in files into memory of this rank's own, and returns the module."""
+    for parameter in module.parameters():
         if is_in_file(parameter):
-            parameter.data = _read(parameter).clone()  # what was read may lie in the mapped file
+            parameter.data = _read(parameter).clone()  # the weight may be a view of the mapped file
     return module
 
 
 class InTurn(nn.Module):
-    """A module whose parameters are read when they are asked for.
+    """A wrapper of a module, whose `parameters` reads each parameter just before it yields it.
 
-    Only a rank with `reads` reads them. On the others they get memory, which waits for the values that the
-    first rank sends.
+    A rank without `reads` allocates memory instead, for the values that the first rank sends.
     """
 
     def __init__(self, module: nn.Module, *, reads: bool) -> None:
@@ -140,16 +138,18 @@ class InTurn(nn.Module):
 
 
 def _read(parameter: nn.Parameter) -> Tensor:
-    """Reads the values of a parameter, which is no longer `is_in_file` then."""
+    """Reads the values of a parameter, and marks it as read."""
     read: Callable[[], Tensor] = getattr(parameter, _READ)
     delattr(parameter, _READ)
     return read()
 
 
 def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
-    """Returns the safetensors file of each weight of a model, by the weight's name.
+    """Returns the safetensors file of each weight of a model, by the weight's name; None if the model has no
+    such files, or if some are missing.
 
-    `path` is a folder or a name on the hub. Returns None where the model has no such files, or not all.
+    Args:
+        path: A folder, or a name on the hub.
     """
     from safetensors import safe_open
     from transformers.utils import cached_file
@@ -176,22 +176,22 @@ def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
 
 
 INDEX = "model.safetensors.index.json"
-"""The list of all names and their files in Hugging Face's format: with it, a folder is whole."""
+"""The list of all weights and their files, in Hugging Face's format. A folder is complete when it exists."""
 
 Weight = tuple[str, "Tensor"]
 
 
 def with_head(weights: Iterable[Weight], names: Iterable[str], tied: bool) -> Iterator[Weight]:
-    """Yields the weights, with an output head of its own, as the engine's files have it (`write_for_engine`).
+    """Yields the weights with a separate output head, which the engine needs (`write_for_engine`).
 
-    Where the head is `tied` to the embeddings, or is not among the `names`, it is a copy of the embeddings.
-    It comes right behind them: each weight may be gone when the next one is asked for.
+    If the head is tied to the embeddings, or has no name of its own, the embeddings are yielded twice:
+    directly one after the other, since a weight may exist only until the next one is requested.
     """
     names = list(names)
     embeddings = embeddings_among(names) if tied or HEAD not in names else None
     for name, weight in weights:
         if name == HEAD and embeddings is not None:
-            continue  # it came already
+            continue  # it was yielded after the embeddings
         yield name, weight
         if name == embeddings:
             yield HEAD, weight
@@ -202,8 +202,10 @@ def in_chunks(
 ) -> Iterator[tuple[dict[str, Tensor], bool]]:
     """Yields chunks of weights in their order, and whether the chunk is the last one.
 
-    A chunk has as many weights as fit into `most_bytes`, or a single larger one. `keep` copies each weight
-    before the next one is asked for, since it may be gone then.
+    A chunk has as many weights as fit into `most_bytes`, or a single larger one.
+
+    Args:
+        keep: Copies a weight, which may exist only until the next one is requested.
     """
     chunk: dict[str, Tensor] = {}
     size = 0
@@ -217,18 +219,19 @@ def in_chunks(
 
 
 def shard_path(directory: Path, number: int) -> Path:
+    """Returns the file of a chunk, from 0, such as ``model-00001.safetensors``."""
     return directory / f"model-{number + 1:05d}.safetensors"
 
 
 def write_shard(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Writes a file of weights. Raises OSError, with what to do, if there is no room."""
+    """Writes a file of weights. Raises OSError with the remedy if there is no space."""
     from safetensors.torch import save_file
 
-    with making_room_explained(path.parent):
+    with explain_failed_write(path.parent):
         save_file(weights, path, metadata={"format": "pt"})
         sync(path)
 
 
 def write_index(files: Mapping[str, str], directory: Path) -> None:
-    """Writes the index, which has the file of each weight. From then on the folder is whole."""
+    """Writes the index, which has the file of each weight, and makes the folder complete."""
     write_json(directory / INDEX, {"metadata": {}, "weight_map": dict(files)})

@@ -1,4 +1,4 @@
-"""The source of a policy, and the one that makes it on the spot: a tiny model."""
+"""Defines the sources of start models, and the source that makes a tiny model with random weights."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Alphabet = Callable[[], str]
-"""`Task.alphabet`, not called yet: only a model with a tokenizer of its own making asks for it."""
+"""`Task.alphabet`, a function, since only a model that makes its tokenizer calls it."""
 
 MIN_HEAD_DIM = 32
-"""vLLM's attention on CPU starts with this head dimension; smaller ones kill the engine."""
+"""The smallest head dimension of vLLM's attention on a CPU. The engine crashes with smaller ones."""
 
 
 def character_tokens(texts: Sequence[str], single: Sequence[str]) -> list[int]:
-    """Counts the tokens of texts where each character is one, and so is each text of `single`."""
+    """Counts the tokens of each text, if every character is a token, and so is each text of `single`.
+
+    Example: ``character_tokens(["1+<a>"], ["<a>"])`` is ``[3]``.
+    """
     pattern = re.compile("|".join([*map(re.escape, sorted(single, key=len, reverse=True)), r"[\s\S]"]))
     return [len(pattern.findall(text)) for text in texts]
 
@@ -39,20 +42,22 @@ class ModelSource(Registrable):
     """The model and the tokenizer that an experiment starts from."""
 
     chat: Chat | None = None
-    """The chat that problems are asked in; None: they are asked as they are."""
+    """The chat around problems; None: the prompt is the problem's text."""
 
     @property
     def longest(self) -> int | None:
-        """The longest prompt and response together, in tokens, that the model was made for, where that is
-        known at once."""
+        """The most tokens of prompt and response together that the model supports; None if that isn't known
+        without loading it."""
         return None
 
     def prompt_tokens(self, prompts: Sequence[str]) -> list[int] | None:
-        """The number of tokens of each, where that is known without loading a tokenizer."""
+        """Returns the number of tokens of each prompt; None if that isn't known without loading the
+        tokenizer."""
         return None
 
     def single_tokens(self) -> frozenset[str] | None:
-        """The texts, such as tags, that are one token beside the vocabulary. None: nobody knows yet."""
+        """Returns the texts, such as tags, that are one token each; None if that isn't known without loading
+        the tokenizer."""
         return None
 
     @override
@@ -62,51 +67,53 @@ class ModelSource(Registrable):
             yield Finding(
                 f"the model was made for {longest} tokens, and context_length is {experiment.context_length}",
                 "$.context_length",
-                f"lower it to {longest} or less, or take a model with a longer context",
+                f"lower it to {longest} or less, or choose a model with a longer context",
             )
 
     def require(self) -> None:
-        """Raises ValueError, without importing anything heavy, if the model can't be there."""
+        """Raises ValueError if the model certainly can't be loaded. It imports nothing slow."""
 
     def identity(self) -> Mapping[str, str]:
-        """What the model is, so that a run that goes on can tell whether it is still the same: names and
-        digests. Empty where the configuration says it all. Raises ValueError if the model can't be there."""
+        """Returns names and digests of the model's files, by which a resumed run sees whether they have
+        changed; empty if the configuration determines the model. Raises ValueError if the model doesn't
+        exist."""
         return {}
 
     def shape(self, alphabet: Alphabet) -> Shape | None:
-        """Its sizes, without loading it; None where they can't be known so. Raises ValueError if the model
-        can't be there."""
+        """Returns the model's sizes; None if they aren't known without loading it. Raises ValueError if the
+        model doesn't exist."""
         return None
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
-        """A tokenizer with an end token and a padding token. Raises ValueError if it can't be had."""
+        """Returns a tokenizer with an end token and a padding token. Raises ValueError if it can't be
+        loaded."""
         raise NotImplementedError
 
     def unlearned_tokens(self) -> tuple[str, ...]:
-        """The added tokens that begin as the mean of other tokens. Raises ValueError as `load_tokenizer`
-        does."""
+        """Returns the added tokens whose embeddings are new, and begin as the mean of other tokens. Raises
+        ValueError as `load_tokenizer` does."""
         return ()
 
     def codec(self, tokenizer: PreTrainedTokenizerBase) -> TextCodec:
-        """The way from prompts to token ids, and the ids that end an answer.
-
-        Raises ValueError for a tokenizer that has no tokens for them.
-        """
+        """Returns the codec between text and token ids. Raises ValueError if the tokenizer has no token for
+        the end of an answer."""
         return codec_of(tokenizer, chat=self.chat)
 
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
-        """The model on the CPU, in training mode. `seed` (the run's) decides on weights that are drawn.
+        """Returns the model on the CPU, in training mode. Raises ValueError if it can't be loaded.
 
-        Raises ValueError if the model can't be had.
+        Args:
+            seed: The run's seed, for weights that are drawn.
         """
         raise NotImplementedError
 
     def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel:
-        """The model with weights of `dtype` that stay in their files until they are dealt out (see
+        """Returns the model with weights that stay in their files until they are sharded (see
         `models.shards`).
 
-        Raises ValueError if the model can't be had, and NotInParts where its weights don't lie in files as
-        the model has them.
+        Raises:
+            ValueError: The model can't be loaded.
+            NotInParts: The files don't have the weights under the names and in the form of the model.
         """
         from treetune.exceptions import NotInParts
 
@@ -116,35 +123,34 @@ class ModelSource(Registrable):
 @ModelSource.register("tiny")
 @dataclass(frozen=True, kw_only=True)
 class TinyModel(ModelSource):
-    """A Llama with random weights over the task's characters, small enough to train on a laptop: in float32,
-    with 0.86 million parameters by default.
-    """
+    """A Llama with random weights, whose tokens are the task's characters: small enough to train on a laptop,
+    in float32, by default with 0.86 million parameters."""
 
     layers: Annotated[int, Gt(0)] = 4
-    """Transformer blocks."""
+    """The number of transformer blocks."""
     hidden_size: Annotated[int, Gt(0)] = 128
     """Width of the residual stream."""
     heads: Annotated[int, Gt(0)] = 4
-    """Attention heads, which divide `hidden_size`."""
+    """The number of attention heads, which divides `hidden_size`."""
     intermediate_size: Annotated[int, Gt(0)] = 384
     """Width of the MLPs."""
     context_length: Annotated[int, Gt(0)] = 256
-    """Bound of prompt and response together, in tokens."""
+    """The most tokens of prompt and response together."""
     alphabet: Annotated[str, MinLen(1)] | None = None
-    """The characters of its tokenizer; None: the task's own."""
+    """The characters that are tokens; None: the task's."""
     tie_word_embeddings: bool = False
     """Whether the head is the embeddings' transpose."""
     rope_theta: Annotated[float, Gt(0)] = 10_000.0
-    """Base of the rotary embeddings."""
+    """The base of the rotary embeddings."""
     added_tokens: tuple[str, ...] = ()
-    """Texts that are one token each beside them, whose characters need not be in the alphabet."""
+    """Texts that are one token each. Their characters need not be in the alphabet."""
     chat: Chat | None = None
-    """A chat around every problem, with a `template` of its own."""
+    """The chat around problems. It needs a `template`, since the tokenizer has none."""
 
     def __post_init__(self) -> None:
         check_tokens(self.added_tokens)
         if self.hidden_size % self.heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is no multiple of heads {self.heads}")
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of heads {self.heads}")
         head_dim = self.hidden_size // self.heads
         if head_dim < MIN_HEAD_DIM or head_dim % 2:
             raise ValueError(
@@ -169,24 +175,29 @@ class TinyModel(ModelSource):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
-        more_tasks = [held_out.task for held_out in experiment.evaluation.sets if held_out.task is not None]
-        known = self.alphabet
-        for task in [experiment.task, *more_tasks]:
+        tasks = [experiment.task]
+        for evaluation_set in experiment.evaluation.sets:
+            if evaluation_set.task is not None:
+                tasks.append(evaluation_set.task)
+        alphabet = self.alphabet
+        for task in tasks:
             try:
-                needed = task.alphabet()
+                characters = task.alphabet()
             except ValueError as error:
-                if known is None and task is experiment.task:
+                if alphabet is None and task is experiment.task:
                     yield Finding.of(
-                        error, "alphabet", "name its characters, or choose the model 'pretrained'"
+                        error, "alphabet", "list its characters, or choose the model 'pretrained'"
                     )
                 continue
-            known = needed if known is None else known
-            if lacking := sorted(set(needed) - set(known)):
+            if alphabet is None:
+                alphabet = characters
+            missing = sorted(set(characters) - set(alphabet))
+            if missing:
                 yield Finding(
-                    f"the model's alphabet lacks {', '.join(map(repr, lacking))}, which the task's problems"
-                    " or answers have",
+                    f"the model's alphabet doesn't have {', '.join(map(repr, missing))}, which the task's"
+                    " problems or answers contain",
                     "alphabet",
-                    "add them to model.alphabet, or set it to null for the task's own",
+                    "add them to model.alphabet, or set it to null for the task's characters",
                 )
 
     @override

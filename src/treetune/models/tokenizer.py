@@ -1,7 +1,8 @@
-"""Tokenizers: of characters for tiny models, with added tokens, and as the codec between token ids and text.
+"""Makes tokenizers of characters for tiny models, adds tokens, and makes the codec between token ids and
+text.
 
-No response is encoded again: its sampled token ids are what is trained. The end of a step in a text is found
-among the tokens that the text was decoded from (`step_ends`).
+Responses are never encoded, since their sampled token ids are trained. `step_ends` finds the tokens at which
+the steps of a decoded text end.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ PAD = "<pad>"
 EOS = "<eos>"
 
 _BRACKETS = (("<", ">"), ("⟨", "⟩"))
-"""Brackets around the names of special tokens; the second pair for alphabets that can spell the first."""
+"""Brackets around the names of special tokens. The second pair is for alphabets that have the characters of
+the first."""
 
 MULTIPLE = 64
-"""A table of embeddings that has to grow gets a multiple of so many rows, which makes products faster."""
+"""If a table of embeddings has to grow, its rows become a multiple of this, which makes products faster."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""The character that decoders write for bytes that are not a whole character."""
+"""The character that decoders write for bytes that are not a complete character."""
 
 
 def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokenizerFast:
@@ -62,7 +64,7 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     from transformers import PreTrainedTokenizerFast
 
     if not alphabet:
-        raise ValueError("the alphabet is empty: the task has to name every character that it uses")
+        raise ValueError("the alphabet is empty: the task must list every character that it uses")
     repeated = sorted({character for character in alphabet if alphabet.count(character) > 1})
     if repeated:
         raise ValueError(f"the alphabet {alphabet!r} has {', '.join(map(repr, repeated))} more than once")
@@ -72,7 +74,7 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
         if not can_be_spelled:
             break
     else:
-        raise ValueError(f"the alphabet {alphabet!r} can spell {PAD!r} and {pad!r}, which must stay special")
+        raise ValueError(f"the alphabet {alphabet!r} has all characters of {PAD!r} and {pad!r}: remove one")
     vocabulary = {token: index for index, token in enumerate([pad, eos, *alphabet])}
     # No unknown token: a character that is silently replaced would be trained on.
     backend = Tokenizer(models.WordLevel(vocabulary))
@@ -87,19 +89,20 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     )
 
 
-# Tokens that are added to a model's own, such as the tags around threads. If a tokenizer cuts a tag into
-# pieces, the tag can't end a sample, can't be counted, and can't be told from the word in it. So each tag
-# becomes one token. None of them is special: text shows them.
+# Tokens that are added to a model's vocabulary, such as the tags around threads. If a tokenizer cut a tag
+# into pieces, the tag couldn't end a sample, couldn't be counted, and couldn't be distinguished from its
+# word. So each tag becomes one token. These tokens are not special, so that text contains them.
 
 
 def check_tokens(tokens: Sequence[str]) -> None:
-    """Raises ValueError for tokens that can't be added: empty, with white space, or named twice."""
+    """Raises ValueError for tokens that can't be added: empty ones, ones with white space, and repeated
+    ones."""
     for token in tokens:
         if not token or any(character.isspace() for character in token):
             raise ValueError(f"added_tokens has {token!r}: a token needs characters, and no white space")
-    twice = sorted({token for token in tokens if tokens.count(token) > 1})
-    if twice:
-        raise ValueError(f"added_tokens has {', '.join(map(repr, twice))} more than once")
+    repeated = sorted({token for token in tokens if tokens.count(token) > 1})
+    if repeated:
+        raise ValueError(f"added_tokens has {', '.join(map(repr, repeated))} more than once")
 
 
 def missing_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> tuple[str, ...]:
@@ -109,60 +112,61 @@ def missing_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) ->
 
 
 def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> None:
-    """Adds tokens to the tokenizer: each text becomes one token wherever it stands, and is decoded to itself.
+    """Adds tokens to the tokenizer. Wherever a text contains one of them, it is encoded as one token, which
+    is decoded to the same text. New tokens get the next ids.
 
-    New tokens get the next ids; the others keep theirs.
-
-    Raises ValueError if one of them is a special token already: text wouldn't show it.
+    Raises:
+        ValueError: One of them is a special token of the tokenizer, which decoded text doesn't contain.
     """
     from tokenizers import AddedToken
 
-    special = [
-        str(token)
-        for token in tokenizer.added_tokens_decoder.values()
-        if token.special and str(token) in tokens
-    ]
+    special = []
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special and str(token) in tokens:
+            special.append(str(token))
     if special:
         raise ValueError(
-            f"model.added_tokens has {', '.join(map(repr, special))}, which the tokenizer has as a special"
-            " token, and text doesn't show those: leave it out, or take another name"
+            f"model.added_tokens has {', '.join(map(repr, special))}, which is a special token of the"
+            " tokenizer, and the text of an answer doesn't contain those: leave it out, or choose another"
+            " name"
         )
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in tokens])
 
 
 def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> tuple[int, ...]:
-    """Returns the tokens of the word in a tag: of ``Parallel`` for ``<Parallel>``, ``/Parallel`` for
-    ``</Parallel>``. The tokenizer must not have the tag yet.
+    """Returns the ids of the word in a tag: of ``Parallel`` for ``<Parallel>``, and of ``/Parallel`` for
+    ``</Parallel>``. The tag must not be a token of the tokenizer yet.
 
-    Raises ValueError if the tokenizer can't encode the word.
+    Raises:
+        ValueError: The tokenizer can't encode the word.
     """
     word = token.removeprefix("<").removesuffix(">")
-    reason: Exception | str = "it has no tokens for it"
+    reason: Exception | str = "it has no tokens for the word"
     try:
         ids = tuple(tokenizer.encode(word, add_special_tokens=False))
     except Exception as error:  # the tokenizers library raises no narrower one
         ids, reason = (), error
     if not ids or tokenizer.unk_token_id in ids:
         raise ValueError(
-            f"model.added_tokens has {token!r}, which would begin as the mean of the tokens of {word!r}, and"
-            f" the tokenizer cannot encode that: {reason}"
+            f"model.added_tokens has {token!r}, whose embedding would be the mean of the tokens of {word!r},"
+            f" and the tokenizer can't encode that word: {reason}"
         )
     return ids
 
 
 def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -> None:
-    """Initialises the embeddings and head rows of new tokens, in place; all other tokens keep theirs.
+    """Initialises the rows of new tokens in the embeddings and in the head, in place. Other rows stay the
+    same.
 
-    A new token gets the mean of the rows of the tokens that its text consists of so far. If the tables have
-    no rows for the new tokens, they grow to a multiple of 64 rows. Rows without a token get the mean of all
-    old rows, so that by Jensen's inequality none of them is more probable than the average token. Tied
-    weights stay tied.
+    The row of a new token is the mean of the rows of its word's tokens. If the tables are too small, they
+    grow to a multiple of 64 rows. Rows without a token get the mean of all old rows, so that by Jensen's
+    inequality none of them is more probable than the average token. Tied weights stay tied.
 
     Args:
-        words: For each new token the tokens of its text.
+        words: For each new token the tokens of its word (`word_ids`).
 
     Raises:
-        ValueError: The model lacks rows for tokens before the new ones.
+        ValueError: The model has fewer rows than the tokenizer has old tokens.
     """
     import torch
 
@@ -172,11 +176,11 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
     if min(words) > rows:
         raise ValueError(
             f"the model embeds {rows} tokens, and its tokenizer has {min(words)} without those of"
-            " model.added_tokens: they do not belong together"
+            " model.added_tokens: they don't belong together"
         )
     grows = max(words) >= rows
     if grows:
-        with torch.random.fork_rng(devices=[]):  # what is drawn for the new rows is replaced below
+        with torch.random.fork_rng(devices=[]):  # the values that it draws for new rows are replaced below
             model.resize_token_embeddings(max(words) + 1, pad_to_multiple_of=MULTIPLE, mean_resizing=False)
     head = model.get_output_embeddings()
     tables = [model.get_input_embeddings().weight]
@@ -200,9 +204,9 @@ def codec_of(
 ) -> TextCodec:
     """Returns the codec of a Hugging Face tokenizer.
 
-    It adds no special tokens to text, and shows none in text. Its `encode` raises ValueError for text that
-    the tokenizer has no tokens for. In a chat, text of a problem that looks like a control token becomes
-    tokens of its characters.
+    Encoding adds no special tokens, and decoding leaves them out. Its `encode` raises ValueError for text
+    that the tokenizer can't encode. In a chat, text of a problem that looks like a control token is encoded
+    by its characters.
 
     Args:
         begin_of_text: Whether prompts begin with the tokenizer's token for that, once. None leaves it to the
@@ -216,9 +220,8 @@ def codec_of(
     """
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {tokenizer.name_or_path!r} has no end token")
-    backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
     if chat is not None and chat.template is not None:
-        tokenizer.chat_template = chat.template  # which is kept with the tokenizer in checkpoints
+        tokenizer.chat_template = chat.template  # checkpoints keep it with the tokenizer
     turn_id = None
     control = ControlTokens(tokenizer)
     hidden: frozenset[int] = frozenset()
@@ -226,8 +229,36 @@ def codec_of(
         refuse_no_template(tokenizer)
         turn_id = end_of_turn(tokenizer, chat)
         control = ControlTokens(tokenizer, turn_markers(tokenizer, chat))
-        # Markers that aren't special: decoding alone would show them in answers.
+        # The markers that aren't special tokens, which `decode` has to leave out itself.
         hidden = frozenset(control.ids.values()) - frozenset(special_tokens(tokenizer).values())
+
+    decode = _decoder(tokenizer, hidden)
+    bos_id = tokenizer.bos_token_id
+    if begin_of_text and bos_id is None:
+        raise ValueError(
+            f"model.begin_of_text is true, but the tokenizer of {tokenizer.name_or_path!r} has no token for"
+            " the beginning of text: leave it out"
+        )
+    has_begin_token = begin_of_text
+    if begin_of_text is None and chat is None:
+        has_begin_token = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
+    eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
+    codec = TextCodec(
+        encode=_encoder(tokenizer, control),
+        decode=decode,
+        eos_id=int(eos_id),
+        end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
+        frame=str,
+        begin=(int(bos_id),) if has_begin_token else (),
+        decode_all=lambda token_ids: decode(token_ids, skip=False),
+    )
+    if chat is None:
+        return codec
+    return _with_chat(codec, tokenizer, chat, control, begin_of_text, end_ids)
+
+
+def _encoder(tokenizer: PreTrainedTokenizerBase, control: ControlTokens) -> Callable[[str], tuple[int, ...]]:
+    """Returns `TextCodec.encode`. Marked text of a problem is encoded by its characters."""
 
     def encode(text: str) -> tuple[int, ...]:
         try:
@@ -240,44 +271,42 @@ def codec_of(
             # The tokenizers library raises bare Exception, e.g. for a character outside a small alphabet.
             raise ValueError(f"the tokenizer cannot encode {control.unmark(text)!r}: {error}") from error
 
+    return encode
+
+
+def _decoder(tokenizer: PreTrainedTokenizerBase, hidden: frozenset[int]) -> Callable[..., str]:
+    """Returns `TextCodec.decode`, which leaves out special tokens and those of `hidden`, unless it is called
+    with ``skip=False``."""
+    backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+
     def decode(token_ids: Sequence[int] | TokenIds, skip: bool = True) -> str:
-        ids = listed(token_ids)
+        ids = to_list(token_ids)
         if skip and hidden:
             ids = [token_id for token_id in ids if token_id not in hidden]
         if backend is not None:
-            # The same text as through the wrapper, without its tidying of spaces, 10 times quicker.
+            # Ten times faster than the wrapper, with the same text before it changes spaces.
             return str(backend.decode(ids, skip_special_tokens=skip))
         return str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
 
-    bos_id = tokenizer.bos_token_id
-    if begin_of_text and bos_id is None:
-        raise ValueError(
-            f"model.begin_of_text is true, and the tokenizer of {tokenizer.name_or_path!r} has no token for"
-            " the beginning of text: leave it out"
-        )
-    has_begin_token = begin_of_text
-    if begin_of_text is None and chat is None:
-        has_begin_token = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
-    # A template may write the token as text. It is removed there, or else it would be there twice.
+    return decode
+
+
+def _with_chat(
+    codec: TextCodec,
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Chat,
+    control: ControlTokens,
+    begin_of_text: bool | None,
+    end_ids: Sequence[int],
+) -> TextCodec:
+    """Returns the codec with the chat template around prompts, replies and tools; see `codec_of`."""
+    # A template may write this token as text. The text is removed, so that the token isn't there twice.
     begin_text = "" if begin_of_text is None or tokenizer.bos_token is None else str(tokenizer.bos_token)
 
     def without_begin(text_of: Callable[[T], str]) -> Callable[[T], str]:
         return lambda prompt: text_of(prompt).removeprefix(begin_text)
 
-    eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
-    codec = TextCodec(
-        encode=encode,
-        decode=decode,
-        eos_id=int(eos_id),
-        end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
-        frame=str,
-        begin=(int(bos_id),) if has_begin_token else (),
-        decode_all=lambda token_ids: decode(token_ids, skip=False),
-    )
-    if chat is None:
-        return codec
-
-    # Some templates have no frame between turns. They are refused when it is first needed, not here.
+    # Some templates can't render several turns. They are refused only when such a frame is needed.
     @cache
     def frame_between_turns(role: str) -> Callable[[Sequence[Mapping[str, str]]], str]:
         example = user("2 + 2?") if role == "user" else TOOL_RESULT
@@ -291,12 +320,13 @@ def codec_of(
     def with_tools(tools: Sequence[Mapping[str, Any]]) -> TextCodec:
         if not re.search(r"\btools\b", str(tokenizer.chat_template)):
             raise ValueError(
-                f"the chat template of {tokenizer.name_or_path!r} offers no tools, which are called"
-                " natively: leave the environment's format at 'tags', or give another one in chat.template"
+                f"the chat template of {tokenizer.name_or_path!r} has no place for tools, and the"
+                " environment's format calls tools natively: leave the format at 'tags', or set another"
+                " template in chat.template"
             )
         arguments = {**chat.template_arguments, "tools": [dict(tool) for tool in tools]}
-        offering = replace(chat, template_arguments=arguments)
-        return codec_of(tokenizer, begin_of_text=begin_of_text, chat=offering, end_ids=end_ids)
+        chat_with_tools = replace(chat, template_arguments=arguments)
+        return codec_of(tokenizer, begin_of_text=begin_of_text, chat=chat_with_tools, end_ids=end_ids)
 
     return replace(
         codec,
@@ -308,8 +338,8 @@ def codec_of(
     )
 
 
-def listed(token_ids: Sequence[int] | TokenIds) -> list[int]:
-    """Returns the ids as Python's numbers, which tokenizers take."""
+def to_list(token_ids: Sequence[int] | TokenIds) -> list[int]:
+    """Returns the ids as Python integers, which tokenizers need."""
     return token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
 
 
@@ -341,34 +371,36 @@ def step_ends(
 
 def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: str) -> Sequence[int]:
     """Returns for each token the offset in `text` (``codec.decode(token_ids)``) of the character that it
-    begins or continues: how much of that text the tokens before it show already. Never falling.
+    begins or continues. Offsets never decrease.
 
-    All tokens of a character that takes several (the bytes of an emoji) have that character's
-    offset; special tokens, which have no text, have the offset of what follows. Exact for any
-    tokenizer.
+    If a character consists of several tokens (the bytes of an emoji), all of them have its offset. A special
+    token, which has no text, has the offset of the next character. The offsets are exact for any tokenizer.
+
+    Example: for ``12 + 3``, cut into ``12``, `` +`` and `` 3``, they are ``[0, 2, 4]``.
     """
-    ids = listed(token_ids)
+    ids = to_list(token_ids)
     texts = _texts_of_tokens(codec.decode)
     for token_id in ids:
         if token_id not in texts:
             texts[token_id] = codec.decode([token_id])
     parts = [texts[token_id] for token_id in ids]
-    # With broken bytes in it, the lengths could add up by chance although the parts are others.
+    # If the text has incomplete characters, the lengths could add up by chance.
     if _REPLACEMENT not in text and "".join(parts) == text:
         return [0, *itertools.accumulate(map(len, parts))][:-1] if parts else []
-    # Single tokens don't add up: a character takes several tokens, or the decoder joins words or strips
-    # the space of the first one. Decode every prefix from a token shortly before its end.
+    # The texts of single tokens don't add up: a character consists of several tokens, or the decoder joins
+    # words or strips the space of the first one. So every prefix is decoded from a token shortly before its
+    # end.
     offsets = _offsets_by_window(ids, codec, text)
     if offsets is not None:
         return offsets
-    # Quadratic, and by definition: what every prefix has in common with the whole text.
+    # By definition, with quadratic work: the beginning that every prefix has in common with the whole text.
     common_lengths = (_common_length(codec.decode(ids[:end]), text) for end in range(len(ids)))
     return list(itertools.accumulate(common_lengths, max))
 
 
 @lru_cache(maxsize=4)
 def _texts_of_tokens(decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
-    """Returns a dictionary that keeps the text of each token alone. The caller fills it."""
+    """Returns a dictionary for the text of each token by itself, which the caller fills."""
     return {}
 
 
@@ -402,8 +434,8 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
             if shown_chars != decoded_chars:
                 return None
             first_run = codec.decode(token_ids[window_start:n_decoded])
-    rest = window[len(first_run) :] if n_decoded < len(token_ids) else ""
-    return offsets if text[decoded_chars:] == rest else None
+    undecoded_text = window[len(first_run) :] if n_decoded < len(token_ids) else ""
+    return offsets if text[decoded_chars:] == undecoded_text else None
 
 
 def _common_length(text: str, other: str) -> int:

@@ -1,4 +1,4 @@
-"""The contract of an objective, the loss that a trainer minimises, token by token or pair by pair."""
+"""Defines objectives, the losses that a trainer minimises, over tokens or over pairs of answers."""
 
 from __future__ import annotations
 
@@ -89,12 +89,13 @@ class TokenBatch:
     terms: tuple[Tensor, ...] = ()
 
     def mean(self, values_N: Tensor) -> Tensor:
-        """A part of a metric: the mean over the minibatch's tokens, weighted as the loss is."""
+        """Returns this micro-batch's part of a metric that is a mean over the minibatch's tokens, with the
+        weights of the loss."""
         return (self.weights_N * values_N.detach()).sum() / self.weight_sum
 
     def by_sequence(self, values_N: Tensor) -> Sequence[Tensor]:
-        """The values of each sequence, in the tokens' order."""
-        assert self.lengths, "an objective that looks at whole sequences says so: needs_whole_sequences"
+        """Splits values of tokens into those of each sequence."""
+        assert self.lengths, "an objective that needs whole sequences must set needs_whole_sequences"
         return values_N.split(list(self.lengths))
 
 
@@ -103,28 +104,28 @@ class Objective(Registrable):
 
     aggregation: Aggregation = "token"
     constant_length: int | None = None
-    """Divisor of each sequence's sum where the aggregation is ``constant``."""
+    """The divisor of each sequence's sum, with the aggregation ``constant``."""
     needs_reference: bool = False
     needs_whole_sequences: bool = False
-    """Whether it looks at a sequence's tokens together: then all of its rows run at once, which an
-    answer with threads has several of."""
+    """Whether the loss needs all tokens of a sequence together. All rows of the sequence, of which an answer
+    with threads has several, are then in the same micro-batch."""
     measures_kl: bool = False
-    """Whether the distance from the start model is worth knowing even where the loss doesn't need it."""
+    """Whether the KL to the start model is measured even if the loss doesn't need it."""
     entropy_coef: float = 0.0
-    """The trainer subtracts this times the mean entropy at trained tokens, weighted as the loss is.
-    Above 0 it keeps the policy undecided, below 0 it makes it surer."""
+    """The trainer subtracts this times the mean entropy at trained tokens, with the weights of the loss.
+    Above 0 it increases the entropy, below 0 it decreases it."""
     kl_coef: float = 0.0
     """Coefficient of the KL to the start model."""
     kl_placement: Literal["loss", "reward", "advantage"] = "loss"
-    """Place of the KL: the objective's loss; or, as a penalty that the trainer takes before the first step,
-    each token's reward or its advantage."""
+    """The place of the KL: the loss; or each token's reward or advantage, as a penalty that the trainer
+    subtracts before the first step."""
     kl_estimator: KlEstimator = "k3"
     importance_cap: float | None = None
-    """Bound of a correction for the engine's probabilities (None: there is no correction)."""
+    """The upper bound of the weights that correct for the engine's probabilities; None: no correction."""
     has_terms: bool = False
+    """Whether the loss needs `terms`."""
     ratio_threshold: float | None = None
-    """Bound of a minibatch's mean ratio to the old policy, above which it has no loss (None: there is
-    none)."""
+    """The mean ratio to the old policy above which a minibatch has no loss; None: no threshold."""
 
     @property
     @final
@@ -134,7 +135,8 @@ class Objective(Registrable):
     @property
     @final
     def needs_pairs(self) -> bool:
-        """Returns whether answers are compared: `selection` makes pairs then, which no cut separates."""
+        """Whether the loss compares pairs of answers, which `selection` makes. A pair is always in one
+        micro-batch."""
         return UseOfPairs() in self.gives
 
     @property
@@ -211,6 +213,6 @@ def check_aggregation(aggregation: Aggregation, constant_length: int | None) -> 
     """Raises ValueError for a constant length without its aggregation, and the other way round."""
     if (aggregation == "constant") != (constant_length is not None):
         raise ValueError(
-            "constant_length and aggregation 'constant' belong together: give both, or neither; the usual"
-            " length is the longest that an answer may be"
+            "constant_length and aggregation 'constant' belong together: set both or neither; usually the"
+            " length is the most tokens of an answer"
         )

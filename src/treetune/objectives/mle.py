@@ -1,4 +1,4 @@
-"""Negative log-likelihood: supervised fine-tuning, and RestEM's step."""
+"""The negative log-likelihood, for supervised fine-tuning and RestEM."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 class MaximumLikelihood(Objective):
     """``L = -mean log p(token)`` over trained tokens, or over sequences of token means.
 
-    Log-probs are at the rollout's temperature, as everywhere in training: for answers that the
-    policy sampled (RestEM) they are those of the distribution that they came from, which below 1
-    is sharper than the untempered one. Demonstrations have no rollout that samples: temperature 1.
-    RestEM as in the VinePPO paper averages ``sequence`` by sequence.
+    As everywhere in training, log-probs are computed at the rollout's temperature. Answers that the policy
+    sampled (RestEM) are thus trained under the distribution that they were sampled from. Demonstrations come
+    from a rollout that doesn't sample, and are trained at temperature 1.
+
+    RestEM of the VinePPO paper has the aggregation ``sequence``.
     """
 
     aggregation: Aggregation = "token"
@@ -41,8 +42,8 @@ class MaximumLikelihood(Objective):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if SampledAnswers() in experiment.rollout.gives and WholeBatch() in experiment.selection.gives:
             yield Finding(
-                "the objective imitates every answer that it is given, and all that the policy samples are"
-                " kept, wrong ones too",
+                "the objective imitates every answer that it gets, and this selection keeps all sampled"
+                " answers, wrong ones too",
                 "$.selection.type",
                 "choose the selection 'correct_only', or an objective that learns from advantages",
             )

@@ -48,10 +48,10 @@ class PolicyGradient(Objective):
     kl_estimator: KlEstimator = "k3"
     """With d = log p - log p_ref: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d."""
     kl_placement: Literal["loss", "reward", "advantage"] = "loss"
-    """Place of β times the estimate. ``loss``: added to the loss, its gradient flowing through the policy's
-    log-probs. ``reward``: taken from each token's reward, before advantages are normalised; a token answers
-    for its own penalty and for those behind it (PPO for RLHF, Ouyang et al. 2022; REINFORCE++).
-    ``advantage``: taken from each token's own advantage, after these are normalised."""
+    """The place of β times the estimate. ``loss``: added to the loss, with the gradient of the policy's
+    log-probs. ``reward``: subtracted from each token's reward, before advantages are normalised, so that a
+    token is weighted by its own penalty and those of later tokens (PPO for RLHF, Ouyang et al. 2022;
+    REINFORCE++). ``advantage``: subtracted from each token's advantage, after normalisation."""
     kl_reduction: Literal["token_mean", "sequence_sum"] = "token_mean"
     """In the loss, the mean over tokens that the policy term is too (``token_mean``, weighted as
     `aggregation` says), or the sum over each sequence's tokens, averaged over the minibatch's sequences
@@ -59,7 +59,7 @@ class PolicyGradient(Objective):
     kl_clamp: tuple[float, float] | None = None
     """Bounds of each token's estimate in the loss, VinePPO's 0 and 10; beyond them, no gradient flows."""
     entropy_coef: float = 0.0
-    """Weight of the mean entropy, which the loss is less by; of either sign."""
+    """The weight of the mean entropy, which is subtracted from the loss; it may be negative."""
     aggregation: Aggregation = "token"
     """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
     sum by `constant_length` (``constant``)."""
@@ -127,8 +127,8 @@ class PolicyGradient(Objective):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if experiment.restart == "every_iteration":
             yield Finding(
-                "a policy gradient is taken where answers were sampled, and restart 'every_iteration' goes"
-                " back to the start weights before each",
+                "a policy gradient needs answers of the weights that are trained, and restart"
+                " 'every_iteration' trains the start weights instead",
                 "$.restart",
                 "set restart to 'never', or choose an objective that imitates, such as 'mle'",
             )

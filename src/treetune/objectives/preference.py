@@ -1,6 +1,6 @@
 """Losses that compare two answers to one problem: DPO, IPO and DPO-positive.
 
-They see log-probs of whole answers: sums over their trained tokens, at the rollout's temperature.
+They use the log-probs of whole answers: sums over the trained tokens, at the rollout's temperature.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PairLogprobs:
-    """The log-probs of both answers of P pairs, each of shape [P].
-
-    They are sums over the answers' trained tokens, whose numbers are `chosen_tokens_P` and
-    `rejected_tokens_P`. The reference's have no gradient.
-    """
+    """The log-probs of both answers of P pairs. Each field has the shape [P]."""
 
     chosen_P: Tensor
+    """The policy's log-prob of the better answer, summed over its trained tokens."""
     rejected_P: Tensor
+    """The same of the worse answer."""
     reference_chosen_P: Tensor
+    """The reference's log-prob of the better answer, without gradient."""
     reference_rejected_P: Tensor
+    """The same of the worse answer."""
     chosen_tokens_P: Tensor
+    """The number of trained tokens of the better answer."""
     rejected_tokens_P: Tensor
+    """The same of the worse answer."""
 
     @property
     def chosen_ratio_P(self) -> Tensor:
@@ -49,13 +51,17 @@ class PairLogprobs:
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(Objective):
-    """The mean over pairs of `pair_loss`, and what all such losses report.
+    """A loss that is the mean of `pair_loss` over pairs, and the metrics of such losses.
 
-    ``preference/accuracy`` is the share of pairs whose margin over the reference is above 0 (none
-    is before the first update), ``preference/ranking`` the share in which the policy finds the
-    better answer more likely, ``preference/reference_ranking`` the same of the reference;
-    ``preference/chosen_reward`` and ``preference/rejected_reward`` are the implicit rewards
-    ``beta·(log p - log p_ref)``, ``preference/margin`` is their difference.
+    =============================  =================================================================
+    preference/accuracy            the share of pairs whose margin over the reference is above 0;
+                                   0 before the first update
+    preference/ranking             the share of pairs whose better answer is more likely under the policy
+    preference/reference_ranking   the same under the reference
+    preference/chosen_reward       the implicit reward ``beta·(log p - log p_ref)`` of the better answer
+    preference/rejected_reward     the same of the worse answer
+    preference/margin              the difference of these rewards
+    =============================  =================================================================
     """
 
     beta: Annotated[float, Gt(0)] = 0.1
@@ -72,7 +78,7 @@ class Preference(Objective):
         return (*super().needs, Need(Pairs(), "it compares answers in pairs"))
 
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss of each pair and the loss's own metrics, all of shape [P]."""
+        """Returns the loss of each pair, and further metrics, all of shape [P]."""
         raise NotImplementedError
 
     @override
@@ -113,17 +119,19 @@ class Preference(Objective):
 @Objective.register("dpo")
 @dataclass(frozen=True, kw_only=True)
 class DirectPreference(Preference):
-    """Rafailov et al. 2023 (arXiv:2305.18290), eq. 7, with ``z`` the margin over the reference.
+    """DPO (Rafailov et al. 2023, arXiv:2305.18290, eq. 7). Below, z is the margin over the reference.
 
-    `form` ``sigmoid``: ``L = -(1-s)·log σ(beta·z) - s·log σ(-beta·z)``, s being `label_smoothing`:
-    the probability that a pair is the wrong way round (cDPO).
-    ``ipo``: ``L = (z - 1/(2·beta))²`` (Azar et al. 2023, arXiv:2310.12036, eq. 17; its τ is our
-    `beta`), where z is made of each answer's mean over its tokens. The paper writes sums; TRL reports
-    its authors to have said that their results are of means, and does so too.
+    With the `form` ``sigmoid``, ``L = -(1-s)·log σ(beta·z) - s·log σ(-beta·z)``, where s is
+    `label_smoothing`.
+
+    With ``ipo``, ``L = (z - 1/(2·beta))²`` (Azar et al. 2023, arXiv:2310.12036, eq. 17; its τ is `beta`
+    here). There, z is the difference of means over each answer's tokens. The paper writes sums, but TRL
+    reports that the authors' results come from means, and uses means too.
     """
 
     form: Literal["sigmoid", "ipo"] = "sigmoid"
     label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
+    """The probability that the worse answer of a pair is the better one (cDPO)."""
 
     def __post_init__(self) -> None:
         if self.form == "ipo" and self.label_smoothing:
@@ -143,27 +151,31 @@ class DirectPreference(Preference):
 @Objective.register("dpo_positive")
 @dataclass(frozen=True, kw_only=True)
 class DpoPositive(Preference):
-    """DPO-positive (Pal et al. 2024, "Smaug", arXiv:2402.13228, eq. 3): DPO which keeps the better
-    answer at least as likely as the reference finds it.
+    """DPO-positive (Pal et al. 2024, "Smaug", arXiv:2402.13228, eq. 3): DPO with a penalty if the better
+    answer becomes less likely than under the reference.
 
-    ``z = (π_a - π_r) - (ref_a - ref_r) - λ·h(ref_a - π_a)``, ``h(x) = max(0, x)``, with λ the
-    `positive_penalty`, inside of beta; the loss is DPO's ``sigmoid`` of it.
+    The loss is DPO's with the `form` ``sigmoid``, where the penalty is subtracted from the margin::
 
-    At ``x = 0`` the maximum has a kink, and training begins right there, in every pair, with λ (50
-    in the VinePPO paper) times the rest of the gradient on one of its sides. Rounding alone, which
-    depends on how the work was cut, would choose the side. So the kink is rounded off over
-    `penalty_band` nats on both sides, ``h(x) = (x + band)²/(4·band)`` there: half of the penalty's
-    slope at a tie, which is what the published code's maximum of two equal tensors passes on, and
-    no jump. `h` exceeds the maximum by at most ``band/4``. A band of 0 is the maximum itself, with
-    half of the slope at an exact tie.
+        z = (log p(a) - log p(r)) - (log ref(a) - log ref(r)) - λ·h(log ref(a) - log p(a))
+
+    Here a is the better answer, r the worse one, p the policy, ref the reference, λ `positive_penalty`, and
+    ``h(x) = max(0, x)`` in the paper.
+
+    Before the first update, ``x = 0`` for every pair, exactly where the paper's h has a kink. On one side of
+    it, the penalty's gradient is λ times (50 times in the VinePPO paper) as large as the rest of the
+    gradient; on the other side it is 0. Rounding errors, which depend on how a batch was split, would choose
+    the side. So h is smooth here: ``h(x) = (x + band)²/(4·band)`` between -band and +band, where band is
+    `penalty_band`, in nats. Its slope at 0 is 1/2, which is also the gradient that the paper's published code
+    gets from PyTorch's maximum of two equal numbers. This h is larger than the maximum by at most ``band/4``.
+    With a band of 0, h is the maximum, with a slope of 1/2 at exactly 0.
     """
 
     beta: Annotated[float, Gt(0)] = 0.1
-    """Scale of the margin within the sigmoid."""
+    """The factor of the margin in the sigmoid."""
     positive_penalty: Annotated[float, Ge(0)] = 50.0
     penalty_band: Annotated[float, Ge(0)] = 0.01
     label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
-    """Probability that a pair is the wrong way round."""
+    """The probability that the worse answer of a pair is the better one (cDPO)."""
 
     @override
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:

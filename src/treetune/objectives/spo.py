@@ -80,8 +80,8 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
     top_logits_CK = logits_CV.topk(min(width, logits_CV.shape[-1]), dim=-1).values
     index_K = torch.arange(top_logits_CK.shape[-1], device=logits_CV.device)
     label_index_C1 = shifted_ranks_C[:, None] - 1
-    # At its own index stands c's logit itself, since top-k may return that of another, equally likely token,
-    # which would get the gradient.
+    # At c's index, c's own logit is used. Top-k may return that of another token of the same probability,
+    # which would then get the gradient.
     logp_CK = torch.where(index_K == label_index_C1, label_logits_C1, top_logits_CK) - total_C[:, None]
     next_logp_CK = torch.cat([logp_CK[:, 1:], logp_CK[:, :1]], dim=-1)
     log_target_CK = torch.where(index_K == label_index_C1, logp_CK[:, :1], next_logp_CK)
@@ -135,7 +135,7 @@ class CorrectPaths(Objective):
     mask: Literal["above", "below", "none"] = "none"
     """Leaves only positions with p_c ``above`` or ``below`` one half."""
     entropy_coef: float = 0.0
-    """Weight of the mean entropy, which the loss is less by; below 0 it makes the policy surer as it learns
+    """The weight of the mean entropy, which is subtracted from the loss. Below 0 it decreases the entropy
     (§4.2: -0.1, -0.5 and -1)."""
     importance_cap: Annotated[float, Gt(0)] | None = None
     """Multiplies each token's cost by ``min(p / p_engine, cap)``; None leaves it out."""

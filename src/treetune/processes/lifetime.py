@@ -9,7 +9,7 @@ A launcher consists of two processes, the `deepspeed` command and its per-node l
            └─ rank 1
 
 Linux notifies a process only of its direct parent's death. If the topmost process is killed, the others would
-go on training, so each rank checks all of its ancestors.
+continue training, so each rank checks all of its ancestors.
 """
 
 from __future__ import annotations

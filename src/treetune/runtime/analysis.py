@@ -1,5 +1,7 @@
-"""The family of analyzers, which read what an experiment wrote. The analyzers themselves are in
-`treetune.lab`, which may import this package and not the other way round."""
+"""Defines analyzers, which read the files of an experiment, and the files of their results.
+
+The analyzers themselves are in `treetune.lab`, which may import this package, while this package may not
+import `treetune.lab`."""
 
 from __future__ import annotations
 
@@ -23,49 +25,55 @@ if TYPE_CHECKING:
 ONE_LINE_REMEDY = "leave the analysis out, or set the rollout's parallel to false"
 
 RESULT, STATES = "result.json", "states.jsonl"
-"""The files of an analysis: its numbers and settings, and its states."""
+"""The files of an analysis: the numbers with the settings, and the states."""
 
-
-ANALYSE_AGAIN = "delete its folder, and analyse again"
+ANALYSE_AGAIN = "delete its folder, and run the analysis again"
 
 
 def write_result(
     folder: Path, result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], name: str
 ) -> None:
-    """Writes an analysis' rows into the file of that name, and its numbers, with the digest of that."""
+    """Writes the rows of an analysis into the file `name`, and its numbers with the digest of that file."""
     with whole_file(folder / name) as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     write_record(folder / RESULT, {**result, "digests": {name: digest_of(folder / name)}})
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """Returns the result of an analysis. Raises Damaged where that, or the file of its rows, isn't as it was
-    written, and FileNotFoundError for none."""
+    """Returns the result of an analysis.
+
+    Raises:
+        Damaged: The result, or the file of the rows, is not as it was written.
+        FileNotFoundError: There is no result.
+    """
     result = read_record(folder / RESULT, ANALYSE_AGAIN)
-    for name, digest in result.pop("digests", {}).items():  # analyses of earlier versions have none
+    for name, digest in result.pop("digests", {}).items():  # earlier versions wrote no digests
         verify_once(folder / name, ANALYSE_AGAIN, digest)
     return result
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings of an analysis: numbers, and the states (or answers) that they were taken from.
+    """The results of an analysis, in JSON's types.
 
-    Both are of JSON's types, the states one object per row.
+    Example: ``Findings({"accuracy": 0.83}, [{"state": "train/17#0@2", "value": 0.5, "estimate": 0.25}, …])``.
     """
 
     numbers: Mapping[str, Any]
     states: Sequence[Mapping[str, Any]] = ()
+    """The states, or answers, from which the numbers were computed, an object for each."""
 
 
 class Analyzer(Registrable):
-    """One question to an experiment. `name` is its folder in ``analyses``, its type where left out.
+    """An analysis of an experiment.
 
-    A *point* is a number of finished iterations: the weights after them (0: the start weights), and
-    what these weights sampled, which is kept in the iteration of the same number, counted from 0.
+    A *point* is a number of finished iterations. It stands for the weights after these iterations (0: the
+    start weights), and for the answers that these weights have sampled, which are in the iteration of the
+    same number, counted from 0.
     """
 
     name: str | None
+    """The name of the folder in ``analyses``; None: the analyzer's type."""
     needs_engine: bool = False
 
     @override
@@ -73,7 +81,9 @@ class Analyzer(Registrable):
         if self.name is not None and (
             self.name.startswith(".") or "/" in self.name or not self.name.isprintable()
         ):
-            yield Finding(f"{self.name!r} is no name for a folder", "name", "give a plain one, without '/'")
+            yield Finding(
+                f"{self.name!r} can't be the name of a folder", "name", "give a plain name, without '/'"
+            )
 
     @property
     def type_name(self) -> str:
@@ -84,24 +94,29 @@ class Analyzer(Registrable):
         return self.name or self.type_name
 
     def points(self, config: Any, directory: Any) -> list[int]:
-        """Returns the points that it would look at, rising. Imports nothing heavy.
+        """Returns the points that it analyses, in ascending order. It imports nothing slow.
 
-        Raises ValueError saying what the experiment lacks.
+        Raises:
+            ValueError: The experiment doesn't have the files that it needs.
         """
         raise NotImplementedError
 
     def analyse(self, sampler: Any, points: Sequence[int], work: Path) -> Findings:
-        """Looks. `sampler` has the session, and an engine where `needs_engine` asks for one. `work` is a
-        folder for what must outlive an interruption: journals of requests.
+        """Analyses the points.
 
-        Raises ValueError saying what the experiment lacks.
+        Args:
+            sampler: Has the session and, with `needs_engine`, an engine.
+            work: A folder for files that an interrupted analysis needs again, such as journals of requests.
+
+        Raises:
+            ValueError: The experiment doesn't have the files that it needs.
         """
         raise NotImplementedError
 
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Returns the numbers out of the states alone, so that those of several experiments can be taken
-        together. Raises ValueError where the states don't tell."""
-        raise ValueError(f"analyses by {self.type_name} can't be taken together: give each its own name")
+        """Computes the numbers from the states of several experiments together. Raises ValueError if that
+        isn't possible."""
+        raise ValueError(f"analyses by {self.type_name} can't be combined: give each another name")
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:

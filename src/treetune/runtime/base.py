@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -24,7 +23,7 @@ from treetune.rollouts.base import Rollout, Selection, Shaping
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
-from treetune.runtime.first_prompt import prompt_remarks
+from treetune.runtime.first_prompt import describe_first_prompt
 from treetune.runtime.machine import gpus
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
@@ -38,29 +37,29 @@ class Runtime(Registrable, Root, root="an experiment"):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSet(Part):
-    """A measurement: n samples for each of some problems of a split.
+    """A measurement: several samples for each problem of a split, or of a part of it.
 
-    No problem is left out: one whose prompt fills the context counts as not answered (`too_long` in the
-    summary), and what another leaves of it bounds its answers. `treetune evaluate` measures all sets.
+    No problem is left out: if its prompt fills the context, it counts as not answered (`too_long` in the
+    summary), and if it nearly does, its answers are shorter. `treetune evaluate` measures all sets.
     """
 
     split: Split
     """The task's split that problems are taken from."""
     name: str | None = None
-    """Its folder and its place in metric names; None: the split's name."""
+    """The name of its folder, and its part of metric names; None: the split's name."""
     task: Task | None = None
     """Another task to measure on, with its own grader; None: the experiment's."""
     problems: Annotated[int, Gt(0)] | None = None
-    """How many of the split's problems; None: all."""
+    """The number of the split's problems to measure; None: all."""
     choose: Literal["first", "random"] = "first"
-    """Which of the split's problems, where `problems` takes a part: the ``first``, or a ``random`` choice
-    that `Evaluation.seed` makes."""
+    """If `problems` is smaller than the split, its ``first`` problems, or a ``random`` choice, drawn by
+    `Evaluation.seed`."""
     samples: Annotated[int, Gt(0)] = 1
     """Answers to each problem."""
     temperature: Annotated[float, Ge(0)] | None = None
     """Sampling temperature; None: the rollout's."""
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
-    """Nucleus of sampling; None: the rollout's."""
+    """Probability mass of nucleus sampling; None: the rollout's."""
     max_tokens: Annotated[int, Gt(0)] | None = None
     """Longest answer; None: the rollout's."""
     while_training: bool = False
@@ -84,28 +83,30 @@ class EvaluationSet(Part):
             "max_tokens": self.max_tokens,
             "max_prompt_tokens": experiment.context_length - 1,  # no problem is left out
         }
-        # A user's rollout may lack some of these fields.
+        # A user's rollout may not have all of these fields.
         names = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
         changes = {name: value for name, value in settings.items() if value is not None and name in names}
         return replace(rollout, **changes)  # type: ignore[type-var]
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        yield from unfit_name(self.label, "name", "a plain folder name", nested=False)
-        yield from unfit_split(self.task or experiment.task, self.split, self.problems, "problems")
+        yield from check_name(self.label, "name", "a plain folder name", nested=False)
+        yield from check_split(self.task or experiment.task, self.split, self.problems, "problems")
         try:
             rollout = self.rollout(experiment)
         except ValueError as error:
-            yield Finding.of(error, self._own_key(str(error)))
+            yield Finding.of(error, self._find_key(str(error)))
             return
         if self.max_tokens is not None and rollout.sampling is not None:
             yield from check_lengths(rollout, experiment.context_length)
 
-    def _own_key(self, message: str) -> str:
-        """Returns which of the set's keys an error is about, which the rollout called by the same name."""
-        given = ("temperature", "samples", "max_tokens", "top_p")
-        named = [key for key in given if key in message and getattr(self, key) is not None]
-        return named[0] if named else "samples"
+    def _find_key(self, message: str) -> str:
+        """Returns the set's key that a message of the rollout is about. The rollout's keys have the same
+        names."""
+        for key in ("temperature", "samples", "max_tokens", "top_p"):
+            if key in message and getattr(self, key) is not None:
+                return key
+        return "samples"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,26 +118,29 @@ class Evaluation(Part):
     every: Annotated[int, Gt(0)] | None = None
     """Iterations between two measurements while training; None: at the end only."""
     seed: int = 0
-    """Fixed, so that every checkpoint and every method meets the same draws."""
+    """The seed of all draws, fixed so that every checkpoint and every method is measured with the same
+    ones."""
     rollout: Rollout | None = None
-    """How answers are made where the run's own rollout samples nothing (supervised training)."""
+    """The rollout that makes answers; None: the run's. Needed if the run's rollout samples nothing
+    (supervised training)."""
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        yield from twice("sets", [one.label for one in self.sets])
+        yield from check_unique("sets", [evaluation_set.label for evaluation_set in self.sets])
         if self.sets and not (self.rollout or experiment.rollout).needs_engine:
             yield Finding(
-                "the evaluation has sets, and neither it nor the experiment has a rollout that samples",
+                "the evaluation has sets, but neither the evaluation nor the experiment has a rollout that"
+                " samples",
                 "rollout",
                 "give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}",
             )
         elif self.rollout is not None and for_fixed_problems(self.rollout) != self.rollout:
             yield Finding(
-                f"{type(self.rollout).__name__} says nothing of how it answers problems that are fixed, where"
-                " every set asks for so many samples of each",
+                f"{type(self.rollout).__name__} can't answer a fixed list of problems, and every set needs"
+                " the same number of samples for each problem of such a list",
                 "rollout",
-                "give {type: 'single_turn', ...} with its settings, or leave evaluation.rollout out: then"
-                " answers are sampled plainly, as the run samples them",
+                "give {type: 'single_turn', ...} with its settings, or leave evaluation.rollout out: answers"
+                " are then sampled one by one with the settings of the run's rollout",
             )
 
 
@@ -147,100 +151,111 @@ ChoiceRule = Literal["first_maximum", "best"]
 class ChooseCheckpoint(Part):
     """A choice, after an iteration's training, of the weights that do best on held-out problems.
 
-    Candidates are the weights that training began with (epoch 0) and those after each epoch, or after every
-    so many optimiser steps and at the end. The chosen weights are those that the next iteration samples from,
-    that the checkpoint holds and that evaluations measure.
+    The candidates are the weights that training began with (epoch 0) and those after each epoch, or after
+    every `every` optimiser steps and at the end. The next iteration samples from the chosen weights, the
+    checkpoint holds them, and evaluations measure them.
     """
 
     set: str
-    """The evaluation set, by its name, on which each candidate is measured: its pass@1."""
+    """The name of the evaluation set on which the pass@1 of each candidate is measured."""
     rule: ChoiceRule = "first_maximum"
-    """``first_maximum`` takes candidates as long as each is strictly better than the one before, and trains
-    no further once one isn't (the rule of RestEM in the VinePPO paper); ``best`` takes the best of all, the
-    earliest of equals."""
+    """``first_maximum`` trains until a candidate is not strictly better than the one before it, and chooses
+    that one before it (the rule of RestEM in the VinePPO paper); ``best`` chooses the best of all candidates,
+    and the earliest of equally good ones."""
     every: Annotated[int, Gt(0)] | None = None
     """Steps between candidates; None: after every epoch."""
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        labels = [one.label for one in experiment.evaluation.sets]
+        labels = [evaluation_set.label for evaluation_set in experiment.evaluation.sets]
         if self.set not in labels:
-            there = f"only {', '.join(labels)}" if labels else "no sets"
+            existing_sets = f"only {', '.join(labels)}" if labels else "no sets"
             yield Finding(
-                f"the choice is made on the evaluation set {self.set!r}, and the evaluation has {there}",
+                f"choose_checkpoint measures on the evaluation set {self.set!r}, and the evaluation has"
+                f" {existing_sets}",
                 "set",
-                "name one of them, or add it to evaluation.sets",
+                "choose one of evaluation.sets, or add it there",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Checkpoints of a run. The state to resume from is kept in the two newest, since one may be damaged;
-    what happened since is made again from the stored episodes, bit for bit, without sampling."""
+    """Checkpoints of a run.
+
+    The two newest hold the trainer's state, from which a run resumes, since one may be damaged. The
+    iterations after a checkpoint are trained again from their stored episodes: nothing is sampled again, and
+    the weights are bit-identical.
+    """
 
     every: Annotated[int, Gt(0)] = 1
     """Iterations between two states to resume from."""
     keep_every: Annotated[int, Gt(0)] | None = None
-    """Iterations between two weights that are kept; None: those of the two newest checkpoints only."""
+    """Iterations between two checkpoints whose weights are kept; None: only the two newest are kept."""
     at_risk_minutes: Annotated[float, Gt(0)] | None = 10.0
-    """Most minutes of work that a killed run loses, as far as ends of iterations allow: a checkpoint comes
-    before `every` says so, unless checkpoints would take more than a fiftieth of the time. It changes no
-    result. None: checkpoints come by iterations alone."""
+    """Most minutes of work that a killed run loses. A checkpoint is written at the end of an iteration,
+    earlier than `every` asks for, if more would be at risk; but not so often that checkpoints take more than
+    2 % of the time. It changes no result. None: checkpoints are written by iterations alone."""
     grace: Annotated[float, Ge(0)] = 120.0
-    """Most seconds that SIGTERM, SIGHUP or the first Ctrl-C wait for the end of the iteration, where the run
-    writes a checkpoint and ends. SIGUSR1 waits as long as the iteration lasts."""
+    """Most seconds that a run continues after SIGTERM, SIGHUP or the first Ctrl-C, to write a checkpoint at
+    the end of the iteration. After SIGUSR1 it continues as long as the iteration lasts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """Settings of the look at the machine before a start."""
+    """Settings of the estimates of memory and time that are made before a run starts."""
 
     check: bool = True
-    """False: the run starts, whatever the estimates say."""
+    """Whether a run that doesn't fit the machine by these estimates is refused."""
     answer_tokens: Annotated[float, Gt(0)] | None = None
-    """Mean length of an answer; null is assumed to be half of the longest."""
+    """Mean length of an answer; null: half of the longest possible answer."""
     prompt_tokens: Annotated[float, Gt(0)] | None = None
-    """Mean length of a prompt; null is assumed to be 256, or what the limits leave of it."""
+    """Mean length of a prompt; null: 256, or less if the limits are lower."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(Part):
-    """A published method that was put on an experiment, as its file says of itself."""
+    """A published method that was appended to an experiment in `--configs`. The preset's file sets this
+    entry.
+
+    Example: ``Preset(name="dapo", on="sampled answers", after=("rollout", "trainer"))``.
+    """
 
     name: str
-    """What messages call it."""
+    """The name of the preset in messages."""
     on: Literal["sampled answers", "demonstrations"] = "sampled answers"
-    """The experiments that it goes on: those whose rollout samples, or those that learn from
+    """The experiments that it can be appended to: those whose rollout samples, or those that learn from
     demonstrations."""
     after: tuple[str, ...] = ()
-    """The experiment's parts that stood on its left."""
+    """The keys that the files before the preset have set. Without ``rollout`` and ``trainer`` the preset
+    comes before the experiment."""
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        here = "sampled answers" if experiment.rollout.needs_engine else "demonstrations"
+        kind_of_experiment = "sampled answers" if experiment.rollout.needs_engine else "demonstrations"
         if not {"rollout", "trainer"}.issubset(self.after):
             yield Finding(
-                f"the preset {self.name!r} stands on the left of the experiment, which then sets again what"
-                " the preset sets",
+                f"the preset {self.name!r} comes before the experiment, so that the experiment"
+                " overrides the preset's settings",
                 "name",
-                "put its file on the right of the experiment's",
+                "put the preset's file after the experiment's",
             )
-        elif self.on != here:
+        elif self.on != kind_of_experiment:
             yield Finding(
-                f"the preset {self.name!r} goes on experiments with {self.on}, and this one has {here}",
+                f"the preset {self.name!r} is for experiments with {self.on}, and this one has"
+                f" {kind_of_experiment}",
                 "name",
-                "leave it out, or put it on an experiment of that kind",
+                "leave it out, or append it to an experiment of that kind",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopAfter(Part):
-    """Ends the run when it has sampled so many tokens to train on: those of answers and those of the
-    continuations that gave them credit. Evaluations are not among them. `iterations` stays the bound.
+    """Ends the run at a budget of sampled tokens, and after `iterations` at the latest.
 
-    Iterations stay whole. The run ends at that end of an iteration that is nearest to `sampled_tokens`, the
-    next iteration being taken to sample as much as the last, so that methods with large and with small
-    iterations are on average equally far from the budget.
+    The budget counts the tokens of answers and of the continuations that give them credit, and not those of
+    evaluations. The run ends at the end of the iteration that is nearest to the budget, if the next iteration
+    is assumed to sample as many tokens as the last one. On average, methods with large and with small
+    iterations then miss the budget by the same amount.
     """
 
     sampled_tokens: Annotated[int, Gt(0)]
@@ -255,7 +270,8 @@ class StopAfter(Part):
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         if experiment.length_matters is not None:
             yield Finding(
-                f"stop_after ends the run at an iteration that nobody knows, and {experiment.length_matters}",
+                "stop_after ends the run at an iteration that is not known beforehand, and"
+                f" {experiment.length_matters}",
                 "sampled_tokens",
                 "choose a constant learning rate after warm-up steps, or leave stop_after out",
             )
@@ -283,7 +299,7 @@ WITHOUT_OVERLAP = "or leave overlap at 'none'"
 @Runtime.register("policy_iteration")
 @dataclass(frozen=True, kw_only=True)
 class PolicyIteration(Runtime):
-    """Sample, credit, train, sync, as often as `iterations` says."""
+    """An experiment that samples, gives credit, trains and syncs the engine, `iterations` times."""
 
     task: Task
     model: ModelSource
@@ -293,77 +309,84 @@ class PolicyIteration(Runtime):
     selection: Selection
     trainer: Trainer
     iterations: Annotated[int, Gt(0)]
-    """How many iterations the run has."""
+    """The number of iterations of the run."""
     problems_per_iteration: Annotated[int, Gt(0)] | None
-    """How many problems an iteration takes; None: the whole split."""
+    """The number of problems of an iteration; None: the whole split."""
     context_length: Annotated[int, Gt(1)]
-    """Bound of prompt and response together, in tokens."""
+    """Most tokens of prompt and response together."""
     experiment_name: str
-    """Folder of the run below `directory`."""
+    """The name of the run's folder in `directory`."""
     shaping: tuple[Shaping, ...] = ()
-    """Changes what answers earn, between rollout and credit; what was right stays what the grader said."""
+    """Changes the rewards of answers before credit. The grader's scores stay as they are."""
     directory: str = "experiments"
-    """Where experiments are kept."""
+    """The folder of all experiments."""
     share: bool = False
-    """Whether other users may read the run's folder, as far as your umask lets them."""
+    """Whether other users may read the run's folder, as far as your umask allows."""
     seed: Annotated[int, Ge(0)] = 0
-    """Of everything that is drawn: problems, samples, order of training."""
+    """The seed of all draws: problems, samples, order of training."""
     problem_sampling: Replacement = "between_iterations"
-    """``between_iterations`` draws an iteration's problems anew from all; ``epochs`` takes every problem
-    once before any comes again."""
+    """``between_iterations`` draws each iteration's problems from all; ``epochs`` takes every problem once
+    before it takes one again."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     analyzers: tuple[Analyzer, ...] = ()
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     on_empty_selection: Literal["stop", "skip"] = "stop"
-    """What to do where nothing is left to train on."""
+    """Whether the run ends or skips the training if the selection keeps no episode."""
     restart: Literal["never", "every_iteration"] = "never"
-    """``every_iteration`` trains the start weights anew each time, with a fresh optimiser and schedule, on
-    what the latest policy sampled (RestEM)."""
+    """``every_iteration`` begins each training with the start weights, a new optimiser and a new schedule, on
+    the answers of the latest policy (RestEM)."""
     choose_checkpoint: ChooseCheckpoint | None = None
-    """Which epoch's weights an iteration ends with; None: the last one's."""
+    """Chooses the epoch whose weights an iteration ends with; None: the last one."""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     grader_workers: Annotated[int, Gt(0)] = 2
-    """Processes that grade."""
+    """The number of processes that grade."""
     grader_deadline: Annotated[float, Gt(0)] = 10.0
-    """Seconds for one answer; then its outcome is ``timeout``."""
+    """Most seconds to grade an answer. If grading takes longer, the outcome is ``timeout``."""
     rank_deadline: Annotated[float, Gt(0)] = 3600.0
     """Seconds that a rank waits for the others before the run ends with an error."""
     sinks: tuple[Sink, ...] = ()
     stop_after: StopAfter | None = None
     """Ends the run at a budget of sampled tokens; None: after all `iterations`."""
     presets: tuple[Preset, ...] = ()
-    """The published methods that were put on the experiment; their files say so."""
+    """The published methods that were appended to the experiment. The presets' files set them."""
     plan: PlanSettings = field(default_factory=PlanSettings)
-    """Whether the machine is looked at before the start."""
+    """The check before a start whether the run fits the machine."""
     changed_inputs: Literal["refuse", "accept"] = "refuse"
-    """What to do where the start model, the reference or the rows of a run that goes on are others than it
-    began with, by their digests. ``accept`` goes on with what is there now, says so, and keeps it in the
+    """Whether a run may resume if its start model, its reference or its rows have changed since it began, by
+    their digests. ``accept`` resumes with the present ones, logs the change and records it in the
     manifest."""
     overlap: Overlap = "none"
-    """``one_step`` samples each iteration's answers and continuations while the iteration before is trained,
-    from the weights that this one begins with: all but the first are one version old."""
+    """``one_step`` samples an iteration's answers and continuations while the iteration before it is trained,
+    from the weights that this training begins with. All iterations but the first then learn from answers of
+    weights that are one version old."""
 
     @property
     def needs_engine(self) -> bool:
         return self.rollout.needs_engine or bool(self.evaluation.sets)
 
     def stop_strings(self) -> list[str]:
-        """Returns the strings that end answers, of all rollouts and tasks."""
-        tasks = [
-            self.task,
-            *(held_out.task for held_out in self.evaluation.sets if held_out.task is not None),
-        ]
-        parts = [part for task in tasks for part in task.parts()]
+        """Returns the strings that end answers, of all rollouts and tasks, each once."""
+        tasks = [part for task in self.all_tasks for part in task.parts()]
         stops: list[str] = []
         for rollout in (self.rollout, self.evaluation.rollout):
             if rollout is not None and rollout.sampling is not None:
-                stops += [stop for part in parts for stop in part.sampling(rollout.sampling).stop]
+                for task in tasks:
+                    stops += task.sampling(rollout.sampling).stop
         return list(dict.fromkeys(stops))
 
+    @property
+    def all_tasks(self) -> list[Task]:
+        """The experiment's task, and those of its evaluation sets."""
+        tasks = [self.task]
+        for evaluation_set in self.evaluation.sets:
+            if evaluation_set.task is not None:
+                tasks.append(evaluation_set.task)
+        return tasks
+
     def missing_for_grades(self) -> list[str]:
-        """Returns what graders, rollouts and the environments of answers need and this machine lacks."""
-        tasks = [self.task, *(chosen.task for chosen in self.evaluation.sets if chosen.task is not None)]
-        graders = [part for task in tasks for part in task.grader.parts()]
+        """Returns the requirements of all tasks' graders and environments that this machine doesn't have,
+        such as a package or bubblewrap, each as a message."""
+        graders = [grader for task in self.all_tasks for grader in task.grader.parts()]
         rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
         # A rollout in turns uses its own environment, which is a part of it, or else those of the tasks.
         uses_environments_of_tasks = any(
@@ -371,7 +394,7 @@ class PolicyIteration(Runtime):
             for placed in placed_parts(rollouts)
         )
         environments: list[Environment] = []
-        for task in tasks if uses_environments_of_tasks else ():
+        for task in self.all_tasks if uses_environments_of_tasks else ():
             for part in task.parts():
                 environment = environment_of(part)
                 if environment is not None:
@@ -400,12 +423,12 @@ class PolicyIteration(Runtime):
 
     @override
     def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
-        """Yields what runs without a sandbox, what to know about batches, and the first prompt."""
+        """Yields messages on programs without a sandbox, on batches, and on the first prompt."""
         yield from unsafe_remarks(plain)
         uneven = self.trainer.uneven_steps(self)
         if uneven is not None:
             yield uneven
-        yield from prompt_remarks(self)
+        yield from describe_first_prompt(self.model, self.task, self.stop_strings())
 
     @classmethod
     @override
@@ -426,99 +449,135 @@ class PolicyIteration(Runtime):
             "sinks",
             "stop_after",
         }
-        # An evaluation that chooses the weights to go on with is a part of training.
+        # With `choose_checkpoint`, the evaluation chooses the weights, so a change of it changes training.
         return frozenset(keys if settings.get("choose_checkpoint") else keys | {"evaluation"})
 
     @property
     def length_matters(self) -> str | None:
-        """Returns why another number of iterations would have trained those so far otherwise; None where
-        not."""
+        """The reason why the iterations so far depend on how many the run has, for messages; None if they
+        don't."""
         return None if self.restart == "every_iteration" else self.trainer.length_matters
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        yield from unfit_name(self.experiment_name, "experiment_name", "a relative folder name")
-        yield from unfit_split(self.task, "train", self.problems_per_iteration, "problems_per_iteration")
-        # The same one twice, from two fragments that both want it, is one.
-        yield from twice("analyzers", [one.label for one in dict.fromkeys(self.analyzers)])
-        names = list(dict.fromkeys(one.name for one in self.presets))
+        yield from check_name(self.experiment_name, "experiment_name", "a relative folder name")
+        yield from check_split(self.task, "train", self.problems_per_iteration, "problems_per_iteration")
+        # Two fragments may add the same analyzer, which counts once.
+        yield from check_unique("analyzers", [analyzer.label for analyzer in dict.fromkeys(self.analyzers)])
+        names = list(dict.fromkeys(preset.name for preset in self.presets))
         if len(names) > 1:
             yield Finding(
-                f"two presets are put on each other: {' and '.join(names)}; some of the first is left under"
-                " the second, and it is neither",
+                f"the experiment has two presets, {' and '.join(names)}: a mixture of both is neither of the"
+                " published methods",
                 ("presets", str(len(self.presets) - 1), "name"),
-                "take one of them, on an experiment without one",
+                "append one of them only, to an experiment without a preset",
             )
-        yield from twice("shaping", [one.label for one in self.shaping], "each kind can be there once")
+        labels = [shaping.label for shaping in self.shaping]
+        yield from check_unique("shaping", labels, "give each kind of shaping once")
         if self.overlap == "one_step":
-            yield from unfit_overlap(self)
+            yield from check_overlap(self)
         yield from self.missing_devices()
 
 
 def without_sandbox(plain: Any, key: str = "") -> list[str]:
-    """Returns the keys of a configuration whose programs run without a sandbox."""
+    """Returns the keys of a configuration whose programs run without a sandbox.
+
+    Args:
+        plain: The configuration, or the value of `key` in it.
+
+    Example: ``["task.grader.sandbox"]``.
+    """
+    keys = []
     if isinstance(plain, list):
-        plain = dict(enumerate(plain))
-    if not isinstance(plain, Mapping):
+        items: list[tuple[Any, Any]] = list(enumerate(plain))
+    elif isinstance(plain, Mapping):
+        items = list(plain.items())
+        if plain.get("type") == "unsafe_local":
+            keys.append(key)
+    else:
         return []
-    below = (without_sandbox(one, f"{key}.{name}" if key else str(name)) for name, one in plain.items())
-    return [*([key] if plain.get("type") == "unsafe_local" else []), *chain.from_iterable(below)]
+    for name, value in items:
+        keys += without_sandbox(value, f"{key}.{name}" if key else str(name))
+    return keys
 
 
 def unsafe_remarks(plain: Mapping[str, Any]) -> list[str]:
-    """Returns the remarks for a person on programs without a sandbox."""
-    words = "programs that the model writes run as you do, with your files and your network"
-    return [f"{key} is unsafe_local: {words}" for key in without_sandbox(plain)]
+    """Returns a warning for each key of a configuration whose programs run without a sandbox."""
+    risk = "programs that the model writes run with your rights, and can reach your files and your network"
+    return [f"{key} is unsafe_local: {risk}" for key in without_sandbox(plain)]
 
 
 LONGEST_NAME = 200
-"""Bytes of a folder's name: file systems allow 255, and files beside it have longer names."""
+"""The most bytes of a folder's name. File systems allow 255, and some files have this name with a suffix."""
 
 
-def unfit_name(name: str, key: str, should: str, nested: bool = True) -> Iterator[Finding]:
-    """Yields what is wrong with a name that folders are called by."""
-    steps = name.split("/") if nested else [name]
-    if not all(name.isprintable() and step.strip(" .") and "/" not in step for step in steps):
+def check_name(name: str, key: str, expected: str, nested: bool = True) -> Iterator[Finding]:
+    """Yields a finding if a name can't be that of a folder.
+
+    Args:
+        key: The configuration key of the name.
+        expected: The kind of name for the remedy, such as ``a plain folder name``.
+        nested: Whether the name may have several parts, separated by slashes.
+    """
+    parts = name.split("/") if nested else [name]
+    if not all(name.isprintable() and part.strip(" .") and "/" not in part for part in parts):
         yield Finding(
-            f"{name!r} is no name for a folder", key, f"give {should}, of letters, digits, '-', '_' and '.'"
-        )
-    elif hidden := [step for step in steps if step.startswith(".")]:
-        yield Finding(
-            f"{hidden[0]!r} begins with a dot: such a folder is never listed", key, "begin it with a letter"
-        )
-    elif longest := [step for step in steps if len(step.encode()) > LONGEST_NAME]:
-        yield Finding(
-            f"a name of {len(longest[0].encode())} bytes is longer than file systems allow",
+            f"{name!r} can't be the name of a folder",
             key,
-            f"give one of at most {LONGEST_NAME}",
+            f"give {expected}, of letters, digits, '-', '_' and '.'",
         )
+        return
+    for part in parts:
+        if part.startswith("."):
+            yield Finding(
+                f"{part!r} begins with a dot, and folders with such names are not listed",
+                key,
+                "begin it with a letter",
+            )
+            return
+    for part in parts:
+        size = len(part.encode())
+        if size > LONGEST_NAME:
+            yield Finding(
+                f"a name of {size} bytes is longer than file systems allow",
+                key,
+                f"give one of at most {LONGEST_NAME}",
+            )
+            return
 
 
-def unfit_split(task: Task, split: Split, wanted: int | None, key: str) -> Iterator[Finding]:
-    """Yields what is wrong where a split isn't there, or is known to have fewer problems than are wanted."""
+def check_split(task: Task, split: Split, wanted: int | None, key: str) -> Iterator[Finding]:
+    """Yields a finding if a task doesn't have a split, or fewer problems in it than are wanted.
+
+    Args:
+        wanted: The number of problems; None for all.
+        key: The configuration key of that number.
+    """
     try:
-        there = task.size(split)
+        size = task.size(split)
     except ValueError as error:
         yield Finding.of(error, key if split == "train" else "split")
         return
-    if there is not None and wanted is not None and wanted > there:
+    if size is not None and wanted is not None and wanted > size:
         yield Finding(
-            f"{wanted} problems are asked for, and the {split} split has {there}",
+            f"{key} is {wanted}, and the {split} split has {size} problems",
             key,
-            f"take {there} or fewer, or make the split larger",
+            f"take {size} or fewer, or make the split larger",
         )
 
 
-def twice(key: str, labels: Sequence[str], remedy: str = "give each a name of its own") -> Iterator[Finding]:
-    """Yields what is wrong where parts of a list have the same name."""
-    several = sorted({label for label in labels if labels.count(label) > 1})
-    if several:
-        yield Finding(f"two different ones are called {', '.join(several)}", key, remedy)
+def check_unique(
+    key: str, labels: Sequence[str], remedy: str = "give each another name"
+) -> Iterator[Finding]:
+    """Yields a finding if several parts of a list have the same name."""
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        yield Finding(f"several entries of {key} have the same name: {', '.join(repeated)}", key, remedy)
 
 
-def unfit_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
-    """Yields what is wrong with an overlap of one step: parts that need trainer and engine in turn, or the
-    weights that training is just changing, can't have them while both are at work."""
+def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
+    """Yields a finding for each setting that doesn't work with an overlap of one step: those that use trainer
+    and engine in turn, or the weights that are being trained, while the engine samples."""
     if not experiment.rollout.needs_engine:
         yield Finding(
             "overlap 'one_step' samples while it trains, and this rollout samples nothing",
@@ -528,7 +587,7 @@ def unfit_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
         return
     if StaleAnswers() not in experiment.trainer.gives:
         yield Finding(
-            "overlap 'one_step' trains on answers of the version before, and nothing in the loss corrects for"
+            "overlap 'one_step' trains on answers of the previous weights, and the loss doesn't correct for"
             " that",
             "trainer.objective.importance_cap",
             f"{StaleAnswers.remedy}, {WITHOUT_OVERLAP}",
@@ -548,8 +607,9 @@ def unfit_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
         )
     if getattr(experiment.engines.policy, "sleep", False):
         yield Finding(
-            "engines.policy.sleep gives the engine's memory to the trainer, and overlap 'one_step' has both"
-            " at work at once",
+            "engines.policy.sleep lends the engine's memory to the trainer, and overlap 'one_step' needs both"
+            " at the same time",
             "engines.policy.sleep",
-            f"set it to false and let both fit, or give the engine devices of its own, {WITHOUT_OVERLAP}",
+            f"set it to false, so that both share the memory, or give the engine its own devices,"
+            f" {WITHOUT_OVERLAP}",
         )

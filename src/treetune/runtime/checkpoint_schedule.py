@@ -1,4 +1,4 @@
-"""When a run writes a checkpoint, and which of them stay."""
+"""Decides when a run writes a checkpoint, and deletes old ones."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from treetune.runtime.base import Checkpoints
 from treetune.runtime.directory import ExperimentDirectory
 
 MOST_SHARE = 0.02
-"""Share of a run's time that checkpoints by time may take."""
+"""The largest share of a run's time that checkpoints by time may take."""
 
 KEPT_WHOLE = 2
-"""Newest checkpoints that are kept with the trainer's state: one may be damaged."""
+"""The number of checkpoints that keep the trainer's state, the newest ones, since one may be damaged."""
 
 
 class CheckpointSchedule:
-    """Says at the end of each iteration whether a checkpoint is due, by iterations or by time.
+    """Decides at the end of each iteration whether a checkpoint is due, by iterations or by time.
 
-    When one is written changes no number of a run: training goes on from it to the same bits.
+    The choice doesn't change the results of a run: training resumes from any checkpoint with bit-identical
+    results.
     """
 
     def __init__(self, settings: Checkpoints, now: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._now = settings, now
         self._last_written = now()
         self._cost_s = 0.0
+        """The seconds that the last checkpoint took."""
 
     def is_due_by_iterations(self, done: int) -> bool:
         return done % self._settings.every == 0
 
     def is_due_by_time(self, iteration_s: float) -> bool:
-        """Returns whether another iteration as long as the last would put more than `at_risk_minutes` of work
-        at risk. Checkpoints that are expensive come less often, so that they take a small share of the
+        """Returns whether another iteration of this length would put more than `at_risk_minutes` of work at
+        risk. Checkpoints that take long are written less often, so that they take at most `MOST_SHARE` of the
         time."""
         if self._settings.at_risk_minutes is None:
             return False
@@ -42,18 +44,18 @@ class CheckpointSchedule:
         return at_risk_s + iteration_s > 60 * self._settings.at_risk_minutes
 
     def note_written(self, seconds: float) -> None:
-        """Notes that a checkpoint was written just now, and took so long."""
+        """Records that a checkpoint was written just now, and took this many seconds."""
         self._last_written, self._cost_s = self._now(), seconds
 
 
 def tidy_checkpoints(
     directory: ExperimentDirectory, keep_every: int | None, last_good: int | None = None
 ) -> list[int]:
-    """Deletes checkpoints that nobody needs any more, and returns their numbers.
+    """Deletes checkpoints that are no longer needed, and returns their numbers.
 
-    The two newest are kept whole. Of older ones the weights alone are kept: of every `keep_every`-th, of the
-    newest that is not beyond `last_good` (see `diagnostics`), and of the two newest that were due by
-    iterations, so that checkpoints by time push out none that an evaluation waits for.
+    The two newest checkpoints are kept whole. Of older checkpoints, these keep their weights and lose the
+    trainer's state: every `keep_every`-th; the newest one up to `last_good` (see `diagnostics`); and the two
+    newest that were due by iterations, since an evaluation may still wait for them. All others are deleted.
     """
     numbers = directory.checkpoints()
     regular = directory.regular_checkpoints()

@@ -57,7 +57,7 @@ class Claim:
         """Ends the claim: the work is done, or left to another process. Safe to call twice."""
         if not self._over.is_set():
             self._over.set()
-            write_text(self.file, json.dumps(_me() | {"released": True}))
+            write_text(self.file, json.dumps(_own_identity() | {"released": True}))
 
     def _beat(self) -> None:
         while not self._over.wait(self._beat_s):
@@ -89,7 +89,7 @@ class Claims:
         file = folder / f"{int(newest.name) + 1 if newest else 0:04d}"
         try:
             with file.open("x") as new_file:
-                new_file.write(json.dumps(_me()))
+                new_file.write(json.dumps(_own_identity()))
         except FileExistsError:
             return None  # another process was faster
         return Claim(file, self._beat_s)
@@ -136,7 +136,7 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
 
 
-def _me() -> dict[str, Any]:
+def _own_identity() -> dict[str, Any]:
     process = ProcessIdentity.of(os.getpid())
     assert process is not None
     return {

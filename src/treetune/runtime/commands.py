@@ -32,7 +32,7 @@ from treetune.runtime.training import open_trainer
 
 
 def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: Any = None) -> int:
-    """Carries out one command on a checked experiment; returns the exit code."""
+    """Runs a command on a checked experiment. Returns the exit code."""
     assert isinstance(root, PolicyIteration)
     lifetime.exit_on_signals()
     lifetime.end_with_launcher()
@@ -41,11 +41,11 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
 
 
 def preflight(config: PolicyIteration) -> None:
-    """Raises ValueError if something is missing here that the model, engines, graders or problems need.
+    """Raises ValueError if something is missing that the model, engines, graders or problems need.
 
-    It is called before anything heavy is imported, and before days of training rather than after them.
+    It runs before anything slow is imported, and so that a run doesn't end for it after days of training.
     """
-    import treetune.parts  # noqa: F401  (a program that builds an experiment itself registers only its own)
+    import treetune.parts  # noqa: F401  (a program may have built the configuration without importing them)
 
     config.model.require()
     if config.credit.reference is not None:
@@ -61,7 +61,7 @@ def preflight(config: PolicyIteration) -> None:
 
 
 def prepare_shaping(config: PolicyIteration) -> None:
-    """Raises ValueError where shaping lacks something for the training problems."""
+    """Raises ValueError if shaping can't be used for the training problems."""
     if config.shaping:
         problems = config.task.problems("train")
         for part in config.shaping:
@@ -69,7 +69,7 @@ def prepare_shaping(config: PolicyIteration) -> None:
 
 
 def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
-    """Trains the experiment to its end, from where it is."""
+    """Trains the experiment to its end; resumes it if it was interrupted."""
     preflight(config)
     directory = ExperimentDirectory.of(config)
     done = directory.resumable() or 0
@@ -95,9 +95,9 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
 
 
 def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
-    """Measures all sets on every checkpoint; follows a run that is still going on.
+    """Measures all sets on every checkpoint, also on those that a running experiment still writes.
 
-    Started several times, also on several machines, the evaluators share the work.
+    If it is started several times, also on several machines, the processes share the work.
     """
     preflight(config)
     directory = ExperimentDirectory.of(config)
@@ -119,14 +119,17 @@ def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]
     _require_sets(config)
     with evaluating(config, plain) as sampler:
         claims = Claims()
-        for one in config.evaluation.sets:
-            if measure_claimed(sampler, 0, one, claims) == "another's":
-                sampler.session.console.say(f"{one.label} is skipped: another process is evaluating it")
+        for evaluation_set in config.evaluation.sets:
+            if measure_claimed(sampler, 0, evaluation_set, claims) == "another's":
+                sampler.session.console.say(
+                    f"{evaluation_set.label} is skipped: another process is evaluating it"
+                )
 
 
 @contextmanager
 def evaluating(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[Sampler]:
-    """Opens the experiment with an engine and without a trainer, beside other processes that work on it."""
+    """Opens the experiment with an engine and without a trainer. Other processes may use the experiment at
+    the same time."""
     with (
         Session.open(config, plain, "evaluation") as session,
         PolicyServer.start(session) as server,
@@ -173,8 +176,8 @@ def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> N
 
 
 def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
-    """Raises ValueError where iterations are still to come: DeepSpeed's command ends with 0 when its node
-    launcher was killed."""
+    """Raises ValueError if the run is not finished. Scripts need it, since DeepSpeed's command returns 0 even
+    if its node launcher was killed."""
     directory = ExperimentDirectory.of(config)
     done = max(directory.checkpoints(), default=0)
     if not done or not is_last(config, directory, done):
@@ -198,7 +201,7 @@ COMMANDS = {
 
 
 def _say_once(message: str) -> None:
-    """Prints a line on the first rank, before the ranks have met."""
+    """Prints a line on the first rank only, before the ranks are connected."""
     if os.environ.get("RANK", "0") == "0":
         print(message)
 

@@ -1,6 +1,8 @@
-"""Shows a run to people, and measures its time.
+"""Shows a run's progress on standard error and in its log file, and measures the time of its phases.
 
-On a terminal, a live line shows the present phase; elsewhere and in the log file there are plain lines.
+On a terminal, a live line shows the present phase. Elsewhere there are plain lines, such as::
+
+    iteration 3: sampling  120 of 512 answers  900 tokens/s  for 2 min  7 min left
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from treetune.store.timeline import Timeline
 from treetune.vocabulary import Metrics
 
 LOGGER = "treetune"
-SHOWN_EVERY_S = 0.2
-SAID_EVERY_S = 60.0
-"""The seconds between two lines on the progress of a phase, without a terminal."""
+REFRESH_EVERY_S = 0.2
+"""The seconds between two updates of the live line on a terminal."""
+PRINT_EVERY_S = 60.0
+"""The seconds between two plain lines on the progress of a phase, without a terminal."""
 
 Progress = Callable[[int, int], None]
 """Called with (done, total)."""
@@ -36,8 +39,8 @@ Progress = Callable[[int, int], None]
 class Console:
     """Shows phases and messages on standard error (on the first rank) and writes messages to the log file.
 
-    On a terminal, a phase is a live line. Elsewhere, a phase that takes long is a plain line every
-    `SAID_EVERY_S`. The `timeline` records when each phase began and ended.
+    On a terminal, a live line shows the present phase. Elsewhere, a plain line is printed every
+    `PRINT_EVERY_S` while a phase lasts. The `timeline` records when each phase began and ended.
     """
 
     def __init__(self, log_file: Path | None, visible: bool, timeline: Timeline | None = None) -> None:
@@ -100,11 +103,11 @@ class Console:
 
     @contextmanager
     def _print_regularly(self, status: PhaseStatus) -> Iterator[Progress]:
-        """Says the status every `SAID_EVERY_S` until the block ends, from a thread."""
+        """Prints the status every `PRINT_EVERY_S` until the block ends, from a thread."""
         is_over = threading.Event()
 
         def print_status() -> None:
-            while not is_over.wait(SAID_EVERY_S):
+            while not is_over.wait(PRINT_EVERY_S):
                 self.say(str(status))
 
         printer = threading.Thread(target=print_status, name="console", daemon=True)
@@ -118,7 +121,8 @@ class Console:
     def record_failure(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Writes the traceback of a failure to the log file. An exit callback; people see only a message."""
+        """Writes the traceback of a failure to the log file; standard error shows only its message. The
+        arguments are those of ``__exit__``."""
         if error is None or isinstance(error, SystemExit | KeyboardInterrupt) or self._file is None:
             return
         text = "".join(traceback.format_exception(kind, error, trace))
@@ -137,8 +141,8 @@ class Console:
 class LogFile(logging.FileHandler):
     """A run's log file. If it can't be written, it prints one message, and the run continues.
 
-    logging would print a traceback for each line, among which the message of what else failed on that disk
-    would be lost.
+    Python's logging would print a traceback for each line, and the error that ends the run would be hard to
+    find among them.
     """
 
     _has_printed = False
@@ -203,7 +207,7 @@ def _live_line(what: str, unit: str, words: Callable[[], str]) -> Iterator[Progr
         def show(done: int, total: int) -> None:
             nonlocal last
             now = time.monotonic()
-            if done == total or now - last >= SHOWN_EVERY_S:
+            if done == total or now - last >= REFRESH_EVERY_S:
                 last = now
                 progress.update(bar, completed=done, total=total, words=words())
 
@@ -216,7 +220,7 @@ def name_iterations(first: int, last: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds in the unit that says it best: ``40 s``, ``12 min``, ``3.5 h``."""
+    """Returns seconds in a suitable unit: ``40 s``, ``12 min``, ``3.5 h``."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     if seconds < 99.5 * 60:
@@ -255,19 +259,20 @@ class Clock:
         finally:
             self.seconds[name] += time.perf_counter() - start
 
-    def move(self, name: str, to: str, stretches: Sequence[tuple[float, float]], tokens: int) -> None:
+    def move(self, name: str, to: str, spans: Sequence[tuple[float, float]], tokens: int) -> None:
         """Moves spans of time (in seconds since 1970) and tokens from one phase to another, whose work was
         done within it."""
         assert name in PHASES and to in PHASES, (name, to)
-        for start, end in stretches:
+        for start, end in spans:
             self._timeline.past(self._lane, to, start, end, iteration=self._iteration)
             self.seconds[name] -= end - start
             self.seconds[to] += end - start
         self.tokens[name] -= tokens
         self.tokens[to] += tokens
 
-    def beside(self, name: str, other: str, start: float, end: float) -> None:
-        """Records a span of one phase in the timeline, beside the phase whose seconds it took."""
+    def record_overlap(self, name: str, other: str, start: float, end: float) -> None:
+        """Records a span of one phase in the timeline that ran within another phase, to which its seconds
+        count."""
         self._timeline.past(f"phases beside {other}", name, start, end, iteration=self._iteration)
 
     @contextmanager

@@ -1,9 +1,9 @@
-"""Collapse signs: what a run's metrics say when it goes wrong, from the history of its rows alone.
+"""Finds signs of collapse in the metrics of a run.
 
-The signs are those by which the author of a single-file GRPO on Countdown (github.com/CohleM/RL-GRPO)
-tells his failed runs: entropy and answer length collapse, answers hit the limit, small batches leave the
-gradient too noisy to settle, and groups without spread teach nothing. Everything here is a function of
-rows of `metrics.jsonl`, so that a continued run finds what the interrupted one found.
+The signs are those that the author of a single-file GRPO on Countdown (github.com/CohleM/RL-GRPO) saw in his
+failed runs: entropy and answer length collapse, answers reach the limit, gradients of small batches are too
+noisy, and groups of equal rewards teach nothing. All functions depend only on the rows of `metrics.jsonl`, so
+that a resumed run finds the same signs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Share = Annotated[float, Gt(0), Lt(1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnostics:
-    """What counts as a sign of collapse, checked after every iteration; None switches a check off.
+    """The thresholds of signs of collapse, which are checked after every iteration; None switches a check
+    off.
 
     =====================  ============================================================================
     ``entropy_low``        `train/entropy` (nats per trained token) is below `entropy_floor`, or below
@@ -42,21 +43,20 @@ class Diagnostics:
                            is more than `gradient_variation_ceiling` of its mean
     =====================  ============================================================================
 
-    The beginning is the mean of the first `beginning` iterations. A sign counts once it was seen in
-    `patience` iterations in a row, of those that have its metric: one that lacks it (it trained nothing,
-    say) is passed over, and neither ends a sign nor adds to it. `window` and `beginning` count the same
-    way. Where nothing is sampled (supervised training), the gradient's sign alone is looked for.
+    The beginning is the mean of the first `beginning` iterations. A sign counts after it was seen in
+    `patience` iterations in a row. Iterations without the sign's metric, for example because they trained
+    nothing, are skipped: they neither end a sign nor add to it. `window` and `beginning` count in the same
+    way. In supervised training, only ``gradient_noise`` is checked.
 
-    The gradient's sign is a coefficient of variation, and not a noise scale (tr Σ / |G|², McCandlish et
-    al., 2018, arXiv:1812.06162), because that needs gradients at two batch sizes or of single sequences:
-    more backward passes in every iteration, for an alarm. What the author saw is that the norm does not
-    settle with small batches, and that can be read from what every run records. A trend or one large
-    spike raises it as well.
+    ``gradient_noise`` is a coefficient of variation of the norm, and not the noise scale (tr Σ / |G|²,
+    McCandlish et al., 2018, arXiv:1812.06162). The noise scale needs gradients at two batch sizes or of
+    single sequences, and so more backward passes in every iteration. The norm is a metric of every run. A
+    trend or a single large spike raises the sign as well.
 
-    `on_collapse` ``stop`` ends the run as soon as one of the signs in `stopping` counts, and until then
-    always keeps the newest checkpoint from before such a sign was first seen. The defaults leave the
-    quickstart's healthy runs alone, which end at 0.012 nats (a sixth of their beginning), with 0.4 of the
-    groups mixed and gradient norms that vary by 0.4 of their mean.
+    With `on_collapse` ``stop``, the run ends as soon as one of the signs in `stopping` counts, and keeps the
+    newest checkpoint from before the sign was first seen. With the defaults, the quickstart's healthy runs
+    have no sign: they end at 0.012 nats (a sixth of the beginning), 0.4 of the groups are mixed, and gradient
+    norms vary by 0.4 of their mean.
     """
 
     entropy_floor: Annotated[float, Gt(0)] | None = 0.002
@@ -76,14 +76,15 @@ class Diagnostics:
     def __post_init__(self) -> None:
         if self.on_collapse == "stop" and not any(sign in self.switched_on for sign in self.stopping):
             raise ValueError(
-                "on_collapse is 'stop', and none of the signs that may stop the run is looked for"
-                f" (stopping: {', '.join(self.stopping) or 'none'}; looked for:"
-                f" {', '.join(self.switched_on) or 'none'}): give one of them its threshold, or set"
+                "on_collapse is 'stop', but none of the signs that may stop the run is checked"
+                f" (stopping: {', '.join(self.stopping) or 'none'}; checked:"
+                f" {', '.join(self.switched_on) or 'none'}): set the threshold of one of them, or set"
                 " on_collapse to 'warn'"
             )
 
     @property
     def switched_on(self) -> tuple[Sign, ...]:
+        """The signs that are checked."""
         return tuple(sign for sign in SIGNS if self.thresholds(sign))
 
     def thresholds(self, sign: Sign) -> dict[str, float]:
@@ -92,7 +93,7 @@ class Diagnostics:
         return {key: value for key, value in values.items() if value is not None}
 
     def needs(self, sign: Sign) -> int:
-        """Returns how many iterations with the sign's metric it takes to tell that it is not there."""
+        """Returns the number of iterations with the sign's metric that are needed to check the sign."""
         if sign == "gradient_noise":
             return self.window
         share = {"entropy_low": self.entropy_share, "answers_short": self.length_share}.get(sign)
@@ -100,7 +101,7 @@ class Diagnostics:
 
     @property
     def stops(self) -> tuple[Sign, ...]:
-        """Returns the signs that end the run."""
+        """The signs that end the run."""
         if self.on_collapse == "warn":
             return ()
         return tuple(sign for sign in self.switched_on if sign in self.stopping)
@@ -118,29 +119,35 @@ _THRESHOLDS: Mapping[Sign, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Watched:
-    """The run's answers, as its configuration has them: whether any are sampled, and their limit."""
+    """The facts of a run's configuration that the checks need."""
 
     sampled: bool
+    """Whether the run samples answers."""
     max_tokens: int | None = None
+    """The most tokens of an answer."""
 
 
 @dataclass(frozen=True)
 class CollapseSign:
-    """One sign after an iteration. `since` is the number of the first iteration (from 0) of those in
-    a row, up to now, in which it was seen; None where it is not seen. Between it and now may lie
-    iterations that lack the sign's metric, which are passed over. `words` says what was seen; `early`
-    that it was not, after too few iterations to tell.
+    """The state of a sign after an iteration.
+
+    Example: ``CollapseSign("truncated", since=11, counts=True, words="more than 0.5 of the answers are cut
+    off (0.62)")``.
     """
 
     sign: Sign
     since: int | None = None
+    """The first of the iterations in a row, up to now, that show the sign, from 0; None if it isn't shown."""
     counts: bool = False
+    """Whether enough iterations in a row show it."""
     words: str = ""
+    """The description of what the last iteration shows."""
     early: bool = False
+    """Whether there were too few iterations to check it."""
 
 
 def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> dict[Sign, CollapseSign]:
-    """Returns a finding for every sign that is switched on and whose metrics the rows have."""
+    """Returns the state of every sign that is switched on, and whose metrics the rows have."""
     findings: dict[Sign, CollapseSign] = {}
     for sign in settings.switched_on:
         if not watched.sampled and sign != "gradient_noise":
@@ -152,7 +159,7 @@ def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> di
 
 
 def _find(sign: Sign, settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> CollapseSign:
-    """Looks for a sign after the last row, and counts in how many rows before it is seen without a gap."""
+    """Checks a sign after the last row, and counts the rows in a row that show it."""
     check = _CHECKS[sign]
     message = check(settings, watched, rows)
     if message is None:
@@ -223,8 +230,12 @@ def _mixed(row: Row) -> float | None:
 
 
 def _low(sign: Sign, rows: Sequence[Row], floor: float | None, share: float | None, first: int) -> str | None:
-    """Returns which lower bound the sign's metric is below: `floor`, or `share` of its mean over the `first`
-    rows; None if neither."""
+    """Returns a text if the sign's metric is below a lower bound; None if it isn't.
+
+    Args:
+        floor: A bound.
+        share: A bound as a share of the metric's mean over the `first` rows.
+    """
     (metric,) = METRICS[sign]
     value = rows[-1][metric]
     if floor is not None and value < floor:
@@ -305,11 +316,11 @@ _CHECKS: dict[Sign, Callable[[Diagnostics, Watched, Sequence[Row]], str | None]]
 
 REMEDIES: Mapping[Sign, str] = {
     "entropy_low": "an entropy bonus, a larger batch or a lower learning rate keeps it up",
-    "answers_short": "see whether a short answer earns what a right one should, or give an entropy bonus",
+    "answers_short": "check that short wrong answers don't earn a reward, or give an entropy bonus",
     "answers_at_limit": "raise rollout.max_tokens, or penalise length",
     "truncated": "raise rollout.max_tokens, or penalise length",
-    "no_spread": "take problems of another difficulty, or more samples of each; where scores do differ, see"
-    " whether shaping levels what they earn",
+    "no_spread": "take problems of another difficulty, or more samples of each; if scores do differ, check"
+    " whether shaping makes the rewards equal",
     "gradient_noise": "take more problems per iteration, or more samples of each",
 }
-"""What the author of the signs, or common sense, does about them."""
+"""The remedy for each sign."""

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from treetune.runtime.base import EvaluationSet, PolicyIteration, StopAfter
 
 LOCK_TRIES, LOCK_TRY_S = 4, 0.05
+"""The tries to take a lock, and the seconds between two of them."""
 
-EVALUATORS_MOST = 1000
+MAX_EVALUATORS = 1000
+"""The most processes that evaluate an experiment at a time."""
 
 EPISODES = "episodes.arrow"
 """In an iteration's folder: the episodes to train on. Written last, so it says that sampling and credit are
@@ -38,13 +40,16 @@ answers share counts once."""
 PREDICTION = "plan.json"
 """In the experiment's folder: the metrics of an iteration as `plan` estimated them at the start."""
 
-METRICS_REMEDY = "delete it; its line of metrics.jsonl is lost, and the run goes on"
-"""For a damaged ``metrics.json`` of an iteration."""
+METRICS_REMEDY = "delete it; its line of metrics.jsonl is lost, and the run continues"
+"""The remedy for a damaged ``metrics.json`` of an iteration."""
 
 LINE_REMEDY = "the run's own command writes the file again from iterations/*/metrics.json"
+"""The remedy for a damaged line of ``metrics.jsonl``."""
 
-ANSWERS, MEASURE_AGAIN = "answers.jsonl", "delete its folder, and it is measured again"
-"""In the folder of a measured set, and the remedy for a damaged one."""
+ANSWERS = "answers.jsonl"
+"""In the folder of a measured evaluation set: its answers."""
+MEASURE_AGAIN = "delete its folder, and it is measured again"
+"""The remedy for a damaged folder of a measured evaluation set."""
 
 Lock = Literal["run", "evaluation", "analysis", "notes"]
 """The purpose of a process: to change the run, to measure it, to analyse it, or to write a note."""
@@ -118,7 +123,8 @@ class ExperimentDirectory:
     def _is_regular(self, i: int) -> bool:
         try:
             return bool(read_record(self.checkpoint(i) / "state.json", "").get("regular", True))
-        except (Damaged, FileNotFoundError):  # damaged, or deleted meanwhile: whoever reads it says so
+        except (Damaged, FileNotFoundError):
+            # Damaged, or deleted meanwhile. Whoever reads the checkpoint reports it.
             return True
 
     def refuse_misplaced_checkpoint(self, i: int) -> None:
@@ -198,10 +204,10 @@ class ExperimentDirectory:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / _LOCKS[lock]).open("w") as file:
-            if not _locks(file, LOCK_TRIES + round(patience_s / LOCK_TRY_S)):
+            if not _try_lock(file, LOCK_TRIES + round(patience_s / LOCK_TRY_S)):
                 raise ValueError(
-                    f"another process is at work on the {lock} in {self.path}: wait for it, or give"
-                    " this one another name (APP_EXPERIMENT_NAME)"
+                    f"another process holds the lock of the {lock} in {self.path}: wait for it, or give this"
+                    " experiment another name (APP_EXPERIMENT_NAME)"
                 )
             yield
 
@@ -212,12 +218,12 @@ class ExperimentDirectory:
         Evaluators share the work by claims (`runtime.claims`). The number keeps their logs and weights apart.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        for number in range(EVALUATORS_MOST):
+        for number in range(MAX_EVALUATORS):
             with (self.path / f".evaluation-{number}.lock").open("w") as file:
-                if _locks(file, tries=1):
+                if _try_lock(file, tries=1):
                     yield number
                     return
-        raise ValueError(f"{EVALUATORS_MOST} processes evaluate {self.path} already")
+        raise ValueError(f"{MAX_EVALUATORS} processes evaluate {self.path} already")
 
     def is_running(self) -> bool:
         """Returns whether a process holds the run's lock."""
@@ -231,7 +237,7 @@ class ExperimentDirectory:
         return False
 
 
-def _locks(file: IO[str], tries: int = LOCK_TRIES) -> bool:
+def _try_lock(file: IO[str], tries: int = LOCK_TRIES) -> bool:
     """Tries to lock the file, and returns whether it succeeded.
 
     Several tries are needed because `is_running`, in other processes, takes the lock for a moment.
@@ -254,7 +260,7 @@ def refuse_misplaced(record: Mapping[str, Any], path: Path, i: int) -> None:
     written_as = record.get("iteration", i)
     if written_as != i:
         raise Damaged(
-            f"{path} was written as number {written_as} and lies in the folder of number {i}: put the folders"
+            f"{path} was written for number {written_as}, but is in the folder of number {i}: put the folders"
             f" of {path.parent.parent} back as they were, or delete {path.parent}"
         )
 

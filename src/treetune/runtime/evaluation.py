@@ -45,7 +45,7 @@ from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 
 FOLLOW_EVERY_S = 5.0
-"""Seconds between two looks for checkpoints and free claims."""
+"""Seconds between two checks for new checkpoints and free claims."""
 
 Verdict = Literal["ours", "another's", "measured"]
 """The state of a set on a checkpoint: claimed by this process, claimed by another one, or measured."""
@@ -156,20 +156,15 @@ def measure(
             services = by_group(sampler.service_metrics(grader))
         unavailable.report_ungraded(context, f"evaluating {name}", answers_of_rank)
         trajectories = trajectories_on_first(session.ranks, "evaluation", answers_of_rank)
-        wrong_count: tuple[str, int] | None = None  # the first problem with another number than the set asks
+        wrong_count: tuple[str, int] | None = None
         if session.ranks.is_first:
-            counts = Counter(answer.problem.id for answer in trajectories)
-            for problem in answerable:
-                if counts[problem.id] != chosen.samples:
-                    wrong_count = problem.id, counts[problem.id]
-                    break
+            wrong_count = _find_wrong_count(trajectories, answerable, chosen.samples)
         wrong_count = session.ranks.from_first("answers to each", wrong_count)
         if wrong_count is not None:
             raise ValueError(
                 f"evaluating {name}: the rollout {type(rollout).__name__} gave {wrong_count[1]} answers to"
-                f" the problem {wrong_count[0]}, and the set asks for {chosen.samples} of each, so that its"
-                " numbers would be of something else: leave out the rollout's property sampler, and answers"
-                " are sampled plainly"
+                f" the problem {wrong_count[0]}, and the set asks for {chosen.samples} of each: remove the"
+                " rollout's property sampler, so that answers are sampled one by one"
             )
         if session.ranks.is_first:
             for problem in problems:
@@ -179,7 +174,7 @@ def measure(
                         trajectories.append(_unanswered(problem, sample, length, config.context_length))
             if claim is not None and claim.lost():
                 session.console.say(
-                    f"evaluating {name}: taken over by another process while this one stood still"
+                    f"evaluating {name}: another process has taken over while this one was suspended"
                 )
             else:
                 assert rollout.sampling is not None
@@ -202,6 +197,17 @@ def measure(
 
 SameAnswer = Callable[[str, str, Problem], bool | None]
 """Returns whether two answers to a problem are equal; None if the grader can't tell."""
+
+
+def _find_wrong_count(
+    trajectories: Iterable[Trajectory], problems: Iterable[Problem], samples: int
+) -> tuple[str, int] | None:
+    """Returns the first problem that has another number of answers than `samples`, and this number."""
+    counts = Counter(answer.problem.id for answer in trajectories)
+    for problem in problems:
+        if counts[problem.id] != samples:
+            return problem.id, counts[problem.id]
+    return None
 
 
 def by_domain(
@@ -232,7 +238,7 @@ def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterab
 
 def _describe(summary: dict[str, Any]) -> str:
     """Returns a summary in a line for people: ``pass@1 0.480 [0.431, 0.529] on 500 problems``."""
-    note = f", {summary['too_long']} of them too long to be asked" if summary["too_long"] else ""
+    note = f", {summary['too_long']} of them with too long a prompt" if summary["too_long"] else ""
     by_domain = ", ".join(
         f"{domain} {summary_of_domain['pass_at_1']:.3f}"
         for domain, summary_of_domain in summary.get("domains", {}).items()
@@ -385,7 +391,7 @@ def _are_comparable(answers: Sequence[tuple[str, bool]], same_answer: SameAnswer
 
 
 def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) -> list[int]:
-    """Returns the checkpoints that lack the summary of a set.
+    """Returns the checkpoints on which a set has not been measured.
 
     They are those that were due by iterations and, if the run has ended, the newest one.
     """

@@ -1,8 +1,9 @@
-"""Remarks of `check` on the first prompt, as the model gets it, and on what ends an answer."""
+"""Describes for `check` the first prompt, as the model gets it, and the tokens and texts that end an
+answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,34 +13,38 @@ from treetune.models.pretrained import PretrainedModel
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from treetune.runtime.base import PolicyIteration
+    from treetune.models.sources import ModelSource
+    from treetune.tasks.base import Task
     from treetune.vocabulary import TextCodec
 
 SHOWN = 600
-"""Characters of a prompt; of a longer one, the middle is left out."""
+"""Most characters of a prompt that are shown. The middle of a longer prompt is left out."""
 
 
-def prompt_remarks(config: PolicyIteration) -> Iterator[str]:
-    """Yields what ends an answer and how the first problem is asked.
+def describe_first_prompt(model: ModelSource, task: Task, stop_strings: Sequence[str]) -> Iterator[str]:
+    """Yields the ends of an answer and the first prompt, each as a line for people.
 
-    Only for models in a folder that is there, and tasks that know a problem at once: loading what isn't here
-    may take minutes. Raises ValueError as the start of the run would.
+    Yields nothing for a model that is not in a local folder, and no prompt for a task that can't make a
+    problem at once, since downloading either may take minutes.
+
+    Raises:
+        ValueError: The start of the run would fail with this message.
     """
-    if not isinstance(config.model, PretrainedModel):
+    if not isinstance(model, PretrainedModel):
         return
     try:
-        path = Path(resolve_policy(config.model.name_or_path))
+        path = Path(resolve_policy(model.name_or_path))
     except ValueError:
-        return  # an experiment that comes before this one may still have to make it
+        return  # the checkpoint of another experiment, which may not have run yet
     if not path.is_dir():
         return
     from treetune.models.control_tokens import ControlTokens, refuse_hidden_stops
 
-    tokenizer = config.model.load_tokenizer(config.task.alphabet)
-    codec = config.model.codec(tokenizer)
-    refuse_hidden_stops(tokenizer, config.stop_strings())
-    yield from _ends(config, tokenizer, codec)
-    problem = next(iter(config.task.examples(1)), None)
+    tokenizer = model.load_tokenizer(task.alphabet)
+    codec = model.codec(tokenizer)
+    refuse_hidden_stops(tokenizer, stop_strings)
+    yield _describe_ends(tokenizer, codec, stop_strings)
+    problem = next(iter(task.examples(1)), None)
     if problem is None:
         return
     prompt_ids = codec.encode_prompt(problem).tolist()
@@ -49,15 +54,16 @@ def prompt_remarks(config: PolicyIteration) -> Iterator[str]:
         shown = f"{shown[: SHOWN // 2]} … {shown[-SHOWN // 2 :]}"
     yield f"the first prompt as the model gets it ({len(prompt_ids)} tokens): {shown}"
     control = ControlTokens(tokenizer)
-    if config.model.chat is None and not problem.as_is and control.is_marked(control.mark(problem.prompt)):
+    if model.chat is None and not problem.as_is and control.is_marked(control.mark(problem.prompt)):
         yield (
-            "the prompt holds control tokens, and model.chat is null: they are read as such, be they the"
-            " task's or a row's"
+            "the prompt contains control tokens, and model.chat is null: they are read as control tokens,"
+            " from the task's template and from its rows alike"
         )
 
 
-def _ends(config: PolicyIteration, tokenizer: PreTrainedTokenizerBase, codec: TextCodec) -> Iterator[str]:
+def _describe_ends(tokenizer: PreTrainedTokenizerBase, codec: TextCodec, stop_strings: Sequence[str]) -> str:
+    """Returns a line such as ``an answer ends with </s> (id 2), the text '\\n\\n'``."""
     ends = [f"{tokenizer.convert_ids_to_tokens(token_id)} (id {token_id})" for token_id in codec.end_ids]
-    if stops := config.stop_strings():
-        ends.append(f"the text {' or '.join(map(repr, stops))}")
-    yield f"an answer ends with {', '.join(ends)}"
+    if stop_strings:
+        ends.append(f"the text {' or '.join(map(repr, stop_strings))}")
+    return f"an answer ends with {', '.join(ends)}"

@@ -1,4 +1,4 @@
-"""Holds a run against the machine that it is to run on: before it starts, and while its engine is sized."""
+"""Compares a run with this machine: before it starts, and to choose the size of its engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from treetune.store.checksums import write_record
 
 
 def refuse_an_engine_without_a_gpu(config: PolicyIteration) -> None:
-    """Raises ValueError where a server is to share the trainer's GPU, which takes one process alone."""
+    """Raises ValueError if a server would share the trainer's GPU, but the GPU accepts only one process."""
     engines = {"engines.policy": config.engines.policy}
     if config.engines.judge is not None:
         engines["engines.judge.server"] = config.engines.judge.server
@@ -29,32 +29,36 @@ def refuse_an_engine_without_a_gpu(config: PolicyIteration) -> None:
 
 
 def refuse_gpus_of_one_process(who: str) -> None:
-    """Raises ValueError where a GPU that this process may use doesn't take `who` at a time, as some clusters
-    have it."""
+    """Raises ValueError if a GPU of this process accepts only one process at a time, as on some clusters.
+
+    Args:
+        who: The two processes that would share it, for the message.
+    """
     try:
         modes = query_gpus("compute_mode")
     except ValueError:
-        return  # what asks for its memory says so
-    if exclusive := [mode for mode in modes if mode.startswith(("Exclusive", "Prohibited"))]:
+        return  # `here` reports this error
+    exclusive = [mode for mode in modes if mode.startswith(("Exclusive", "Prohibited"))]
+    if exclusive:
         raise SameOnAllRanks(
-            f"the GPUs' compute mode is {exclusive[0]}, and {who} share a GPU, which are two processes: have"
-            " the mode set to Default (sudo nvidia-smi -c 0; on a cluster it is asked for with the job), or"
-            " give the engine GPUs of its own (engines.policy.devices)"
+            f"the GPUs' compute mode is {exclusive[0]}, which allows one process, but {who} share a GPU: set"
+            " the mode to Default (sudo nvidia-smi -c 0; on a cluster, request it with the job), or give the"
+            " engine GPUs of its own (engines.policy.devices)"
         )
 
 
 def refuse_what_does_not_fit(config: PolicyIteration) -> None:
-    """Raises ValueError with what doesn't fit this machine and the smallest change that helps.
+    """Raises ValueError if the run doesn't fit this machine, with the smallest change that helps.
 
-    If all ranks of a machine find the same, one of them reports it. If the model's sizes aren't known, or
-    nvidia-smi doesn't answer, the first rank says that nothing was checked.
+    One rank of each machine reports it. If the model's sizes are unknown, or nvidia-smi fails, the first rank
+    prints that nothing was checked.
     """
     rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
     try:
         plan = plan_here(config)
     except ValueError as error:
         if rank == "0":
-            print(f"note: whether the run fits this machine wasn't checked: {error}", file=sys.stderr)
+            print(f"note: it was not checked whether the run fits this machine: {error}", file=sys.stderr)
         return
     if plan is None:
         return
@@ -62,25 +66,25 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
         if plan.checkpoints.warning and rank == "0":
             print(f"note: {plan.checkpoints.warning}", file=sys.stderr)
         return
-    # Machines may be smaller than the first rank's: on each of them one rank speaks.
-    speaks_for_machine = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
-    kind_of_error = ValueError if speaks_for_machine else SameOnAllRanks
-    raise kind_of_error(
+    # Other machines may be smaller than the first rank's, so that one rank of each has to report it.
+    reports_for_machine = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
+    error_class = ValueError if reports_for_machine else SameOnAllRanks
+    raise error_class(
         f"{plan.machine.words}: {verdict_of(plan)}\n"
-        "  the command `plan` shows all of it; the numbers are estimates, and with"
-        " --override '{plan: {check: false}}' the run starts without them"
+        "  the command `plan` shows the details. The numbers are estimates:"
+        " --override '{plan: {check: false}}' starts the run nevertheless"
     )
 
 
 def plan_here(config: PolicyIteration) -> Plan | None:
-    """Returns the run's plan on this machine; None where the configuration wants none. Raises ValueError
-    where none can be made."""
+    """Returns the run's plan on this machine; None if `plan.check` is false. Raises ValueError if no plan can
+    be made."""
     return Plan.of(config, here(started=True)) if config.plan.check else None
 
 
-def sized_by_plan(config: PolicyIteration, settings: VllmSettings) -> VllmSettings:
-    """Returns the settings of engines.policy with the share of a GPU that they leave to the plan, and no more
-    sequences at once than the KV cache has room for; as they are where no plan can be made."""
+def size_engine(config: PolicyIteration, settings: VllmSettings) -> VllmSettings:
+    """Returns the settings of engines.policy with the plan's share of a GPU, unless they set it, and with no
+    more sequences than fit into the KV cache. Returns them unchanged if no plan can be made."""
     with contextlib.suppress(ValueError):
         plan = plan_here(config)
         if plan is not None and plan.engine is not None and plan.machine.device == "cuda":
@@ -89,7 +93,8 @@ def sized_by_plan(config: PolicyIteration, settings: VllmSettings) -> VllmSettin
 
 
 def write_prediction(session: Session) -> None:
-    """Writes what the plan says of an iteration beside the run's metrics, which are compared with it."""
+    """Writes the plan's estimates of an iteration into the experiment's folder, for a comparison with the
+    run's metrics."""
     if not session.ranks.is_first:
         return
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""A run as pandas data frames: what `treetune.open` returns."""
+"""Reads a run as pandas data frames. `treetune.open` returns a `RunFrames`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ SAMPLED = "sampled"
 
 @dataclass(frozen=True)
 class RunFrames:
-    """A run that has ended or goes on. Each frame is read from disk when it is first asked for; open the run
-    again to see what came since. Damaged files raise ValueError and say what to do.
+    """The data frames of a run, which may still be running.
 
-    `iteration` counts from 0 for what an iteration sampled and trained on. An evaluation's is the number of
-    iterations that the measured policy was trained for.
+    Each frame is read from disk when it is first used; open the run again to see newer rows. Damaged files
+    raise ValueError with a remedy.
+
+    The column `iteration` counts from 0 for answers and episodes of an iteration. For answers of an
+    evaluation it is the number of iterations after which the policy was measured.
     """
 
     path: Path
@@ -36,7 +38,8 @@ class RunFrames:
     def __post_init__(self) -> None:
         if not (self.path / "config.json").is_file():
             raise ValueError(
-                f"{self.path} is no run (it has no config.json): give one, such as experiments/quickstart/sft"
+                f"{self.path} is not a run, since it has no config.json: give the folder of a run, such as"
+                " experiments/quickstart/sft"
             )
 
     @cached_property
@@ -48,7 +51,7 @@ class RunFrames:
     def answers(self) -> pd.DataFrame:
         """A row for each graded answer. `set` is ``sampled``, or the name of the evaluation set.
 
-        `correct` is True for full reward, and `reward` is None where nobody could grade.
+        `correct` is True for full reward. `reward` is None if the answer could not be graded.
         """
         return _frame(self._answers())
 
@@ -56,30 +59,31 @@ class RunFrames:
     def episodes(self) -> pd.DataFrame:
         """A row for each training row. `token_ids`, `trained`, `advantages` and `logprobs` (the engine's) are
         arrays with one entry for each response token; the last two may be None."""
-        rows = (
-            {
-                "iteration": iteration,
-                "problem": episode.group,
-                "answer": episode.trajectory,
-                "domain": episode.domain,
-                "reward": episode.reward,
-                "score": episode.score,
-                "text": episode.text,
-                "token_ids": episode.response_ids,
-                "trained": episode.trained,
-                "advantages": episode.advantages,
-                "logprobs": episode.behaviour_logprobs,
-            }
-            for iteration, episode in self._episodes()
-        )
+        rows = []
+        for iteration, episode in self._episodes():
+            rows.append(
+                {
+                    "iteration": iteration,
+                    "problem": episode.group,
+                    "answer": episode.trajectory,
+                    "domain": episode.domain,
+                    "reward": episode.reward,
+                    "score": episode.score,
+                    "text": episode.text,
+                    "token_ids": episode.response_ids,
+                    "trained": episode.trained,
+                    "advantages": episode.advantages,
+                    "logprobs": episode.behaviour_logprobs,
+                }
+            )
         return _frame(rows)
 
     @cached_property
     def values(self) -> pd.DataFrame:
-        """A row for each step of each training row whose credit knows steps.
+        """A row for each step of each training row, for credits that divide answers into steps.
 
         The step covers response tokens from `start` up to and without `end`. `value` is that of the state
-        before it (NaN where credit has no values), `error` the value's standard error (infinite for a step
+        before it (NaN if the credit has no values), `error` the value's standard error (infinite for a step
         that shares the credit of the one before it), `advantage` the mean over the step's trained tokens.
         """
         return _frame(row for iteration, episode in self._episodes() for row in _steps(iteration, episode))
@@ -92,17 +96,18 @@ class RunFrames:
     def _answers(self) -> Iterator[dict[str, Any]]:
         for path in sorted(self.path.glob("iterations/*/trajectories.arrow")):
             for answer in read_trajectories(path):
-                where = {"set": SAMPLED, "iteration": int(path.parent.name), "answer": answer.id}
-                yield where | answer_row(answer) | {"correct": answer.grade.correct}
+                origin = {"set": SAMPLED, "iteration": int(path.parent.name), "answer": answer.id}
+                yield origin | answer_row(answer) | {"correct": answer.grade.correct}
         for path in sorted(self.path.glob(f"evaluations/*/*/{ANSWERS}")):
             verify_answers(path)
             done, name = int(path.parent.parent.name), path.parent.name
             for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-                where = {"set": name, "iteration": done, "answer": f"{row['problem']}#{row['sample']}"}
-                yield where | row | {"correct": (row["reward"] or 0.0) >= CORRECT_SCORE}
+                origin = {"set": name, "iteration": done, "answer": f"{row['problem']}#{row['sample']}"}
+                yield origin | row | {"correct": (row["reward"] or 0.0) >= CORRECT_SCORE}
 
 
 def _steps(iteration: int, episode: Episode) -> Iterator[dict[str, Any]]:
+    """Yields the rows of `values` for an episode."""
     ends = episode.step_ends
     for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True)):
         trained = episode.trained[start:end]
@@ -122,6 +127,7 @@ def _steps(iteration: int, episode: Episode) -> Iterator[dict[str, Any]]:
 
 
 def _frame(rows: Any) -> pd.DataFrame:
+    """Returns a data frame of rows, which are dictionaries."""
     import pandas
 
     return pandas.DataFrame(list(rows))

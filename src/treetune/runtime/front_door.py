@@ -117,10 +117,7 @@ def start_ranks(
         devices = [str(i) for i in range(ranks)]
         # Otherwise DeepSpeed warns three times that it finds no accelerator.
         environment.setdefault("DS_ACCELERATOR", "cpu")
-    world = base64.urlsafe_b64encode(json.dumps({name: list(devices) for name in nodes}).encode()).decode()
-    address = "127.0.0.1" if len(nodes) == 1 else nodes[0]
-    command = [sys.executable, "-u", "-m", "deepspeed.launcher.launch", f"--world_info={world}"]
-    command += [f"--node_rank={node}", f"--master_addr={address}", f"--master_port={port}"]
+    command = _launcher_command(nodes, node, devices, port)
     command += ["--quiet", "--no_local_rank", str(MAIN), *words]
     libc = ctypes.CDLL(None)
     launcher = subprocess.Popen(
@@ -153,8 +150,23 @@ def start_ranks(
     code = launcher.wait()
     _wait_for_group(launcher.pid)
     remove_folder(Path(meeting))
-    if code and received:
-        return 128 + received[0]
+    return 128 + received[0] if code and received else _code_of_run(code)
+
+
+def _launcher_command(nodes: Sequence[str], node: int, devices: Sequence[str], port: int) -> list[str]:
+    """Returns the beginning of the node launcher's command; see `start_ranks`. Each machine has the same
+    `devices`."""
+    world = base64.urlsafe_b64encode(json.dumps({name: list(devices) for name in nodes}).encode()).decode()
+    address = "127.0.0.1" if len(nodes) == 1 else nodes[0]
+    return [
+        *(sys.executable, "-u", "-m", "deepspeed.launcher.launch", f"--world_info={world}"),
+        *(f"--node_rank={node}", f"--master_addr={address}", f"--master_port={port}"),
+    ]
+
+
+def _code_of_run(code: int) -> int:
+    """Returns the run's exit code from the node launcher's: 128 + the number of a signal that ended the
+    launcher or a rank."""
     if code < 0:
         # A signal ended the launcher: Popen returns its number with a minus.
         return 128 - code

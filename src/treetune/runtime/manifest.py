@@ -1,4 +1,12 @@
-"""Writes a run's manifest (configuration, versions, code, data), and finds what has changed since then."""
+"""Writes a run's manifest (configuration, versions, code, data), and compares a resumed run with it.
+
+Example of a manifest, shortened::
+
+    {"config": "9f2c…", "seed": 0, "command": {…}, "commit": "5f3a…+changes",
+     "inputs": {"model": {"path": "…", "digest": "77aa…"}, "rows": {"train": {"count": 7473, "digest": "…"}}},
+     "bits_rest_on": {"processor": "…", "ranks": 2, "packages": {"torch": "2.13.0", …}},
+     "continued": [{"after": 12, "changed": {"iterations": "iterations was 40 and is 80"}, …}]}
+"""
 
 from __future__ import annotations
 
@@ -23,102 +31,87 @@ from treetune.contracts import Part
 from treetune.exceptions import Damaged
 from treetune.runtime.base import PolicyIteration, Runtime, unsafe_remarks, without_sandbox
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.machine import bits_rest_on, unlike
+from treetune.runtime.machine import bits_rest_on, describe_different_bits
 from treetune.store.checksums import config_hash, read_record, write_record
 from treetune.store.files import write_json
 from treetune.tasks.base import Task
 
 CONFIG, MANIFEST = "config.json", "manifest.json"
 
-OPTIMISER_PARTS = "*/*zero_pp_rank_*_optim_states.pt"
-"""The parts into which ZeRO cuts an optimiser's state, one for each rank, in DeepSpeed's folder of a
-policy."""
+OPTIMISER_SHARDS = "*/*zero_pp_rank_*_optim_states.pt"
+"""The shards of an optimiser's state under ZeRO, one for each rank, in DeepSpeed's folder of a policy."""
 SPLITS = ("train", "validation", "test")
 MODEL_PATH = ("model", "name_or_path")
 
 NOT_SET = object()
 SHOWN = 60
-"""Characters of a value in a message."""
+"""Most characters of a value in a message."""
 
 
 def begin(
     directory: ExperimentDirectory, config: PolicyIteration, plain: Mapping[str, Any], ranks: int
 ) -> list[str]:
-    """Writes `config.json` and `manifest.json`; of a run that goes on, with the changes.
+    """Writes `config.json` and `manifest.json` of a new run; adds to those of a resumed run what has changed.
 
-    A configuration whose run ended before it had made anything is simply replaced.
+    If the run in the folder has not sampled or trained anything yet, its files are replaced.
 
     Returns:
-        Remarks for the user.
+        Messages for the user.
 
     Raises:
         ValueError: The folder holds the results of a configuration that computes something else.
     """
-    now = bits_rest_on(ranks, config.engines.policy)
+    bits_now = bits_rest_on(ranks, config.engines.policy)
     inputs = inputs_of(config)
     if not (directory.path / CONFIG).is_file() or not directory.has_work():
-        write_record(
-            directory.path / MANIFEST,
-            {
-                "config": config_hash(plain),
-                "config_is_sealed": True,
-                "seed": config.seed,
-                "command": command_line(),
-                "system": platform.platform(),
-                "commit": code_commit(),
-                "own_modules": own_modules(),
-                "own_folders": searched()[0],
-                "without_sandbox": without_sandbox(plain),
-                "data": {split: data_hash(config.task, split) for split in SPLITS},
-                "inputs": inputs,
-                "bits_rest_on": now,
-                "continued": [],
-            },
-        )
+        write_record(directory.path / MANIFEST, _first_manifest(config, plain, inputs, bits_now))
         write_json(directory.path / CONFIG, plain)
         return unsafe_remarks(plain)
     refuse_other_ranks(directory, ranks)
     manifest = read_manifest(directory)
-    pinned = pinned_inputs(manifest)
-    changed = refuse_another(directory.path, plain, config, same_model=_is_same_model(pinned, inputs))
+    earlier_inputs = newest_inputs(manifest)
+    is_same_model = _is_same_model(earlier_inputs, inputs)
+    changed_keys = refuse_another(directory.path, plain, config, same_model=is_same_model)
     remarks = unsafe_remarks(plain)
-    if pinned is not None and any(changed_key.key[0] == "evaluation" for changed_key in changed):
-        # Another evaluation may measure other problems. The changed key says so already: only the splits of
-        # the task are compared.
-        pinned = {**pinned, "rows": {name: rows for name, rows in pinned["rows"].items() if name in SPLITS}}
-    new_inputs = changed_inputs(pinned, inputs, manifest, config)
-    if new_inputs and config.changed_inputs == "refuse":
+    if earlier_inputs is not None and any(changed.key[0] == "evaluation" for changed in changed_keys):
+        # Another evaluation may measure other problems, and the changed key is reported already. So only the
+        # splits of the task are compared.
+        rows_of_task = {name: rows for name, rows in earlier_inputs["rows"].items() if name in SPLITS}
+        earlier_inputs = {**earlier_inputs, "rows": rows_of_task}
+    input_changes = describe_changed_inputs(earlier_inputs, inputs, manifest, config)
+    if input_changes and config.changed_inputs == "refuse":
         raise ValueError(
-            f"{directory.path} did not begin with what it would go on with: {'; '.join(new_inputs)}. What it"
-            " has so far would not belong to what follows: put it back (name the checkpoint by its number in"
-            " model.name_or_path, where that has moved on), give this one another name (APP_EXPERIMENT_NAME),"
-            " or set changed_inputs to 'accept' to go on with what is there now"
+            f"{directory.path} was begun with other inputs: {'; '.join(input_changes)}. The results so far"
+            " would not belong to those that follow: put the earlier inputs back (if model.name_or_path is a"
+            " checkpoint of a run that has continued, name it by its number), give this experiment another"
+            " name (APP_EXPERIMENT_NAME), or set changed_inputs to 'accept' to resume with the present inputs"
         )
-    remarks += [f"accepted, since changed_inputs is 'accept': {what}" for what in new_inputs]
-    if pinned is None:
+    remarks += [f"accepted, since changed_inputs is 'accept': {change}" for change in input_changes]
+    if earlier_inputs is None:
         remarks.append(
-            "this run was begun by a version that kept no digest of its start model: whether it is still the"
-            " same can't be told; from here on it is kept"
+            "this run was begun by a version that recorded no digest of the start model, so whether the model"
+            " is still the same is unknown; its present digest is recorded now"
         )
     if modules := changed_modules(manifest):
         remarks.append(
-            f"your own code has changed since this experiment began ({', '.join(modules)}): from here on"
-            " it is as it is now"
+            f"your own code has changed since this experiment began ({', '.join(modules)}): the run continues"
+            " with the present code"
         )
     latest = _entries_of(manifest)[-1]
-    unlike_before = unlike(latest.get("bits_rest_on", {}), now)
-    if unlike_before:
+    bit_changes = describe_different_bits(latest.get("bits_rest_on", {}), bits_now)
+    if bit_changes:
         remarks.append(
-            f"this run began elsewhere, so results may differ in the last bits: {'; '.join(unlike_before)}"
+            "this run was begun on another machine or with other software, so results may differ in the last"
+            f" bits: {'; '.join(bit_changes)}"
         )
-    if changed or unlike_before or new_inputs or pinned is None:
+    if changed_keys or bit_changes or input_changes or earlier_inputs is None:
         manifest.setdefault("continued", []).append(
             {
                 "after": directory.resumable() or 0,
                 "config": config_hash(plain),
-                "changed": {changed_key.name: str(changed_key) for changed_key in changed},
+                "changed": {changed.name: str(changed) for changed in changed_keys},
                 "command": command_line(),
-                "bits_rest_on": now,
+                "bits_rest_on": bits_now,
                 "inputs": inputs,
             }
         )
@@ -127,71 +120,110 @@ def begin(
     return remarks
 
 
-def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
-    """Raises ValueError if the optimiser's state of the newest checkpoint is cut for another number of ranks.
+def _first_manifest(
+    config: PolicyIteration,
+    plain: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    bits: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Returns the content of a new run's `manifest.json`."""
+    return {
+        "config": config_hash(plain),
+        "config_is_sealed": True,
+        "seed": config.seed,
+        "command": command_line(),
+        "system": platform.platform(),
+        "commit": code_commit(),
+        "own_modules": own_modules(),
+        "own_folders": searched()[0],
+        "without_sandbox": without_sandbox(plain),
+        "data": {split: data_hash(config.task, split) for split in SPLITS},
+        "inputs": inputs,
+        "bits_rest_on": bits,
+        "continued": [],
+    }
 
-    Every ZeRO stage above 0 cuts it. This is checked before anything in the folder is changed.
+
+def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
+    """Raises ValueError if the optimiser's state of the newest checkpoint is sharded over another number of
+    ranks.
+
+    Every ZeRO stage above 0 shards it. This is checked before anything in the folder is changed.
     """
     newest = directory.resumable()
     if newest is None:
         return
     state = directory.checkpoint(newest) / "trainer" / "policy"
-    parts = list(state.glob(OPTIMISER_PARTS))
-    if parts and len(parts) != ranks:
+    n_shards = len(list(state.glob(OPTIMISER_SHARDS)))
+    if n_shards not in (0, ranks):
         raise ValueError(
-            f"{directory.path} was trained on {len(parts)} ranks up to iteration {newest}, and its"
-            f" optimiser's state is cut for them (trainer.zero_stage), while this start has {ranks}: start it"
-            f" with NUM_GPUS={len(parts)}. Nothing was changed"
+            f"{directory.path} was trained on {n_shards} ranks up to iteration {newest}, and its optimiser's"
+            f" state is sharded over them (trainer.zero_stage), but this start has {ranks} ranks: start it"
+            f" with NUM_GPUS={n_shards}. Nothing was changed"
         )
 
 
 def command_line() -> dict[str, Any]:
-    """Returns the words, folder and variables that this process was started with."""
+    """Returns the arguments, the folder and the APP_ variables that this process was started with."""
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith("APP_")}
     return {"words": sys.argv[1:], "folder": os.getcwd(), "variables": variables}
 
 
 def read_manifest(directory: ExperimentDirectory) -> dict[str, Any]:
-    stored = directory.path / MANIFEST
-    return read_record(stored, "put it back, or delete it") if stored.is_file() else {}
+    """Returns a run's manifest; empty if it has none."""
+    path = directory.path / MANIFEST
+    return read_record(path, "put it back, or delete it") if path.is_file() else {}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Returns the configuration that is stored in an experiment's folder. Raises Damaged if it isn't one of
-    those that the manifest has the hash of."""
+    """Returns the configuration that is stored in an experiment's folder.
+
+    Raises:
+        Damaged: The manifest doesn't have the configuration's hash.
+    """
     remedy = f"put it back from `treetune print_config …` into {path / CONFIG}"
     config = read_record(path / CONFIG, remedy)
     manifest = read_manifest(ExperimentDirectory(path))
     hashes = [entry["config"] for entry in _entries_of(manifest) if "config" in entry]
     if manifest.get("config_is_sealed") and config_hash(config) not in hashes:
-        raise Damaged(f"{path / CONFIG} is damaged (it isn't what the manifest was written with): {remedy}")
+        raise Damaged(f"{path / CONFIG} is damaged (the manifest has other hashes): {remedy}")
     return config
 
 
 def _entries_of(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the manifest itself, and what it has of each time that the run went on with changes."""
+    """Returns the entry of the run's start, which is the manifest itself, and those of each start that
+    resumed the run with changes."""
     return [manifest, *manifest.get("continued", ())]
 
 
 def changed_modules(manifest: Mapping[str, Any]) -> list[str]:
-    """Returns the user's own modules that have changed since the experiment began, by name."""
-    before = manifest.get("own_modules", {})
-    return sorted(name for name, now in own_modules().items() if before.get(name, now) != now)
+    """Returns the names of the user's modules that have changed since the experiment began."""
+    hashes_before = manifest.get("own_modules", {})
+    changed = []
+    for name, hash_now in own_modules().items():
+        if hashes_before.get(name, hash_now) != hash_now:
+            changed.append(name)
+    return sorted(changed)
 
 
 def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
-    """Returns the keys in which two configurations differ so that they compute something else."""
+    """Returns the keys in which two configurations differ and that change results, such as
+    ``["trainer.learning_rate"]``."""
     return [difference.name for difference in differences(stored, plain) if not difference.changeable]
 
 
 def refuse_another(
     path: Path, plain: Mapping[str, Any], config: PolicyIteration, *, same_model: bool = False
 ) -> list[ChangedKey]:
-    """Returns the keys whose values change from here on.
+    """Returns the keys whose values differ from those of the run in `path`, none of which changes results.
 
-    With `same_model`, the start model is surely the same, and its path may be another one.
+    Args:
+        plain: The present configuration, before it was built.
+        config: The present configuration.
+        same_model: Whether the start model has the same content, so that its path may have changed.
 
-    Raises ValueError if the configuration in `path` has computed something else than `plain` would have.
+    Raises:
+        ValueError: A changed key would have changed the results so far.
     """
     changed: list[ChangedKey] = []
     for difference in differences(read_config(path), plain):
@@ -200,89 +232,98 @@ def refuse_another(
         else:
             changed.append(difference)
     another_name = f"--override \"{{experiment_name: '{config.experiment_name}_2'}}\""
-    elsewhere = f" It was not changed: give this one another name ({another_name}), or move that one away"
+    remedy = f" It was not changed: give this one another name ({another_name}), or move that one away"
     unchangeable = [difference for difference in changed if not difference.changeable]
     if unchangeable:
         raise ValueError(
             f"{path} holds an experiment with another configuration: {'; '.join(map(str, unchangeable))}."
-            + elsewhere
+            + remedy
         )
-    longer = next((difference for difference in changed if difference.key == ("iterations",)), None)
-    if longer is not None and config.length_matters is not None:
-        raise ValueError(
-            f"{path} can't continue with another number of iterations: {longer}, and {config.length_matters},"
-            " so that the finished ones would have been trained differently." + elsewhere
-        )
+    for difference in changed:
+        if difference.key == ("iterations",) and config.length_matters is not None:
+            raise ValueError(
+                f"{path} can't be resumed with another number of iterations: {difference}, and"
+                f" {config.length_matters}, so that the iterations so far would have been trained"
+                " differently." + remedy
+            )
     return changed
 
 
 def inputs_of(config: PolicyIteration) -> dict[str, Any]:
-    """Returns digests of a run's inputs beside its configuration: start model, reference and rows."""
-    models = {"model": config.model, "reference": config.credit.reference}
+    """Returns digests of a run's inputs other than its configuration: start model, reference and rows."""
+    inputs: dict[str, Any] = {"model": dict(config.model.identity())}
+    if config.credit.reference is not None:
+        inputs["reference"] = dict(config.credit.reference.identity())
     rows = {split: rows_digest(config.task, split) for split in SPLITS}
-    for held_out in config.evaluation.sets:
-        if held_out.task is not None:
-            rows[f"evaluation set {held_out.label}"] = rows_digest(held_out.task, held_out.split)
-    return {
-        **{name: dict(source.identity()) for name, source in models.items() if source is not None},
-        "rows": rows,
-    }
+    for evaluation_set in config.evaluation.sets:
+        if evaluation_set.task is not None:
+            name = f"evaluation set {evaluation_set.label}"
+            rows[name] = rows_digest(evaluation_set.task, evaluation_set.split)
+    inputs["rows"] = rows
+    return inputs
 
 
-def pinned_inputs(manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the newest digests of a run's inputs; None if its manifest has none."""
+def newest_inputs(manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the newest digests of a run's inputs (`inputs_of`); None if its manifest has none."""
     inputs = [entry["inputs"] for entry in _entries_of(manifest) if "inputs" in entry]
     return inputs[-1] if inputs else None
 
 
-def changed_inputs(
-    pinned: Mapping[str, Any] | None,
+def describe_changed_inputs(
+    earlier_inputs: Mapping[str, Any] | None,
     inputs: Mapping[str, Any],
     manifest: Mapping[str, Any],
     config: PolicyIteration,
 ) -> list[str]:
-    """Returns the changes of a run's inputs in words.
+    """Returns a message for each input that has changed.
 
-    If the run has no digests (`pinned` is None), the fingerprints of its rows' texts are compared.
+    If an earlier version recorded no digests (`earlier_inputs` is None), the fingerprints of the rows' texts
+    are compared.
     """
     changes = []
-    if pinned is None:
+    if earlier_inputs is None:
         for split, before in manifest.get("data", {}).items():
             now = data_hash(config.task, split)
             if before is not None and now != before:
-                changes.append(f"the problems of {split} are others (fingerprint {before}, now {now})")
+                changes.append(f"the problems of {split} have changed (fingerprint {before}, now {now})")
         return changes
     for name in ("model", "reference"):
-        before, now = pinned.get(name, {}), inputs.get(name, {})
+        before, now = earlier_inputs.get(name, {}), inputs.get(name, {})
+        label = "start model" if name == "model" else name
         for key in ("digest", "commit"):
             if before.get(key) and now.get(key) and before[key] != now[key]:
-                where = before.get("path") or before.get("name")
-                now_where = now.get("path") or now.get("name")
-                what = "start model" if name == "model" else name
+                path_before = before.get("path") or before.get("name")
+                path_now = now.get("path") or now.get("name")
                 changes.append(
-                    f"the {what} was {where} ({key} {before[key][:12]})"
-                    f" and is {now_where} ({key} {now[key][:12]})"
+                    f"the {label} was {path_before} ({key} {before[key][:12]})"
+                    f" and is {path_now} ({key} {now[key][:12]})"
                 )
-    for name, before in pinned.get("rows", {}).items():
+    for name, before in earlier_inputs.get("rows", {}).items():
         now = inputs["rows"].get(name, before)
         if before is not None and now != before:
-            changes.append(f"the problems of {name} were {_counted(before)} and are {_counted(now)}")
+            changes.append(
+                f"the problems of {name} were {_describe_rows(before)} and are {_describe_rows(now)}"
+            )
     return changes
 
 
-def _counted(rows: Mapping[str, Any] | None) -> str:
+def _describe_rows(rows: Mapping[str, Any] | None) -> str:
+    """Returns a digest of rows as text: ``7473 (digest 0f3b9c2d11aa)``."""
     return "none" if rows is None else f"{rows['count']} (digest {rows['digest'][:12]})"
 
 
-def _is_same_model(pinned: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> bool:
-    """Returns whether the start model's files are surely those that the run began with."""
-    before, now = (pinned or {}).get("model", {}), inputs.get("model", {})
+def _is_same_model(earlier_inputs: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> bool:
+    """Returns whether the start model has the digest that the run began with. False if that is unknown."""
+    before, now = (earlier_inputs or {}).get("model", {}), inputs.get("model", {})
     return "digest" in before and before["digest"] == now.get("digest")
 
 
 def rows_digest(task: Task, split: Any) -> dict[str, Any] | None:
-    """Returns the number of a split's problems and a digest of all that they hold, demonstrations included;
-    None for a split that the task doesn't have."""
+    """Returns the number of a split's problems and a digest of their whole content, demonstrations included;
+    None for a split that the task doesn't have.
+
+    Example: ``{"count": 7473, "digest": "0f3b9c2d11aa…"}``.
+    """
     digest = hashlib.blake2b(digest_size=16)
     try:
         problems = task.problems(split)
@@ -296,14 +337,17 @@ def rows_digest(task: Task, split: Any) -> dict[str, Any] | None:
 
 
 def _stable(value: Any) -> str:
-    """Returns a text for a value that JSON can't hold: the same in every process."""
-    # A set's order differs between processes, and so does an address in memory.
+    """Returns a text for a value that JSON can't hold, which is the same in every process."""
+    # The order of a set differs between processes, and so does an address in memory.
     text = repr(sorted(value, key=repr)) if isinstance(value, set | frozenset) else repr(value)
     return type(value).__qualname__ if " at 0x" in text else text
 
 
 def data_hash(task: Task, split: Any) -> str | None:
-    """Returns a fingerprint of a split's problems; None for a split that the task doesn't have."""
+    """Returns a fingerprint of the texts of a split's problems; None for a split that the task doesn't have.
+
+    Manifests of earlier versions have only this one, and not `rows_digest`.
+    """
     digest = hashlib.blake2b(digest_size=8)
     try:
         problems = task.problems(split)
@@ -316,29 +360,34 @@ def data_hash(task: Task, split: Any) -> str | None:
 
 def code_commit() -> str | None:
     """Returns the code's git commit, with ``+changes`` where files differ from it; None outside of git."""
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
 
-    def git(*words: str) -> str:
-        answer = subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=True
-        )
-        return answer.stdout.strip()
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return process.stdout.strip()
 
     try:
         head = git("rev-parse", "HEAD")
-        return head + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+        has_changes = bool(git("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.SubprocessError):
         return None
+    return f"{head}+changes" if has_changes else head
 
 
 @dataclass(frozen=True)
 class ChangedKey:
-    """A key whose value is another one. `changeable` says whether a run goes on with it."""
+    """A key whose value differs between two configurations.
+
+    Example: ``ChangedKey(("trainer", "learning_rate"), before=1e-6, now=1e-5, changeable=False)``, which
+    reads ``trainer.learning_rate was 1e-06 and is 1e-05``.
+    """
 
     key: tuple[str, ...]
     before: Any
     now: Any
     changeable: bool
+    """Whether a run can be resumed with the new value, since it changes no result."""
 
     @property
     def name(self) -> str:
@@ -346,30 +395,41 @@ class ChangedKey:
 
     @override
     def __str__(self) -> str:
-        return f"{self.name} was {_in_words(self.before)} and is {_in_words(self.now)}"
+        return f"{self.name} was {_shorten(self.before)} and is {_shorten(self.now)}"
 
 
 def differences(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[ChangedKey]:
-    """Returns the keys whose values differ, as deep as both have the same parts.
+    """Returns the keys whose values differ between two configurations.
 
-    A key that one of them leaves out has its default, so a default that the other spells out is the same.
+    Parts of the same type are compared key by key. A key that one configuration leaves out has its default,
+    so that it equals the same value in the other one.
     """
-    return list(_between((), stored, plain, plain, changeable=False))
+    return list(_differences_at((), stored, plain, plain, changeable=False))
 
 
-def _between(
+def _differences_at(
     path: tuple[str, ...], before: Any, now: Any, root: Mapping[str, Any], changeable: bool
 ) -> Iterator[ChangedKey]:
-    """Yields the differences at and below a `path`. `root` is the whole configuration of now."""
+    """Yields the differences at and below a key.
+
+    Args:
+        path: The key, such as ``("trainer", "objective")``.
+        before: Its value in the stored configuration.
+        now: Its value in the present configuration.
+        root: The whole present configuration.
+        changeable: Whether a change of the key changes no result.
+    """
     if before == now or _plain(before) == _plain(now):
         return
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         if before.get("type") != now.get("type"):
             yield ChangedKey((*path, "type"), before.get("type"), now.get("type"), changeable)
             return
-        part = part_at(Runtime, root, path)
-        defaults = {} if part is None else {name: key.default for name, key in keys_of(part).items()}
+        part = part_at(Runtime, root, path)  # the class that the value is built into
+        defaults: dict[str, Any] = {}
         changeable_keys: frozenset[str] = frozenset()
+        if part is not None:
+            defaults = {name: key.default for name, key in keys_of(part).items()}
         if part is not None and issubclass(part, Part):
             changeable_keys = part.changeable(now)
         for key in sorted(before.keys() | now.keys()):
@@ -377,17 +437,17 @@ def _between(
             value_before, value_now = before.get(key, default), now.get(key, default)
             # A key below a changeable one is changeable, too.
             is_changeable = changeable or key in changeable_keys
-            yield from _between((*path, key), value_before, value_now, root, is_changeable)
+            yield from _differences_at((*path, key), value_before, value_now, root, is_changeable)
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for index, (item_before, item_now) in enumerate(zip(before, now, strict=True)):
-            yield from _between((*path, str(index)), item_before, item_now, root, changeable)
+            yield from _differences_at((*path, str(index)), item_before, item_now, root, changeable)
     else:
         yield ChangedKey(path, before, now, changeable)
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value in JSON's types. The values of a configuration have them already, but the defaults of
-    keys that are left out are Python objects."""
+    """Returns a value in JSON's types. The values of a configuration have these types already, but the
+    defaults of keys that are left out are Python objects."""
     if value is NOT_SET or isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, list | tuple):
@@ -398,7 +458,8 @@ def _plain(value: Any) -> Any:
     return plain
 
 
-def _in_words(value: Any) -> str:
+def _shorten(value: Any) -> str:
+    """Returns a value for a message, of at most `SHOWN` characters."""
     if value is NOT_SET:
         return "not set"
     text = repr(_plain(value))

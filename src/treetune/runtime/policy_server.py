@@ -11,7 +11,7 @@ engine has other weights.
     train(i)
        │  update(i+1)
        ├──────────────►  offer: remembers the trainer
-       │                 _sync, if somebody will sample:
+       │                 _sync, if something will be sampled:
        │                   folder.send: chunks  ───────►  loads weights i+1
        │                   canary prompts  ────────────►  samples answers
        │  score answers  ◄────────────────────────────    log-probs
@@ -37,7 +37,7 @@ from treetune.models.control_tokens import special_tokens
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import will_sample_from
-from treetune.runtime.fitting import sized_by_plan
+from treetune.runtime.fitting import size_engine
 from treetune.runtime.machine import SCORED_WITH_BYTES
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import WeightsFolder
@@ -58,7 +58,7 @@ class PolicyServer:
     """Keeps the engine on the newest weights; `engine` is None in a run that samples nothing.
 
     Call `ready` before sampling. It waits for an engine that is still starting, and loads weights that a
-    trainer has offered and that nobody has needed so far.
+    trainer has offered and that weren't needed so far.
     """
 
     def __init__(self, session: Session, engine: Engine | None, folder: WeightsFolder | None) -> None:
@@ -91,7 +91,7 @@ class PolicyServer:
             adapters = lora if sends_adapters else None
             policy = config.engines.policy
             if isinstance(policy, VllmSettings):
-                policy = sized_by_plan(config, policy)
+                policy = size_engine(config, policy)
             transfer: TransferMethod = "file"
             if trains:
                 transfer, why = policy.transfer_method(
@@ -226,8 +226,8 @@ def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
     if getattr(policy, "servers", None) == "one" and len(machines) > 1:
         raise ValueError(
             f"engines.policy.servers is 'one', and the ranks are on {len(machines)} machines"
-            f" ({', '.join(machines)}): a server listens on its own machine's loopback only; set it"
-            " to 'per_rank', or name servers that all reach (engines.policy.addresses)"
+            f" ({', '.join(machines)}). A server listens only on its own machine's loopback: set it to"
+            " 'per_rank', or use servers that all machines can reach (engines.policy.addresses)"
         )
 
 
@@ -287,7 +287,7 @@ def stored_logprobs(
             for prompt, answer in all_pairs:
                 padding = [0] * (longest - len(prompt) - len(answer))
                 rows.append([*prompt, *answer, *padding])
-            # The logits before the last token of the shortest prompt predict nothing of any answer.
+            # Logits before the last token of the shortest prompt don't predict a token of any answer.
             first_position = min(len(prompt) for prompt, _ in all_pairs) - 1
             kept = longest - first_position
             logits_BTV = model(input_ids=torch.tensor(rows), logits_to_keep=kept).logits

@@ -3,7 +3,7 @@
 The commit of iteration i, in this order::
 
     iterations/i/metrics.json    the iteration counts as finished work
-    checkpoints/i+1/             if one is due: written beside it, sealed, renamed
+    checkpoints/i+1/             if one is due: written under another name, sealed, renamed
     iterations/i/metrics.json    again, with the seconds of the checkpoint
     metrics.jsonl                one line more; sinks (W&B, trackio) get it too
 
@@ -53,9 +53,9 @@ from treetune.runtime.directory import (
     metrics_row,
     refuse_misplaced,
 )
+from treetune.runtime.mirrors import Mirrors
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
-from treetune.runtime.sinks import Mirrors
 from treetune.store.checksums import (
     SUMS,
     config_hash,
@@ -144,7 +144,7 @@ def _newest_undamaged_checkpoint(session: Session) -> int:
         damage = damage_of(directory.checkpoint(number) / "trainer")
         if damage is None:
             for message in damages:
-                session.console.say(f"{message}: going on from the checkpoint before it, {number}")
+                session.console.say(f"{message}: resuming from the checkpoint before it, {number}")
             return number
         damages.append(damage)
     if damages:
@@ -302,7 +302,8 @@ class Record:
         return row
 
     def _timed_checkpoint(self, done: int, *, regular: bool) -> None:
-        """Writes the checkpoint after `done` iterations, and tells the schedule its seconds. Collective."""
+        """Writes the checkpoint after `done` iterations, and passes its seconds to the schedule.
+        Collective."""
         start = time.monotonic()
         with self._server.asleep(), self._session.console.phase(f"iteration {done}: checkpoint"):
             self._checkpoint(done, regular=regular)
@@ -310,6 +311,11 @@ class Record:
         self._schedule.note_written(time.monotonic() - start)
 
     def _checkpoint(self, done: int, *, regular: bool) -> None:
+        """Writes the checkpoint after `done` iterations.
+
+        Args:
+            regular: Whether it is due by iterations, and not by time or a signal.
+        """
         from treetune.models.policy_files import write_critic, write_policy
 
         session, trainer = self._session, self._trainer
@@ -319,7 +325,7 @@ class Record:
         if session.ranks.is_first:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-        session.ranks.barrier("room for the checkpoint")
+        session.ranks.barrier("the checkpoint's folder is made")
         with _explain_failure(final_folder):
             # All ranks take part in gathering the weights, and the first one writes them.
             trainer.save(folder / "trainer")
@@ -372,8 +378,8 @@ def _explain_failure(folder: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         raise OSError(
-            f"the checkpoint {folder} could not be written: {why_not_written(error, folder)}. Earlier ones"
-            " are untouched, and the same command goes on from the last"
+            f"the checkpoint {folder} could not be written: {why_not_written(error, folder)}. Earlier"
+            " checkpoints are untouched, and the same command resumes from the last one"
         ) from error
 
 
@@ -541,7 +547,7 @@ def _message(
     assert good is not None
     weights = good_weights(good, {n: directory.checkpoint(n) for n in directory.checkpoints()})
     return (
-        f"{directory.path} is stopped after iteration {done} of {config.iterations}, as"
-        f" diagnostics.on_collapse says: {'; '.join(reasons)}. {weights[0].upper()}{weights[1:]}. To go on"
-        f" from iteration {done} all the same, set on_collapse to 'warn', or another threshold"
+        f"{directory.path} was stopped after iteration {done} of {config.iterations} by"
+        f" diagnostics.on_collapse: {'; '.join(reasons)}. {weights[0].upper()}{weights[1:]}. To continue from"
+        f" iteration {done} nevertheless, set on_collapse to 'warn', or change the threshold"
     )

@@ -133,7 +133,7 @@ class Sampler:
             observe: Gets all answered requests.
             task: None for the run's task.
             grader: The graders of `task`; None for the run's.
-            reads_logprobs: Whether somebody reads the log-probs of answers.
+            reads_logprobs: Whether the log-probs of answers are needed.
             services: Further services of this phase.
         """
         session, engine = self.session, self.server.engine

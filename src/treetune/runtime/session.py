@@ -61,7 +61,7 @@ class Session:
     done: int = 0
     """The number of finished iterations."""
     kept: int = 0
-    """The number of finished iterations that the newest checkpoint holds."""
+    """The number of iterations that were finished when the newest checkpoint was written."""
     last_row: Mapping[str, Any] = field(default_factory=dict)
     """The metrics of the last finished iteration."""
 
@@ -86,13 +86,15 @@ class Session:
             remarks: list[str] = []
             if ranks.is_first:
                 own_folder(directory.path, share=config.share)
-            if ranks.is_first and lock == "evaluation":
-                purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
-            elif ranks.is_first:
-                stack.enter_context(directory.locked(lock, patience_for_last_start()))
+                # The lock is kept until the stack closes, when the process leaves the experiment.
+                if lock == "evaluation":
+                    purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
+                else:
+                    stack.enter_context(directory.locked(lock, patience_for_last_start()))
                 if lock == "run":
                     remarks = begin(directory, config, plain_config, ranks.world_size)
-            purpose = ranks.from_first("the experiment directory is ours", purpose)
+            # The other ranks wait here until the first one has the lock.
+            purpose = ranks.from_first("the first rank has the experiment's lock", purpose)
             # Only the first rank keeps a timeline: all ranks do the same at the same time.
             timeline = Timeline(directory.logs / f"{purpose}{SUFFIX}" if ranks.is_first else None)
             log_file = directory.logs / "run.log" if ranks.is_first else None
@@ -101,12 +103,7 @@ class Session:
             stack.push(console.record_failure)
             for remark in remarks:
                 console.say(remark)
-            import transformers
-
-            # The progress that libraries write to standard error would break the console's live line.
-            transformers.utils.logging.disable_progress_bar()
-            for name in ("DeepSpeed", "deepspeed"):
-                logging.getLogger(name).setLevel(logging.WARNING)
+            _silence_libraries()
             model = StartModel(config, ranks.device)
             session = Session(config, plain_config, directory, ranks, console, model, purpose)
             try:
@@ -173,7 +170,7 @@ class Session:
     def temperature(self) -> float:
         """The temperature of the distribution whose log-probs the trainer computes: the rollout's."""
         sampling = self.config.rollout.sampling
-        # At temperature 0 the distribution is a point; the trainer scores the untempered one.
+        # At temperature 0 one token has all probability. The trainer then scores with temperature 1.
         return sampling.temperature if sampling is not None and sampling.temperature > 0 else 1.0
 
     @property
@@ -186,6 +183,16 @@ class Session:
             return None
         nucleus = Nucleus(sampling.top_p, sampling.top_k)
         return None if nucleus.is_all else nucleus
+
+
+def _silence_libraries() -> None:
+    """Switches off the progress that libraries write to standard error, which would break the console's live
+    line."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    for name in ("DeepSpeed", "deepspeed"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def patience_for_last_start() -> float:

@@ -1,4 +1,13 @@
-"""Compares the machines of a run, and checks that they see each other, before the ranks talk."""
+"""Checks, before the ranks of several machines communicate, that the machines can do a run together.
+
+::
+
+    each rank       listens on a port; writes a mark into the experiment's folder
+    exchange        facts: code, packages, configuration, clock, address and port
+    each rank       looks for the marks of the other machines, and connects to their ports
+    exchange        what each rank has seen
+    every rank      raises MachinesDiffer with all differences, or continues
+"""
 
 from __future__ import annotations
 
@@ -25,10 +34,12 @@ from treetune.store.files import own_folder
 from treetune.trainer.ranks import Meeting
 
 SEEN_WITHIN_S = 30.0
-"""How long a file may take from one machine to another, over a network file system."""
+"""The longest that a network file system may take to show a new file on another machine."""
 
 CONNECT_WITHIN_S = 10.0
+"""The longest that a connection to another machine may take."""
 CLOCKS_WITHIN_S = 60.0
+"""The largest accepted difference between clocks."""
 
 SOCKETS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh)"
 
@@ -55,30 +66,35 @@ class Facts:
 
 @dataclass(frozen=True)
 class MachineView:
-    """The other machines as one rank sees them, by their numbers."""
+    """The problems of one rank with other machines, by the machines' numbers."""
 
     unseen: tuple[int, ...] = ()
-    """Whose files it doesn't see."""
+    """The machines whose files this rank doesn't see."""
     unreached: tuple[tuple[int, str], ...] = ()
-    """Whom it can't connect to, and why."""
+    """The machines to which it can't connect, each with the reason."""
 
 
 def refuse_machines_that_differ(
     meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share: bool = False
 ) -> None:
-    """Checks that all machines of a run can do it together in `directory`: that they have the same code and
-    configuration, see each other's files there, and reach each other. Raises MachinesDiffer on every rank,
-    with everything that is wrong. Collective.
+    """Checks that all machines of a run have the same code and configuration, see each other's files in
+    `directory`, and can connect to each other. Collective.
 
-    Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where they aren't set, to the interface by which the
-    machines reach each other. `share` makes the directory readable for other users.
+    Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, if they aren't set, to the interface that reaches the
+    other machines.
+
+    Args:
+        share: Makes the directory readable for other users.
+
+    Raises:
+        MachinesDiffer: On every rank, with all differences.
     """
     if meeting.machines == 1:
         return
     interface, address = meeting.interface()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    # NCCL would choose by itself, and wait for the deadline on a bridge of virtual machines. "=" has it take
-    # this name alone, and not every one that begins so.
+    # NCCL's own choice may be a bridge of virtual machines, on which it would wait until the deadline. With
+    # "=" it takes exactly this name, and not all names that begin with it.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     token = meeting.exchange("token", secrets.token_hex(8))[0]
     with _listening(address, meeting.world_size) as port, _marked(directory, token, meeting, share):
@@ -86,23 +102,28 @@ def refuse_machines_that_differ(
         facts = [Facts(**fields) for fields in meeting.exchange("facts", asdict(local_facts))]
         local_view = _view(meeting.machine, facts, directory, token)
         views = []
-        for fields in meeting.exchange("views", asdict(local_view)):  # through JSON, which has no tuples
+        for fields in meeting.exchange("views", asdict(local_view)):  # JSON has turned tuples into lists
             unreached = tuple((number, why) for number, why in fields["unreached"])
             views.append(MachineView(tuple(fields["unseen"]), unreached))
-        # The marks and the ports stay until here, when every rank has looked at all others.
+        # The marks and ports are needed until here, when every rank has looked for all others.
     lines_of_differences = differences(facts, views, directory)
     if lines_of_differences:
-        # All ranks raise. They meet before: the store ends with the first rank, and others may still read it.
+        # All ranks raise. Before that they wait for each other, since the store ends with the first rank, and
+        # others may still read from it.
         with contextlib.suppress(RuntimeError):
-            meeting.exchange("told", True)
+            meeting.exchange("all know the differences", True)
         lines = "\n".join(f"  {line}" for line in lines_of_differences)
         raise MachinesDiffer(f"the {meeting.machines} machines can't do this run together:\n{lines}")
 
 
 def differences(facts: Sequence[Facts], views: Sequence[MachineView], directory: Path) -> list[str]:
-    """Returns what is wrong, a line for each thing, which begins with the machine's name.
+    """Returns a line for each difference, which begins with the machine's name. Machines are compared with
+    the first rank's.
 
-    `facts` and `views` are in rank order. Machines are compared with the first rank's machine."""
+    Args:
+        facts: The facts of each rank's machine, in rank order.
+        views: The problems of each rank with other machines, in rank order.
+    """
     first = facts[0]
     name_by_machine = {fact.machine: fact.name for fact in facts}
     lines: list[str] = []
@@ -116,15 +137,16 @@ def differences(facts: Sequence[Facts], views: Sequence[MachineView], directory:
         for machine, why in view.unreached:
             other = next(fact for fact in facts if fact.machine == machine)
             lines.append(
-                f"{name} can't reach {other.name} at {other.address} ({other.interface}): {why}; name the"
-                f" interface that reaches the others with {SOCKETS}, and let them use all ports between them"
+                f"{name} can't reach {other.name} at {other.address} ({other.interface}): {why}; set"
+                f" {SOCKETS} to the interface that reaches the others, and open all ports between the"
+                " machines"
             )
-        lines += [f"{name} {line}" for line in _unlike(rank_facts, first)]
+        lines += [f"{name} {line}" for line in _describe_differences(rank_facts, first)]
     names = list(name_by_machine.values())
     for name in names:
         if names.count(name) > 1:
-            lines.append(f"{name} is the name of two machines: give each a host name of its own")
-    return list(dict.fromkeys(lines))  # once, though every rank of a machine says it
+            lines.append(f"{name} is the name of two machines: give each another host name")
+    return list(dict.fromkeys(lines))  # every rank of a machine reports the same
 
 
 def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) -> Facts:
@@ -143,37 +165,43 @@ def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) 
 
 
 def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> MachineView:
-    """Looks at the other machines, each by its first rank."""
-    others = {one.machine: one for one in reversed(facts) if one.machine != machine}
+    """Looks for the marks of the other machines, and connects to the first rank of each."""
+    others: dict[int, Facts] = {}
+    for facts_of_rank in facts:
+        if facts_of_rank.machine != machine:
+            others.setdefault(facts_of_rank.machine, facts_of_rank)
     unseen = _unseen({number: _mark(directory, token, number) for number in others})
-    # All at once, as one wrong interface may keep them all from here.
+    # At the same time, since with a wrong interface all connections fail only at their deadlines.
     with ThreadPoolExecutor(len(others)) as threads:
-        reached = threads.map(lambda one: _unreached(one.address, one.port), others.values())
-        unreached = tuple((n, why) for n, why in zip(others, reached, strict=True) if why is not None)
-    return MachineView(unseen, unreached)
+        errors = threads.map(lambda other: _connection_error(other.address, other.port), others.values())
+        unreached = []
+        for number, error in zip(others, errors, strict=True):
+            if error is not None:
+                unreached.append((number, error))
+    return MachineView(unseen, tuple(unreached))
 
 
-def _unlike(one: Facts, first: Facts) -> Iterator[str]:
-    """Yields what a machine has that differs from the first machine's."""
-    if one.code != first.code:
+def _describe_differences(facts: Facts, first: Facts) -> Iterator[str]:
+    """Yields the differences between a machine and the first machine, without the machine's name."""
+    if facts.code != first.code:
         yield f"has other code of treetune than {first.name}: use one checkout, or the same commit"
-    for name in sorted(first.own_modules.keys() | one.own_modules.keys()):
-        if one.own_modules.get(name) != first.own_modules.get(name):
+    for name in sorted(first.own_modules.keys() | facts.own_modules.keys()):
+        if facts.own_modules.get(name) != first.own_modules.get(name):
             yield f"has another {name}, which the configuration imports, than {first.name}: use one copy"
-    if one.python != first.python:
-        yield f"has Python {one.python}, and {first.name} {first.python}: set both up alike"
-    for name in sorted(first.packages.keys() | one.packages.keys()):
-        there, here = first.packages.get(name, "none"), one.packages.get(name, "none")
-        if there != here:
-            yield f"has {name} {here}, and {first.name} {there}: run ./scripts/setup.sh on both"
-    if one.configuration != first.configuration:
+    if facts.python != first.python:
+        yield f"has Python {facts.python}, and {first.name} {first.python}: install the same version on both"
+    for name in sorted(first.packages.keys() | facts.packages.keys()):
+        first_version, version = first.packages.get(name, "none"), facts.packages.get(name, "none")
+        if first_version != version:
+            yield f"has {name} {version}, and {first.name} {first_version}: run ./scripts/setup.sh on both"
+    if facts.configuration != first.configuration:
         yield (
-            f"has another configuration than {first.name}: the same files, --override and APP_… variables"
-            " belong on all machines (DeepSpeed's ssh launcher takes variables from .deepspeed_env)"
+            f"has another configuration than {first.name}: use the same files, --override and APP_… variables"
+            " on all machines (DeepSpeed's ssh launcher takes variables from .deepspeed_env)"
         )
-    if abs(one.clock - first.clock) > CLOCKS_WITHIN_S:
-        away = one.clock - first.clock
-        yield f"has a clock that is {away:+.0f} s off {first.name}'s: set both by one (NTP)"
+    difference_s = facts.clock - first.clock
+    if abs(difference_s) > CLOCKS_WITHIN_S:
+        yield f"has a clock that differs by {difference_s:+.0f} s from {first.name}'s: synchronise both (NTP)"
 
 
 def _code() -> str:
@@ -191,8 +219,9 @@ def _mark(directory: Path, token: str, machine: int) -> Path:
 
 @contextmanager
 def _marked(directory: Path, token: str, meeting: Meeting, share: bool) -> Iterator[None]:
-    """Keeps a file of this machine in the directory, for the other machines to see. Its name is new in every
-    run: a network file system may remember for a while that a file of this name wasn't there."""
+    """Keeps a file of this machine in the directory during a block, so that other machines can look for it.
+    Its name is new in every run, since a network file system may remember for a while that a file didn't
+    exist."""
     mark = _mark(directory, token, meeting.machine)
     own_folder(directory, share=share)
     mark.touch()
@@ -203,25 +232,26 @@ def _marked(directory: Path, token: str, meeting: Meeting, share: bool) -> Itera
 
 
 def _unseen(marks: Mapping[int, Path]) -> tuple[int, ...]:
-    """Returns the machines whose mark hasn't come within one deadline for all."""
+    """Returns the machines whose marks haven't appeared before a common deadline."""
     deadline = time.monotonic() + SEEN_WITHIN_S
-    while away := tuple(number for number, path in marks.items() if not path.exists()):
-        if time.monotonic() > deadline:
-            return away
+    while True:
+        missing = tuple(number for number, path in marks.items() if not path.exists())
+        if not missing or time.monotonic() > deadline:
+            return missing
         time.sleep(0.2)
-    return ()
 
 
 @contextmanager
 def _listening(address: str, backlog: int) -> Iterator[int]:
-    """Gives a port of this rank's that others can connect to; the kernel answers them."""
+    """Listens on a port during a block, so that other ranks can connect; the kernel accepts the
+    connections."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, backlog=backlog) as server:
         yield server.getsockname()[1]
 
 
-def _unreached(address: str, port: int) -> str | None:
-    """Returns why there is no connection; None where there is one."""
+def _connection_error(address: str, port: int) -> str | None:
+    """Connects to a port. Returns the reason if that fails; None if it succeeds."""
     try:
         socket.create_connection((address, port), CONNECT_WITHIN_S).close()
     except OSError as error:

@@ -1,15 +1,14 @@
-"""Mirrors of the metrics (W&B, trackio, TensorBoard). `metrics.jsonl` is the source; a run goes on without
-its mirrors.
+"""Mirrors of the metrics: W&B, trackio and TensorBoard.
 
-A mirror that is opened gets the points of `metrics.jsonl` that it lacks: those that a kill kept from it, or
-all if it was switched on late. It gets no point twice. Facts that a mirror can't tell (the id of its run, the
-first iteration that it lacks) are in `mirrors.json`, beside the manifest.
+`metrics.jsonl` is the source. A mirror that is opened gets the points of it that are missing there: all if
+the mirror was switched on late, or those that a kill kept from it. It gets no point twice. To know which
+points a mirror has, a run keeps the id of the mirror's run and its first missing iteration in `mirrors.json`,
+next to the manifest.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import secrets
 import struct
@@ -22,27 +21,25 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.files import write_text
 from treetune.vocabulary import Metrics
 
-logger = logging.getLogger(__name__)
-
 RECORD = "mirrors.json"
-"""Beside the manifest: by the kind of a mirror, its run and the first iteration that it lacks."""
+"""The file next to the manifest that has an entry for each kind of mirror: its run and its first missing
+iteration. Example: ``{"wandb": {"id": "3fa1c0de", "project": "treetune", "first_missing": 12, …}}``."""
 
 
 class Sink(Registrable):
-    """A mirror of the metrics. `open` may fail; a sink that fails later is dropped with a warning."""
+    """A mirror of the metrics. A sink that fails is switched off with a warning, and the run continues."""
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
-        """Opens the mirror. Returns the handle that `log` and `close` get: here, one with W&B's `log` and
-        `finish`."""
+        """Opens the mirror, and returns the handle that `log` and `close` get. The methods below expect one
+        with the methods of W&B's run, `log` and `finish`."""
         raise NotImplementedError
 
     def first_missing(self, handle: Any) -> int | None:
-        """Returns the first iteration that the mirror lacks, from which on it gets the points that are there
-        already; None if it gets none of them."""
+        """Returns the first iteration that is missing in the mirror. The mirror then gets the points of that
+        iteration and later ones; None if it gets no earlier points."""
         return None
 
     def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
@@ -61,17 +58,19 @@ class _MirrorState:
     values: dict[str, Any]
 
     @staticmethod
-    def read(directory: Path, kind: str, **same: Any) -> _MirrorState:
-        """Returns the mirror's entry, or a new one with `same` alone.
+    def read(directory: Path, kind: str, **identity: Any) -> _MirrorState:
+        """Returns the mirror's entry; or a new one with `identity` alone, if there is no entry or it belongs
+        to another run of the mirror.
 
-        It is a new one if there is none, or if that is of another run, which differs in one of `same`.
+        Args:
+            identity: The values by which the mirror's run is recognised, such as its project and name.
         """
         try:
             values = json.loads((directory / RECORD).read_text())[kind]
-            is_same = all(values.get(name) == value for name, value in same.items())
+            is_same_run = all(values.get(name) == value for name, value in identity.items())
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            values, is_same = {}, False
-        return _MirrorState(directory, kind, values if is_same else dict(same))
+            values, is_same_run = {}, False
+        return _MirrorState(directory, kind, values if is_same_run else dict(identity))
 
     def write(self, **values: Any) -> None:
         self.values |= values
@@ -85,17 +84,17 @@ class _MirrorState:
 
 
 class _CountedRun:
-    """A run of W&B or trackio that remembers the first iteration that it lacks: both refuse earlier steps."""
+    """A run of W&B or trackio that remembers its first missing iteration, since both refuse earlier steps."""
 
-    def __init__(self, run: Any, kept: _MirrorState, first_missing: int) -> None:
-        self._run, self._kept, self.first_missing = run, kept, first_missing
+    def __init__(self, run: Any, state: _MirrorState, first_missing: int) -> None:
+        self._run, self._state, self.first_missing = run, state, first_missing
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         if step < self.first_missing:  # an iteration that is done again after a kill
             return
         self._run.log(metrics, step=step)
         self.first_missing = step + 1
-        self._kept.write(first_missing=self.first_missing)
+        self._state.write(first_missing=self.first_missing)
 
     def finish(self) -> None:
         self._run.finish()
@@ -104,25 +103,25 @@ class _CountedRun:
 @Sink.register("trackio")
 @dataclass(frozen=True, kw_only=True)
 class TrackioSink(Sink):
-    """Trackio (`pip install trackio`): on this machine, where `trackio show` finds it."""
+    """Trackio (`pip install trackio`), on this machine. `trackio show` displays it."""
 
     project: str = "treetune"
     """The project's name there."""
 
     @override
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
-        trackio = import_module("trackio")  # in no lock file
-        kept = _MirrorState.read(directory, "trackio", project=self.project, name=name)
+        trackio = import_module("trackio")  # not among this project's dependencies
+        state = _MirrorState.read(directory, "trackio", project=self.project, name=name)
         # trackio knows runs by their names alone. A run of this name that this directory did not begin
         # belongs to another directory, and is not continued.
-        was_begun_here = "first_missing" in kept.values
+        was_begun_here = "first_missing" in state.values
         belongs_to_another = not was_begun_here and name in _trackio_runs(trackio, self.project)
         resume = "never" if belongs_to_another else "allow"
         run = trackio.init(project=self.project, name=name, config=dict(config), resume=resume, embed=False)
         # trackio writes in the background, so after a kill only it knows which steps it has.
-        first_missing = getattr(run, "_next_step", kept.values.get("first_missing", 0))
-        kept.write(first_missing=first_missing)
-        return _CountedRun(run, kept, first_missing)
+        first_missing = getattr(run, "_next_step", state.values.get("first_missing", 0))
+        state.write(first_missing=first_missing)
+        return _CountedRun(run, state, first_missing)
 
     @override
     def first_missing(self, handle: _CountedRun) -> int:
@@ -130,7 +129,7 @@ class TrackioSink(Sink):
 
 
 def _trackio_runs(trackio: Any, project: str) -> set[str]:
-    """Returns the names of a project's runs; none where this version of trackio doesn't tell them."""
+    """Returns the names of a project's runs; none if this version of trackio can't list them."""
     if not hasattr(trackio, "Api"):
         return set()
     try:
@@ -142,8 +141,8 @@ def _trackio_runs(trackio: Any, project: str) -> set[str]:
 @Sink.register("wandb")
 @dataclass(frozen=True, kw_only=True)
 class WandbSink(Sink):
-    """Weights & Biases: offline unless someone is logged in. A run that goes on is the same run there, by the
-    id in `mirrors.json`; `WANDB_RUN_ID` names another one."""
+    """Weights & Biases: offline unless a user is logged in. A resumed run continues the same run of W&B,
+    whose id is in `mirrors.json`; `WANDB_RUN_ID` chooses another one."""
 
     project: str = "treetune"
     """The project's name there."""
@@ -160,66 +159,74 @@ class WandbSink(Sink):
         identity = {"project": self.project, "entity": self.entity, "name": name}
         if chosen := os.environ.get("WANDB_RUN_ID"):
             identity["id"] = chosen
-        kept = _MirrorState.read(directory, "wandb", **identity)
-        kept.values.setdefault("id", secrets.token_hex(4))
+        state = _MirrorState.read(directory, "wandb", **identity)
+        state.values.setdefault("id", secrets.token_hex(4))
         run = wandb.init(
             project=self.project,
             entity=self.entity,
             name=name,
             dir=str(directory),
             config=dict(config),
-            id=kept.values["id"],
+            id=state.values["id"],
             resume="allow",
             mode=mode,  # type: ignore[arg-type]
         )
-        # Online, the server knows which steps it has. Offline, only the files of the last process tell.
+        # Online, the server knows which steps it has. Offline, they can only be read from the files that the
+        # last process has written.
         starting_step = getattr(run, "starting_step", None)
         if mode == "online" and starting_step is not None:
             first_missing = starting_step
         else:
-            first_missing = _first_missing_offline(directory, kept.values)
+            first_missing = _first_missing_offline(directory, state.values)
         folder = Path(str(getattr(run, "dir", ""))).parent
-        where = str(folder.relative_to(directory)) if folder.is_relative_to(directory) else None
-        kept.write(began=first_missing, first_missing=first_missing, folder=where)
-        return _CountedRun(run, kept, first_missing)
+        relative_folder = str(folder.relative_to(directory)) if folder.is_relative_to(directory) else None
+        state.write(began=first_missing, first_missing=first_missing, folder=relative_folder)
+        return _CountedRun(run, state, first_missing)
 
     @override
     def first_missing(self, handle: _CountedRun) -> int:
         return handle.first_missing
 
 
-def _first_missing_offline(directory: Path, kept: Mapping[str, Any]) -> int:
-    """Returns the first iteration that the files of earlier processes lack.
+def _first_missing_offline(directory: Path, values: Mapping[str, Any]) -> int:
+    """Returns the first iteration that is missing in the files of earlier processes.
 
-    A kill loses points that W&B had not written yet, so its file tells which are there. If the file is gone,
-    it was synchronised and deleted, and every point that was logged counts as there.
+    A kill loses points that W&B had not written yet, so its file is read to see which points it has. If the
+    file is gone, it was synchronised and deleted, and no point that was logged is missing.
+
+    Args:
+        values: The mirror's entry in `mirrors.json`.
     """
-    folder = kept.get("folder")
+    folder = values.get("folder")
     files = list((directory / folder).glob("run-*.wandb")) if folder else []
     if not files:
-        return kept.get("first_missing", 0)
+        return values.get("first_missing", 0)
     last_written = -1
     for file in files:
         last_written = max(last_written, max(_steps_in(file), default=-1))
-    return max(kept.get("began", 0), last_written + 1)
+    return max(values.get("began", 0), last_written + 1)
 
 
-WANDB_BEGINNING, WANDB_BLOCK, WANDB_CHUNK = 7, 32768, struct.Struct("<IHB")
-"""Of W&B's file, a log in LevelDB's form: bytes before the first chunk, of a block, and a chunk's head
-(checksum, length, kind)."""
+# W&B's file is a log in LevelDB's form.
+WANDB_HEADER = 7
+"""The bytes before the first chunk."""
+WANDB_BLOCK = 32768
+"""The bytes of a block."""
+WANDB_CHUNK = struct.Struct("<IHB")
+"""The head of a chunk: checksum, length, kind."""
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 """Kinds of chunks: a record by itself, and the parts of one that spans blocks."""
 
 
 def _steps_in(file: Path) -> Iterator[int]:
-    """Yields the steps of the points in a file of W&B, as far as it was written."""
+    """Yields the steps of the points in a file of W&B, up to its damaged end if the process was killed."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from wandb.proto.wandb_internal_pb2 import Record
 
     for content in _records_in(file.read_bytes()):
         try:
             record = Record.FromString(content)
-        except DecodeError:  # the end of a file that was torn
+        except DecodeError:  # the file was cut short
             return
         if record.WhichOneof("record_type") != "history":
             continue
@@ -229,13 +236,13 @@ def _steps_in(file: Path) -> Iterator[int]:
 
 
 def _records_in(content: bytes) -> Iterator[bytes]:
-    """Yields the records of a log in LevelDB's form, up to the first chunk that is damaged or torn."""
-    position = WANDB_BEGINNING
+    """Yields the records of a log in LevelDB's form, up to the first chunk that is damaged or cut short."""
+    position = WANDB_HEADER
     record = b""
     while position + WANDB_CHUNK.size <= len(content):
-        left_in_block = WANDB_BLOCK - position % WANDB_BLOCK
-        if left_in_block < WANDB_CHUNK.size:  # too little room for a chunk's head: zeros
-            position += left_in_block
+        remaining_bytes = WANDB_BLOCK - position % WANDB_BLOCK
+        if remaining_bytes < WANDB_CHUNK.size:  # the end of a block is too short for a head, and is zeros
+            position += remaining_bytes
             continue
         _, length, kind = WANDB_CHUNK.unpack_from(content, position)
         position += WANDB_CHUNK.size
@@ -250,7 +257,7 @@ def _records_in(content: bytes) -> Iterator[bytes]:
 
 @dataclass
 class _EventFiles:
-    """A writer of TensorBoard's event files, beside the files of earlier processes."""
+    """A writer of TensorBoard's event files, and the points in the files of all processes."""
 
     writer: Any
     points: dict[str, set[int]]
@@ -263,8 +270,9 @@ class TensorboardSink(Sink):
     """Event files under ``tensorboard/`` in the experiment."""
 
     further_names: Mapping[str, str] = field(default_factory=dict)
-    """Names under which metrics are written as well, each with the metric's own name: for dashboards of
-    another program. Metrics that a run doesn't record are left out."""
+    """Further names under which metrics are written, for dashboards of other programs. Each has the metric's
+    name as its value: ``{"actor/entropy": "train/entropy"}``. Metrics that a run doesn't record are left
+    out."""
 
     @override
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
@@ -276,7 +284,7 @@ class TensorboardSink(Sink):
 
     @override
     def first_missing(self, handle: _EventFiles) -> int:
-        return 0  # `log` leaves out each point that is there
+        return 0  # `log` leaves out each point that the files have
 
     @override
     def log(self, handle: _EventFiles, iteration: int, metrics: Metrics) -> None:
@@ -294,7 +302,8 @@ class TensorboardSink(Sink):
 
 
 def _points_in(folder: Path) -> dict[str, set[int]]:
-    """Returns the steps of all points in event files by name; the end of a torn file is left out."""
+    """Returns the steps of all points in the event files, by the metric's name. The damaged end of a file is
+    left out."""
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
 
@@ -305,57 +314,3 @@ def _points_in(folder: Path) -> dict[str, set[int]]:
             for value in event.summary.value:
                 points.setdefault(value.tag, set()).add(event.step)
     return points
-
-
-class Mirrors:
-    """The sinks of one run. Only the experiment directory is the source; these may fail.
-
-    Each gets the points of the first `done` iterations that it lacks (of all, where that is None).
-    """
-
-    def __init__(
-        self,
-        sinks: tuple[Sink, ...],
-        directory: Path,
-        name: str,
-        config: Mapping[str, Any],
-        done: int | None = None,
-    ) -> None:
-        self._open: list[tuple[Sink, Any]] = []
-        rows = _rows_of(directory, done) if sinks else {}
-        for sink in sinks:
-            try:
-                handle = sink.open(directory, name, config)
-                first_missing = sink.first_missing(handle)
-                if first_missing is not None:
-                    for iteration, row in rows.items():
-                        if iteration >= first_missing:
-                            sink.log(handle, iteration, row)
-                self._open.append((sink, handle))
-            except Exception as error:  # a mirror must not end a run, whatever a vendor's library raises
-                logger.warning("%s is off for this run: %s", type(sink).__name__, error)
-
-    def log(self, iteration: int, metrics: Metrics) -> None:
-        for sink, handle in list(self._open):
-            try:
-                sink.log(handle, iteration, metrics)
-            except Exception as error:  # as above
-                logger.warning("%s is off from here on: %s", type(sink).__name__, error)
-                self._open.remove((sink, handle))
-
-    def close(self) -> None:
-        for sink, handle in self._open:
-            try:
-                sink.close(handle)
-            except Exception as error:  # as above
-                logger.warning("%s did not close: %s", type(sink).__name__, error)
-        self._open = []
-
-
-def _rows_of(directory: Path, done: int | None) -> dict[int, Metrics]:
-    """Returns the rows of `metrics.jsonl` by iteration, in order: the first `done`, or all if that is None.
-
-    If an iteration was done twice, the last row counts. Damaged lines are left out: the run reports them.
-    """
-    rows = {int(row["iteration"]): row for row in ExperimentDirectory(directory).read_metrics([])}
-    return {iteration: rows[iteration] for iteration in sorted(rows) if done is None or iteration < done}

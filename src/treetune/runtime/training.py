@@ -1,4 +1,13 @@
-"""Trains an iteration, and chooses among its epochs where a choice is made."""
+"""Trains an iteration, and with `choose_checkpoint` chooses among its epochs.
+
+With a choice, training and measurement take turns on the accelerator::
+
+    choice      measure the weights that the iteration begins with
+    training    train to the end of an epoch            the engine sleeps
+    choice      load the weights into the engine, measure them, keep the trainer's state of the best
+    training    …, until no later candidate can change the choice
+    choice      settle: the trainer gets the state of the chosen candidate back
+"""
 
 from __future__ import annotations
 
@@ -40,10 +49,15 @@ def make_trainer(session: Session) -> PolicyTrainer:
 
     config, model = session.config, session.model
     reference = config.credit.reference
-    whole = model.on_cpu if config.trainer.deals_weights_out else model.load
+    if config.trainer.reads_in_parts:
+        load_model = model.in_parts
+    elif config.trainer.shards_weights:
+        load_model = model.on_cpu  # ZeRO-3 moves one weight after the other to the device
+    else:
+        load_model = model.load
     return PolicyTrainer(
         config.trainer,
-        model.in_parts if config.trainer.reads_in_parts else whole,
+        load_model,
         ranks=session.ranks,
         seed=config.seed,
         temperature=session.temperature,
@@ -60,10 +74,15 @@ def make_trainer(session: Session) -> PolicyTrainer:
 def open_trainer(
     sampler: Sampler, *, state: Path | None = None, trains: bool = True
 ) -> Iterator[PolicyTrainer]:
-    """Makes the trainer, from a stored `state` where one is given, and connects it: the server shares memory
-    with it, and the sampler gets its critic and, where it `trains`, its reference. Collective."""
+    """Makes the trainer, and connects it with the server, which shares its memory, and with the sampler,
+    which uses its critic and its reference. Collective.
+
+    Args:
+        state: The folder of a trainer's state; None begins with the start model.
+        trains: Whether the trainer will train, so that its reference may score answers during sampling.
+    """
     session, server = sampler.session, sampler.server
-    with server.asleep():  # on a CPU, the server is on its way up meanwhile
+    with server.asleep():  # on a CPU, the server starts meanwhile
         server.trainer = trainer = make_trainer(session)
         if state is not None:
             trainer.load(state)
@@ -78,10 +97,12 @@ def open_trainer(
 def critic_for_credit(
     session: Session, server: PolicyServer, values: Callable[[Sequences], Tensor]
 ) -> Critic:
-    """Returns a critic that credit can ask; `values` computes those of all ranks' answers on all ranks, of
-    the state before each trained token.
+    """Returns a critic for the credit. The engine frees its memory while values are computed, if so
+    configured.
 
-    The engine gives its memory up while they are computed, if so configured.
+    Args:
+        values: Computes the value of the state before each trained token, of all ranks' answers, on all
+        ranks.
     """
 
     def critic_values(answers: Sequence[Trajectory]) -> list[Column]:
@@ -90,6 +111,7 @@ def critic_for_credit(
         from treetune.trainer.tokens import Sequences
 
         ranks = session.ranks
+        # All ranks compute the values of all answers together, and each keeps those of its own.
         counts = [count for (count,) in ranks.exchange("critic-counts", [len(answers)])]
         rows = episodes_everywhere(ranks, "critic-answers", [scoring_row(answer) for answer in answers])
         if not rows:
@@ -102,7 +124,7 @@ def critic_for_credit(
         columns = []
         for answer, (start, end) in zip(answers, bounds, strict=True):
             trained = are_sampled(answer.segments)
-            column = np.full(len(trained), np.nan)  # tokens that the policy didn't sample have no value
+            column = np.full(len(trained), np.nan)  # only tokens that the policy has sampled have a value
             column[trained] = values_N[start:end]
             columns.append(column)
         return columns
@@ -113,14 +135,17 @@ def critic_for_credit(
 def train(
     sampler: Sampler, trainer: PolicyTrainer, iteration: int, episodes: Collection[Episode], clock: Clock
 ) -> Metrics:
-    """Trains on the episodes, all epochs or those that the choice needs, and leaves the trainer with
-    the weights that the iteration ends with. Without an episode, as `on_empty_selection` says. Collective.
+    """Trains on the episodes. Afterwards the trainer has the weights with which the iteration ends.
+    Collective.
+
+    Raises:
+        RuntimeError: There are no episodes, or the engine's log-probs differ too much from the trainer's.
     """
     session, server = sampler.session, sampler.server
     config = session.config
     if not episodes:
         selection = type(config.selection).__name__
-        message = f"iteration {iteration + 1}: the selection ({selection}) kept no episode to train on"
+        message = f"iteration {iteration + 1}: the selection ({selection}) has left no episode to train on"
         if config.on_empty_selection == "stop":
             raise RuntimeError(
                 f"{message}; the weights are unchanged. Choose another selection or a larger"
@@ -135,7 +160,7 @@ def train(
     if config.restart == "every_iteration" and iteration > 0:
         with clock.phase("training"), server.asleep():
             metrics = trainer.restart(episodes, on_signals)
-        on_signals = None  # the start weights, which are trained now, sampled none of these tokens
+        on_signals = None  # `restart` has passed them on; the start weights did not sample these tokens
     if config.choose_checkpoint is None:
         with _training_phase(sampler, iteration, clock) as show:
             metrics |= trainer.train(iteration, episodes, progress=show, on_signals=on_signals)
@@ -146,8 +171,8 @@ def train(
     if (problem := gap_problem(session, iteration, episodes, metrics)) is not None:
         if stops_at_gap(session):
             raise RuntimeError(
-                f"{problem}. To train all the same, set trainer.on_logprob_gap to 'warn', or"
-                " trainer.logprob_gap_limit to what you expect; this iteration's update is dropped"
+                f"{problem}. This iteration's update is dropped. To train nevertheless, set"
+                " trainer.on_logprob_gap to 'warn', or raise trainer.logprob_gap_limit"
             )
         session.console.say(problem)
     return metrics
@@ -168,8 +193,8 @@ def _training_phase(sampler: Sampler, iteration: int, clock: Clock) -> Iterator[
 def _train_and_choose(
     choice: _EpochChoice, episodes: Collection[Episode], clock: Clock, on_signals: OnSignals | None
 ) -> Metrics:
-    """Trains and measures in turns, until no later candidate can change the choice. Leaves the trainer with
-    the chosen weights. Collective."""
+    """Trains and measures in turns, until no later candidate can change the choice. Afterwards the trainer
+    has the chosen weights. Collective."""
     with clock.phase("choice"):
         choice.consider(0)
     training = choice.trainer.begin(choice.iteration, episodes)
@@ -181,54 +206,54 @@ def _train_and_choose(
         with clock.phase("choice"):
             choice.consider(point, is_last)
             if is_last or choice.is_made:
-                settled = choice.settle()
+                choice_metrics = choice.settle()
                 break
-    return settled | training.finish(on_signals)
+    return choice_metrics | training.finish(on_signals)
 
 
 GAP = "engine/logprob_gap_mean"
 
 GAP_LIMITS = {"quantised": 0.5, "bfloat16": 0.15, "float16": 0.15}
-"""Largest mean gap by what the engine or the trainer computes in; see `Trainer.logprob_gap_limit`. In
-bfloat16 0.01 to 0.05 are usual, and more for mixtures of experts, whose routers flip."""
+"""The largest mean gap by the precision of engine or trainer; see `Trainer.logprob_gap_limit`. In bfloat16,
+gaps of 0.01 to 0.05 are typical, and larger ones for mixtures of experts, whose routers may choose other
+experts."""
 
 
 def gap_problem(
     session: Session, iteration: int, episodes: Collection[Episode], metrics: Metrics
 ) -> str | None:
-    """Returns in words that the engine sampled from another model than the one that is trained, as far as the
-    log-probs of this iteration's tokens say; None where all is well or nothing can be said."""
+    """Returns a message if the log-probs of this iteration's tokens show that the engine did not sample from
+    the trained model; None if they don't, or if they aren't comparable."""
     gap, limit = metrics.get(GAP), gap_limit(session)
     if gap is None or gap <= limit or differs_by_design(session, iteration, episodes):
         return None
     return (
         f"iteration {iteration + 1}: the trainer's log-probs of the tokens that the engine sampled differ"
         f" from the engine's by {gap:.2g} nats a token in the mean ({GAP}), more than the {limit:g} that"
-        " rounding explains: what is trained is not what was sampled. Likely causes: an attention or a"
-        " position embedding that the two compute otherwise beyond the few tokens of the canary (sliding"
-        " windows, stretched contexts), sampling that the trainer doesn't know of (penalties or other"
-        " engines.policy.extra_arguments), an engine of less precision than it says, or weights that did not"
-        " reach it"
+        " rounding explains. The engine did not sample from the model that is trained. Likely causes: an"
+        " attention or a position embedding that the two compute differently for longer texts than the"
+        " canary's (sliding windows, extended contexts); settings of sampling that the trainer doesn't have"
+        " (penalties or other engines.policy.extra_arguments); an engine with a lower precision than"
+        " configured; or weights that were not loaded into it"
     )
 
 
 def gap_limit(session: Session) -> float:
-    """The mean gap from which on a run's engine is not believed to have the trainer's model."""
+    """Returns the largest mean gap between log-probs of engine and trainer that is accepted."""
     config, device = session.config, session.ranks.device.type
     if config.trainer.logprob_gap_limit is not None:
         return config.trainer.logprob_gap_limit
     engine = config.engines.policy
     in_float32 = 1e-3 if device == "cpu" else 5e-3
-    by_precision = [
-        GAP_LIMITS.get(precision, in_float32)
-        for precision in (engine.computes_in(device), config.trainer.precision)
-    ]
-    return max(*by_precision, 3 * (engine.canary_tolerance or 0.0))
+    limit_of_engine = GAP_LIMITS.get(engine.computes_in(device), in_float32)
+    limit_of_trainer = GAP_LIMITS.get(config.trainer.precision, in_float32)
+    return max(limit_of_engine, limit_of_trainer, 3 * (engine.canary_tolerance or 0.0))
 
 
 def differs_by_design(session: Session, iteration: int, episodes: Collection[Episode]) -> bool:
-    """Returns whether trainer and engine aren't meant to agree on these tokens: at temperature 0, whose
-    distribution has no log-probs, and where other weights sampled than the ones whose log-probs are known."""
+    """Returns whether the log-probs of engine and trainer aren't comparable: at temperature 0, whose
+    distribution has no log-probs, and if other weights have sampled the tokens than those that the trainer
+    has scored."""
     config = session.config
     sampling = config.rollout.sampling
     if sampling is not None and sampling.temperature == 0:
@@ -239,7 +264,7 @@ def differs_by_design(session: Session, iteration: int, episodes: Collection[Epi
 
 
 def stops_at_gap(session: Session) -> bool:
-    """Returns whether a large gap ends the run: not where the objective weighs tokens for it."""
+    """Returns whether a large gap ends the run. It doesn't if the objective corrects for it by weights."""
     settings = session.config.trainer
     objective = settings.objective
     corrections = ("importance_cap", "importance_band", "importance_sequence")
@@ -248,12 +273,14 @@ def stops_at_gap(session: Session) -> bool:
 
 
 class _EpochChoice:
-    """Measures an iteration's candidates one by one and keeps the state of the one to go on with. Their
-    `points` are numbers of epochs, or of steps.
+    """Measures an iteration's candidates one after the other, and keeps the trainer's state of the best one.
 
-    Measurements lie in the iteration's folder and are read from there when the iteration is
-    trained again: then the same candidates are trained, the same one is chosen, and nothing is sampled
-    twice. The state of the trainer lies beside it until the choice is settled.
+    The measurements are in the iteration's folder. If a killed run trains the iteration again, it reads them,
+    so that the same candidate is chosen and nothing is sampled again. The trainer's state is in that folder,
+    too, until the choice is settled.
+
+    Example: after two of four epochs, with ``first_maximum``, `points` are ``[0, 1, 2]``, and `accuracies`
+    ``[0.41, 0.46, 0.45]``. Epoch 1 is chosen.
     """
 
     def __init__(
@@ -265,22 +292,24 @@ class _EpochChoice:
         sets = self.session.config.evaluation.sets
         self.set = next(candidate for candidate in sets if candidate.label == settings.set)
         self.points: list[int] = []
+        """The number of epochs, or of steps, of each candidate."""
         self.accuracies: list[float] = []
-        self._measured: list[Path] = []
+        self._measurements: list[Path] = []
+        """The folder of each candidate's measurement."""
         self._state = self.session.directory.iteration(iteration) / "candidates" / "state"
 
     def train_to_next_point(
         self, steps: Iterator[StepDone], show: Callable[[int, int], None]
     ) -> tuple[int, bool]:
-        """Trains to the end of the epoch, or as many steps as lie between candidates. Returns the number of
-        epochs or steps that are done, and whether these are all. Collective."""
+        """Trains to the next candidate: the end of the epoch, or `every` steps. Returns the number of epochs
+        or steps so far, and whether the training is over. Collective."""
         for step in steps:
             show(step.number, step.of)
             if self.every is None and step.epochs is not None:
                 return step.epochs, step.is_last
             if self.every is not None and (step.number % self.every == 0 or step.is_last):
                 return step.number, step.is_last
-        raise AssertionError("the last step is a point of the choice")
+        raise AssertionError("the weights after the last step are a candidate")
 
     @property
     def chosen(self) -> int:
@@ -293,14 +322,16 @@ class _EpochChoice:
         return self.rule == "first_maximum" and self.chosen < len(self.accuracies) - 1
 
     def consider(self, point: int, is_last: bool = False) -> None:
-        """Measures the trainer's present weights. Collective."""
+        """Measures the trainer's present weights, and keeps the trainer's state if they are the best so far.
+        Collective."""
         session, done = self.session, self.iteration + 1
-        if (folder := self._measured_before(point)) is None:
+        folder = self._find_measurement(point)
+        if folder is None:
             self.sampler.server.offer(self.trainer, done)
             folder = session.directory.candidate(self.iteration, point)
             name = f"{self.set.label} after {self.unit} {point} of iteration {done}"
             measure(self.sampler, done, self.set, folder, name)
-        self._measured.append(folder)
+        self._measurements.append(folder)
         self.points.append(point)
         self.accuracies.append(read_record(folder / "summary.json", MEASURE_AGAIN)["pass_at_1"])
         if self.chosen == len(self.accuracies) - 1 and not is_last:
@@ -313,56 +344,63 @@ class _EpochChoice:
             if session.ranks.is_first:
                 seal_folder(self._state)
 
-    def _measured_before(self, point: int) -> Path | None:
-        """The folder in which these weights were measured already, by a run that was interrupted or, with
-        restarts, in an earlier iteration that began with the same ones."""
-        again = point == 0 and self.session.config.restart == "every_iteration"
-        for iteration in (self.iteration, *(range(self.iteration) if again else ())):
+    def _find_measurement(self, point: int) -> Path | None:
+        """Returns the folder in which these weights were measured already, before the run was interrupted;
+        None if they weren't."""
+        iterations = [self.iteration]
+        if point == 0 and self.session.config.restart == "every_iteration":
+            # Every iteration begins with the same start weights.
+            iterations += range(self.iteration)
+        for iteration in iterations:
             folder = self.session.directory.candidate(iteration, point)
             if (folder / "summary.json").is_file():
                 return folder
         return None
 
     def settle(self) -> Metrics:
-        """Leaves the trainer with the chosen weights. Collective."""
+        """Gives the trainer the chosen weights, and returns the metrics of the choice. Collective."""
         session, chosen = self.session, self.chosen
         if chosen < len(self.accuracies) - 1:
             damage = damage_of(self._state) if session.ranks.is_first else None
             if (damage := session.ranks.from_first("the candidate", damage)) is not None:
-                raise Damaged(
-                    f"{damage}: give the same command again, which trains the iteration's epochs again"
-                )
+                raise Damaged(f"{damage}: run the same command again, which repeats the iteration's training")
             with self.sampler.server.asleep():
                 self.trainer.load(self._state)
         session.ranks.barrier("the chosen weights are back")
         if session.ranks.is_first:
             shutil.rmtree(self._state, ignore_errors=True)
-            self._keep_as_evaluation(self._measured[chosen])
+            self._copy_to_evaluations(self._measurements[chosen])
         session.ranks.barrier("the choice is settled")
         point = self.points[chosen]
         session.console.say(
-            f"iteration {self.iteration + 1}: went on with {self.unit} {point}, {self.set.label} "
+            f"iteration {self.iteration + 1}: chose {self.unit} {point}, {self.set.label} "
             + " ".join(f"{accuracy:.3f}" for accuracy in self.accuracies)
         )
-        pairs = zip(self.points, self.accuracies, strict=True)
-        measured = {f"choice/{self.unit}_{at}": accuracy for at, accuracy in pairs}
-        made = {f"choice/{self.unit}": float(point), "choice/accuracy": self.accuracies[chosen]}
-        return measured | made
+        metrics: Metrics = {}
+        for candidate, accuracy in zip(self.points, self.accuracies, strict=True):
+            metrics[f"choice/{self.unit}_{candidate}"] = accuracy
+        metrics[f"choice/{self.unit}"] = float(point)
+        metrics["choice/accuracy"] = self.accuracies[chosen]
+        return metrics
 
-    def _keep_as_evaluation(self, measured: Path) -> None:
-        """These weights are those after the iteration: they need not be measured again as such."""
+    def _copy_to_evaluations(self, measurement: Path) -> None:
+        """Copies the measurement of the chosen weights to the evaluations, since they are the weights after
+        the iteration."""
         done = self.iteration + 1
         folder = self.session.directory.evaluation(done, self.set.label)
         if (folder / "summary.json").is_file():
             return
-        summary = read_record(measured / "summary.json", MEASURE_AGAIN)
-        verify_answers(measured / ANSWERS)
-        write_text(folder / ANSWERS, (measured / ANSWERS).read_text())
+        summary = read_record(measurement / "summary.json", MEASURE_AGAIN)
+        verify_answers(measurement / ANSWERS)
+        write_text(folder / ANSWERS, (measurement / ANSWERS).read_text())
         write_record(folder / "summary.json", summary | {"iteration": done})
 
 
 def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:
-    """The number of the candidate to go on with, from 0; see `ChooseCheckpoint`."""
+    """Returns the index of the chosen candidate; see `ChooseCheckpoint`.
+
+    Example: ``choose([0.41, 0.46, 0.45, 0.48], "first_maximum")`` is 1, and with ``best`` it is 3.
+    """
     if rule == "best":
         return max(range(len(accuracies)), key=lambda number: (accuracies[number], -number))
     number = 0

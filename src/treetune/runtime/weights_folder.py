@@ -1,8 +1,8 @@
-"""Holds the folder from which engines load weights: whole ones, or adapters to the start model.
+"""Writes the folder from which engines load weights: whole models, or adapters of the start model.
 
 ::
 
-    /dev/shm/treetune-x7f3/        one folder for each machine, or one for all beside the experiment
+    /dev/shm/treetune-x7f3/        one folder for each machine, or one for all in the experiment's folder
       0000/                        the start model
       0004/                        the policy after 4 iterations; older versions are deleted
       start-model/                 the start model, if the engine is sent adapters
@@ -83,7 +83,7 @@ class WeightsFolder:
         don't change it yet. Collective.
 
         Raises:
-            ValueError: There is no room for this version and the next one.
+            ValueError: There is no space for this version and the next one.
         """
         from treetune.models.policy_files import write_for_engine
         from treetune.models.saved_weights import saved_weights
@@ -137,7 +137,7 @@ class WeightsFolder:
         session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
         weights = with_head(trainer.weights_in_turn(), trainer.weight_names, config.tie_word_embeddings)
-        weights = architecture_of(config).in_turn_as_saved(weights)
+        weights = architecture_of(config).convert_to_saved(weights)
         files: dict[str, str] = {}
 
         def keep(weight: Tensor) -> Tensor:
@@ -252,15 +252,15 @@ def no_room(folder: Path, needed: int) -> str | None:
     free = shutil.disk_usage(folder).free
     if free >= needed:
         return None
-    remedy = "make room"
+    remedy = "free some space"
     if folder.is_relative_to(MEMORY):
         remedy = (
-            f"{MORE_SHARED_MEMORY}, clear it, or set {SETTING} to 'file', which puts them beside the"
-            " experiment"
+            f"{MORE_SHARED_MEMORY}, clear it, or set {SETTING} to 'file', which writes them into the"
+            " experiment's folder"
         )
     return (
-        f"{folder} has {free / GIB:.1f} GiB free, and the weights that the trainer hands the engine there"
-        f" ({VERSIONS} versions at once) take {needed / GIB:.1f}: {remedy}"
+        f"{folder} has {free / GIB:.1f} GiB free, and the trainer's weights for the engine ({VERSIONS}"
+        f" versions at the same time) need {needed / GIB:.1f} GiB: {remedy}"
     )
 
 
@@ -270,9 +270,9 @@ def weights_folder(
     """Makes an empty folder for weights, which no other user can access. Collective.
 
     With `in_memory`, each machine has a folder of its own in /dev/shm; without it, all ranks share one in the
-    experiment's folder. Any user can make files in /dev/shm, so the folder there has a random name, which
-    nobody can have taken before. The experiment's folder remembers the name, so that the next start can
-    delete what a killed run has left.
+    experiment's folder. Any user can make files in /dev/shm, so the folder there has a random name, which no
+    other user can have taken before. A file in the experiment's folder has the name, so that the next start
+    can delete the folder of a killed run.
 
     Returns:
         The folder, the folder in which the engines of all ranks agree, and whether this rank writes weights.

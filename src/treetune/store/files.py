@@ -34,7 +34,9 @@ def why_not_written(error: BaseException, path: Path) -> str:
     free = f"{space.f_bavail * space.f_frsize / 2**20:.0f} MiB are free there"
     for step in (path, *path.absolute().parents):
         if step.is_symlink() and not step.exists():
-            return f"{step} is a link to {os.readlink(step)}, which isn't there: make it, or delete the link"
+            return (
+                f"{step} is a link to {os.readlink(step)}, which doesn't exist: make it, or delete the link"
+            )
         if step != path and step.is_file():
             return f"{step} is a file where a folder belongs: move it away"
     if number in (errno.ENOSPC, None) and space.f_files and not space.f_favail:
@@ -51,7 +53,7 @@ def why_not_written(error: BaseException, path: Path) -> str:
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{path} can't be written by this user ({os.strerror(number)}): give another folder, or rights"
     if number == errno.ENOSPC or (number is None and not space.f_bavail):
-        return f"there is no room left on the file system of {nearest_folder} ({free}): make room"
+        return f"there is no space left on the file system of {nearest_folder} ({free}): free some"
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     limit = f", and a file may have {largest} bytes (raise `ulimit -f`)" if largest >= 0 else ""
     return f"{error}" if number == errno.ENOENT else f"{error}; {free}{limit}"
@@ -120,7 +122,7 @@ def new_own_folder(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True)
     except FileExistsError as error:
         raise ValueError(
-            f"{path} is there already, of user {path.lstat().st_uid}, and could not be deleted: have it"
+            f"{path} exists already, belongs to user {path.lstat().st_uid}, and could not be deleted: have it"
             " deleted, or give the experiment another name (APP_EXPERIMENT_NAME)"
         ) from error
 

@@ -71,7 +71,7 @@ class Journal(AbstractContextManager["Journal"]):
         self._unwritten: list[bytes] = []
         self._flushed_at = time.monotonic()
         self._index: dict[str, tuple[Path, int, int]] | None = None
-        """The file, offset and length of the last line of each key; None until somebody looks up a row."""
+        """The file, offset and length of the last line of each key; None until a row is looked up."""
         if exclusive:
             self._open()
 
@@ -149,7 +149,7 @@ class Journal(AbstractContextManager["Journal"]):
         except BlockingIOError as error:
             file.close()
             raise ValueError(
-                f"another process is at work in {self.path.parent}: wait for it, or name another output"
+                f"another process is writing into {self.path.parent}: wait for it, or choose another output"
             ) from error
         self._file = file
 

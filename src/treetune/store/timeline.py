@@ -58,7 +58,7 @@ class Timeline:
         Yields:
             A dictionary to which the block may add facts.
         """
-        # The end is measured by a clock that nobody sets.
+        # The end is measured by a clock that can't be set.
         start, clock_at_start = time.time(), time.perf_counter()
         number = self._next_number()
         self._write({"begin": number, "lane": lane, "name": name, "at": start, **about})

@@ -21,16 +21,17 @@ AdamBeta = Annotated[float, Ge(0), Lt(1)]
 
 
 class Schedule(Registrable):
-    """The learning rate of one step of the whole run, as a factor of the configured one."""
+    """A learning-rate schedule: the rate of each optimiser step as a factor of the configured rate."""
 
     warmup_steps: int = 0
-    """The steps that training must have at least, for the warm-up to come to its end."""
+    """The number of steps that training needs at least, so that the warm-up ends."""
 
     length_matters: str | None = None
-    """The reason, in words, why it depends on how long training is; None where it doesn't."""
+    """The reason why the factors depend on the length of training, such as ``its linear decay spans the whole
+    of it``; None if they don't depend on it."""
 
     def factor(self, step: int, total_steps: int) -> float:
-        """The factor for optimiser step `step` (0-based) of `total_steps`."""
+        """Returns the factor for optimiser step `step` (0-based) of `total_steps`."""
         raise NotImplementedError
 
 
@@ -74,8 +75,10 @@ class Warmup(Schedule):
             return (step + 1) / warmup
         if self.decay == "constant":
             return 1.0
-        done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-        return 1.0 - done if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+        decayed_share = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+        if self.decay == "linear":
+            return 1.0 - decayed_share
+        return 0.5 * (1 + math.cos(math.pi * decayed_share))
 
 
 @Schedule.register("deepspeed_warmup_decay")
@@ -85,8 +88,8 @@ class DeepSpeedWarmupDecay(Schedule):
     the whole rate, the second none; then the rate rises with the logarithm of the step and falls
     linearly to 0.
 
-    For comparisons with published runs only: the first step is larger than any other, without any
-    warm-up before it. `Warmup` is what was meant.
+    For comparisons with published runs only: the first step has a larger rate than any other, before any
+    warm-up. Other runs should use `Warmup`.
     """
 
     ratio: Annotated[float, Gt(0), Le(1)] = 0.03
@@ -95,9 +98,9 @@ class DeepSpeedWarmupDecay(Schedule):
     @override
     def factor(self, step: int, total_steps: int) -> float:
         if step == 0:
-            return 1.0  # the optimiser's own rate: the scheduler sets none before the first step
+            return 1.0  # DeepSpeed's scheduler sets no rate before the first step
         warmup = max(2, math.ceil(self.ratio * total_steps))
-        scheduled = step - 1
+        scheduled = step - 1  # DeepSpeed's scheduler counts from 0 at the second step
         if scheduled < warmup:
             return math.log(scheduled + 1) / math.log(warmup)
         return max(0.0, (total_steps - scheduled) / max(1, total_steps - warmup))
@@ -107,16 +110,17 @@ class DeepSpeedWarmupDecay(Schedule):
 class EntropyTarget:
     """Holds the mean entropy at trained tokens near `target` (nats).
 
-    After each step the coefficient goes up by `rate` times what the entropy lacks, within `lowest` and
-    `highest`: integral control, as soft actor-critic finds its temperature (Haarnoja et al. 2018,
-    arXiv:1812.05905, section 5). It begins at the objective's `entropy_coef`.
+    After each step the coefficient increases by ``rate * (target - entropy)``, and is kept between `lowest`
+    and `highest`. This is integral control, as soft actor-critic adjusts its temperature (Haarnoja et al.
+    2018, arXiv:1812.05905, section 5). It begins at the objective's `entropy_coef`.
     """
 
     target: Annotated[float, Ge(0)]
     rate: Annotated[float, Gt(0)] = 1e-3
     lowest: float = 0.0
-    """The least coefficient. With 0 the entropy is only ever held up."""
+    """The smallest coefficient. With 0, the entropy is only increased and never decreased."""
     highest: float = 0.1
+    """The largest coefficient."""
 
     def __post_init__(self) -> None:
         if self.lowest >= self.highest:
@@ -127,9 +131,9 @@ class EntropyTarget:
 class Trainer(Part):
     """The trainer of every method: AdamW on a DeepSpeed engine.
 
-    Two settings let several neighbouring ranks run one model together, each on micro-batches of its own
-    otherwise: `sequence_parallel_size` and `tensor_parallel_size`. Neither changes the update, and nor do the
-    `layout` and the limits of micro-batches, which are per rank.
+    Each rank computes micro-batches of its own, unless `sequence_parallel_size` lets neighbouring ranks
+    compute theirs together. That setting changes only the speed, as do `layout` and the limits of
+    micro-batches, which are per rank.
     """
 
     objective: Objective
@@ -143,7 +147,7 @@ class Trainer(Part):
     weight_decay: Annotated[float, Ge(0)] = 0.0
     """AdamW's, of all weights."""
     max_grad_norm: Annotated[float, Gt(0)] | None = 1.0
-    """Longer gradients are scaled down to this norm; None: none is."""
+    """Longer gradients are scaled down to this norm; None: gradients are not clipped."""
     epochs: Annotated[int, Gt(0)] = 1
     """Number of passes over an iteration's episodes."""
     minibatch_size: Annotated[int, Gt(0)] | None = None
@@ -151,52 +155,51 @@ class Trainer(Part):
     tokens_per_micro_batch: Annotated[int, Gt(0)] = 16384
     """Most tokens of a micro-batch, padding included; a longer row runs alone."""
     sequences_per_micro_batch: Annotated[int, Gt(0)] | None = None
-    """Most rows of a micro-batch. An answer with threads is one sequence, and as many rows as parts of it
-    were sampled in one go. None: there is no bound."""
+    """Most rows of a micro-batch; None: no limit. An answer with threads is one sequence, with a row for each
+    part that was sampled by one request."""
     layout: Layout = "padded"
-    """Rows of a micro-batch are ``padded`` to one length, ``packed`` into one row, or put as a prefix
-    ``tree``: all of a problem's rows in a minibatch are one, or several where it is larger than
-    `tokens_per_micro_batch`, so that what they begin with alike is computed once; a tree counts as one
-    row."""
+    """Rows of a micro-batch are ``padded`` to one length, ``packed`` into one row, or merged into a prefix
+    ``tree``, in which a common beginning is computed once. All of a problem's rows in a minibatch become one
+    tree, or several if it would have more than `tokens_per_micro_batch` tokens. A tree counts as one row."""
     advantage_normalisation: Literal["none", "whiten", "scale"] = "none"
     """Over all trained tokens of the iteration: ``whiten`` to mean 0 and standard deviation 1, ``scale`` to
     standard deviation 1 only."""
     normalise_by_domain: bool = False
-    """Normalises over the tokens of each domain, so that none moves the weights more because its rewards lie
-    further apart."""
+    """Normalises over the tokens of each domain separately, so that a domain doesn't move the weights more
+    because its rewards differ more."""
     measure_kl: bool = True
     """Keeps the start model as the reference even where the objective needs none, so that ``train/kl`` is
     known."""
     token_signals: Literal["none", "known", "all"] = "known"
-    """Written of each trained token beside the episodes (log-prob and entropy of the policy before the
-    updates, gap to the engine, ratio at its last step): ``known``, what training computes anyway; ``all``,
-    for one more forward pass over the iteration where training makes none before its first step; ``none``, no
-    file. At most 16 bytes a token. It changes no update."""
+    """The values of each trained token that are stored with the episodes: log-prob and entropy of the policy
+    before the updates, gap to the engine, ratio at its last step. ``known`` stores those that training
+    computes anyway; ``all`` stores all of them, for one more forward pass over the iteration if training has
+    none before its first step; ``none`` stores none. At most 16 bytes a token. It changes no update."""
     logprob_gap_limit: Annotated[float, Gt(0)] | None = None
     """Largest mean difference, in nats, between the trainer's and the engine's log-probs of an iteration's
     trained tokens (``engine/logprob_gap_mean``). None: 1e-3 where both compute in float32 on a CPU, 5e-3 on a
     GPU, 0.15 where one computes in half precision, 0.5 where the engine or its cache is quantised; and three
-    times `engines.policy.canary_tolerance` where that is more. Not asked where the two differ by design: at
-    temperature 0, and of answers that older weights sampled (`overlap`, `restart`)."""
+    times `engines.policy.canary_tolerance` where that is more. There is no limit where the two differ by
+    design: at temperature 0, and for answers that older weights sampled (`overlap`, `restart`)."""
     on_logprob_gap: Literal["stop", "warn"] = "stop"
-    """A larger gap ends the run, or is said in the log at each iteration. With an importance correction in
-    the objective it is only said."""
+    """A larger gap ends the run (``stop``), or is logged at each iteration (``warn``). With an importance
+    correction in the objective it is only logged."""
     entropy_target: EntropyTarget | None = None
-    """Finds the coefficient of the entropy while training."""
+    """Adjusts the coefficient of the entropy while training."""
     skip_without_advantage: bool = False
-    """Takes no step on a minibatch whose advantages are all 0 (groups without spread): momentum, KL and
-    weight decay would move the weights, and nothing that was learnt."""
+    """Takes no step on a minibatch whose advantages are all 0 (groups of equal rewards). Such a step would
+    move the weights by old momentum, KL and weight decay alone."""
     offload_reference: bool = False
     """Keeps the reference on the CPU while it isn't needed."""
     reference_scores: Literal["before_training", "while_sampling"] = "before_training"
-    """Time at which answers get their log-probs under the reference: all together, ``before_training``, or
-    each by itself as soon as it is there, ``while_sampling`` the others, for trainers whose device is idle
-    meanwhile (`engines.policy.devices`). The latter rounds otherwise, in the last bits, and the same however
-    a run is cut or resumed."""
+    """Time at which the reference scores answers: all together (``before_training``), or each by itself as
+    soon as it is sampled (``while_sampling``), for trainers whose device is idle meanwhile
+    (`engines.policy.devices`). The two differ in the last bits. With either, results don't depend on how the
+    work was cut or resumed."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Number format of weights and activations in the forward and backward passes."""
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """Shared out over the ranks: nothing (0), optimiser states (1), gradients (2), weights (3)."""
+    """Sharded over the ranks: nothing (0), optimiser states (1), also gradients (2), also weights (3)."""
     offload_optimizer: bool = False
     """Keeps optimiser states on the CPU (ZeRO)."""
     offload_parameters: bool = False
@@ -205,18 +208,18 @@ class Trainer(Part):
     """Computes activations again in the backward pass: less memory, more time."""
     lora: Lora | None = None
     """Trains adapters on the start model instead of its weights; the reference is then the model without
-    them, which costs no memory, and a critic is a whole model as ever."""
+    them, which costs no memory. A critic is still trained as a whole model."""
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     """Number of neighbouring ranks that share every sequence (DeepSpeed-Ulysses; for long ones)."""
-    tensor_parallel_size: Annotated[int, Gt(0)] = 1
-    """Number of neighbouring ranks that share every weight matrix (DeepSpeed's AutoTP; for large ones; the
-    reference stays whole on each)."""
 
     @classmethod
     @override
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
-        """Speed and memory. ZeRO's stage and its offloading are not among them: the optimiser's state lies
-        in a checkpoint as the stage cuts it."""
+        """Returns the keys that change only speed, memory, files and messages.
+
+        ZeRO's stage and its offloading are not among them, since a checkpoint has the optimiser's state as
+        the stage shards it.
+        """
         return frozenset(
             {
                 "tokens_per_micro_batch",
@@ -233,7 +236,7 @@ class Trainer(Part):
 
     @property
     def length_matters(self) -> str | None:
-        """The reason, in words, why training depends on how long it is; None where it doesn't."""
+        """The reason why training depends on its length, for messages; None if it doesn't."""
         reason = self.schedule.length_matters
         return None if reason is None else f"trainer.schedule depends on the length of training: {reason}"
 
@@ -256,29 +259,18 @@ class Trainer(Part):
 
     @property
     def keeps_reference(self) -> bool:
-        """Returns whether the start model's log-probs are computed beside the policy's."""
+        """Returns whether the reference's log-probs are computed in addition to the policy's."""
         return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
     @property
-    def deals_weights_out(self) -> bool:
-        """Returns whether each rank is given a part of the weights (ZeRO-3, AutoTP): no device need hold them
-        all."""
-        return self.zero_stage == 3 or self.tensor_parallel_size > 1
+    def shards_weights(self) -> bool:
+        """Returns whether each rank keeps only its part of the weights (ZeRO-3)."""
+        return self.zero_stage == 3
 
     @property
     def reads_in_parts(self) -> bool:
-        """Returns whether weights are dealt out while they are read: no rank need ever hold them all."""
-        return self.deals_weights_out and not self.offload_parameters
-
-    @property
-    def model_parallel_size(self) -> int:
-        """Number of neighbouring ranks that are given the same micro-batches and run the model together."""
-        return self.sequence_parallel_size * self.tensor_parallel_size
-
-    @property
-    def model_parallel_setting(self) -> str:
-        """The name of the setting that says so, for messages."""
-        return "sequence_parallel_size" if self.sequence_parallel_size > 1 else "tensor_parallel_size"
+        """Returns whether weights are sharded while they are read, so that no rank ever holds all of them."""
+        return self.shards_weights and not self.offload_parameters
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -318,16 +310,17 @@ class Trainer(Part):
         )
 
     def _check_scoring_while_sampling(self, experiment: Experiment) -> Iterator[Finding]:
-        """It needs a reference that each rank runs by itself, on a device that has the time and the memory
-        for it while the engine samples."""
-        for holds, why in (
+        """Yields a finding for each reason against `reference_scores` ``while_sampling``, which needs a
+        reference that each rank runs by itself, on a device with time and memory for it during sampling."""
+        for applies, reason in (
             (not self.keeps_reference, "nothing here needs a reference"),
             (not experiment.rollout.needs_engine, "this rollout samples nothing"),
             (
                 Turns() in experiment.rollout.gives,
-                "an answer's turns are asked for one by one and trained together: none would be scored ahead",
+                "the turns of an answer are sampled one by one and trained together, so none could be scored"
+                " ahead",
             ),
-            (self.deals_weights_out, "the reference is dealt out over the ranks, which run it together"),
+            (self.shards_weights, "the reference is sharded over the ranks, which run it together"),
             (self.sequence_parallel_size > 1, "ranks run each sequence together"),
             (self.lora is not None, "the reference is the policy without its adapters"),
             (self.offload_reference, "the reference is on the CPU while the engine samples"),
@@ -337,12 +330,12 @@ class Trainer(Part):
             ),
             (
                 getattr(experiment, "overlap", "none") != "none",
-                "with overlap 'one_step' the trainer is at work on the iteration before meanwhile",
+                "with overlap 'one_step' the trainer trains on the iteration before meanwhile",
             ),
         ):
-            if holds:
+            if applies:
                 yield Finding(
-                    f"reference_scores is 'while_sampling', and {why}",
+                    f"reference_scores is 'while_sampling', but {reason}",
                     "reference_scores",
                     "leave it at 'before_training'",
                 )
@@ -361,23 +354,14 @@ class Trainer(Part):
             )
         if self.precision == "bfloat16" and self.zero_stage == 0:
             raise ValueError(
-                "zero_stage 0 adds the gradients of micro-batches up in bfloat16, so that the update would"
-                " depend on how it was cut: set zero_stage to 1 or more, which adds them up in float32"
+                "zero_stage 0 sums the gradients of micro-batches in bfloat16, so that the update would"
+                " depend on the size of micro-batches: set zero_stage to 1 or more, which sums them in"
+                " float32"
             )
-        for name, chosen in (
-            ("sequence_parallel_size", self.sequence_parallel_size > 1),
-            ("lora", self.lora is not None),
-            ("offload_optimizer", self.offload_optimizer),
-            ("zero_stage 3", self.zero_stage == 3),
-        ):
-            if chosen and self.tensor_parallel_size > 1:
-                raise ValueError(
-                    f"tensor_parallel_size is not made to work with {name}: leave one of them out"
-                )
         if self.layout == "tree" and self.sequence_parallel_size > 1:
             raise ValueError(
-                f"sequence_parallel_size is {self.sequence_parallel_size} and layout is 'tree', whose tokens"
-                " ranks can't share: set one to 1, or the other to 'padded' or 'packed'"
+                f"sequence_parallel_size is {self.sequence_parallel_size}, and ranks can't share the tokens"
+                " of layout 'tree': set sequence_parallel_size to 1, or layout to 'padded' or 'packed'"
             )
         if self.lora is not None and self.offload_reference:
             raise ValueError(
@@ -386,15 +370,16 @@ class Trainer(Part):
             )
 
     def _check_entropy(self, target: EntropyTarget) -> None:
-        if "entropy_coef" not in {field.name for field in fields(self.objective)}:  # type: ignore[arg-type]
+        names = {field.name for field in fields(self.objective)}  # type: ignore[arg-type]
+        if "entropy_coef" not in names:
             raise ValueError(
-                "entropy_target finds the objective's entropy_coef, and this objective has none: leave it"
-                " out, or choose a policy gradient or 'spo'"
+                "entropy_target adjusts the objective's entropy_coef, and this objective has none: leave"
+                " entropy_target out, or choose a policy gradient or 'spo'"
             )
         if not target.lowest <= self.objective.entropy_coef <= target.highest:
             raise ValueError(
-                f"entropy_target begins at the objective's entropy_coef, {self.objective.entropy_coef:g}, and"
-                f" that is not between its lowest, {target.lowest:g}, and its highest, {target.highest:g}:"
+                f"entropy_target begins at the objective's entropy_coef, {self.objective.entropy_coef:g},"
+                f" which is not between its lowest, {target.lowest:g}, and its highest, {target.highest:g}:"
                 " change one of the three"
             )
 

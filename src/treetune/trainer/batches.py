@@ -33,7 +33,7 @@ from treetune.vocabulary import Episode
 
 @dataclass(frozen=True)
 class Minibatch:
-    """The sequences of a step, the same on every rank."""
+    """The sequences of an optimiser step, the same on every rank."""
 
     units: list[Unit]
     """The rows that are computed, grouped by sequence or by pair. Sequences of weight 0 are left out. Empty
@@ -43,6 +43,7 @@ class Minibatch:
     weights_N: Tensor
     """The weight of each trained token of the iteration; 0 outside of the minibatch."""
     weight_sum: float
+    """The sum of `weights_N`."""
     sequence_weight: float
     """1 / number of sequences."""
     pair_weight: float
@@ -56,13 +57,14 @@ class Minibatch:
         scores = [sequences.scores[index] for index in indices]
         weights = objective.sequence_weights(lengths, scores)
         weights_N = torch.zeros(sequences.n_tokens)
-        with_weight = set()
+        weighted_sequences = set()
         for index, weight in zip(indices, weights, strict=True):
             weights_N[starts[index] : starts[index + 1]] = weight
             if weight != 0:
-                with_weight.add(index)
+                weighted_sequences.add(index)
+        weighted_units = [unit for unit in units if weighted_sequences.intersection(unit)]
         return Minibatch(
-            units=[sequences.rows_of(unit) for unit in units if with_weight.intersection(unit)],
+            units=[sequences.rows_of(unit) for unit in weighted_units],
             keep_units=objective.needs_whole_sequences,
             weights_N=weights_N,
             weight_sum=float(weights_N.double().sum()),
@@ -119,6 +121,7 @@ def plan_micro_batches(
         max_tokens: The most tokens of a micro-batch, with padding. A longer unit has one to itself.
         max_rows: The most rows of a micro-batch; None for no limit.
     """
+    # A unit is padded to its longest row.
     width_of = {unit: max(lengths[i] for i in unit) for unit in units}
     tokens_of = {unit: sum(lengths[i] for i in unit) for unit in units}
     units_by_rank: list[list[Unit]] = [[] for _ in range(ranks)]
@@ -148,7 +151,7 @@ def plan_micro_batches(
             batches.append(batch)
         planned.append([PlannedBatch(indices) for indices in batches])
     # With ZeRO 2 and 3 every backward pass is a collective call: a rank with fewer micro-batches would make
-    # the others wait for ever.
+    # the others wait for ever. So it repeats the smallest unit.
     most = max(map(len, planned))
     dummy = PlannedBatch(min(units, key=lambda unit: (tokens_of[unit], unit)), is_dummy=True)
     return [batches + [dummy] * (most - len(batches)) for batches in planned]
@@ -170,11 +173,13 @@ def micro_batches(
         with_gradient: Whether a backward pass follows, which leaves less memory for rows.
     """
     planned, rows_by_group = _plan(sequences, units, settings, ranks, keep_units, with_gradient)
-    group = ranks.rank // settings.model_parallel_size
+    group = ranks.rank // settings.sequence_parallel_size
     for number, batch in enumerate(planned[group]):
         # Every rank computes the head in as many chunks as the rank with the most positions: see
         # `PolicyModule`.
-        positions = [sum(sequences.rows[i].trained for i in rows[number]) for rows in rows_by_group]
+        positions = []  # of each group of ranks
+        for rows_by_batch in rows_by_group:
+            positions.append(sum(sequences.rows[i].trained for i in rows_by_batch[number]))
         yield micro_batch(
             sequences,
             rows_by_group[group][number],
@@ -182,7 +187,7 @@ def micro_batches(
             ranks.device,
             max_positions=max(positions),
             is_dummy=batch.is_dummy,
-            model_parallel_size=settings.model_parallel_size,
+            ranks_together=settings.sequence_parallel_size,
         )
 
 
@@ -200,7 +205,8 @@ def rows_of_rank(
     Only the layout ``tree`` needs the rows' tokens for that; the others need their lengths alone.
     """
     _, rows_by_group = _plan(sequences, units, settings, ranks, keep_units, with_gradient)
-    return {row for rows in rows_by_group[ranks.rank // settings.model_parallel_size] for row in rows}
+    rows_by_batch = rows_by_group[ranks.rank // settings.sequence_parallel_size]
+    return set(itertools.chain.from_iterable(rows_by_batch))
 
 
 def sequences_of_rank(
@@ -220,7 +226,8 @@ def sequences_of_rank(
     # The plan of trees depends on the tokens themselves, so that every rank needs all of them.
     if ranks.world_size == 1 or settings.layout == "tree":
         return Sequences.of(episodes)
-    # The plan of the other layouts depends on lengths alone: make it without tokens, then load those needed.
+    # The plan of the other layouts depends on lengths alone. So it is made without tokens, and only the
+    # tokens of this rank's rows are loaded then.
     without_tokens = Sequences.of(episodes, kept=())
     kept: set[int] = set()
     if scores_all:
@@ -237,7 +244,8 @@ def sequences_of_rank(
 
 
 def rows_scored_by(sequences: Sequences, ranks: Ranks) -> set[int]:
-    """Returns the rows that this rank scores under the reference, of those not scored while sampling."""
+    """Returns the rows that this rank scores under the reference if no rank has scored them while
+    sampling."""
     return set(range(ranks.rank, len(sequences.rows), ranks.world_size))
 
 
@@ -270,7 +278,7 @@ def _plan(
     planned = plan_micro_batches(
         lengths,
         units,
-        ranks=ranks.world_size // settings.model_parallel_size,
+        ranks=ranks.world_size // settings.sequence_parallel_size,
         max_tokens=max_tokens,
         max_rows=settings.sequences_per_micro_batch,
         layout=layout,
@@ -292,9 +300,9 @@ def micro_batch(
     *,
     max_positions: int = 0,
     is_dummy: bool = False,
-    model_parallel_size: int = 1,
+    ranks_together: int = 1,
 ) -> MicroBatch:
-    """Makes the tensors of a micro-batch of rows, which `model_parallel_size` ranks compute together.
+    """Makes the tensors of a micro-batch of rows, which `ranks_together` ranks compute together.
 
     Args:
         max_positions: The most trained positions that a rank has in its micro-batch of the same number.
@@ -311,7 +319,7 @@ def micro_batch(
         trained_tokens=tuple(sum(row.trained for row in group) for _, group in rows_by_sequence),
         computed_tokens=computed_tokens,
         is_dummy=is_dummy,
-        loss_scale=0.0 if is_dummy else 1 / model_parallel_size,
+        loss_scale=0.0 if is_dummy else 1 / ranks_together,
     )
 
 
@@ -341,8 +349,7 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
         inputs = ModelInputs(ids_1T, positions_N, labels_N, depths_1T, subtree_last_1T)
         return inputs, len(tree.token_ids_T)
     if layout == "packed":
-        # All rows become one. Position ids start again with each row, by which transformers tells the rows
-        # apart.
+        # All rows become one. Position ids start again at each row, by which transformers finds the rows.
         ends = list(itertools.accumulate(len(ids_T) for ids_T in ids_by_row))
         starts = [0, *ends[:-1]]
         positions_N = torch.cat([at + start for at, start in zip(predicting_by_row, starts, strict=True)])

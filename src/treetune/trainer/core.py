@@ -46,8 +46,8 @@ COMPUTED = "train/computed_tokens"
 padding."""
 
 OnSignals = Callable[[Sequence[TokenSignals]], None]
-"""Gets the policy's scores of each episode's tokens, once, after the iteration's last update, if they are
-known."""
+"""A function that gets the policy's scores of each episode's tokens, once, after the iteration's last update,
+if they are known."""
 
 
 class PolicyTrainer:
@@ -122,11 +122,13 @@ class PolicyTrainer:
         return training.finish(on_signals)
 
     def begin(self, iteration: int, episodes: Collection[Episode]) -> IterationTraining:
-        """Returns the training on these episodes for whoever ends it before all epochs are over. Nothing is
-        computed before its first step."""
+        """Returns the training on these episodes, for callers that may end it before all epochs are over.
+        Nothing is computed before its first step."""
         return IterationTraining(self, iteration, episodes)
 
-    def _schedule(self, iteration: int, units: Sequence[Unit]) -> list[list[Unit]]:
+    # The stages of an iteration, which `IterationTraining` runs one after the other
+
+    def plan_steps(self, iteration: int, units: Sequence[Unit]) -> list[list[Unit]]:
         """Returns the sequences of each step of the iteration.
 
         Every epoch shuffles all of them and cuts them into minibatches. The last minibatch of an epoch may be
@@ -141,18 +143,21 @@ class PolicyTrainer:
                 steps.append(order[start : start + size])
         return steps
 
-    def _lacks_advantage(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
-        """Returns whether to skip a step, because all of its advantages are 0.
+    def has_something_to_learn(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
+        """Returns whether to take a step: False if all sequences have weight 0 or, with
+        `skip_without_advantage`, all advantages are 0.
 
         Such a step would move the weights only by old momentum, the KL and weight decay.
         """
-        if not self.settings.skip_without_advantage or tensors.credit_advantages_N is None:
+        if not minibatch.units:
             return False
+        if not self.settings.skip_without_advantage or tensors.credit_advantages_N is None:
+            return True
         is_trained_N = minibatch.weights_N != 0
-        return not bool(tensors.credit_advantages_N[is_trained_N].any())
+        return bool(tensors.credit_advantages_N[is_trained_N].any())
 
-    def _rate_factor(self, iteration: int, steps_done: int, steps: int) -> float:
-        """Returns the factor of the learning rate for the next step, from the schedule.
+    def learning_rate(self, iteration: int, steps_done: int, steps: int) -> float:
+        """Returns the policy's learning rate for the next step of the iteration, from the schedule.
 
         The number of steps of later iterations is unknown, since selection may leave out any number of
         answers. So the schedule counts every iteration as if it had as many steps as this one. Warm-up and
@@ -160,9 +165,10 @@ class PolicyTrainer:
         """
         iterations_done = (0 if self.restarts else iteration) + steps_done / steps
         iterations = 1 if self.restarts else self.iterations
-        return self.settings.schedule.factor(round(iterations_done * steps), iterations * steps)
+        factor = self.settings.schedule.factor(round(iterations_done * steps), iterations * steps)
+        return self.settings.learning_rate * factor
 
-    def _step(
+    def take_step(
         self,
         sequences: Sequences,
         minibatch: Minibatch,
@@ -178,15 +184,7 @@ class PolicyTrainer:
                 then the old ones, and are recorded in `tensors`.
         """
         settings, objective = self.settings, self.settings.objective
-        recorder, nucleus = None, None
-        if is_only and tensors.old_logprobs_N is None and tensors.behaviour_logprobs_N is not None:
-            # To be compared with the engine's log-probs. Where top-p or top-k cut those, the mass that they
-            # left is recorded, too.
-            nucleus = self.nucleus
-            recorder = StepRecorder(sequences.n_tokens, with_mass=nucleus is not None)
-        elif not is_only and tensors.old_logprobs_N is not None and settings.token_signals != "none":
-            # For the ratio of each token's last training to its old log-prob.
-            recorder = StepRecorder(sequences.n_tokens, with_mass=False)
+        recorder, nucleus = self._recorder_for(sequences, tensors, is_only=is_only)
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
         for batch in micro_batches(
@@ -223,25 +221,33 @@ class PolicyTrainer:
         if self.critic is not None:
             metrics_of_step["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if recorder is not None:
-            scored_in_step = recorder.scored(self.ranks)
             # Sequences of weight 0 were not computed, so the scores of their tokens are unknown.
-            was_computed_N = minibatch.weights_N != 0
-            if is_only:
-                tensors.take(scored_in_step)
-                tensors.old_logprobs_mask_N = was_computed_N
-            else:
-                earlier = torch.nan if tensors.last_logprobs_N is None else tensors.last_logprobs_N
-                tensors.last_logprobs_N = scored_in_step.logprobs_N.where(was_computed_N, earlier)
+            is_known_N = minibatch.weights_N != 0
+            _keep_scores(tensors, recorder.all_scores(self.ranks), is_known_N, are_old=is_only)
         if settings.entropy_target is not None:
             metrics_of_step["train/entropy_coef"] = entropy_coef
         self.entropy.observe(metrics_of_step["train/entropy"])
         return metrics_of_step
 
+    def _recorder_for(
+        self, sequences: Sequences, tensors: IterationTensors, *, is_only: bool
+    ) -> tuple[StepRecorder | None, Nucleus | None]:
+        """Returns the recorder of a step's scores if they are needed later, and the cut of the distribution
+        whose mass is recorded with them; see `take_step`."""
+        if is_only and tensors.old_logprobs_N is None and tensors.behaviour_logprobs_N is not None:
+            # The scores will be compared with the engine's log-probs. If top-p or top-k cut the engine's
+            # distribution, the mass that they left is recorded too.
+            return StepRecorder(sequences.n_tokens, with_mass=self.nucleus is not None), self.nucleus
+        if not is_only and tensors.old_logprobs_N is not None and self.settings.token_signals != "none":
+            # For the ratio of each token's last training to its old log-prob.
+            return StepRecorder(sequences.n_tokens, with_mass=False), None
+        return None, None
+
     # The models that `prepare` needs (`preparation.Models`)
 
     def old_logprobs(self, sequences: Sequences) -> PolicyScores:
         """Returns the present policy's scores of every trained token. Collective."""
-        return self.scorer.scored(self.policy, sequences, self.nucleus)
+        return self.scorer.all_scores(self.policy, sequences, self.nucleus)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
         """Returns the reference's log-probs of every trained token, shape [N]. Collective."""
@@ -269,7 +275,7 @@ class PolicyTrainer:
         if episodes and (settings.measure_kl or settings.token_signals == "all"):
             sequences = sequences_of_rank(episodes, settings, self.ranks, [], scores_all=True)
             tensors = IterationTensors.of(episodes)
-            tensors.take(self.old_logprobs(sequences))
+            tensors.set_old_scores(self.old_logprobs(sequences))
             if on_signals is not None and settings.token_signals != "none":
                 on_signals(tensors.signals(episodes, sequences))
         # The old policy is freed before the new one is loaded: two optimisers might not fit into memory.
@@ -305,7 +311,7 @@ class PolicyTrainer:
             torch.cuda.empty_cache()
 
     def score(self, pairs: Sequence[tuple[TokenIds, TokenIds]], temperature: float) -> list[list[float]]:
-        """Log-probs of some answers under the present policy; see `Scorer.answer_logprobs`."""
+        """Returns the log-probs of answers under the present policy; see `Scorer.answer_logprobs`."""
         return self.scorer.answer_logprobs(self.policy, pairs, temperature)
 
     def weights(self) -> dict[str, Tensor]:
@@ -316,15 +322,18 @@ class PolicyTrainer:
         return weights if self.settings.lora is None else self.settings.lora.merged(weights)
 
     def weights_in_turn(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the weights of `weights` one after the other, on every rank and on their device.
+        """Yields the same weights as `weights` returns, one after the other, on every rank and on their
+        device.
 
         Each weight exists only until the next one is requested, so that no rank holds all of them at a time.
         Collective: every rank must take all of them.
         """
         lora = self.settings.lora
-        for part in self.policy.parts():
-            weights = self._by_name(part)
-            yield from (weights if lora is None else lora.merged(weights)).items()
+        for weights_of_layer in self.policy.layers():
+            weights = self._by_name(weights_of_layer)
+            if lora is not None:
+                weights = lora.merged(weights)
+            yield from weights.items()
 
     @property
     def weight_names(self) -> list[str]:
@@ -369,6 +378,18 @@ class PolicyTrainer:
             self.prefetch.close()
 
 
+def _keep_scores(
+    tensors: IterationTensors, scores: PolicyScores, is_known_N: Tensor, *, are_old: bool
+) -> None:
+    """Keeps a step's scores as the old ones, or as those of each token's last training."""
+    if are_old:
+        tensors.set_old_scores(scores)
+        tensors.old_logprobs_mask_N = is_known_N
+        return
+    earlier = torch.nan if tensors.last_logprobs_N is None else tensors.last_logprobs_N
+    tensors.last_logprobs_N = scores.logprobs_N.where(is_known_N, earlier)
+
+
 class StepDone(NamedTuple):
     """How far an iteration's training has come.
 
@@ -378,9 +399,11 @@ class StepDone(NamedTuple):
     """
 
     number: int
+    """The number of this step, from 1."""
     of: int
+    """The number of steps of the iteration."""
     epochs: int | None
-    """The epochs that are over, where one ends with this step; None in the midst of one."""
+    """The number of epochs that are over, if one ends with this step; else None."""
 
     @property
     def is_last(self) -> bool:
@@ -388,7 +411,16 @@ class StepDone(NamedTuple):
 
 
 class IterationTraining:
-    """The training of one iteration: `steps` as long as somebody wants more of them, then `finish`."""
+    """The training of one iteration: takes `steps` until its caller stops asking for them, then `finish`.
+
+    Example: training that ends after the first epoch::
+
+        training = trainer.begin(iteration, episodes)
+        for step in training.steps():
+            if step.epochs == 1:
+                break
+        metrics = training.finish()
+    """
 
     def __init__(self, trainer: PolicyTrainer, iteration: int, episodes: Collection[Episode]) -> None:
         self._trainer, self._iteration, self._episodes = trainer, iteration, episodes
@@ -397,17 +429,18 @@ class IterationTraining:
         self._steps_done = self._steps_skipped = 0
 
     def steps(self) -> Iterator[StepDone]:
-        """Scores the tokens, and then makes one step whenever the next one is asked for. Collective."""
+        """Scores the tokens, and then takes one step whenever the caller asks for the next one.
+        Collective."""
         trainer, episodes = self._trainer, self._episodes
         settings, objective = trainer.settings, trainer.settings.objective
         units = units_of(episodes, in_pairs=objective.needs_pairs)
-        schedule = trainer._schedule(self._iteration, units)
-        steps = len(schedule)
+        units_by_step = trainer.plan_steps(self._iteration, units)
+        steps = len(units_by_step)
         scores_old = scores_old_logprobs(settings, several_steps=steps > 1)
         scores_all = settings.token_signals == "all" or (
             scores_old or settings.keeps_reference or trainer.critic is not None
         )
-        sequences = sequences_of_rank(episodes, settings, trainer.ranks, schedule, scores_all=scores_all)
+        sequences = sequences_of_rank(episodes, settings, trainer.ranks, units_by_step, scores_all=scores_all)
         tensors = prepare(
             settings,
             episodes,
@@ -418,37 +451,51 @@ class IterationTraining:
             from_values=trainer.from_values,
         )
         self._sequences, self._tensors = sequences, tensors
-        self._scored = tensors
-        """What observers of tokens are told."""
+        self._tensors_of_signals = tensors
+        """The tensors that token signals are made from."""
         if tensors.old_logprobs_N is None and settings.token_signals == "all":
-            # In a copy: training goes on to take the log-probs of its own forward pass for the old ones.
-            self._scored = dataclasses.replace(tensors)
-            self._scored.take(trainer.old_logprobs(sequences))
-        self._constant = tensors.metrics() | ({} if trainer.prefetch is None else trainer.prefetch.metrics)
-        for number, members in enumerate(schedule, start=1):
-            minibatch = Minibatch.of(sequences, members, objective)
-            if not minibatch.units or trainer._lacks_advantage(minibatch, tensors):
-                self._steps_skipped += 1
-            else:
-                rate = settings.learning_rate * trainer._rate_factor(self._iteration, number - 1, steps)
-                step_metrics = trainer._step(sequences, minibatch, tensors, rate, steps == 1)
+            # The scores are put into a copy. Training must not use them: its own forward pass gives it the
+            # old log-probs, and the bits of the update must not depend on `token_signals`.
+            self._tensors_of_signals = dataclasses.replace(tensors)
+            self._tensors_of_signals.set_old_scores(trainer.old_logprobs(sequences))
+        self._constant_metrics = tensors.metrics()
+        if trainer.prefetch is not None:
+            self._constant_metrics |= trainer.prefetch.metrics
+        for number, units_of_step in enumerate(units_by_step, start=1):
+            minibatch = Minibatch.of(sequences, units_of_step, objective)
+            if trainer.has_something_to_learn(minibatch, tensors):
+                rate = trainer.learning_rate(self._iteration, number - 1, steps)
+                step_metrics = trainer.take_step(sequences, minibatch, tensors, rate, is_only=steps == 1)
                 for name, value in step_metrics.items():
                     self._sums[name] += value
+            else:
+                self._steps_skipped += 1
             self._steps_done = number
             epochs_done, within_epoch = divmod(number * settings.epochs, steps)
             yield StepDone(number, steps, epochs_done if within_epoch == 0 else None)
 
     def finish(self, on_signals: OnSignals | None = None) -> Metrics:
-        """Returns the metrics of the steps that were made, of which there is one at least."""
+        """Returns the metrics of the steps that were taken, and passes the token signals to `on_signals`.
+
+        Metrics are means over the steps, but for counts (steps, tokens), which are sums.
+        """
         settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
-        # An only step has recorded the old log-probs itself.
-        scored = tensors if self._scored.old_logprobs_N is None else self._scored
-        if settings.token_signals != "none" and on_signals is not None and scored.old_logprobs_N is not None:
-            on_signals(scored.signals(self._episodes, sequences))
-        made = self._steps_done - self._steps_skipped
-        metrics = self._constant | {name: value / made for name, value in self._sums.items()}
+        tensors_of_signals = self._tensors_of_signals
+        if tensors_of_signals.old_logprobs_N is None:
+            # The iteration's only step has recorded the old log-probs in `tensors`.
+            tensors_of_signals = tensors
+        has_signals = settings.token_signals != "none" and tensors_of_signals.old_logprobs_N is not None
+        if on_signals is not None and has_signals:
+            on_signals(tensors_of_signals.signals(self._episodes, sequences))
+        steps_taken = self._steps_done - self._steps_skipped
+        metrics = dict(self._constant_metrics)
+        for name, value in self._sums.items():
+            metrics[name] = value / steps_taken
         if tensors.old_logprobs_N is not None:
             metrics |= tensors.gap_metrics()
-        metrics |= {"train/steps": float(made), "train/tokens": float(sequences.n_tokens)}
+        metrics["train/steps"] = float(steps_taken)
+        metrics["train/tokens"] = float(sequences.n_tokens)
         metrics[COMPUTED] = self._sums[COMPUTED]
-        return metrics | ({"train/skipped_steps": float(self._steps_skipped)} if self._steps_skipped else {})
+        if self._steps_skipped:
+            metrics["train/skipped_steps"] = float(self._steps_skipped)
+        return metrics

@@ -26,8 +26,9 @@ from treetune.trainer.base import Trainer
 from treetune.trainer.ranks import Ranks
 
 CHECKPOINT_TAG = "state"
-BELOW_ALL = 1e-300
-"""A norm to clip by that makes any gradient 0 in float32. (To DeepSpeed, 0 itself means no clipping.)"""
+VANISHING_NORM = 1e-300
+"""A norm that makes any gradient 0 in float32 if it is clipped to it. DeepSpeed takes 0 itself for no
+clipping."""
 
 
 class DeepSpeedModel:
@@ -42,12 +43,13 @@ class DeepSpeedModel:
         import deepspeed
 
         self.ranks = ranks
-        self.zero_stage, self.tensor_parallel = settings.zero_stage, settings.tensor_parallel_size > 1
+        self.zero_stage = settings.zero_stage
         self._norm: Tensor | None = None
         self._storages: list[torch.UntypedStorage] = []
         """The storages that are offloaded at present; empty if none are."""
         self._copies: list[Tensor] = []
-        """The memory on the CPU that they are copied to. It is kept, since pinning memory takes long."""
+        """The memory on the CPU that they are copied to. It stays after `reload`, since pinning memory takes
+        long."""
         config = _config(settings, ranks)
         trained = [p for p in module.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim > 1]
@@ -56,10 +58,9 @@ class DeepSpeedModel:
         if settings.weight_decay and vectors:
             # Biases and the weights of norms have no weight decay.
             groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        if settings.reads_in_parts and not self.tensor_parallel:
-            deal_out(module, config, settings, ranks)
-        with cut_in_turn() if self.tensor_parallel else nullcontext():
-            self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
+        if settings.reads_in_parts:
+            shard_weights(module, config, settings, ranks)
+        self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
         if settings.zero_stage == 0 and settings.precision == "float32":
             # DeepSpeed's own clipping doesn't keep the norm, which is a metric.
             self.engine.clip_fp32_gradients = self._clip
@@ -92,7 +93,7 @@ class DeepSpeedModel:
             # Clipping to 0 drops the gradient in the same way for every kind of sharding and offloading.
             self._max_norm = 0.0
             if clip_norm is not None:
-                optimizer.clip_grad = BELOW_ALL
+                optimizer.clip_grad = VANISHING_NORM
         self.engine.step()
         self._max_norm = max_norm
         if clip_norm is not None:
@@ -108,61 +109,53 @@ class DeepSpeedModel:
         return 0.0 if without_gradient else norm
 
     def _clip(self) -> None:
-        if not self.tensor_parallel:
-            self._norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._max_norm)
-            return
-        from deepspeed.runtime.utils import clip_grad_norm_
-
-        # This one adds up over the ranks the parts that each has, and counts once what they all have.
-        self._norm = clip_grad_norm_(self.module.parameters(), self._max_norm, mpu=self.engine.mpu)
+        self._norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._max_norm)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Returns the whole weights by name, on the first rank; shards are gathered. Collective."""
         weights = {}
-        are_sharded = self.tensor_parallel or self.zero_stage == 3
-        for part in self.parts():
-            for name, weight in part.items():
+        are_sharded = self.zero_stage == 3
+        for weights_of_layer in self.layers():
+            for name, weight in weights_of_layer.items():
                 if not are_sharded:
                     weights[name] = weight
                 elif self.ranks.is_first:
-                    weights[name] = weight.to("cpu", copy=True)  # gathered weights are gone after their turn
+                    # A gathered weight is released when the next layer is requested.
+                    weights[name] = weight.to("cpu", copy=True)
         return weights
 
-    def parts(self) -> Iterator[dict[str, Tensor]]:
+    def layers(self) -> Iterator[dict[str, Tensor]]:
         """Yields the weights and persistent buffers of one layer after the other, by name, on every rank.
 
         Sharded weights are gathered, and are whole only until the next layer is requested. Collective: every
         rank must take all layers.
         """
         import deepspeed
-        from deepspeed.module_inject.layers import GatherReplacedLayerParams
 
         # A parameter that several modules share is listed here by its first name alone.
         first_names = {name for name, _ in self.module.named_parameters()}
-        layers: dict[str, tuple[nn.Module, dict[str, nn.Parameter]]] = {}
+        parameters_by_layer: dict[str, dict[str, nn.Parameter]] = {}
         buffers_by_layer: dict[str, dict[str, Tensor]] = {}  # never sharded
         for path, module in self.module.named_modules():
             # A layer's adapters count as part of it, since merging them needs both at the same time.
             layer, _, _ = path.partition(".base_layer" if ".base_layer" in path else ".lora_")
-            _, parameters_of_layer = layers.setdefault(layer, (module, {}))
+            parameters_of_layer = parameters_by_layer.setdefault(layer, {})
             for name, parameter in module.named_parameters(recurse=False):
                 full_name = f"{path}.{name}" if path else name
                 if full_name in first_names:
                     parameters_of_layer[full_name] = parameter
             for name, buffer in own_persistent_buffers(module).items():
                 buffers_by_layer.setdefault(layer, {})[f"{path}.{name}" if path else name] = buffer
-        for layer, (module, parameters) in layers.items():
+        for layer, parameters in parameters_by_layer.items():
             buffers = {name: buffer.detach() for name, buffer in buffers_by_layer.get(layer, {}).items()}
             if not parameters:
                 if buffers:
                     yield buffers
                 continue
-            whole: AbstractContextManager[Any] = nullcontext()
-            if self.tensor_parallel:
-                whole = GatherReplacedLayerParams(list(parameters.values()), module, enabled=True)
-            elif self.zero_stage == 3:
-                whole = deepspeed.zero.GatheredParameters(list(parameters.values()))
-            with whole:
+            gathered: AbstractContextManager[Any] = nullcontext()
+            if self.zero_stage == 3:
+                gathered = deepspeed.zero.GatheredParameters(list(parameters.values()))
+            with gathered:
                 yield {name: parameter.detach() for name, parameter in parameters.items()} | buffers
 
     def save(self, directory: Path) -> None:
@@ -192,7 +185,7 @@ class DeepSpeedModel:
     @property
     def offloaded_bytes(self) -> int:
         """The bytes that are offloaded at present."""
-        return sum(copy.nbytes for copy, _ in zip(self._copies, self._storages, strict=False))
+        return sum(copy.nbytes for copy in self._copies) if self._storages else 0
 
     def offload(self, *, weights: bool = False) -> None:
         """Moves optimiser state, master weights and gradients to the CPU, between two steps, and with
@@ -226,7 +219,9 @@ class DeepSpeedModel:
 
     def reload(self) -> None:
         """Undoes `offload`."""
-        for copy, storage in zip(self._copies, self._storages, strict=False):
+        if not self._storages:
+            return
+        for copy, storage in zip(self._copies, self._storages, strict=True):
             storage.resize_(copy.nbytes)
             _bytes_of(storage).copy_(copy, non_blocking=True)
         self._wait_for_copies()
@@ -248,8 +243,8 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
 
 
 def training_state(engine: Any) -> list[Tensor]:
-    """Returns the tensors of a DeepSpeed engine that neither a forward pass nor an export reads: the
-    optimiser's state, master weights, gradients and buffers for them."""
+    """Returns the tensors of a DeepSpeed engine that are needed for updates only, and neither for a forward
+    pass nor for an export: the optimiser's state, master weights, gradients and buffers for them."""
 
     def tensors_in(holder: Any) -> Iterator[Tensor]:
         """Yields the tensors in nested containers and dataclasses."""
@@ -281,7 +276,7 @@ def weights_of(module: nn.Module) -> list[Tensor]:
     return [*parameters, *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor"))]
 
 
-def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ranks: Ranks) -> None:
+def shard_weights(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ranks: Ranks) -> None:
     """Shards the weights over the ranks (ZeRO-3), one after the other. Collective.
 
     The whole weights may be on the CPU or still in files; they are never on the device all at a time. Every
@@ -291,45 +286,23 @@ def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ra
 
     dtype = getattr(torch, settings.precision)
     cast_parameters(module, dtype)  # adapters may be in float32
-    in_turn = InTurn(module, reads=ranks.is_first)
+    # `zero.Init` shards the parameters in the order in which the module yields them, and the first rank sends
+    # each one to the others.
+    reading_module = InTurn(module, reads=ranks.is_first)
     # `mem_efficient_linear` would replace PyTorch's linear layers for every model of the process.
-    deepspeed.zero.Init(module=in_turn, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False)
+    deepspeed.zero.Init(
+        module=reading_module, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False
+    )
 
 
-@contextmanager
-def cut_in_turn() -> Iterator[None]:
-    """Has the weights of a module read just before AutoTP cuts them, while inside: a rank has its parts, the
-    weights that aren't cut, and one whole weight. It has no entrance for parts, but one method that it calls
-    for each module first, to gather what ZeRO-3 had dealt out (``AutoTP._gather_zero3_params``)."""
-    from deepspeed.module_inject.auto_tp import AutoTP
-    from deepspeed.runtime.engine import DeepSpeedEngine
-
-    gather, cut = AutoTP._gather_zero3_params, DeepSpeedEngine._apply_autotp_partitioning
-
-    def read_and_gather(self: Any, module: nn.Module) -> Any:
-        read_whole(module, recurse=False)
-        return gather(self, module)
-
-    def cut_and_read(self: Any, model: nn.Module, *arguments: Any) -> Any:
-        sources = cut(self, model, *arguments)
-        read_whole(model)  # norms, and whatever else every rank has
-        return sources
-
-    with (
-        patch.object(AutoTP, gather.__name__, read_and_gather),
-        patch.object(DeepSpeedEngine, cut.__name__, cut_and_read),
-    ):
-        yield
-
-
-def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
+def shard_reference(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
     """Shards a module that isn't trained over the ranks (ZeRO-3), and returns an engine that is called like
     the module. Collective."""
     import deepspeed
 
     config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
     del config["optimizer"]
-    deal_out(module, config, settings, ranks)
+    shard_weights(module, config, settings, ranks)
     engine, *_ = deepspeed.initialize(model=module, config=config)
     engine.eval()
     return engine
@@ -376,8 +349,6 @@ def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
         "steps_per_print": None,
         "wall_clock_breakdown": False,
     }
-    if settings.tensor_parallel_size > 1:
-        config["tensor_parallel"] = {"autotp_size": settings.tensor_parallel_size}
     return config
 
 
@@ -406,14 +377,13 @@ class ModelFactory:
     ) -> None:
         self.settings, self.load_model, self.ranks, self.seed = settings, load_model, ranks, seed
         self.load_reference = load_reference or load_model
-        if ranks.world_size % settings.model_parallel_size:
+        size = settings.sequence_parallel_size
+        if ranks.world_size % size:
             raise ValueError(
-                f"trainer.{settings.model_parallel_setting} is {settings.model_parallel_size}, which doesn't"
-                f" divide the run's {ranks.world_size} ranks: start it with a multiple (--num_gpus), or set"
-                " it to 1"
+                f"trainer.sequence_parallel_size is {size}, which doesn't divide the run's"
+                f" {ranks.world_size} ranks: start it with a multiple (--num_gpus), or set it to 1"
             )
         self.parallel: SequenceParallel | None = None
-        size = settings.sequence_parallel_size
         if size > 1:
             self.parallel = SequenceParallel(ranks.group(size), ranks.rank % size, size)
 
@@ -451,11 +421,11 @@ class ModelFactory:
         language_model = self.attach_attention(self.load_reference())
         model = PolicyModule(language_model, self.parallel).requires_grad_(False).eval()
         if self.settings.zero_stage == 3 and not self.settings.offload_reference:
-            sharded = frozen(model, self.settings, self.ranks)
+            sharded = shard_reference(model, self.settings, self.ranks)
             return lambda: nullcontext(sharded)
         read_whole(model)
         if self.settings.offload_reference:
-            return visiting(model, self.ranks.device)
+            return keep_on_cpu(model, self.ranks.device)
         model.to(self.ranks.device)
         return lambda: nullcontext(model)
 
@@ -480,39 +450,40 @@ class ModelFactory:
         return model
 
 
-def visiting(module: nn.Module, device: torch.device) -> Reference:
-    """Keeps a module's weights on the CPU, and copies them to the device while it is used. They are never
-    copied back, since they never change."""
+def keep_on_cpu(module: nn.Module, device: torch.device) -> Reference:
+    """Moves a module's weights to the CPU, and returns a context manager that copies them to the device for a
+    block. They are never copied back, since they never change."""
     module.to("cpu")
     on_cpu: dict[nn.Parameter, nn.Parameter] = {}
     for parameter in module.parameters():
         # Pinned memory is copied to a GPU faster.
         weight = parameter.data.pin_memory() if device.type == "cuda" else parameter.data
         on_cpu[parameter] = nn.Parameter(weight, requires_grad=False)
-    # By parameter, so that a weight which two modules share stays a single one.
+    # Every module with its parameters' names. Two modules that share a parameter share its copy, too.
     owners: list[tuple[nn.Module, str, nn.Parameter]] = []
-    for part in module.modules():
-        for name, parameter in part._parameters.items():
+    for submodule in module.modules():
+        for name, parameter in submodule._parameters.items():
             if parameter is not None:
-                owners.append((part, name, on_cpu[parameter]))
-    for part in module.modules():
-        for name, buffer in part._buffers.items():
-            part._buffers[name] = None if buffer is None else buffer.to(device)
-    for part, name, weight in owners:
-        part._parameters[name] = weight
+                owners.append((submodule, name, on_cpu[parameter]))
+    # Buffers are small, and stay on the device.
+    for submodule in module.modules():
+        for name, buffer in submodule._buffers.items():
+            submodule._buffers[name] = None if buffer is None else buffer.to(device)
+    for submodule, name, weight in owners:
+        submodule._parameters[name] = weight
 
     @contextmanager
     def on_device() -> Iterator[Callable[..., Any]]:
-        on_gpu: dict[nn.Parameter, nn.Parameter] = {}
+        on_gpu: dict[nn.Parameter, nn.Parameter] = {}  # the copy of each weight on the CPU
         for weight in on_cpu.values():
             copy = weight.data.to(device, non_blocking=True)
             on_gpu[weight] = nn.Parameter(copy, requires_grad=False)
-        for part, name, weight in owners:
-            part._parameters[name] = on_gpu[weight]
+        for submodule, name, weight in owners:
+            submodule._parameters[name] = on_gpu[weight]
         try:
             yield module
         finally:
-            for part, name, weight in owners:
-                part._parameters[name] = weight
+            for submodule, name, weight in owners:
+                submodule._parameters[name] = weight
 
     return on_device

@@ -1,7 +1,7 @@
 """Computes the values of each trained token that an iteration's first step needs: log-probs of policy and
 reference, the critic's values, advantages.
 
-The trainer uses it, and so do analyses that repeat what the trainer did.
+The trainer uses it, and so do analyses that repeat the trainer's computation.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ class IterationTensors:
     ref_logprobs_N: Tensor | None = None
     """The reference's log-probs."""
     old_logprobs_N: Tensor | None = None
-    """The policy's log-probs before the first update, under distributions that are not cut."""
+    """The policy's log-probs before the first update, of the whole distribution, without top-p and top-k."""
     entropies_N: Tensor | None = None
-    """The entropies of the same distributions."""
+    """The entropies of these distributions."""
     log_mass_N: Tensor | None = None
-    """The log of the mass that top-p and top-k leave of these distributions; None if they cut nothing."""
+    """The log of the summed probability of the tokens that top-p and top-k leave (the mass); None if they
+    leave all."""
     old_logprobs_mask_N: Tensor | None = None
     """True for the tokens whose `old_logprobs_N` are known; None: all."""
     last_logprobs_N: Tensor | None = None
@@ -64,9 +65,9 @@ class IterationTensors:
             flat_of_trained(episodes, lambda e: e.advantages),
         )
 
-    def take(self, scored: PolicyScores) -> None:
+    def set_old_scores(self, scores: PolicyScores) -> None:
         """Sets the policy's scores before the first update."""
-        self.old_logprobs_N, self.entropies_N, self.log_mass_N = scored
+        self.old_logprobs_N, self.entropies_N, self.log_mass_N = scores
 
     def metrics(self) -> Metrics:
         """Returns the means of advantages and returns that are known."""
@@ -182,7 +183,7 @@ def prepare(
     if settings.keeps_reference:
         tensors.ref_logprobs_N = models.ref_logprobs(sequences)
     if scores_old:
-        tensors.take(models.old_logprobs(sequences))
+        tensors.set_old_scores(models.old_logprobs(sequences))
     if not objective.needs_advantages:
         return tensors
 
@@ -198,17 +199,13 @@ def prepare(
         assert tensors.values_N is not None, "credit from values comes with a critic"
         if penalty_is_in_reward:
             rewards_N = rewards_N - penalties_N
-        advantages, returns = [], []
-        for start, end in pairwise(starts):
-            rewards = rewards_N[start:end].tolist()
-            values = tensors.values_N[start:end].tolist()
-            advantages_of_answer, returns_of_answer = from_values(rewards, values)
-            advantages.append(torch.tensor(advantages_of_answer, dtype=torch.float32))
-            returns.append(torch.tensor(returns_of_answer, dtype=torch.float32))
-        tensors.advantages_N, tensors.returns_N = torch.cat(advantages), torch.cat(returns)
+        tensors.advantages_N, tensors.returns_N = _advantages_and_returns(
+            from_values, starts, rewards_N, tensors.values_N
+        )
     else:
         if critic:
-            # Credit uses the critic's values as those of continuations, which earn no penalties.
+            # The credit took the critic's values as estimates of the score, as it takes the mean score of
+            # continuations. So the critic learns rewards without KL penalties.
             tensors.returns_N = rewards_to_come(starts, rewards_N)
         advantages_N = tensors.credit_advantages_N
         if advantages_N is None:
@@ -221,14 +218,26 @@ def prepare(
             # on the penalties of tokens before it.
             advantages_N = advantages_N - rewards_to_come(starts, penalties_N)
         tensors.advantages_N = advantages_N
-    how = settings.advantage_normalisation
-    all_alike = [""] * len(sequences.domains)
-    domains = sequences.domains if settings.normalise_by_domain else all_alike
-    tensors.advantages_N = normalised_by_domain(tensors.advantages_N, how, starts, domains)
+    kind = settings.advantage_normalisation
+    single_domain = [""] * len(sequences.domains)
+    domains = sequences.domains if settings.normalise_by_domain else single_domain
+    tensors.advantages_N = normalise_by_domain(tensors.advantages_N, kind, starts, domains)
     if penalty_is_in_advantage:
         # After the normalisation, which would otherwise change the size of the penalty.
         tensors.advantages_N = tensors.advantages_N - penalties_N
     return tensors
+
+
+def _advantages_and_returns(
+    from_values: FromValues, starts: Sequence[int], rewards_N: Tensor, values_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Applies `from_values` to each answer by itself."""
+    advantages, returns = [], []
+    for start, end in pairwise(starts):
+        of_answer = from_values(rewards_N[start:end].tolist(), values_N[start:end].tolist())
+        advantages.append(torch.tensor(of_answer[0], dtype=torch.float32))
+        returns.append(torch.tensor(of_answer[1], dtype=torch.float32))
+    return torch.cat(advantages), torch.cat(returns)
 
 
 def _refuse_threads(episodes: Iterable[Episode]) -> None:
@@ -237,9 +246,8 @@ def _refuse_threads(episodes: Iterable[Episode]) -> None:
     for episode in episodes:
         if episode.stretches:
             raise ValueError(
-                f"episode {episode.trajectory} has threads, and what a critic learns goes back along an"
-                " answer token by token, which threads don't follow in one order: choose a credit such as"
-                " 'group'"
+                f"episode {episode.trajectory} has threads, and a critic needs the tokens of an answer in one"
+                " order, which threads don't have: choose a credit such as 'group'"
             )
 
 
@@ -273,29 +281,29 @@ def rewards_to_come(starts: Sequence[int], rewards_N: Tensor) -> Tensor:
     return torch.cat([rewards_N[a:b].flip(0).cumsum(0).flip(0) for a, b in pairwise(starts)])
 
 
-def normalised(advantages_N: Tensor, how: str) -> Tensor:
+def normalise(advantages_N: Tensor, kind: str) -> Tensor:
     """Normalises advantages over all N tokens.
 
     ``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: ``A / sqrt(var + 1e-8)``; ``none``: unchanged.
     """
-    if how == "none" or len(advantages_N) < 2:
+    if kind == "none" or len(advantages_N) < 2:
         return advantages_N
     # In float64, so that the result in float32 doesn't depend on the order in which a million tokens are
     # summed.
     advantages = advantages_N.double()
     deviation = (advantages.var() + 1e-8).sqrt()
-    centred = advantages - advantages.mean() if how == "whiten" else advantages
+    centred = advantages - advantages.mean() if kind == "whiten" else advantages
     return (centred / deviation).float()
 
 
-def normalised_by_domain(
-    advantages_N: Tensor, how: str, starts: Sequence[int], domains: Sequence[str]
+def normalise_by_domain(
+    advantages_N: Tensor, kind: str, starts: Sequence[int], domains: Sequence[str]
 ) -> Tensor:
-    """Normalises the advantages of each domain's sequences separately; see `normalised`."""
+    """Normalises the advantages of each domain's sequences separately; see `normalise`."""
     result_N = advantages_N.clone()
     spans = list(pairwise(starts))
     for domain in dict.fromkeys(domains):
         spans_of_domain = [span for span, name in zip(spans, domains, strict=True) if name == domain]
         index = torch.cat([torch.arange(start, end) for start, end in spans_of_domain])
-        result_N[index] = normalised(advantages_N[index], how)
+        result_N[index] = normalise(advantages_N[index], kind)
     return result_N

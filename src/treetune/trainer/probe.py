@@ -24,8 +24,8 @@ from treetune.trainer.scoring import Scorer
 from treetune.trainer.tokens import Row, Sequences, content_hash_of
 
 LENGTHS = (12, 23, 17)
-"""The lengths of the rows. Each group of ranks gets a row of each length, so that every group has rows beside
-each other."""
+"""The lengths of the rows. Each group of ranks gets a row of each length, so that every group has several
+rows in a batch."""
 
 
 def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks) -> None:
@@ -39,7 +39,7 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
     name = type(model).__name__
     dtype = next(parameter.dtype for parameter in policy.module.parameters())
     limit = probe_limit(dtype, ranks.device)
-    data_parallel_size = ranks.world_size // settings.model_parallel_size
+    data_parallel_size = ranks.world_size // settings.sequence_parallel_size
     rows = [torch.tensor(row) for row in probe_rows(model.config, LENGTHS)]
     scorer = Scorer(settings, ranks, temperature=1.0)
 
@@ -54,24 +54,25 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
         _refuse(
             alone_N - again_N,
             limit,
-            f"{name} computes other log-probs of the same tokens when it is asked twice, so that something"
-            " random stays on in training mode (dropout, noise, skipped layers)",
-            "set that to 0 in the model's config.json",
+            f"{name} computes different log-probs of the same tokens each time, so that it has randomness in"
+            " training mode (dropout, noise, skipped layers) that was not turned off",
+            "set it to 0 in the model's config.json",
         )
         # With sequence parallelism, the model's own forward pass doesn't work: its attention needs all ranks.
         if settings.sequence_parallel_size == 1:
             _refuse(
                 alone_N - compute_alone(whole=True),
                 limit,
-                f"the trainer's log-probs are not those of {name}'s own forward pass, which does something"
-                " that the trainer doesn't know",
+                f"the trainer's log-probs differ from those of {name}'s own forward pass, which the trainer"
+                " doesn't reproduce",
                 "train another architecture, or report this one",
             )
         together_N = scorer.logprobs(policy, _sequences(rows, copies=data_parallel_size))
         _refuse(
             together_N - alone_N.repeat(data_parallel_size),
             limit,
-            f"{name}'s log-probs of a row depend on the rows beside it (trainer.layout {settings.layout!r})",
+            f"{name}'s log-probs of a row depend on the other rows of its batch (trainer.layout"
+            f" {settings.layout!r})",
             "set trainer.layout to 'padded'"
             if settings.layout != "padded"
             else "set trainer.sequences_per_micro_batch to 1, so that each row is alone",
@@ -90,8 +91,8 @@ def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
     gap = float(gap_N.abs().mean())
     if not gap <= limit:  # NaN is refused, too
         raise ValueError(
-            f"{problem}: they differ by {gap:.2g} nats a token in the mean, where rounding explains"
-            f" {limit:g}. Remedy: {remedy}"
+            f"{problem}: they differ by {gap:.2g} nats a token in the mean, and rounding explains {limit:g}."
+            f" Remedy: {remedy}"
         )
 
 

@@ -3,7 +3,7 @@
 ::
 
     Meeting.join      each rank finds the first one's store: a key-value store in a file (one machine) or
-                      behind a port (several machines)
+                      at a port (several machines)
     agree(meeting)    checks that need only the store, such as equal versions on all machines
     process groups    nccl or gloo for tensors, gloo for Python objects and barriers
     Ranks             collective methods: every rank calls the same ones in the same order
@@ -44,8 +44,8 @@ class Meeting:
 
     On one machine, the store is a file that no other user can access, and gloo listens on the loopback
     interface. Over several machines, the first rank listens on all interfaces, and gloo on the one that
-    reaches the others. Whoever reaches these ports can take part, so they belong behind a firewall. A single
-    process has a store in its memory.
+    reaches the others. Every process that reaches these ports can take part, so they belong behind a
+    firewall. A single process has a store in its memory.
     """
 
     rank: int
@@ -65,17 +65,18 @@ class Meeting:
         """
 
         def read_number(*names: str, default: int) -> int:
-            """Returns the first of these variables that is set."""
+            """Returns the value of the first of these variables that is set."""
             return next((int(environment[name]) for name in names if name in environment), default)
 
         rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        # By DeepSpeed's launcher, or by torchrun.
+        # DeepSpeed's launcher sets the first name of each pair, torchrun the second.
         machines = read_number("CROSS_SIZE", "GROUP_WORLD_SIZE", default=1)
         machine = read_number("CROSS_RANK", "GROUP_RANK", default=0)
         timeout = datetime.timedelta(seconds=deadline_s)
         if world_size == 1:
             store: Any = dist.HashStore()
         elif machines > 1 and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # torchrun has a store already, and PyTorch knows how to connect to it.
             store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
         elif machines == 1:
             store = dist.FileStore(
@@ -91,13 +92,13 @@ class Meeting:
                 reason = str(error).strip().splitlines()[0]
                 if rank == 0:
                     raise RuntimeError(
-                        f"{platform.node()} can't listen on port {port}, where the ranks meet: {reason};"
-                        " name another one (--master_port, MASTER_PORT)"
+                        f"{platform.node()} can't listen on port {port}, to which the other ranks connect:"
+                        f" {reason}; choose another port (--master_port, MASTER_PORT)"
                     ) from error
                 raise RuntimeError(
                     f"rank {rank} on {platform.node()} can't reach the first rank at {address}:{port} within"
-                    f" {deadline_s:.0f} s: {reason}; the name must lead to the first machine from here, and"
-                    " its port must be open"
+                    f" {deadline_s:.0f} s: {reason}; this machine must be able to resolve the address, and"
+                    " the port must be open"
                 ) from error
         return Meeting(rank, world_size, machine, machines, deadline_s, store)
 
@@ -149,7 +150,8 @@ class Meeting:
                 f"{platform.node()} has no network interface {named} with an address, which"
                 f" GLOO_SOCKET_IFNAME names; it has {', '.join(sorted(interfaces))}"
             )
-        key = "address elsewhere"  # of the store: the address of a rank on another machine than the first
+        # The store's key for the address of a rank that is not on the first machine.
+        key = "address elsewhere"
         is_first_machine = self.machine == 0
         if not is_first_machine:
             other_address = os.environ["MASTER_ADDR"]
@@ -160,7 +162,8 @@ class Meeting:
                 self.store.wait([key], datetime.timedelta(seconds=self.deadline_s))
             except RuntimeError as error:
                 raise RuntimeError(
-                    f"no rank of another machine has come to {platform.node()} within {self.deadline_s:.0f} s"
+                    f"no rank of another machine has connected to {platform.node()} within"
+                    f" {self.deadline_s:.0f} s"
                 ) from error
             other_address = self.store.get(key).decode()
         # Connecting a UDP socket sends nothing, and makes the kernel choose the interface. Any port will do:
@@ -189,7 +192,8 @@ def _private_folder(port: str, rank: int) -> Path:
     if held_folders.MEETING in os.environ:
         folder = Path(os.environ[held_folders.MEETING])
     else:
-        # The ranks of a foreign launcher have nothing in common but the launcher itself.
+        # The ranks have nothing in common but their launcher. Its start time is part of the name, since a
+        # later process may get its process id.
         launcher = psutil.Process(os.getppid())
         name = f"{held_folders.PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
         folder = Path(tempfile.gettempdir()) / name
@@ -198,8 +202,8 @@ def _private_folder(port: str, rank: int) -> Path:
     status = folder.lstat()
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
         raise ValueError(
-            f"{folder}, where the ranks meet, is of user {status.st_uid}, open to others or no folder: have"
-            " it deleted, or set TMPDIR to a folder of your own"
+            f"{folder}, through which the ranks communicate, belongs to user {status.st_uid}, is open to"
+            " other users or is not a folder: have it deleted, or set TMPDIR to a folder of your own"
         )
     if rank == 0:
         held_folders.hold(folder)
@@ -216,13 +220,16 @@ def refuse_unusable_gpu(environment: Mapping[str, str], cuda: str | None, is_ava
     is_hidden = environment.get("CUDA_VISIBLE_DEVICES") == "" or environment.get("DS_ACCELERATOR") == "cpu"
     if is_available or is_hidden or not has_gpu():
         return
-    why = f"built for CUDA {cuda}, can't use it: nvidia-smi says which driver there is, and scripts/setup.sh"
-    why += " whether it is too old"
     if cuda is None:
-        why = "built for a CPU, can't use it: TREETUNE_DEVICE=nvidia ./scripts/setup.sh makes .venv anew"
+        reason = "it is built for CPUs only. TREETUNE_DEVICE=nvidia ./scripts/setup.sh makes a new .venv"
+    else:
+        reason = (
+            f"the driver may be too old for CUDA {cuda}, which it is built for. nvidia-smi prints the"
+            " driver's version, and scripts/setup.sh the version that is needed"
+        )
     raise ValueError(
-        f"this machine has an NVIDIA GPU, and PyTorch, {why}. To run on the CPU all the same, set"
-        " CUDA_VISIBLE_DEVICES to nothing"
+        f"this machine has an NVIDIA GPU that PyTorch can't use: {reason}. To run on the CPU nevertheless,"
+        " set CUDA_VISIBLE_DEVICES to an empty value"
     )
 
 
@@ -263,7 +270,7 @@ class Ranks:
             os.environ.setdefault(name, value_if_alone)
         world_size = int(os.environ["WORLD_SIZE"])
         if "MASTER_PORT" not in os.environ:
-            assert world_size == 1, "a launcher that starts several ranks names their meeting port"
+            assert world_size == 1, "a launcher that starts several ranks sets MASTER_PORT"
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", "0"
         local_rank = int(os.environ["LOCAL_RANK"])
         if torch.cuda.is_available():
@@ -368,7 +375,7 @@ class Ranks:
         return received
 
     def machines(self) -> list[str]:
-        """Returns the names of all ranks' machines, in rank order."""
+        """Returns the machine names of all ranks, in rank order."""
         return self.exchange("machines", platform.node())
 
     def sum(self, tensor: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from treetune.vocabulary import Metrics, TokenIds, joined
 Forward = Callable[..., Any]
 """A `PolicyModule` or `CriticModule`, or a `DeepSpeedModel` of one."""
 
-SHARE = "train/reference_ahead"
+AHEAD = "train/reference_ahead"
 """The metric of the share of an iteration's trained tokens that the reference scored during sampling."""
 SECONDS = "train/reference_seconds"
 """The metric of the seconds that training waited for the scores of the other tokens."""
@@ -56,7 +56,7 @@ class Scorer:
         """Returns the log-probs of every trained token, float32 [N], without gradient. Collective."""
         return self._score(sequences, lambda batch: policy(batch.inputs, self.temperature)[0])
 
-    def scored(self, policy: Forward, sequences: Sequences, nucleus: Nucleus | None) -> PolicyScores:
+    def all_scores(self, policy: Forward, sequences: Sequences, nucleus: Nucleus | None) -> PolicyScores:
         """Returns all scores of every trained token, from one forward pass. Collective."""
 
         def forward(batch: MicroBatch) -> Tensor:
@@ -95,8 +95,8 @@ class Scorer:
 
     def reports(self, batch: MicroBatch) -> bool:
         """Returns whether the results of this rank count: one of the ranks that compute a micro-batch
-        together reports it, and nobody reports a dummy."""
-        return not batch.is_dummy and self.ranks.rank % self.settings.model_parallel_size == 0
+        together reports it, and no rank reports a dummy."""
+        return not batch.is_dummy and self.ranks.rank % self.settings.sequence_parallel_size == 0
 
     def answer_logprobs(
         self, policy: Forward, answers: Sequence[tuple[TokenIds, TokenIds]], temperature: float
@@ -105,7 +105,7 @@ class Scorer:
 
         Collective if a rank alone can't run the model (ZeRO-3, sequence parallelism); else local.
         """
-        is_collective = self.settings.zero_stage == 3 or self.settings.model_parallel_size > 1
+        is_collective = self.settings.zero_stage == 3 or self.settings.sequence_parallel_size > 1
         # Every rank must then run the model on the answers of all ranks.
         answers_by_rank = self.ranks.exchange("score", list(answers)) if is_collective else [answers]
         results = []
@@ -179,7 +179,7 @@ class ReferencePrefetch:
         """The submitted rows of this iteration, by their hash."""
         self._failed: Exception | None = None
         """The first exception of the thread."""
-        self.metrics: Metrics = {SHARE: 0.0, SECONDS: 0.0}
+        self.metrics: Metrics = {AHEAD: 0.0, SECONDS: 0.0}
         """The metrics of the last `logprobs`."""
 
     def on_result(self, request: Request, answers: Sequence[Completion]) -> None:
@@ -212,20 +212,21 @@ class ReferencePrefetch:
             for content_hash in content_hashes:
                 rank_of.setdefault(content_hash, rank)
         result_N = torch.zeros(sequences.n_tokens)
+        # Equal rows are scored once.
         first = sequences.first_alike()
         rows = {number: sequences.rows[number] for number in first}
-        # Every rank computes its share of the other rows, which follows from their numbers.
+        # Each rank computes its share of the rows that no rank has submitted.
         share_of_rank = rows_scored_by(sequences, ranks)
         for number, row in rows.items():
             if row.content_hash not in rank_of and number in share_of_rank:
                 result_N[row.start : row.end] = self._score(row.token_ids, row.predicting)
-        # Only now, so that the thread worked while this one did.
+        # The thread has scored its rows while this one scored the others.
         not_done = wait(submitted.values(), ranks.deadline_s).not_done
         self._refuse_failed()
         if not_done:
             raise TimeoutError(
                 f"{len(not_done)} answers were not scored under the reference within {ranks.deadline_s:.0f} s"
-                " (rank_deadline) of training's beginning"
+                " (rank_deadline) after training began"
             )
         for row in rows.values():
             if rank_of.get(row.content_hash) == ranks.rank:
@@ -233,13 +234,13 @@ class ReferencePrefetch:
         tokens_scored_before = sum(row.trained for row in sequences.rows if row.content_hash in rank_of)
         logprobs_N = ranks.sum(result_N)[sequences.flat_index(first)]
         self.metrics = {
-            SHARE: tokens_scored_before / max(1, sequences.n_tokens),
+            AHEAD: tokens_scored_before / max(1, sequences.n_tokens),
             SECONDS: time.perf_counter() - start,
         }
         return logprobs_N
 
     def close(self) -> None:
-        """Ends the thread, and cancels what it has not begun."""
+        """Ends the thread, and cancels the rows that it has not begun."""
         self._thread.shutdown(cancel_futures=True)
 
     def _refuse_failed(self) -> None:

@@ -172,8 +172,8 @@ def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
     if ends[-1] != len(episode.response_ids) or any(a > b for a, b in itertools.pairwise(ends)):
         raise ValueError(
             f"episode {episode.trajectory} has stretches that end at {ends[1:]}, and"
-            f" {len(episode.response_ids)} response tokens: each has to end behind the one before, and the"
-            " last at the response's end"
+            f" {len(episode.response_ids)} response tokens: each must end after the one before, and the last"
+            " one at the end of the response"
         )
     parts = [
         (stretch.branch, episode.response_ids[begin:end], episode.trained[begin:end])

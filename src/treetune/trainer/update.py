@@ -1,5 +1,13 @@
-"""Holds the parts of an optimiser step: the loss of a micro-batch, the critic's loss, and the record of the
-scores of the forward pass."""
+"""Computes the losses of a micro-batch, for the policy and the critic, and keeps the log-probs that its
+forward pass gave.
+
+An optimiser step accumulates the gradients of its micro-batches::
+
+    for each micro-batch:   policy forward  ──►  loss  ──►  backward
+                                 └──►  log-probs and entropies, which `StepRecorder` keeps
+                            critic forward  ──►  value loss  ──►  backward     (`CriticTraining`)
+    policy.step(), critic.step()
+"""
 
 from __future__ import annotations
 
@@ -51,7 +59,7 @@ def micro_batch_loss(
     log_mass_N = None if nucleus is None else terms.pop()
 
     def of_batch(values_N: Tensor | None) -> Tensor | None:
-        """Returns the values of the micro-batch's tokens, from those of all tokens of the iteration."""
+        """Selects the values of the micro-batch's tokens from those of all tokens of the iteration."""
         return None if values_N is None else values_N[batch.flat_index_N].to(device)
 
     # `loss_scale` is 0 for a dummy micro-batch, which only keeps ranks in step; else it is
@@ -79,10 +87,10 @@ def micro_batch_loss(
 
 
 class StepRecorder:
-    """Records the scores of a step's forward passes, before its update.
+    """Keeps the scores that a step's forward passes give, which are those of the weights before its update.
 
-    In an iteration's only step, they replace a pass of their own for the old log-probs. In one of several
-    steps, they give the ratio of each token to its old log-prob.
+    In an iteration with a single step they are the old log-probs, so that no other pass computes those. In an
+    iteration with several steps they show how far each token's probability has moved from the old one.
     """
 
     def __init__(self, n_tokens: int, with_mass: bool) -> None:
@@ -95,8 +103,9 @@ class StepRecorder:
         columns = [column_N.detach() for column_N in scored if column_N is not None]
         self._recorded.append((batch.flat_index_N, columns))
 
-    def scored(self, ranks: Ranks) -> PolicyScores:
-        """Returns the scores of all tokens of the iteration; 0 if no rank computed a token. Collective."""
+    def all_scores(self, ranks: Ranks) -> PolicyScores:
+        """Returns the scores of all tokens of the iteration, on every rank; 0 for tokens that no micro-batch
+        had. Collective."""
         n_columns = 3 if self._with_mass else 2
         all_columns = [torch.zeros(self._n_tokens) for _ in range(n_columns)]
         for index_N, columns in self._recorded:

@@ -28,6 +28,7 @@ BILLIONS = {
     "microsoft/rho-math-1b-v0.1": 1.10,
     "deepseek-ai/deepseek-math-7b-base": 6.91,
     "meta-llama/Llama-3.2-1B": 1.24,
+    "HuggingFaceTB/SmolLM2-135M": 0.1345,
     "Qwen/Qwen2.5-0.5B": 0.49,
     "Qwen/Qwen2.5-1.5B": 1.54,
     "Qwen/Qwen2.5-3B": 3.09,
@@ -133,7 +134,7 @@ def test_a_run_starts_its_server_with_the_planned_share_and_no_more_than_the_cac
     monkeypatch.setattr(fitting, "here", lambda **_: described_machine(8, 80))
 
     def sized_engine(config):
-        return fitting.sized_by_plan(config, config.engines.policy)
+        return fitting.size_engine(config, config.engines.policy)
 
     found = plan(BIG)
     sized = sized_engine(experiment(BIG))
@@ -294,10 +295,10 @@ class TestStart:
     def test_where_nobody_knows_that_is_said(self, start, capsys, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
         root = experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
-        with pytest.raises(ValueError, match="sizes aren't known"):
+        with pytest.raises(ValueError, match="sizes are unknown"):
             Plan.of(root, described_machine(1, 80))
         start(root, 1, 80)
-        assert "wasn't checked" in capsys.readouterr().err
+        assert "was not checked" in capsys.readouterr().err
 
     def test_a_process_without_a_launcher_is_one_rank(self, monkeypatch):
         monkeypatch.setattr(machine, "query_gpus", lambda what, environment: [str(80 * 1024)] * 4)

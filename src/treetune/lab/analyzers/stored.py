@@ -210,7 +210,7 @@ class StoredModels:
         settings = session.config.trainer
         self.session, self.point = session, point
         self.objective = settings.objective
-        single_rank = replace(settings, layout="padded", sequence_parallel_size=1, tensor_parallel_size=1)
+        single_rank = replace(settings, layout="padded", sequence_parallel_size=1)
         self.scorer = Scorer(single_rank, session.ranks, temperature)
 
     @cached_property
@@ -223,7 +223,7 @@ class StoredModels:
 
     def old_logprobs(self, sequences: Sequences) -> PolicyScores:
         """Returns log-probs alone; analyses need no comparison with the engine's."""
-        return self.scorer.scored(self.policy, sequences, nucleus=None)
+        return self.scorer.all_scores(self.policy, sequences, nucleus=None)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(PolicyModule(policy_at(self.session, 0)), sequences)

@@ -317,16 +317,19 @@ def write_page(folder: Path, by_language: Mapping[str, Any], command: str, train
     save(draw_gain(by_language), folder, "arena")
 
 
-PREFACE = """Gradient variance and cost of credit methods in languages whose values are exact, with eight
-answers to a problem. *Gain per answer*: the gradient variance of RLOO divided by the method's; RLOO is 1,
-higher is better. *Cost*: tokens sampled by rollout and credit, divided by RLOO's. *Gain per token*: gain per
-answer divided by cost. *At ρ*: the same where training one token costs as much as sampling ρ (about 0.25 on a
-small CPU, about 5 on a GPU with two epochs and a reference). *True advantages* use exact values at no cost;
-an optimal baseline can be slightly better. Intervals are 95 % bootstraps over problems. *Bias*: the share of
-the mean gradient's squared length that is not along the true gradient. The critic was trained on the answers
-to 32 problems, which its cost does not include. Figures omit gains below 0.05."""
-MAP = """Gain at equal cost, compared with RLOO with eight answers. Critics and true advantages are left out,
-since their knowledge has no cost here."""
+PREFACE = """Which credit method gives the least noisy gradient for its cost? A method gets eight answers to
+each problem of a small artificial task, called a language, whose exact gradient is known. *Gain per answer*:
+gradient variance of RLOO, divided by that of the method; RLOO is 1, higher is better. *Cost*: tokens sampled
+by rollout and credit, divided by RLOO's. *Gain per token*: gain per answer divided by cost. *At ρ*: gain
+divided by the cost of sampling and training together, if training a token costs as much as sampling ρ tokens
+(about 0.25 on a small CPU, about 5 on a GPU with two epochs and a reference). *Bias*: share of the mean
+gradient's squared length that is orthogonal to the true gradient; 0 is unbiased. Intervals are 95 %
+bootstraps over problems. *True advantages* are computed from exact values, at no cost; an optimal baseline
+can be slightly better. The *critic* was trained on the answers to 32 problems; its cost does not include
+them. Figures omit gains below 0.05."""
+MAP = """Each cell has the method with the largest gain at equal cost, compared with RLOO with eight answers.
+Critics and true advantages are left out, since training the critic and knowing the values cost nothing
+here."""
 
 
 def run_arena(

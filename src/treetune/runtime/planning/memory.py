@@ -1,10 +1,11 @@
-"""Work of an iteration, and the memory that trainer and engine take for it.
+"""Computes the work of an iteration, and the memory that trainer and engine need for it.
 
-The terms were read off the code and counted by PyTorch's profiler on CPUs (docs/results/plan.md): the
-tensors that autograd keeps for the layers of transformers (RMS norm in float32, rotary embeddings,
-PyTorch's attention, gated MLP) and for our head in chunks (`models.logprobs`). States of DeepSpeed are those
-of its pinned version, on one rank: which of its optimisers takes over
-(`DeepSpeedEngine._do_optimizer_sanity_check`), the buffers of each, and what a step makes and drops.
+The terms come from reading the code, and were compared with PyTorch's profiler on CPUs
+(docs/results/plan.md). They count the tensors that autograd keeps for the layers of transformers (RMS norm in
+float32, rotary embeddings, PyTorch's attention, gated MLP) and for the head in chunks (`models.logprobs`).
+DeepSpeed's states are those of its pinned version: the optimiser that it chooses
+(`DeepSpeedEngine._do_optimizer_sanity_check`), the buffers of each, and the tensors that a step allocates and
+frees.
 """
 
 from __future__ import annotations
@@ -20,24 +21,30 @@ from treetune.runtime.machine import GIB, Machine
 from treetune.trainer.base import Trainer
 
 SHARE_OF_THE_LIMIT = 0.5
-"""Assumed mean length of an answer as a share of `max_tokens`, where nobody says better."""
+"""The assumed mean length of an answer as a share of `max_tokens`, if none is configured."""
 TOKENS_OF_A_PROMPT = 256
-"""Assumed mean, where the limits leave room for it."""
+"""The assumed mean length of a prompt, if the limits allow it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IterationWork:
-    """The work of one iteration, over all ranks. `longest` bounds a row in tokens, `longest_answer` what of
-    it is trained; other lengths are means."""
+    """The work of one iteration, over all ranks. Lengths are means, except for `longest` and
+    `longest_answer`.
+
+    Example: 64 problems with 8 answers each, trained in two epochs of 8 steps, have ``problems=64,
+    answers=512, rows=512, steps=16, epochs=2``.
+    """
 
     problems: int
     is_known: bool
-    """The number of problems is known; else all counts are for one."""
+    """Whether the number of problems is known; if not, all counts are for one problem."""
     answers: int
     answer_tokens: float
     prompt_tokens: float
     longest: int
+    """The most tokens of a row."""
     longest_answer: int
+    """The most trained tokens of a row."""
     continuations: int
     most_continuations: int
     rows: int
@@ -51,18 +58,19 @@ class IterationWork:
 
     @property
     def continued_tokens(self) -> float:
-        """Tokens of continuations, which begin on average in the middle of an answer."""
+        """The tokens of continuations, which on average begin in the middle of an answer."""
         return self.continuations * self.answer_tokens / 2
 
     @property
     def context(self) -> float:
-        """Tokens before one that is decoded, on average over an answer."""
+        """The tokens before a sampled token, in the mean over an answer."""
         return self.prompt_tokens + self.answer_tokens / 2
 
     @property
     def continued_context(self) -> float:
-        """The same over continuations. Those that begin evenly along an answer and end where it does are the
-        more, the further a token lies in it: the mean place of their tokens is two thirds."""
+        """The same for continuations. If they begin evenly along an answer and end where it ends, more of
+        them have a token near the end, so that the mean position of their tokens is two thirds of the
+        answer."""
         return self.prompt_tokens + self.answer_tokens * 2 / 3
 
     @property
@@ -71,8 +79,11 @@ class IterationWork:
 
 
 def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWork:
-    """Returns the work of an experiment's iteration; `answer_tokens` is the mean length of an answer, before
-    what the experiment's own `plan` says of it."""
+    """Returns the work of an experiment's iteration.
+
+    Args:
+        answer_tokens: The mean length of an answer; None for the experiment's `plan`, or an assumption.
+    """
     problems = experiment.problems_per_iteration or experiment.task.size("train")
     is_known, problems = problems is not None, problems or 1
     rollout, context = experiment.rollout, experiment.context_length
@@ -80,22 +91,22 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
     limit = min(sampling.max_tokens, context) if sampling is not None else context
     prompt_limit = rollout.max_prompt_tokens or context
     longest = min(context, prompt_limit + limit)
-    known = experiment.plan
-    length = min(answer_tokens or known.answer_tokens or SHARE_OF_THE_LIMIT * limit, limit)
+    plan_settings = experiment.plan
+    length = min(answer_tokens or plan_settings.answer_tokens or SHARE_OF_THE_LIMIT * limit, limit)
     answers = rollout.most_answers(problems)
     rows = experiment.selection.most_kept(answers, problems)
     size = experiment.trainer.minibatch_size or max(rows, 1)
-    usual, most = experiment.credit.continuations(answers, length, limit)
+    continuations, most_continuations = experiment.credit.continuations(answers, length, limit)
     return IterationWork(
         problems=problems,
         is_known=is_known,
         answers=answers,
         answer_tokens=length,
-        prompt_tokens=max(1.0, min(known.prompt_tokens or TOKENS_OF_A_PROMPT, longest - length)),
+        prompt_tokens=max(1.0, min(plan_settings.prompt_tokens or TOKENS_OF_A_PROMPT, longest - length)),
         longest=longest,
         longest_answer=limit,
-        continuations=usual,
-        most_continuations=most,
+        continuations=continuations,
+        most_continuations=most_continuations,
         rows=rows,
         steps=experiment.trainer.epochs * max(1, -(-rows // size)),
         epochs=experiment.trainer.epochs,
@@ -104,7 +115,8 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
 
 
 LOGITS_PER_CHUNK = {"cpu": 2**24, "cuda": 2**27}
-"""The values of `models.logprobs`, which a test holds: that module imports PyTorch."""
+"""The values of `models.logprobs`, which can't be imported here, since it imports PyTorch. A test compares
+them."""
 
 BYTES_PER_LOGIT, OF_A_NUCLEUS, OF_A_SORT = 16, 33, {"cpu": 0, "cuda": 20}
 """Bytes of a chunk in the forward pass: float32 logits, log-probs, probabilities and their product; with a
@@ -117,20 +129,22 @@ them; more where the entropy has a gradient, and where the objective has terms o
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """Passes of a model over `tokens` of which `trained` are predicted, `itemsize` bytes a number."""
+    """Forward and backward passes of a model."""
 
     shape: Shape
     itemsize: int
+    """The bytes of a number."""
     tokens: int
     trained: int
+    """The number of trained tokens."""
     device: str
     checkpointing: bool
     masked: bool = False
-    """Attention has a mask with an entry for each pair of tokens."""
+    """Whether attention has a mask with an entry for each pair of tokens."""
 
     @property
     def layer(self) -> int:
-        """Bytes that one block keeps for its backward pass."""
+        """The bytes that a block keeps for its backward pass."""
         shape, size = self.shape, self.itemsize
         norms = 2 * (self._norm + size) * shape.hidden
         attention = size * (2 * shape.query + 2 * shape.key)
@@ -143,12 +157,12 @@ class Passes:
 
     @property
     def _norm(self) -> int:
-        """Bytes of an element that a norm keeps: its input in float32, and what it was scaled to."""
+        """The bytes that a norm keeps for each element: its input in float32, and its output."""
         return 4 + self.itemsize
 
     @property
     def kept(self) -> int:
-        """Bytes of a whole forward pass that wait for the backward pass."""
+        """The bytes that a forward pass keeps for the backward pass."""
         shape, size = self.shape, self.itemsize
         blocks = shape.layers * (size * shape.hidden * self.tokens if self.checkpointing else self.layer)
         last = self.tokens * self._norm * shape.hidden + self.trained * size * shape.hidden
@@ -157,9 +171,10 @@ class Passes:
 
     @property
     def backward_of_a_layer(self) -> int:
-        """Bytes beside `kept`: gradients in the last block, which is made again before where it was not kept.
+        """The further bytes of the backward pass: gradients in the last block and, with checkpointing, the
+        block's activations, which are computed again.
 
-        When its MLP goes backward, the last norm and the chosen hidden states are done with.
+        During the backward pass of its MLP, the last norm and the selected hidden states are freed already.
         """
         shape, size = self.shape, self.itemsize
         of_last = self.tokens * self._norm * shape.hidden + self.trained * size * shape.hidden
@@ -179,8 +194,8 @@ class Passes:
         terms: bool = False,
         nucleus: bool = False,
     ) -> int:
-        """Returns the bytes of one chunk of the head, the largest that is there at once. Beside adapters the
-        head has no gradient of its own."""
+        """Returns the most bytes of a chunk of the head. With adapters the head is not trained and has no
+        gradient."""
         chunk = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
         positions = math.ceil(self.trained / math.ceil(self.trained / chunk)) if self.trained else 0
         logits = positions * self.shape.vocabulary
@@ -194,7 +209,8 @@ class Passes:
 
     @property
     def scoring(self) -> int:
-        """Bytes of a pass without gradient but for its head: the widest place of one block."""
+        """The most bytes of a forward pass without gradient, without its head: those of the widest part of a
+        block."""
         shape, size = self.shape, self.itemsize
         mlp = size * (2 * shape.hidden + 3 * shape.intermediate)
         norm = 3 * 4 * shape.hidden + size * shape.hidden
@@ -203,12 +219,13 @@ class Passes:
 
 
 OUTSIDE = int(1.5 * GIB)
-"""Assumed, of a GPU: CUDA's context, graphs and what is not PyTorch's, within the server's share."""
+"""Assumed bytes of a GPU, within the server's share, for CUDA's context, graphs and other memory outside of
+PyTorch."""
 ASLEEP = int(2.5 * GIB)
-"""Assumed, of a GPU: what a sleeping server keeps."""
+"""Assumed bytes of a GPU that a sleeping server keeps."""
 PROCESS = int(2.0 * GIB)
-"""The host's memory for libraries and heap of a server's processes (on a CPU 1.6 GiB were seen for tiny
-models)."""
+"""Bytes of the host for libraries and heap of a server's processes (1.6 GiB were measured with tiny models on
+a CPU)."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +247,8 @@ class EngineMemory:
 
     @cached_property
     def passes(self) -> int:
-        """Bytes that the server's largest step makes: its MLPs, and the logits of all sequences with what is
-        sampled from them."""
+        """The bytes of the server's largest step: its MLPs, and the logits of all sequences with the tensors
+        of sampling."""
         settings, shape = self.settings, self.shape
         tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs)
         mlp = self.itemsize * tokens * (4 * shape.hidden + 3 * shape.intermediate)
@@ -240,19 +257,19 @@ class EngineMemory:
 
     @property
     def share(self) -> int:
-        """Bytes of a GPU that it takes while it is awake, keys and values included."""
+        """The bytes of a GPU that it uses while it is awake, with keys and values."""
         assert self.settings.gpu_memory_utilization is not None, "`Plan.engine` has set it"
         return int(self.settings.gpu_memory_utilization * self.machine.device_memory)
 
     @property
     def bytes_per_token(self) -> float:
-        """Keys and values of one token on one device."""
+        """The bytes of keys and values of a token on one device."""
         heads = max(self.shape.kv_heads / self.settings.tensor_parallel_size, 1)
         return 2 * self.shape.layers * heads * self.shape.head_dim * self.itemsize
 
     @property
     def cache(self) -> int:
-        """Bytes for keys and values; negative where not even the weights fit."""
+        """The bytes for keys and values; negative if not even the weights fit."""
         if self.machine.device == "cpu":
             return self.settings.kv_cache_gib * GIB
         return self.share - self.weights - self.passes - OUTSIDE
@@ -263,64 +280,70 @@ class EngineMemory:
 
     @property
     def least_share(self) -> int:
-        """Bytes with room for one sequence as long as the context, without which vLLM doesn't start."""
+        """The fewest bytes with which vLLM starts: with space for one sequence as long as the context."""
         return int(self.weights + self.passes + OUTSIDE + self.context_length * self.bytes_per_token)
 
     @property
     def on_cpu(self) -> int:
-        """Bytes of the host's memory, where it runs on a CPU."""
+        """The bytes of the host's memory, for a server on a CPU."""
         return self.weights + self.passes + self.cache + PROCESS
 
 
 def servers_on_a_machine(settings: Any, machine: Machine) -> int:
-    """Returns the number of servers; those of ranks that share one are on the first machine."""
+    """Returns the number of servers on a machine, for servers that all ranks share on the first machine."""
     return settings.replicas_on(machine.device) * (machine.ranks if settings.servers == "per_rank" else 1)
 
 
 BUCKET = 500_000_000
-"""Elements of the buffer in which ZeRO collects gradients (DeepSpeed's `reduce_bucket_size`)."""
+"""The elements of the buffer in which ZeRO collects gradients (DeepSpeed's `reduce_bucket_size`)."""
 GATHERED = 1_050_000_000
-"""Elements of whole weights that ZeRO-3 keeps at most (`max_live_parameters`, `prefetch_bucket_size`)."""
+"""The most elements of gathered weights that ZeRO-3 keeps (`max_live_parameters`, `prefetch_bucket_size`)."""
 FRAGMENTED = 1.1
-"""Assumed, on a GPU: what PyTorch reserves for what passes make, over what they make."""
+"""The assumed ratio of the memory that PyTorch reserves on a GPU for passes to the memory that they
+allocate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """Bytes of one trained model on one rank, on the rank's device but for what is `on_host` though there
-    is a GPU.
-
-    `weights` are those that passes run on; they, `master` weights, `optimizer` and `buffers` stay from step
-    to step. `gradients` are made by backward passes and dropped by the step. A backward pass has `passing`
-    beside them, a step `stepping`.
-    """
+    """The bytes of one trained model on one rank's device."""
 
     weights: int
+    """The weights that passes use."""
     master: int = 0
+    """The weights in float32 that the optimiser updates."""
     optimizer: int = 0
     buffers: int = 0
     gradients: int = 0
+    """Gradients, from a backward pass to the step."""
     passing: int = 0
+    """Further memory during a backward pass."""
     stepping: int = 0
+    """Further memory during a step."""
     on_host: int = 0
+    """The bytes of the host that ZeRO's offloading uses."""
 
     @property
     def kept(self) -> int:
+        """The bytes that stay from step to step."""
         return self.weights + self.master + self.optimizer + self.buffers
 
 
 def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine) -> States:
-    """Returns the states of a model of so many weights, of which so many are trained, as this trainer shards
-    it."""
-    size, stage, parallel = itemsize(trainer), trainer.zero_stage, trainer.tensor_parallel_size
+    """Returns the bytes of a model as this trainer shards it.
+
+    Args:
+        all_weights: The number of weights.
+        trained: The number of trained weights.
+    """
+    size, stage = itemsize(trainer), trainer.zero_stage
     on_gpu = machine.device == "cuda"
-    all_weights, trained = -(-all_weights // parallel), -(-trained // parallel)
-    ranks = max(1, machine.world_size // parallel)
+    ranks = machine.world_size
     part = -(-trained // ranks)
-    # PyTorch's Adam on a CPU makes a root and a quotient as large as what it steps at once.
+    # On a CPU, PyTorch's Adam allocates a root and a quotient of the size of the weights that it updates at
+    # once.
     adam = 0 if on_gpu else 2 * 4 * part
     if stage == 0:
-        # Gradients are made flat once more to be averaged; Adam goes from weight to weight.
+        # Gradients are copied into a flat buffer to be averaged. Adam updates one weight after the other.
         flat = 4 * min(trained, BUCKET)
         return States(weights=4 * all_weights, optimizer=8 * trained, gradients=4 * trained, stepping=flat)
     if trainer.offload_optimizer and on_gpu:
@@ -345,13 +368,13 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
         )
     if stage <= 2:
         whole = trained if stage == 1 else part
-        apart = size * part if size == 2 else 0  # gradients in the precision of passes
+        low_precision_gradients = size * part if size == 2 else 0  # in the precision of passes
         return States(
             weights=size * all_weights,
             master=4 * part,
             optimizer=8 * part,
             gradients=4 * whole,
-            passing=size * BUCKET + apart,
+            passing=size * BUCKET + low_precision_gradients,
             stepping=adam,
         )
     return States(
@@ -365,13 +388,13 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
 
 
 def itemsize(trainer: Trainer) -> int:
-    """Bytes of a number in forward and backward passes."""
+    """Returns the bytes of a number in forward and backward passes."""
     return 2 if trainer.precision == "bfloat16" else 4
 
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """The device's memory, in bytes, on one rank of `machine`."""
+    """The bytes that the trainer uses on a rank's device."""
 
     experiment: Any
     shape: Shape
@@ -392,7 +415,8 @@ class TrainerMemory:
 
     @cached_property
     def critic(self) -> States | None:
-        """A whole model with an optimiser of its own, even beside adapters."""
+        """The states of the critic, which is a whole model with its own optimiser, also if the policy has
+        adapters."""
         if not self.experiment.credit.needs_critic:
             return None
         weights = self.shape.backbone + self.shape.hidden + 1
@@ -400,30 +424,30 @@ class TrainerMemory:
 
     @cached_property
     def reference(self) -> int:
-        """Weights of the reference, whole or this rank's part; 0 where the policy holds it or there is
-        none."""
+        """The bytes of the reference's weights, whole or this rank's part; 0 if there is none, or if it is
+        the policy without adapters."""
         trainer = self.trainer
         if not trainer.keeps_reference or trainer.lora is not None:
             return 0
         other = self.experiment.credit.reference
         shape = self.shape if other is None else other.shape(self.experiment.task.alphabet)
         whole = itemsize(trainer) * (shape or self.shape).parameters
-        dealt = trainer.zero_stage == 3 and not trainer.offload_reference
-        return whole // self.machine.world_size if dealt else whole
+        is_sharded = trainer.shards_weights and not trainer.offload_reference
+        return whole // self.machine.world_size if is_sharded else whole
 
     @property
     def reference_stays(self) -> bool:
-        """The reference lies on the device all the time. On a CPU there is no other place."""
+        """Whether the reference is on the device all the time, as always on a CPU."""
         return self.machine.device == "cpu" or not self.trainer.offload_reference
 
     @cached_property
     def micro_batch(self) -> int:
-        """Tokens of the largest micro-batch of a rank."""
+        """The tokens of a rank's largest micro-batch."""
         trainer, work = self.trainer, self.work
         together = 2 if trainer.objective.needs_pairs else 1
         parallel = trainer.sequence_parallel_size
         longest = together * work.longest
-        groups = max(1, self.machine.world_size // trainer.model_parallel_size)
+        groups = max(1, self.machine.world_size // trainer.sequence_parallel_size)
         rows = -(-min(trainer.minibatch_size or work.rows, max(work.rows, 1)) // groups) * together
         if trainer.sequences_per_micro_batch is not None:
             rows = min(rows, max(together, trainer.sequences_per_micro_batch))
@@ -445,7 +469,7 @@ class TrainerMemory:
 
     @cached_property
     def update(self) -> int:
-        """Bytes of a micro-batch's passes and its gradients, forward and backward, of policy or critic."""
+        """The most bytes of a micro-batch's forward and backward pass, of policy or critic."""
         passes, objective = self.passes(self.micro_batch), self.trainer.objective
         entropy = getattr(objective, "entropy_coef", 0.0) != 0 or self.trainer.entropy_target is not None
         head = passes.head(
@@ -458,17 +482,17 @@ class TrainerMemory:
 
     @cached_property
     def scoring(self) -> int:
-        """Bytes of passes without gradient, whose micro-batches are twice as large."""
+        """The most bytes of passes without gradient, whose micro-batches are twice as large."""
         trainer, work = self.trainer, self.work
-        twice = min(2 * self.micro_batch, max(self.micro_batch, work.rows * work.longest))
+        tokens = min(2 * self.micro_batch, max(self.micro_batch, work.rows * work.longest))
         if trainer.sequences_per_micro_batch is not None:
-            twice = self.micro_batch
-        passes = self.passes(twice)
+            tokens = self.micro_batch
+        passes = self.passes(tokens)
         head = passes.head(backward=False, nucleus=self._has_nucleus)
-        hidden = twice * passes.itemsize * 2 * self.shape.hidden
+        hidden = tokens * passes.itemsize * 2 * self.shape.hidden
         gathered = self.policy.passing if trainer.zero_stage == 3 else 0
-        visiting = 0 if self.reference_stays else self.reference
-        return self._reserved(max(passes.scoring, hidden + head)) + gathered + visiting
+        copied_reference = 0 if self.reference_stays else self.reference
+        return self._reserved(max(passes.scoring, hidden + head)) + gathered + copied_reference
 
     @property
     def _has_nucleus(self) -> bool:
@@ -478,34 +502,36 @@ class TrainerMemory:
         )
 
     def _reserved(self, size: int) -> int:
+        """Returns the bytes that PyTorch reserves for tensors of this size."""
         return round(size * FRAGMENTED) if self.machine.device == "cuda" else size
 
     @property
     def models(self) -> int:
-        """Bytes that stay on the device while the trainer works, between steps."""
+        """The bytes that stay on the device from step to step."""
         critic = 0 if self.critic is None else self.critic.kept
         return self.policy.kept + critic + (self.reference if self.reference_stays else 0)
 
     @property
     def peak(self) -> int:
-        """The most that training takes: while it scores, in passes with gradients, or in a step."""
-        both = [self.policy, *([self.critic] if self.critic else [])]
-        gradients = sum(one.gradients for one in both)
-        passing, stepping = max(one.passing for one in both), max(one.stepping for one in both)
+        """The most bytes of training: of scoring, of passes with gradients, or of a step."""
+        models = [self.policy] if self.critic is None else [self.policy, self.critic]
+        gradients = sum(model.gradients for model in models)
+        passing = max(model.passing for model in models)
+        stepping = max(model.stepping for model in models)
         return self.models + max(self.scoring, gradients + max(passing + self.update, stepping))
 
     @property
     def scorable(self) -> int:
-        """Bytes on a GPU while an engine has it that sleeps else: the weights that can be scored."""
+        """The bytes that stay on a GPU while the engine is awake there: the weights that score answers."""
         return self.policy.weights + (self.reference if self.reference_stays else 0)
 
     @property
     def put_aside(self) -> int:
-        """Bytes of the GPU that lie in the memory of the CPU meanwhile."""
+        """The bytes that are moved to the host meanwhile."""
         return self.models - self.scorable
 
 
 def adapter_weights(shape: Shape, rank: int) -> int:
-    """Counts the weights of low-rank adapters on every linear layer but the head."""
+    """Returns the number of weights of adapters on all linear layers except the head."""
     sides = 2 * (shape.hidden + shape.query) + 2 * (shape.hidden + shape.key)
     return rank * shape.layers * (sides + 3 * (shape.hidden + shape.intermediate))

@@ -1,4 +1,15 @@
-"""The needs of an experiment on a machine, phase by phase, and the smallest change with which it fits."""
+"""Plans an experiment on a machine: the memory that each phase needs, and the smallest change with which it
+fits.
+
+::
+
+    Plan.of(experiment, machine)
+       ├─ work      answers, rows and steps of an iteration        planning.memory.IterationWork
+       ├─ trainer   bytes of models, optimiser, passes             planning.memory.TrainerMemory
+       ├─ engine    bytes of weights, cache, passes                planning.memory.EngineMemory
+       └─ uses      for each phase and memory: what is needed, and how much there is
+    remedy(plan)    the cheapest changes of the configuration with which all uses fit
+"""
 
 from __future__ import annotations
 
@@ -26,22 +37,22 @@ from treetune.runtime.planning.memory import (
 from treetune.store.held_folders import MEMORY
 
 USABLE = 0.99
-"""Share of a GPU's memory that programs see: an H100 of 80 GiB reports 79.2."""
+"""The share of a GPU's memory that programs can use: an H100 of 80 GiB has 79.2."""
 CONTEXT = int(0.6 * GIB)
-"""A GPU's memory for a rank's CUDA context and its communicators; assumed."""
+"""Assumed bytes of a GPU for a rank's CUDA context and its communicators."""
 RANK = int(1.2 * GIB)
-"""The host's memory for a rank's libraries and heap: 0.9 GiB were seen on a CPU. Twice as much on a GPU is
-assumed."""
+"""Bytes of the host for a rank's libraries and heap: 0.9 GiB were measured on a CPU, and twice as much is
+assumed for a GPU."""
 LARGEST_SHARE = 0.9
-"""Share of a GPU that a server takes at most unless told otherwise; vLLM's own default is about that."""
+"""The largest share of a GPU that a server gets by default, about vLLM's default."""
 SPARE = 2 * GIB
-"""A GPU's memory that such a server leaves to what comes beside its share: CUDA graphs, chunks of weights
-on their way, the canary's passes. Assumed."""
+"""Assumed bytes of a GPU that such a server leaves free: for CUDA graphs, chunks of new weights, and the
+canary's passes."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A number of bytes, and what they are."""
+    """A part of a memory use, such as ``Item("policy: weights", 4_400_000_000)``."""
 
     what: str
     size: int
@@ -49,12 +60,16 @@ class Item:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """A memory in a phase of the run: what lies there, and how much there is (None: not known)."""
+    """The use of a memory in a phase of the run.
+
+    Example: ``MemoryUse("training", "a GPU", (Item("policy: weights", …), …), room=85_000_000_000)``.
+    """
 
     phase: str
     where: str
     items: tuple[Item, ...]
     room: int | None
+    """The bytes of the memory; None: unknown."""
 
     @property
     def needed(self) -> int:
@@ -66,7 +81,7 @@ class MemoryUse:
 
     @property
     def message(self) -> str:
-        """The message on what doesn't fit, and by how much."""
+        """The message for a use that doesn't fit, with its largest items."""
         assert self.room is not None
         largest = sorted(self.items, key=lambda item: -item.size)[:3]
         parts = ", ".join(f"{item.what} {in_units(item.size)}" for item in largest)
@@ -78,8 +93,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one experiment on one machine. Raises ValueError where ranks can't be grouped as the
-    settings say."""
+    """The plan of an experiment on a machine."""
 
     experiment: Any
     shape: Shape
@@ -90,13 +104,21 @@ class Plan:
     def of(
         experiment: Any, machine: Machine, answer_tokens: float | None = None, shape: Shape | None = None
     ) -> Plan:
-        """`shape` None is that of the experiment's model. Raises ValueError where its sizes aren't known."""
+        """Makes a plan.
+
+        Args:
+            answer_tokens: The mean length of an answer; None for the experiment's `plan`, or an assumption.
+            shape: The sizes of the model; None for those of the experiment's model.
+
+        Raises:
+            ValueError: The model's sizes are unknown.
+        """
         shape = shape or experiment.model.shape(experiment.task.alphabet)
         if shape is None:
             raise ValueError(
-                "the model's sizes aren't known: it is neither a folder with a config.json nor a name whose"
-                " config.json is in the Hugging Face cache or in models/shapes.py, or its"
-                " architecture is none that a plan knows (llama, mistral, qwen2, qwen3)"
+                "the model's sizes are unknown: it is not a folder with a config.json, its name is neither in"
+                " the Hugging Face cache nor in models/shapes.py, or its architecture is not supported by"
+                " plans (llama, mistral, qwen2, qwen3)"
             )
         return Plan(experiment, shape, machine, work_of(experiment, answer_tokens))
 
@@ -110,7 +132,7 @@ class Plan:
 
     @cached_property
     def engine(self) -> EngineMemory | None:
-        """The policy's server; None where nothing is sampled, or not by vLLM that runs here."""
+        """The policy's server; None if the run starts no vLLM server."""
         settings = self.experiment.engines.policy
         if not self.experiment.needs_engine or not isinstance(settings, VllmSettings):
             return None
@@ -119,13 +141,13 @@ class Plan:
         context = settings.context_length or self.experiment.context_length
         if settings.gpu_memory_utilization is None and self.machine.device == "cuda":
             room = USABLE * self.machine.device_memory - SPARE
-            largest = (room - self._beside_the_engine(settings)) / self.machine.device_memory
+            largest = (room - self._trainer_bytes_while_sampling(settings)) / self.machine.device_memory
             share = min(LARGEST_SHARE, max(0.01, math.floor(100 * largest) / 100))
             settings = replace(settings, gpu_memory_utilization=share)
         return EngineMemory(settings, self.shape, self.machine, context)
 
-    def _beside_the_engine(self, settings: VllmSettings) -> int:
-        """Bytes of its GPU that are the trainer's while the server is awake."""
+    def _trainer_bytes_while_sampling(self, settings: VllmSettings) -> int:
+        """Returns the bytes of the server's GPU that the trainer uses while the server is awake."""
         if settings.devices is not None:
             return 0
         if not settings.sleep:
@@ -135,20 +157,20 @@ class Plan:
 
     @property
     def sequences_at_once(self) -> int:
-        """Sequences that a server works on: no more than have room to their end, on average, so that none is
-        thrown out of the KV cache and computed again."""
+        """The sequences that a server samples at the same time: as many as fit into its KV cache to their
+        average end, so that none is evicted and computed again."""
         assert self.engine is not None
         length = self.work.prompt_tokens + self.work.answer_tokens
         return max(1, min(self.engine.settings.max_num_seqs, int(self.engine.cached_tokens / length)))
 
     @property
     def shares_device(self) -> bool:
-        """Engine and trainer are on the same GPU."""
+        """Whether engine and trainer share a GPU."""
         return self.engine is not None and self.engine.settings.devices is None
 
     @property
     def sends_through_memory(self) -> bool:
-        """Weights on their way into the engine lie in /dev/shm, by what `weights_folder` goes by."""
+        """Whether new weights are written into /dev/shm, by the rule of `weights_folder`."""
         return (
             self.engine is not None
             and self.engine.settings.weights_in_memory
@@ -157,8 +179,9 @@ class Plan:
 
     @cached_property
     def uses(self) -> list[MemoryUse]:
-        found = [*self._on_gpus()] if self.machine.device == "cuda" else []
-        return [*found, *self._on_the_host()]
+        """The uses of all memories in all phases."""
+        uses_of_gpus = [*self._on_gpus()] if self.machine.device == "cuda" else []
+        return [*uses_of_gpus, *self._on_the_host()]
 
     @property
     def misfits(self) -> list[MemoryUse]:
@@ -166,7 +189,7 @@ class Plan:
 
     @property
     def problems(self) -> list[str]:
-        """All that is in the way, in words."""
+        """The messages on everything that doesn't fit."""
         return [*self._grouping(), *(use.message for use in self.misfits)]
 
     @property
@@ -175,12 +198,13 @@ class Plan:
         return not self.problems
 
     def _grouping(self) -> Iterator[str]:
-        """Numbers of ranks, GPUs and servers, and shares of a GPU, that don't go together."""
+        """Yields messages on numbers of ranks, GPUs and servers, and on shares of a GPU, that don't fit
+        together."""
         trainer, ranks = self.experiment.trainer, self.machine.world_size
-        if ranks % trainer.model_parallel_size:
+        if ranks % trainer.sequence_parallel_size:
             yield (
-                f"trainer.{trainer.model_parallel_setting} is {trainer.model_parallel_size}, which doesn't"
-                f" divide {ranks} ranks"
+                f"trainer.sequence_parallel_size is {trainer.sequence_parallel_size}, which doesn't divide"
+                f" {ranks} ranks"
             )
         if self.engine is None or self.machine.device == "cpu":
             return
@@ -195,11 +219,11 @@ class Plan:
         gpus = self.machine.gpus or self.machine.ranks
         if settings.devices is None and wanted > gpus:
             yield (
-                f"the servers want {wanted} GPUs of a machine (tensor_parallel_size"
+                f"the servers need {wanted} GPUs of a machine (tensor_parallel_size"
                 f" {settings.tensor_parallel_size}), and it has {gpus}"
             )
         if self.machine.nodes > 1 and settings.servers == "one":
-            yield "engines.policy.servers is 'one', and ranks on several machines can't share a server"
+            yield "engines.policy.servers is 'one', but ranks on several machines can't share a server"
 
     # GPUs
 
@@ -264,59 +288,44 @@ class Plan:
         if self.sends_through_memory:
             yield MemoryUse("sync", str(MEMORY), (shared,), machine.shared_memory)
         servers = servers_on_a_machine(engine.settings, machine) if engine is not None else 0
+        ranks = machine.ranks
         if machine.device == "cpu":
             items = [
-                Item("libraries of the ranks", machine.ranks * RANK),
-                *[Item(item.what, machine.ranks * item.size) for item in self._training()],
+                Item("libraries of the ranks", ranks * RANK),
+                *[Item(item.what, ranks * item.size) for item in self._training()],
             ]
             if engine is not None:
                 items += [Item("engine", servers * engine.on_cpu), shared]
             yield MemoryUse("training", "the machine", tuple(items), machine.host_memory)
             return
-        ranks = machine.ranks
-        yield MemoryUse(
-            "start",
-            "the machine",
-            (
-                Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
-                *self._read(),
-                shared,
-            ),
-            machine.host_memory,
-        )
-        visiting = 0 if trainer.reference_stays else trainer.reference
+        libraries = Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS)
+        yield MemoryUse("start", "the machine", (libraries, *self._read(), shared), machine.host_memory)
+        copied_reference = 0 if trainer.reference_stays else trainer.reference
         asleep = engine.weights * engine.settings.tensor_parallel_size if engine is not None else 0
         sleeps = engine is not None and engine.settings.sleep
         yield MemoryUse(
             "generation",
             "the machine",
             (
-                Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
+                libraries,
                 Item("offloaded by ZeRO", ranks * self._offloaded),
-                Item("the reference", ranks * visiting),
+                Item("the reference", ranks * copied_reference),
                 Item("put aside by the trainer", ranks * trainer.put_aside if sleeps else 0),
                 Item("put aside by sleeping engines", servers * asleep if sleeps else 0),
                 shared,
             ),
             machine.host_memory,
         )
-
         if engine is not None:
-            scored = min(4 * self.shape.parameters, SCORED_WITH_BYTES)
-            yield MemoryUse(
-                "evaluation",
-                "the machine",
-                (
-                    Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
-                    Item("a checkpoint's weights, scored once for all ranks", scored),
-                    shared,
-                ),
-                machine.host_memory,
+            scored = Item(
+                "a checkpoint's weights, scored once for all ranks",
+                min(4 * self.shape.parameters, SCORED_WITH_BYTES),
             )
+            yield MemoryUse("evaluation", "the machine", (libraries, scored, shared), machine.host_memory)
 
     @property
     def _shared(self) -> Item:
-        """The content of /dev/shm: the start model alone where adapters follow it."""
+        """The content of /dev/shm: versions of the weights, or only the start model if adapters are sent."""
         lora = self.experiment.trainer.lora
         adapters = lora is not None and lora.send == "adapters"
         what = "the start model's weights" if adapters else f"{VERSIONS} versions of the weights"
@@ -325,16 +334,15 @@ class Plan:
         return Item(f"{MEMORY}: {what}", versions * served if self.sends_through_memory else 0)
 
     def _read(self) -> Iterator[Item]:
-        """Yields what is read of the start model. Where it is read in parts, the first rank alone has it
-        whole, as it writes the engine's files."""
+        """Yields the memory for reading the start model. If it is read in parts, only the first rank has it
+        whole, to write the engine's files."""
         trainer, ranks = self.experiment.trainer, self.machine.ranks
         whole = itemsize(trainer) * self.shape.parameters
         if not trainer.reads_in_parts:
             yield Item("the whole model, read by each rank", ranks * whole)
             return
         yield Item("the whole model, read by the first rank", whole)
-        parts = trainer.tensor_parallel_size if trainer.zero_stage != 3 else self.machine.world_size
-        yield Item("each rank's part of the model", ranks * -(-whole // parts))
+        yield Item("each rank's part of the model", ranks * -(-whole // self.machine.world_size))
 
     @property
     def _offloaded(self) -> int:
@@ -344,17 +352,21 @@ class Plan:
 
 SHARE = "engines.policy.gpu_memory_utilization"
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""Values of it that are tried."""
+"""The values of `SHARE` that are tried as a remedy."""
 MORE_GPUS = (2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of one setting. `cost` orders them by what they cost in time; none changes the update."""
+    """A change of one setting, which doesn't change the update.
+
+    Example: ``Change("trainer.gradient_checkpointing", True, cost=6)``.
+    """
 
     key: str
     value: Any
     cost: int
+    """The rank of the change by the time that it costs."""
 
     @property
     def text(self) -> str:
@@ -365,7 +377,7 @@ class Change:
         return str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)
 
     def applied(self, plan: Plan) -> Plan | None:
-        """Returns the plan with this change; None where a part of the configuration refuses it."""
+        """Returns the plan with this change; None if the configuration refuses it."""
         try:
             changed = _with(plan.experiment, self.key.split("."), self.value)
         except ValueError:
@@ -383,13 +395,13 @@ class Remedy:
 
     @property
     def text(self) -> str:
-        own = ", ".join(change.text for change in self.changes)
+        changes = ", ".join(change.text for change in self.changes)
         if self.gpus is None:
-            return own
+            return changes
         machines = (
             f"{self.nodes} machines with {self.gpus} GPUs each" if self.nodes > 1 else f"{self.gpus} GPUs"
         )
-        return machines + (f" and {own}" if own else "")
+        return f"{machines} and {changes}" if changes else machines
 
     @property
     def override(self) -> str:
@@ -398,17 +410,24 @@ class Remedy:
 
 
 def _as_jsonnet(settings: list[tuple[list[str], str]]) -> str:
-    """Returns one object in which each key stands once."""
+    """Returns settings as a Jsonnet object.
+
+    Example: ``[(["trainer", "zero_stage"], "3"), (["trainer", "epochs"], "2")]`` becomes ``{trainer+:
+    {zero_stage: 3, epochs: 2}}``.
+    """
+    settings_by_name: dict[str, list[tuple[list[str], str]]] = {}
+    for (name, *further_path), value in settings:
+        settings_by_name.setdefault(name, []).append((further_path, value))
     texts = []
-    for name in dict.fromkeys(path[0] for path, _ in settings):
-        below = [(path[1:], value) for path, value in settings if path[0] == name]
-        texts.append(f"{name}: {below[0][1]}" if not below[0][0] else f"{name}+: {_as_jsonnet(below)}")
+    for name, settings_below in settings_by_name.items():
+        path, value = settings_below[0]
+        texts.append(f"{name}+: {_as_jsonnet(settings_below)}" if path else f"{name}: {value}")
     return "{" + ", ".join(texts) + "}"
 
 
 def remedy(plan: Plan) -> Remedy | None:
-    """Returns the cheapest set of as few changes as possible on this machine, or else with the fewest GPUs of
-    the same kind. None where none of them helps."""
+    """Returns the smallest and cheapest set of changes with which the plan fits this machine, or else the
+    fewest GPUs of the same kind, with changes if needed. Returns None if nothing helps."""
     if plan.fits:
         return Remedy(())
     if (changes := _changes(plan)) is not None:
@@ -429,11 +448,12 @@ def remedy(plan: Plan) -> Remedy | None:
 
 
 def _changes(plan: Plan) -> tuple[Change, ...] | None:
-    """Returns the cheapest change with which the plan fits, or else the cheapest two, or else a set that
-    can't be made smaller; None where nothing helps.
+    """Returns the cheapest change with which the plan fits, or else the cheapest two, or else a larger set
+    from which none can be left out; None if nothing helps.
 
-    All sets of one and two changes are tried. There are too many of three and more: these begin with the
-    strongest change of every key, and give up one after the other."""
+    All sets of one and two changes are tried. There are too many larger sets, so these begin with the
+    strongest change of every key, and leave one after the other out.
+    """
     candidates = sorted(_candidates(plan), key=lambda change: change.cost)
     for count in (1, 2):
         sets = [
@@ -444,7 +464,7 @@ def _changes(plan: Plan) -> tuple[Change, ...] | None:
                 return _on_all_gpus(plan, changes)
     shares = [change for change in candidates if change.key == SHARE]
     others = [change for change in candidates if change.key != SHARE]
-    # A GPU's share for the engine is no stronger the larger it is: the trainer needs the rest. All are tried.
+    # A larger share of the GPU for the engine leaves less for the trainer, so that all shares are tried.
     smallest_sets = [_smallest_set(plan, share, others) for share in [None, *shares]]
     helpful = [changes for changes in smallest_sets if changes is not None]
     best = min(helpful, key=lambda changes: (len(changes), _cost(changes)), default=None)
@@ -452,16 +472,16 @@ def _changes(plan: Plan) -> tuple[Change, ...] | None:
 
 
 def _on_all_gpus(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """Returns the changes, and with them as many servers as fit of those that the trainer's GPUs hold: a
-    server for all ranks would leave the others without work while it samples."""
+    """Adds a number of servers to the changes, as many as fit on the trainer's GPUs. With a single server,
+    the other GPUs would be idle while it samples."""
     changed = _fitting(plan, changes)
     if changed is None or changed.engine is None:
         return changes
     settings = changed.engine.settings
     if plan.machine.device == "cpu" or settings.devices or settings.servers != "one":
         return changes
-    hold = plan.machine.ranks // settings.tensor_parallel_size
-    for replicas in range(hold, settings.replicas_on("cuda"), -1):
+    most_servers = plan.machine.ranks // settings.tensor_parallel_size
+    for replicas in range(most_servers, settings.replicas_on("cuda"), -1):
         with_replicas = (*changes, Change("engines.policy.replicas", replicas, 0))
         if _fitting(plan, with_replicas):
             return with_replicas
@@ -469,11 +489,15 @@ def _on_all_gpus(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change, ...]:
 
 
 def _smallest_set(plan: Plan, share: Change | None, candidates: list[Change]) -> tuple[Change, ...] | None:
-    """Returns a set of changes with which the plan fits and of which none can be left out or be weaker, with
-    this share of a GPU for the engine. None where even the strongest change of every key doesn't help.
+    """Returns a set of changes with which the plan fits, and of which none can be left out or be weaker; None
+    if even the strongest change of every key doesn't help. The most expensive changes are left out first.
 
-    `candidates` are in order of their cost. The most expensive changes are the first to be left out."""
-    strongest = {change.key: change for change in candidates}  # of each key the last, the most expensive
+    Args:
+        share: The change of the engine's share of a GPU; None for the configured one.
+        candidates: The other possible changes, in the order of their cost.
+    """
+    # The last change of a key is the most expensive one.
+    strongest = {change.key: change for change in candidates}
     chosen = list(strongest.values())
     if share is not None:
         chosen.append(share)
@@ -503,9 +527,9 @@ def _cost(changes: Iterable[Change]) -> int:
 
 
 def _fitting(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
-    """Returns the plan with these changes where it fits then."""
+    """Returns the plan with these changes; None if it doesn't fit then."""
     changed: Plan | None = plan
-    # Some are refused before others are there: ZeRO's stage goes first.
+    # ZeRO's stage is changed first, since some other changes are refused without it.
     for change in sorted(changes, key=lambda change: change.key != "trainer.zero_stage"):
         changed = change.applied(changed) if changed is not None else None
     return changed if changed is not None and changed.fits else None
@@ -541,13 +565,18 @@ def _candidates(plan: Plan) -> Iterator[Change]:
 
 
 def _for_the_engine(plan: Plan) -> Iterator[Change]:
+    """Yields the changes of the engine that could help."""
     assert plan.engine is not None
     settings = plan.engine.settings
     if plan.shares_device and not settings.sleep:
         yield Change("engines.policy.sleep", True, 2)
-    if (own := plan.experiment.engines.policy.gpu_memory_utilization) is not None:
-        yield from (Change(SHARE, share, 3) for share in SHARES if share > own)
-        yield from (Change(SHARE, share, 3 + rank) for rank, share in enumerate(SHARES) if share < own)
+    configured_share = plan.experiment.engines.policy.gpu_memory_utilization
+    if configured_share is not None:
+        yield from (Change(SHARE, share, 3) for share in SHARES if share > configured_share)
+        # A smaller cache makes sampling slower, so that smaller shares cost more.
+        for rank, share in enumerate(SHARES):
+            if share < configured_share:
+                yield Change(SHARE, share, 3 + rank)
     if settings.max_num_seqs > 128:
         yield Change("engines.policy.max_num_seqs", 128, 4)
     if settings.servers == "per_rank" and plan.machine.nodes == 1:

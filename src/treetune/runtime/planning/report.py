@@ -1,8 +1,8 @@
-"""A plan as text and as plain data, with the seconds that an iteration may take.
+"""Estimates the seconds of an iteration, and writes a plan as text and as data.
 
-Constants of a GPU are fitted to what others published of an H100 (CASPO: github.com/jasont314/CASPO, its
-README of April 2026), those of a CPU to measurements of our own (docs/results/benchmark.md, 2 cores of an
-EPYC). What they give beside what was measured is in docs/results/plan.md."""
+The constants of a GPU are fitted to published times on an H100 (CASPO: github.com/jasont314/CASPO, README of
+April 2026), those of a CPU to this project's measurements (docs/results/benchmark.md, two cores of an EPYC).
+docs/results/plan.md compares the estimates with measured times."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ GPU_FLOPS, GPU_BANDWIDTH = 989e12, 3.35e12
 """Dense bfloat16 operations a second of an H100 SXM, and bytes a second from its memory (NVIDIA's data
 sheet)."""
 GPU_SHARE, LAYER_PASS = 0.3, 0.6e-3
-"""The share of the operations that training and scoring reach, and the seconds that a micro-batch takes
-besides for each layer that it passes forward (backward twice as many): launches of kernels by eager PyTorch.
-Fitted to CASPO's Rho-1B, 512 answers twice: 17 s with 8 rows a micro-batch, 69 to 74 with one and
+"""The share of these operations that training and scoring reach; and the further seconds of a micro-batch for
+each layer of a forward pass (twice as many backward), in which eager PyTorch launches kernels. Fitted to
+CASPO's Rho-1B with 512 answers and two epochs: 17 s with 8 rows in a micro-batch, 69 to 74 s with one row and
 checkpointing, which is 10 % of the operations."""
 BANDWIDTH_SHARE = 0.6
-"""The share of the bandwidth that is assumed to be reached in decoding."""
+"""The assumed share of the bandwidth that decoding reaches."""
 CORE_FLOPS = 66e9
 """Float32 operations a second on one core: an epoch of the quickstart and its reference's scores in 1.3 s on
 two (docs/results/plan.md)."""
 ENGINE_TOKEN = {"cpu": 26e-6, "cuda": 30e-6}
-"""Seconds of the engine's own Python for each token of each sequence. On a CPU: 1.1 and 3.4 s for a rollout
-and a credit by one server, less the model's operations (benchmark.md). Beside a GPU: between what CASPO's
-answers (4 s) and its continuations (152 s) ask for."""
+"""Seconds of the engine's Python code for each token of each sequence. On a CPU: 1.1 and 3.4 s for a rollout
+and a credit by one server, less the model's operations (benchmark.md). With a GPU: between the values that
+fit CASPO's answers (4 s) and its continuations (152 s)."""
 AROUND_SAMPLE = 0.6e-3
-"""Seconds of a CPU's core for each sample outside of its server: client, journal, grade, and what processes
-lose that share cores (0.75 and 2.5 s by two servers)."""
+"""Seconds of a core for each sample outside of its server: client, journal, grade, and the loss of processes
+that share cores (0.75 and 2.5 s with two servers)."""
 HTTP_TOKEN, HTTP_SAMPLE = 2.5e-6, 0.1e-3
 """Seconds of a server's one HTTP process for each token with a log-prob and each sample
 (benchmarks/http_side.py: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
 in 5,200)."""
 FILE_BYTES = 0.9e9
-"""Bytes that one thread writes into /dev/shm in a second, as they were seen on a CPU (0.7 to 1.1 GB/s);
-assumed of a disk, too. The four that write weights for the engine are assumed to write twice as fast."""
+"""Bytes that one thread writes into /dev/shm in a second (0.7 to 1.1 GB/s were measured), also assumed for a
+disk. The four threads that write weights for the engine are assumed to be twice as fast."""
 DEVICE_BYTES = 40e9
 """Bytes a second from GPU to GPU: 14 GB by NCCL took CASPO 0.3 s, 2.2 GB by CUDA IPC less than 0.5."""
 RELOAD = 4.0
 """Seconds in which a server reads 7 billion weights again (published: 3.3), in proportion."""
 CANARY = 0.09
-"""Seconds of a sync beside the weights' way: requests and the canary (docs/results/plan.md)."""
+"""Seconds of a sync for requests and the canary (docs/results/plan.md)."""
 START = {"cpu": 25.0, "cuda": 90.0}
-"""Seconds until a server samples: 19 to 30 were seen on a CPU; with compilation and CUDA graphs assumed."""
+"""Seconds until a server samples: 19 to 30 were measured on a CPU; assumed for a GPU, with compilation and
+CUDA graphs."""
 
 SECONDS = {
     "answers": "generation",
@@ -63,7 +64,7 @@ SECONDS = {
     "evaluation": "evaluation",
     "checkpoints": "commit",
 }
-"""The phase of the run's clock that has each estimate's seconds."""
+"""The phase of the run's clock to which each estimate belongs."""
 
 OF_THE_MACHINE = ("device", "ranks", "nodes", "device_memory", "host_memory", "shared_memory")
 
@@ -75,12 +76,12 @@ class PhaseSeconds:
     phase: str
     seconds: float
     source: str
-    """What the seconds are computed from."""
+    """The basis of the estimate."""
 
 
 def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
-    """Yields the seconds of each phase of an iteration. Evaluations and checkpoints, which aren't in every
-    iteration, count by their share of one."""
+    """Yields the seconds of each phase of an iteration. Evaluations and checkpoints, which not every
+    iteration has, count by their mean."""
     work, root = plan.work, plan.experiment
     trainer, engine, machine, weights = root.trainer, plan.engine, plan.machine, plan.shape.parameters
     if engine is not None and work.is_sampled:
@@ -93,19 +94,19 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
     source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
     critic = plan.trainer.critic is not None
-    groups = max(1, machine.world_size // trainer.model_parallel_size)
+    groups = max(1, machine.world_size // trainer.sequence_parallel_size)
     configured_rows = trainer.sequences_per_micro_batch
     rows_of_step = work.rows * work.epochs / work.steps / groups  # of one rank
     tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
     rows_of_micro_batch = configured_rows or max(1.0, tokens_of_micro_batch / work.row_tokens)
     launch_seconds = plan.shape.layers * LAYER_PASS if on_gpu else 0.0  # of one micro-batch, forward
-    # Scored are the reference, the policy where a first step would change it, and the critic.
+    # Models that score: the reference, the policy if there are several steps, and the critic.
     passes = (1 if trainer.keeps_reference else 0) + (1 if work.steps > 1 else 0) + critic
     # Without a backward pass twice as many rows fit into a micro-batch.
     micro_batches = -(-work.rows // groups / (configured_rows or 2 * rows_of_micro_batch) // 1)
     seconds = passes * (2 * weights * tokens / rate + micro_batches * launch_seconds)
     yield PhaseSeconds("scoring", seconds, f"2 operations a weight and token; {source}")
-    # A backward pass takes as long as two forward ones; with checkpointing a forward one is made again.
+    # A backward pass takes as long as two forward passes. Checkpointing adds another forward pass.
     forward_passes = 4 if trainer.gradient_checkpointing else 3
     micro_batches = work.steps * -(-rows_of_step // rows_of_micro_batch)
     seconds_of_pass = 2 * weights * tokens * work.epochs / rate + micro_batches * launch_seconds
@@ -153,10 +154,14 @@ def _evaluation(plan: Plan) -> PhaseSeconds:
 
 
 def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: float) -> PhaseSeconds:
-    """Returns the seconds for so many samples of so many tokens, by all servers side by side.
+    """Returns the seconds of sampling with all servers. Device, engine process and HTTP process work at the
+    same time, so that the slowest of them decides. On a CPU, they share the cores.
 
-    A token has `context` tokens before it on average. Device, engine process and HTTP process work at the
-    same time, so that the slowest of them decides. On a CPU, all of them share the cores."""
+    Args:
+        samples: The number of samples.
+        tokens: The mean tokens of a sample.
+        context: The mean number of tokens before a sampled token.
+    """
     assert plan.engine is not None
     machine, settings, device = plan.machine, plan.engine.settings, plan.machine.device
     servers = servers_on_a_machine(settings, machine) * (
@@ -195,7 +200,7 @@ def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: floa
 
 
 def predicted(plan: Plan) -> dict[str, float]:
-    """Returns what the plan predicts for an iteration, by the names of the metrics that a run records."""
+    """Returns the plan's estimates of an iteration, by the names of the metrics that a run records."""
     metrics: dict[str, float] = defaultdict(float)
     for estimate in estimates(plan):
         metrics[f"seconds/{SECONDS[estimate.phase]}"] += estimate.seconds
@@ -210,7 +215,7 @@ def predicted(plan: Plan) -> dict[str, float]:
 
 
 def as_text(plan: Plan) -> str:
-    """Returns what is needed where and when, what is sampled, how long it may take, and what doesn't fit."""
+    """Returns the plan as text: memory by phase, work, seconds, and whether it fits."""
     shape, work, trainer = plan.shape, plan.work, plan.trainer
     lines = [
         f"{plan.experiment.experiment_name} on {plan.machine.words}",
@@ -218,7 +223,7 @@ def as_text(plan: Plan) -> str:
         "",
     ]
     for use in plan.uses:
-        room = "(room not known)" if use.room is None else f"of {in_units(use.room)}"
+        room = "(size unknown)" if use.room is None else f"of {in_units(use.room)}"
         verdict = "" if use.fits else "  DOES NOT FIT"
         lines.append(f"{use.phase}, {use.where}: {in_units(use.needed)} {room}{verdict}")
         lines += [f"    {in_units(item.size):>11}  {item.what}" for item in use.items if item.size]
@@ -228,10 +233,10 @@ def as_text(plan: Plan) -> str:
             "",
             f"KV cache of a server: {engine.cached_tokens:,} tokens,"
             f" {engine.cached_tokens / engine.context_length:.1f} sequences of {engine.context_length:,}"
-            f" ({plan.sequences_at_once:,} are worked on at once)",
+            f" ({plan.sequences_at_once:,} are sampled at the same time)",
         ]
     space = plan.checkpoints
-    free = "(free space not known)" if space.room is None else f"of {in_units(space.room)}"
+    free = "(free space unknown)" if space.room is None else f"of {in_units(space.room)}"
     verdict = "  DOES NOT FIT" if space.problem else ""
     lines += [
         "",
@@ -252,14 +257,14 @@ def as_text(plan: Plan) -> str:
 
 
 def _work(plan: Plan) -> list[str]:
+    """Returns the lines on the work of an iteration."""
     work = plan.work
-    whose = (
-        f"{work.problems:,} problems"
-        if work.is_known
-        else "one problem (how many there are isn't known here)"
-    )
+    if work.is_known:
+        scope = f"{work.problems:,} problems"
+    else:
+        scope = "one problem (their number is unknown)"
     lines = [
-        f"work of an iteration, for {whose}: {work.answers:,} answers of {work.answer_tokens:,.0f} tokens on"
+        f"work of an iteration, for {scope}: {work.answers:,} answers of {work.answer_tokens:,.0f} tokens on"
         f" average (as assumed), {work.rows:,} rows, {work.steps:,} steps"
     ]
     uneven = plan.experiment.trainer.uneven_steps(plan.experiment)
@@ -275,30 +280,34 @@ def _work(plan: Plan) -> list[str]:
     return lines
 
 
-def verdict_of(plan: Plan, found: Remedy | None = None) -> str:
-    """Returns what doesn't fit, and the smallest change that helps; or that it fits."""
+def verdict_of(plan: Plan, known_remedy: Remedy | None = None) -> str:
+    """Returns the problems and the smallest change that solves them, or ``it fits``.
+
+    Args:
+        known_remedy: The plan's remedy, if it was computed already.
+    """
     space = plan.checkpoints
     if plan.fits:
         if space.problem:
             return f"it doesn't fit:\n  {space.problem}"
         return f"it fits, but {space.warning}" if space.warning else "it fits"
-    found = found or remedy(plan)
+    smallest = known_remedy or remedy(plan)
     lines = ["it doesn't fit:", *(f"  {problem}" for problem in plan.problems)]
     if space.problem:
         lines.append(f"  {space.problem}")
-    if found is None:
-        lines.append("  no change of how work is cut makes it fit: take a smaller model, or other hardware")
+    if smallest is None:
+        lines.append("  no setting of speed or memory makes it fit: take a smaller model, or other hardware")
     else:
-        lines.append(f"  the smallest change that makes it fit: {found.text}")
-        if found.changes:
-            lines.append(f"    --override '{found.override}'")
+        lines.append(f"  the smallest change that makes it fit: {smallest.text}")
+        if smallest.changes:
+            lines.append(f"    --override '{smallest.override}'")
     return "\n".join(lines)
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """Returns the plan as data for programs; sizes are in bytes."""
     shape, work, machine = plan.shape, plan.work, plan.machine
-    found = None if plan.fits else remedy(plan)
+    smallest = None if plan.fits else remedy(plan)
     return {
         "experiment": plan.experiment.experiment_name,
         "machine": {name: getattr(machine, name) for name in OF_THE_MACHINE},
@@ -320,7 +329,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "work": asdict(work),
         "sampled_tokens": work.sampled_tokens,
         "continued_tokens": work.continued_tokens,
-        "seconds": [asdict(one) for one in estimates(plan)],
+        "seconds": [asdict(estimate) for estimate in estimates(plan)],
         "checkpoints": {
             "weights": plan.checkpoints.weights,
             "state": plan.checkpoints.state,
@@ -330,5 +339,5 @@ def as_data(plan: Plan) -> dict[str, Any]:
         },
         "fits": plan.fits and plan.checkpoints.problem is None,
         "problems": [*plan.problems, *filter(None, [plan.checkpoints.problem])],
-        "remedy": None if found is None else {"words": found.text, "override": found.override},
+        "remedy": None if smallest is None else {"words": smallest.text, "override": smallest.override},
     }

@@ -1,0 +1,69 @@
+"""Sends a run's metrics to its sinks, and to a sink that is opened late those of earlier iterations.
+
+`metrics.jsonl` is the source, and a run continues if a sink fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.sinks import Sink
+from treetune.vocabulary import Metrics
+
+logger = logging.getLogger(__name__)
+
+
+class Mirrors:
+    """The sinks of one run. When it is opened, each sink gets the points that are missing there, of the first
+    `done` iterations (None: of all)."""
+
+    def __init__(
+        self,
+        sinks: tuple[Sink, ...],
+        directory: Path,
+        name: str,
+        config: Mapping[str, Any],
+        done: int | None = None,
+    ) -> None:
+        self._open: list[tuple[Sink, Any]] = []
+        rows = _rows_of(directory, done) if sinks else {}
+        for sink in sinks:
+            try:
+                handle = sink.open(directory, name, config)
+                first_missing = sink.first_missing(handle)
+                if first_missing is not None:
+                    for iteration, row in rows.items():
+                        if iteration >= first_missing:
+                            sink.log(handle, iteration, row)
+                self._open.append((sink, handle))
+            except Exception as error:  # a sink must not end a run, and its library may raise anything
+                logger.warning("%s is off for this run: %s", type(sink).__name__, error)
+
+    def log(self, iteration: int, metrics: Metrics) -> None:
+        for sink, handle in list(self._open):
+            try:
+                sink.log(handle, iteration, metrics)
+            except Exception as error:  # as in `__init__`
+                logger.warning("%s is off from here on: %s", type(sink).__name__, error)
+                self._open.remove((sink, handle))
+
+    def close(self) -> None:
+        for sink, handle in self._open:
+            try:
+                sink.close(handle)
+            except Exception as error:  # as in `__init__`
+                logger.warning("%s did not close: %s", type(sink).__name__, error)
+        self._open = []
+
+
+def _rows_of(directory: Path, done: int | None) -> dict[int, Metrics]:
+    """Returns the rows of `metrics.jsonl` by iteration, in order: the first `done`, or all if that is None.
+
+    If an iteration was done twice, the last row counts. Damaged lines are left out: the run reports them.
+    """
+    rows = {int(row["iteration"]): row for row in ExperimentDirectory(directory).read_metrics([])}
+    return {iteration: rows[iteration] for iteration in sorted(rows) if done is None or iteration < done}
