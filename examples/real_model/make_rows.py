@@ -1,4 +1,4 @@
-"""Writes data/shop/{train,test}.jsonl: word problems of three steps, each with its solution, a step a line."""
+"""Writes data/shop/train.jsonl and test.jsonl: word problems of three steps, each with its solution."""
 
 import json
 import random
@@ -13,8 +13,8 @@ TRAINING_ROWS, TEST_ROWS = 1200, 400
 def draw_row(rng: random.Random) -> dict[str, str]:
     """Returns a problem with small numbers, and its solution.
 
-    The solution of "Ben has 7 coins. Ben buys 3 bags with 4 coins each and gives away 5 coins. How many coins does
-    Ben have now?" is "3 * 4 = 12\n7 + 12 = 19\n19 - 5 = 14\n#### 14".
+    Example: the question "Ben has 6 coins. Ben buys 3 bags with 4 coins each and gives away 5 coins. How many
+    coins does Ben have now?" has the answer "3 * 4 = 12\\n6 + 12 = 18\\n18 - 5 = 13\\n#### 13".
     """
     name, thing, container = rng.choice(NAMES), rng.choice(THINGS), rng.choice(CONTAINERS)
     at_first, containers, in_each, given_away = (rng.randint(2, 6) for _ in range(4))
@@ -22,8 +22,8 @@ def draw_row(rng: random.Random) -> dict[str, str]:
     together = at_first + bought
     at_last = together - given_away  # at least 0: given_away is at most 6, and together at least 6
     question = (
-        f"{name} has {at_first} {thing}. {name} buys {containers} {container} with {in_each} {thing} each and "
-        f"gives away {given_away} {thing}. How many {thing} does {name} have now?"
+        f"{name} has {at_first} {thing}. {name} buys {containers} {container} with {in_each} {thing} each"
+        f" and gives away {given_away} {thing}. How many {thing} does {name} have now?"
     )
     steps = [
         f"{containers} * {in_each} = {bought}",

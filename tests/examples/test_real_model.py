@@ -1,7 +1,7 @@
 """The example on a pretrained model: its rows are right, and a folder that exists is never overwritten.
 
-Where `pretrained/SmolLM2-135M-Instruct` has been made, the model is asked too: it answers a question in a sentence, and
-its turns end with the tokenizer's end of text.
+Where `pretrained/SmolLM2-135M-Instruct` has been made, the model answers a question and ends its turn with
+the tokenizer's end of text.
 """
 
 from __future__ import annotations

@@ -146,8 +146,8 @@ class GridPuzzles(Puzzles):
     after them, ``120/031=021/130;211/003>\n``. Then all chains of as many rules that explain the pairs lead
     to the same answer. The answer always differs from the first grid.
 
-    **Demonstrations** have the grid after each rule on a line, and then the answer: ``021/130\n02/13/…``. If
-    the rules aren't given, the rule's symbol comes before the grid. In a line with an error one cell has
+    **Demonstrations** have the grid after each rule on a line, and then the answer: ``021/130\n01/23/10\n…``.
+    If the rules aren't given, the rule's symbol comes before the grid. In a line with an error one cell has
     another colour, and the teacher continues with this grid.
     """
 
