@@ -121,18 +121,24 @@ class GrowingTree:
             run = child
 
     def laid_out(self) -> PrefixTree:
-        """Returns the finished tree, with the numbers of its nodes."""
+        """Returns the finished tree, with the numbers of its nodes.
+
+        It is computed from runs: consecutive tokens without a fork, which have consecutive numbers.
+        """
         runs = self._walk()
         ids = [run.token_ids for run in runs]
         lengths = [len(run.token_ids) for run in runs]
         # Within a run, each token's parent is the token before it.
         parents_T = np.arange(-1, self.size - 1)
         parents_T[[run.start for run in runs]] = [run.parent for run in runs]
-        # Within a run, depth and number rise together.
-        numbers_less_depths = [run.start - run.depth for run in runs]
+        # A run's token at offset i is the node `start + i`, and has the depth `depth + i`. So the difference
+        # of node and depth is the same for all tokens of a run.
+        node_minus_depth_of_runs = [run.start - run.depth for run in runs]
+        nodes_T = np.arange(self.size)
+        depths_T = nodes_T - np.repeat(node_minus_depth_of_runs, lengths)
         return PrefixTree(
             token_ids_T=np.concatenate(ids) if ids else np.empty(0, np.int64),
-            depths_T=np.arange(self.size) - np.repeat(numbers_less_depths, lengths),
+            depths_T=depths_T,
             parents_T=parents_T,
             # All tokens of a run have the same last descendant.
             subtree_last_T=np.repeat([run.last for run in runs], lengths),

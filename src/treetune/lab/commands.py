@@ -70,14 +70,15 @@ def replay(options: argparse.Namespace) -> int:
     from treetune.config.errors import ConfigIssue
     from treetune.exceptions import ConfigError
 
-    own = _stored(options.experiment)
-    other = _stored(options.experiment, files_of(options), options.override or ())
+    run_config = _stored(options.experiment)
+    new_config = _stored(options.experiment, files_of(options), options.override or ())
     from treetune.config.explain import Explanation
     from treetune.lab.analyzers.replay import REPLACEABLE, describe_result, replay
 
-    keys = {**own.data, **other.data}.keys() - {"imports"}  # imports alone change no result
-    changed = [key for key in sorted(keys) if own.data.get(key) != other.data.get(key)]
-    not_replaceable = [key for key in changed if key not in REPLACEABLE]
+    # `imports` is left out, because imports alone change no result.
+    keys = sorted({**run_config.data, **new_config.data}.keys() - {"imports"})
+    changed_keys = [key for key in keys if run_config.data.get(key) != new_config.data.get(key)]
+    not_replaceable = [key for key in changed_keys if key not in REPLACEABLE]
     if not_replaceable:
         raise ConfigError(
             [
@@ -88,14 +89,15 @@ def replay(options: argparse.Namespace) -> int:
                 )
             ]
         )
-    folders = list(map(str, Explanation(other).folders))
-    roots = [_built(config, "replay", options.experiment, folders) for config in (own, other)]
+    folders = list(map(str, Explanation(new_config).folders))
+    run_experiment = _built(run_config, "replay", options.experiment, folders)
+    new_experiment = _built(new_config, "replay", options.experiment, folders)
     result = replay(
         options.experiment.resolve(),
         options.iteration,
-        roots[0],
-        own.data,
-        roots[1] if changed else None,
+        run_experiment,
+        run_config.data,
+        new_experiment if changed_keys else None,
         options.exact,
     )
     if os.environ.get("RANK", "0") == "0":

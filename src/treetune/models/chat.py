@@ -103,12 +103,14 @@ def chat_conversation(
     `control` tokens. It raises ValueError if the template refuses the conversation, or leaves out a message
     of the user or the system. `chat_frame` checks the template itself.
     """
-    without_system = replace(chat, system=None)
+    chat_without_system = replace(chat, system=None)
 
     def conversation(messages: Sequence[Message]) -> str:
         has_system = any(message.role == "system" for message in messages)
         turns = [{**vars(message), "content": control.mark(message.content)} for message in messages]
-        text = render(tokenizer, without_system if has_system else chat, turns)
+        # A system message of the conversation replaces `chat.system`.
+        chat_of_conversation = chat_without_system if has_system else chat
+        text = render(tokenizer, chat_of_conversation, turns)
         for turn in turns:
             # An earlier answer may be shown without its thoughts.
             if turn["role"] in ("system", "user") and turn["content"].strip() not in text:

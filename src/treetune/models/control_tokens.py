@@ -105,11 +105,12 @@ class ControlTokens:
                 f"a problem contains {shown!r}, which the tokenizer of {self._tokenizer.name_or_path!r} can"
                 " only encode as a control token: leave the problem out, or change its text"
             )
-        renamed_tokenizer, id_of_renamed = self._renamed_tokenizer
+        renamed_tokenizer, original_ids = self._renamed_tokenizer
         with_stand_ins = self._any.sub(lambda match: self._stand_ins[match.group()], marked)
         text = self.unmark(with_stand_ins)
-        encoded: Sequence[int] = renamed_tokenizer.encode(text, add_special_tokens=False).ids
-        ids = [id_of_renamed.get(token_id, token_id) for token_id in encoded]
+        ids_in_copy: Sequence[int] = renamed_tokenizer.encode(text, add_special_tokens=False).ids
+        # Tokens that are not added tokens have the same id in both.
+        ids = [original_ids.get(token_id, token_id) for token_id in ids_in_copy]
         control_ids = set(self.ids.values())
         n_control_tokens = sum(token_id in control_ids for token_id in ids)
         if n_control_tokens > len(self._any.findall(marked)):
@@ -121,8 +122,12 @@ class ControlTokens:
 
     @cached_property
     def _renamed_tokenizer(self) -> tuple[Tokenizer, dict[int, int]]:
-        """A copy of the tokenizer in which control tokens have the stand-ins as names; and, by the ids of
-        added tokens in the copy, their ids in the tokenizer, since the copy may number them differently."""
+        """A copy of the tokenizer in which control tokens have the stand-ins as names, and a mapping from
+        the copy's ids of added tokens to the tokenizer's ids.
+
+        The copy may number added tokens differently. Example: if it gives ``<|im_end|>`` the id 7, and the
+        tokenizer the id 2, the mapping is ``{7: 2}``.
+        """
         from tokenizers import Tokenizer
 
         content = json.loads(self._tokenizer.backend_tokenizer.to_str())
@@ -131,9 +136,9 @@ class ControlTokens:
             token["content"] = self._stand_ins.get(token["content"], token["content"])
         content["post_processor"] = None  # it may contain the old names
         renamed = Tokenizer.from_str(json.dumps(content))
-        id_of_renamed: dict[int, int] = {}
+        original_ids: dict[int, int] = {}
         for token in added:
-            renamed_id = renamed.token_to_id(token["content"])
-            assert renamed_id is not None, token
-            id_of_renamed[renamed_id] = token["id"]
-        return renamed, id_of_renamed
+            id_in_copy = renamed.token_to_id(token["content"])
+            assert id_in_copy is not None, token
+            original_ids[id_in_copy] = token["id"]
+        return renamed, original_ids

@@ -67,11 +67,16 @@ class Architecture:
 
     @cached_property
     def tied(self) -> frozenset[str]:
-        """Further names in memory of weights that are tied to one among `names`."""
-        state = frozenset(self.skeleton.state_dict())
+        """The names in memory that tied weights have in addition to their name in `names`.
+
+        Example: ``{"lm_head.weight"}`` of a model whose output layer shares the tensor
+        ``model.embed_tokens.weight``.
+        """
+        # A state dict lists a tied weight under each of its names, and `names` under the first one alone.
+        all_names = frozenset(self.skeleton.state_dict())
         if self.config.tie_word_embeddings:
-            state |= frozenset(getattr(self.skeleton, "all_tied_weights_keys", {}) or {})
-        return state - self.names
+            all_names |= frozenset(getattr(self.skeleton, "all_tied_weights_keys", {}) or {})
+        return all_names - self.names
 
     def refuse_others(self, names: Iterable[str], where: object) -> None:
         """Raises ValueError if weights are missing among `names` (those in memory), or if some are not the

@@ -119,9 +119,11 @@ def read_whole(module: nn.Module) -> nn.Module:
 
 
 class InTurn(nn.Module):
-    """A wrapper of a module, whose `parameters` reads each parameter just before it yields it.
+    """A wrapper of a module, whose `parameters` gives each parameter its memory just before it yields it.
 
-    A rank without `reads` allocates memory instead, for the values that the first rank sends.
+    DeepSpeed's `zero.Init` takes the parameters one after the other, and sends the first rank's values of
+    each to the other ranks. So only the first rank, which has `reads`, reads values. The others allocate
+    memory for them.
     """
 
     def __init__(self, module: nn.Module, *, reads: bool) -> None:
@@ -130,10 +132,12 @@ class InTurn(nn.Module):
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         for parameter in self.module.parameters(recurse):
-            if is_in_file(parameter) and self.reads:
-                parameter.data = _read(parameter)
-            elif is_in_file(parameter):
-                parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
+            if is_in_file(parameter):
+                if self.reads:
+                    parameter.data = _read(parameter)
+                else:
+                    # The first rank sends the values.
+                    parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
             yield parameter
 
 

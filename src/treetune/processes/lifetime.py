@@ -283,8 +283,11 @@ class GracefulStop:
         if number != signal.SIGTERM or not launcher_processes():
             return False
         if self.asked_by != signal.SIGTERM:
-            # DeepSpeed's command sends its ranks SIGTERM after a Ctrl-C, which they have got as well.
-            return STARTED_BY not in os.environ
+            # The first signal was a Ctrl-C, for example, which a terminal sends to all its processes.
+            # DeepSpeed's command gets it as well, and then sends its ranks SIGTERM. Under `treetune run`,
+            # which sets STARTED_BY, ranks get only the signals that it passes on, and none twice.
+            started_by_deepspeed = STARTED_BY not in os.environ
+            return started_by_deepspeed
         return time.monotonic() - self._asked_at < ECHO_WITHIN_S
 
 
@@ -354,7 +357,9 @@ def started(
         log: The file for its output.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environment = {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"}
+    # APP_EXPERIMENT_NAME is the name of one experiment. Inherited, it would rename every experiment that this
+    # process starts.
+    inherited = {name: value for name, value in os.environ.items() if name != "APP_EXPERIMENT_NAME"}
     # Loaded before the fork: between fork and exec, another thread's lock may be held for ever.
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -364,7 +369,7 @@ def started(
 
     process = subprocess.Popen(
         command,
-        env=environment | {"PATH": path} | dict(settings),
+        env=inherited | {"PATH": path} | dict(settings),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,

@@ -42,7 +42,9 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
             f"engines.judge is served on one machine, and the ranks are on {len(machines)}"
             f" ({', '.join(machines)}): serve the judge yourself, and give the grader its endpoint"
         )
-    _, rendezvous, _ = weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
+    # The judge's weights stay in the folder of its model. Only the folder in which the ranks find the judge's
+    # servers is needed.
+    _, rendezvous_folder, _ = weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
     model = ranks.from_first("the judge's model", str(model_folder(settings)) if ranks.is_first else "")
     logs = session.directory.logs
     launch = EngineLaunch(
@@ -51,7 +53,7 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
         seed=session.config.seed,
         context_length=settings.context_length,
         device=ranks.device.type,
-        ranks=Rendezvous(ranks.rank, ranks.world_size, rendezvous, ranks.barrier),
+        ranks=Rendezvous(ranks.rank, ranks.world_size, rendezvous_folder, ranks.barrier),
     )
     servers = start_servers(settings.server, launch, launch.logs / "judge.log")
 
@@ -59,7 +61,7 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
         yield make_judge(settings, servers)
     finally:
         close_servers(servers)
-        shutil.rmtree(rendezvous, ignore_errors=True)
+        shutil.rmtree(rendezvous_folder, ignore_errors=True)
 
 
 def make_judge(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:

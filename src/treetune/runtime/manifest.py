@@ -240,10 +240,14 @@ def refuse_another(
             + remedy
         )
     for difference in changed:
-        if difference.key == ("iterations",) and config.length_matters is not None:
+        if difference.key != ("iterations",):
+            continue
+        # None if no iteration depends on how many there are.
+        why_length_matters = config.length_matters
+        if why_length_matters is not None:
             raise ValueError(
                 f"{path} can't be resumed with another number of iterations: {difference}, and"
-                f" {config.length_matters}, so that the iterations so far would have been trained"
+                f" {why_length_matters}, so that the iterations so far would have been trained"
                 " differently." + remedy
             )
     return changed

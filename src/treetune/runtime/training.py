@@ -334,7 +334,9 @@ class _EpochChoice:
         self._measurements.append(folder)
         self.points.append(point)
         self.accuracies.append(read_record(folder / "summary.json", MEASURE_AGAIN)["pass_at_1"])
-        if self.chosen == len(self.accuracies) - 1 and not is_last:
+        is_best_so_far = self.chosen == len(self.accuracies) - 1
+        # The state of the last candidate isn't written: if it is chosen, the trainer still has it.
+        if is_best_so_far and not is_last:
             if session.ranks.is_first:
                 shutil.rmtree(self._state, ignore_errors=True)
             session.ranks.barrier("room for the candidate")
@@ -360,7 +362,9 @@ class _EpochChoice:
     def settle(self) -> Metrics:
         """Gives the trainer the chosen weights, and returns the metrics of the choice. Collective."""
         session, chosen = self.session, self.chosen
-        if chosen < len(self.accuracies) - 1:
+        # The trainer still has the state of the last candidate.
+        is_last_chosen = chosen == len(self.accuracies) - 1
+        if not is_last_chosen:
             damage = damage_of(self._state) if session.ranks.is_first else None
             if (damage := session.ranks.from_first("the candidate", damage)) is not None:
                 raise Damaged(f"{damage}: run the same command again, which repeats the iteration's training")

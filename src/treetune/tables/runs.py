@@ -224,7 +224,10 @@ def with_seeds(plan: TableRuns, wanted: Mapping[str, Sequence[int]]) -> TableRun
 
 
 def all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[Key]:
-    """Yields the runs that an experiment with these seeds needs, and its own runs last; no shared runs."""
+    """Yields the runs that an experiment with these seeds needs, and then its own runs.
+
+    Experiments that all seeds share are left out. They run only once, and every plan has them from the start.
+    """
     recipe = table.experiments[name]
     for needed in recipe.needs:
         yield from all_needed(table, needed, seeds)
@@ -248,20 +251,22 @@ def make_plan(table: Reproduction) -> TableRuns:
     base, configurations = Path(table.directory), _configurations(table)
     shared_seeds = {name: recipe.seed for name, recipe in table.experiments.items() if recipe.shared}
     runs = []
+    first_seed, *_ = table.seeds_of_all_rows
     # All experiments of a seed come before the next seed, so that a table of fewer seeds is complete early.
     for table_seed in table.seeds_of_all_rows:
         for name, configuration in configurations.items():
             recipe = table.experiments[name]
-            if recipe.shared and table_seed != table.seeds[0]:
+            # A shared experiment runs once for all seeds of the table, before the others of the first one.
+            if recipe.shared and table_seed != first_seed:
                 continue
             measurements = _measurements_of(table, name)
             run = PlannedRun(
-                name,
-                shared_seeds.get(name, table_seed),
-                recipe,
-                base,
-                configuration.config,
-                configuration.wrong,
+                name=name,
+                seed=shared_seeds.get(name, table_seed),
+                recipe=recipe,
+                base=base,
+                template=configuration.config,
+                wrong=configuration.wrong,
                 sets=measurements.sets,
                 along=measurements.along,
                 analyses=measurements.analyses,

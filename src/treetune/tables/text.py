@@ -380,8 +380,10 @@ def as_latex(results: Results) -> str:
             return escaped(why_empty(cell))
         interval = escaped(interval_text(cell.estimate, cell.column))
         text = escaped(number_text(cell.estimate.mean, cell.column))
-        if cell.called:
-            text += rf"\,{_SIGNS[MARKS[cell.called]]}"
+        direction = cell.called  # such as "better", if the difference is significant
+        if direction is not None:
+            sign = MARKS[direction]
+            text += rf"\,{_SIGNS[sign]}"
         if interval:
             text += rf" {{\scriptsize {interval}}}"
         if note := seeds_note(cell):

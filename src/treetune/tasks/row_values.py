@@ -130,22 +130,29 @@ def messages_in_text(text: str) -> list[dict[str, Any]] | None:
 
 
 def restored_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
-    """Returns an array in which the floats that `whole` lists (see `whole_fields`) are whole numbers
-    again."""
+    """Returns an array in which floats that were whole numbers are whole numbers again.
+
+    Args:
+        array: A column, or a field of its objects.
+        whole: The floats that were whole numbers, as `whole_fields` returns them for the column. Empty if the
+            array has none.
+    """
     import pyarrow as pa
     import pyarrow.compute as compute
 
     if not whole:
         return array
     if pa.types.is_floating(array.type):
+        # A missing number is null or NaN. NaN becomes null, because integers have no NaN.
         is_number = compute.fill_null(compute.invert(compute.is_nan(array)), False)
-        return compute.cast(compute.if_else(is_number, array, None), pa.int64())
-    fields = [array.type.field(index) for index in range(array.type.num_fields)]
-    inner = [
-        restored_integers(array.field(index), whole.get(field.name, {})) for index, field in enumerate(fields)
-    ]
-    names = [field.name for field in fields]
-    return pa.StructArray.from_arrays(inner, names=names, mask=compute.is_null(array))
+        numbers_or_nulls = compute.if_else(is_number, array, None)
+        return compute.cast(numbers_or_nulls, pa.int64())
+    names, restored_fields = [], []
+    for index in range(array.type.num_fields):
+        name = array.type.field(index).name
+        names.append(name)
+        restored_fields.append(restored_integers(array.field(index), whole.get(name, {})))
+    return pa.StructArray.from_arrays(restored_fields, names=names, mask=compute.is_null(array))
 
 
 def whole_fields(column: pa.ChunkedArray) -> dict[str, Any]:

@@ -263,8 +263,11 @@ class ForkJoin:
         return LineRequest(line.branch, turn, joined([line.context_ids, line.token_ids()]), room, stop_ids)
 
     def _end(self, reason: FinishReason, event: str | None = None) -> None:
-        """Ends the answer: no line that has forked continues after its threads. Of several reasons the first
-        one counts."""
+        """Ends the answer for this reason, unless it has ended for an earlier one. Counts the event.
+
+        Samples that other threads wait for are still completed. After that, no line (the main text or a
+        thread) forks, and none continues after a block: `_fork` and `_write_line` look at `_finish`.
+        """
         self._finish = self._finish or reason
         if event is not None:
             self.events[event] += 1

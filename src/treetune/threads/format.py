@@ -199,13 +199,16 @@ class _Reader:
         self._at += len("</Thread>")
 
     def _end_of_block(self, branch: Branch) -> None:
-        right = "one newline after the last thread, then </Parallel>, or <Conclusion> and a newline"
-        self._expect("\n", right)
+        """Reads from the last thread to the end of the block, with the conclusion if there is one."""
+        correct_form = "one newline after the last thread, then </Parallel>, or <Conclusion> and a newline"
+        # The rollout injects the text after the last thread (`Glue.join`): a newline, and with conclusions
+        # <Conclusion> and a newline, too. The model samples what follows. So </Parallel> comes after the cut.
+        self._expect("\n", correct_form)
         if self._text.startswith("</Parallel>", self._at):
             self._cut(branch, injected=True)
             self._at += len("</Parallel>")
             return
-        self._expect("<Conclusion>\n", right)
+        self._expect("<Conclusion>\n", correct_form)
         self._cut(branch, injected=True)
         if self._next_tag() != "</Conclusion>":
             raise self._wrong("a conclusion isn't closed", "</Conclusion> at its end, no tags in it")
@@ -224,10 +227,10 @@ class _Reader:
         assert match is not None, "the pattern matches the empty text, too"
         self._at = match.end()
 
-    def _expect(self, expected: str, right: str) -> None:
-        """Reads this text, or raises an error that says what would be right."""
+    def _expect(self, expected: str, correct_form: str) -> None:
+        """Reads this text, or raises an error that describes the correct form."""
         if not self._text.startswith(expected, self._at):
-            raise self._wrong(f"{expected!r} is missing", right)
+            raise self._wrong(f"{expected!r} is missing", correct_form)
         self._at += len(expected)
 
     def _cut(self, branch: Branch, *, injected: bool = False) -> None:
@@ -236,13 +239,13 @@ class _Reader:
             self._segments.append(TextSegment(self._text[self._cut_at : self._at], injected, branch))
         self._cut_at = self._at
 
-    def _wrong(self, what: str, right: str) -> ValueError:
+    def _wrong(self, what: str, correct_form: str) -> ValueError:
         line = self._text.count("\n", 0, self._at) + 1
         here = self._text[self._at : self._at + _EXCERPT]
         before = self._text[max(0, self._at - _EXCERPT) : self._at]
         return ValueError(
             f"a text with threads has another format than rollouts give it: {what} in line {line} "
-            f"(character {self._at}), between {before!r} and {here!r}; what would be right: {right}"
+            f"(character {self._at}), between {before!r} and {here!r}; what would be right: {correct_form}"
         )
 
 

@@ -188,8 +188,10 @@ NO_TOKEN = -1
 
 
 def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False) -> ThreadCounts:
-    """Returns the lengths of an answer. Blocks within threads count down to the depth to which the rollout
-    forked.
+    """Returns the token counts of an answer.
+
+    A block within a thread is counted as a block if the rollout has forked as deep as that. Tags of deeper
+    blocks are text.
 
     As in ThreadWeaver, the text between tags is a thread even if the model wrote the tags itself and nothing
     was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.

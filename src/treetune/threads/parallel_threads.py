@@ -145,7 +145,7 @@ class ParallelThreads(GrowingRollout):
     async def _answer(
         self, context: RolloutContext, start: Start, glue: Glue, announcer: Announcer
     ) -> Trajectory:
-        """Samples and grades the answer of a start."""
+        """Samples and grades one answer, which may begin with given segments (`start.segments`)."""
         assert context.engine is not None, "a rollout that samples needs an engine"
         engine = context.engine
         sampled_before = _segments_by_request(start.segments)
@@ -153,7 +153,8 @@ class ParallelThreads(GrowingRollout):
         async def sample(line: LineRequest) -> Completion:
             segment = sampled_before.get((line.branch, line.turn))
             if segment is not None:
-                # The start continues a state: this request was answered when the state was sampled.
+                # The answer continues from a state within another answer, and begins with its segments. Their
+                # requests are made again here, and get the same completions, so that the lines are the same.
                 return _completion(segment, line, context.codec)
             request = Request(
                 line.context_ids,

@@ -213,14 +213,17 @@ def sequences_of_rank(
     episodes: Collection[Episode],
     settings: Trainer,
     ranks: Ranks,
-    steps: Sequence[Sequence[Unit]],
+    units_by_step: Sequence[Sequence[Unit]],
     *,
     scores_all: bool,
 ) -> Sequences:
     """Returns the episodes' sequences, with the tokens of only those rows that this rank computes.
 
+    A sequence is an episode; its rows are the inputs of the model, of which an answer with threads has
+    several.
+
     Args:
-        steps: The sequences of each step.
+        units_by_step: The units of each step. A unit has the index of a sequence, or those of a pair's two.
         scores_all: Whether models are run over all sequences before the first step.
     """
     # The plan of trees depends on the tokens themselves, so that every rank needs all of them.
@@ -231,13 +234,19 @@ def sequences_of_rank(
     without_tokens = Sequences.of(episodes, kept=())
     kept: set[int] = set()
     if scores_all:
-        units = without_tokens.once()
-        kept |= rows_of_rank(without_tokens, units, settings, ranks, with_gradient=False)
-    for sequences_of_step in steps:
-        minibatch = Minibatch.of(without_tokens, sequences_of_step, settings.objective)
+        distinct_rows = without_tokens.once()  # equal rows are scored once
+        kept |= rows_of_rank(without_tokens, distinct_rows, settings, ranks, with_gradient=False)
+    for units in units_by_step:
+        minibatch = Minibatch.of(without_tokens, units, settings.objective)
         if minibatch.units:
-            keep_units = minibatch.keep_units
-            kept |= rows_of_rank(without_tokens, minibatch.units, settings, ranks, keep_units=keep_units)
+            kept |= rows_of_rank(
+                without_tokens,
+                minibatch.units,
+                settings,
+                ranks,
+                # The rows of a unit stay together if the objective needs whole sequences.
+                keep_units=minibatch.keep_units,
+            )
     if settings.reference_scores == "while_sampling":
         kept |= rows_scored_by(without_tokens, ranks)
     return Sequences.of(episodes, kept)

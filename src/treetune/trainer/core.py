@@ -174,17 +174,17 @@ class PolicyTrainer:
         minibatch: Minibatch,
         tensors: IterationTensors,
         rate: float,
-        is_only: bool,
+        is_only_step: bool,
     ) -> Metrics:
         """Takes one optimiser step of the policy, and of the critic. Collective.
 
         Args:
             rate: The learning rate of the policy.
-            is_only: True if the iteration has no other step. The log-probs of this step's forward pass are
-                then the old ones, and are recorded in `tensors`.
+            is_only_step: True if the iteration has no other step. The log-probs of this step's forward pass
+                are then the old ones, and are recorded in `tensors`.
         """
         settings, objective = self.settings, self.settings.objective
-        recorder, nucleus = self._recorder_for(sequences, tensors, is_only=is_only)
+        recorder, nucleus = self._recorder_for(sequences, tensors, is_only_step=is_only_step)
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
         for batch in micro_batches(
@@ -223,23 +223,27 @@ class PolicyTrainer:
         if recorder is not None:
             # Sequences of weight 0 were not computed, so the scores of their tokens are unknown.
             is_known_N = minibatch.weights_N != 0
-            _keep_scores(tensors, recorder.all_scores(self.ranks), is_known_N, are_old=is_only)
+            _keep_scores(tensors, recorder.all_scores(self.ranks), is_known_N, are_old=is_only_step)
         if settings.entropy_target is not None:
             metrics_of_step["train/entropy_coef"] = entropy_coef
         self.entropy.observe(metrics_of_step["train/entropy"])
         return metrics_of_step
 
     def _recorder_for(
-        self, sequences: Sequences, tensors: IterationTensors, *, is_only: bool
+        self, sequences: Sequences, tensors: IterationTensors, *, is_only_step: bool
     ) -> tuple[StepRecorder | None, Nucleus | None]:
-        """Returns the recorder of a step's scores if they are needed later, and the cut of the distribution
-        whose mass is recorded with them; see `take_step`."""
-        if is_only and tensors.old_logprobs_N is None and tensors.behaviour_logprobs_N is not None:
+        """Returns the recorder of a step's scores, None if they aren't needed later. Also returns the nucleus
+        (top-p or top-k) whose mass is recorded with them, None if it isn't recorded.
+
+        Args:
+            is_only_step: True if the iteration has no other step; see `take_step`.
+        """
+        if is_only_step and tensors.old_logprobs_N is None and tensors.behaviour_logprobs_N is not None:
             # The scores will be compared with the engine's log-probs. If top-p or top-k cut the engine's
             # distribution, the mass that they left is recorded too.
             return StepRecorder(sequences.n_tokens, with_mass=self.nucleus is not None), self.nucleus
-        if not is_only and tensors.old_logprobs_N is not None and self.settings.token_signals != "none":
-            # For the ratio of each token's last training to its old log-prob.
+        if not is_only_step and tensors.old_logprobs_N is not None and self.settings.token_signals != "none":
+            # For a token signal: the log-prob of each token when it was last trained, minus the old log-prob.
             return StepRecorder(sequences.n_tokens, with_mass=False), None
         return None, None
 
@@ -465,7 +469,7 @@ class IterationTraining:
             minibatch = Minibatch.of(sequences, units_of_step, objective)
             if trainer.has_something_to_learn(minibatch, tensors):
                 rate = trainer.learning_rate(self._iteration, number - 1, steps)
-                step_metrics = trainer.take_step(sequences, minibatch, tensors, rate, is_only=steps == 1)
+                step_metrics = trainer.take_step(sequences, minibatch, tensors, rate, is_only_step=steps == 1)
                 for name, value in step_metrics.items():
                     self._sums[name] += value
             else:
@@ -480,10 +484,10 @@ class IterationTraining:
         Metrics are means over the steps, but for counts (steps, tokens), which are sums.
         """
         settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
+        # This is `tensors` itself, unless `steps` has made a copy, with old log-probs for the signals alone.
+        # In `tensors`, they were set before the first step or by the iteration's only step, or nothing needed
+        # them.
         tensors_of_signals = self._tensors_of_signals
-        if tensors_of_signals.old_logprobs_N is None:
-            # The iteration's only step has recorded the old log-probs in `tensors`.
-            tensors_of_signals = tensors
         has_signals = settings.token_signals != "none" and tensors_of_signals.old_logprobs_N is not None
         if on_signals is not None and has_signals:
             on_signals(tensors_of_signals.signals(self._episodes, sequences))
@@ -495,7 +499,7 @@ class IterationTraining:
             metrics |= tensors.gap_metrics()
         metrics["train/steps"] = float(steps_taken)
         metrics["train/tokens"] = float(sequences.n_tokens)
-        metrics[COMPUTED] = self._sums[COMPUTED]
+        metrics[COMPUTED] = self._sums[COMPUTED]  # a count: the sum replaces the mean
         if self._steps_skipped:
             metrics["train/skipped_steps"] = float(self._steps_skipped)
         return metrics

@@ -132,6 +132,9 @@ class CriticTraining:
         index_N, device = batch.flat_index_N, values_N.device
         old_values_N = tensors.values_N[index_N].to(device)
         returns_N = tensors.returns_N[index_N].to(device)
+        # Over all micro-batches of all ranks, these weights add up to 1: `loss_scale` is 0 for a dummy, and
+        # 1 / (number of ranks) for a micro-batch that ranks compute together. Loss and metrics are both
+        # summed over micro-batches and ranks, and become means over the minibatch's tokens.
         weights_N = minibatch.weights_N[index_N].to(device)
         weights_N = weights_N * batch.loss_scale / minibatch.weight_sum
         loss, clipped = value_loss(values_N, old_values_N, returns_N, weights_N, self.settings.value_clip)

@@ -37,6 +37,8 @@ SAME = 0.01
 """A share of the axis, about the width of a line: curves that differ by less would hide each other."""
 DASH, LEVEL_GAP = 4.0, 2.0
 """The lengths of dashes and of gaps in levels, in widths of the line."""
+LINE_WIDTH = 1.8
+"""The width of a curve; `report.css` sets the same one for SVG."""
 
 N_COLOURS = 12
 """The number of colours for experiments on a page and for rows of a table."""
@@ -297,9 +299,17 @@ def _axes_svg(chart: Chart, frame: _Frame) -> list[str]:
 
 
 def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
-    """Returns a curve with its band and marks; for `turn` and `turns` see `_turns`."""
+    """Returns a curve with its band and marks.
+
+    Args:
+        series: The curve.
+        frame: The axes.
+        turn: The number of the curve among those that coincide with it, from 0 (see `_turns`).
+        turns: How many curves coincide, this one included.
+    """
     points, interval = series.points, series.interval
     if series.is_level:
+        # The only point, and its interval, are drawn across the whole chart.
         [(x, y)] = points
         points = [(frame.left - frame.room, y), (frame.right + frame.room, y)]
         interval = {end: interval[x] for end, _ in points} if interval else {}
@@ -311,7 +321,10 @@ def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
     gap = (turns - 1) * DASH + (LEVEL_GAP if series.is_level or series.dash else 0.0)
     dashes = ""
     if gap:
-        dashes = f' stroke-dasharray="{1.8 * DASH:g} {1.8 * gap:g}" stroke-dashoffset="{1.8 * turn * DASH:g}"'
+        # SVG wants lengths in units of the drawing, not in widths of the line.
+        dash_length, gap_length = LINE_WIDTH * DASH, LINE_WIDTH * gap
+        offset = LINE_WIDTH * turn * DASH
+        dashes = f' stroke-dasharray="{dash_length:g} {gap_length:g}" stroke-dashoffset="{offset:g}"'
     corners = " ".join(frame.at(x, y) for x, y in points)
     tooltip = f"<title>{escape(series.title(series.points[-1]))}</title>"
     line = f'<polyline points="{corners}"{dashes}>{tooltip}</polyline>'
@@ -395,8 +408,8 @@ def draw_series(
         gap = (turns - 1) * DASH + (LEVEL_GAP if line.is_level or line.dash else 0.0)
         style: dict[str, Any] = {
             "color": colour,
-            "linewidth": 1.8 * scale,
-            "linestyle": (turn * DASH, (DASH, gap)) if gap else "-",
+            "linewidth": LINE_WIDTH * scale,
+            "linestyle": (turn * DASH, (DASH, gap)) if gap else "-",  # in widths of the line
             "clip_on": False,
             "label": line.name,
         }

@@ -167,20 +167,20 @@ def metric_names(experiments: Iterable[StoredExperiment]) -> list[str]:
 # Charts
 
 
-def evaluation_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
+def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
     """Returns a chart of pass@1 for each evaluation set that was measured more than once.
 
     An experiment that was measured only once is drawn as a level to compare with.
     """
     labels: set[str] = set()
-    for bunch in made:
+    for bunch in all_bunches:
         for member in bunch.members:
             labels |= set(member.evaluations)
-    has_seeds = any(len(bunch.members) > 1 for bunch in made)
+    has_seeds = any(len(bunch.members) > 1 for bunch in all_bunches)
     charts = []
     for label in sorted(labels):
         lines = []
-        for bunch in made:
+        for bunch in all_bunches:
             measured = [member.evaluations.get(label, {}) for member in bunch.members]
             curves = [
                 {float(iterations): float(summary["pass_at_1"]) for iterations, summary in summaries.items()}
@@ -192,8 +192,8 @@ def evaluation_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> li
             if line is not None:
                 lines.append(replace(line, is_level=len(line.points) == 1))
         if any(not line.is_level for line in lines):
-            band = _band_title(made) or "95 % interval over problems"
-            charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events, x_name=made[0].over))
+            band = _band_title(all_bunches) or "95 % interval over problems"
+            charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events, x_name=all_bunches[0].over))
     return charts
 
 
@@ -207,23 +207,27 @@ def _intervals(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, tuple[
     return intervals
 
 
-def chosen_charts(made: Sequence[Bunch], names: Sequence[str], events: Sequence[Event] = ()) -> list[Chart]:
+def chosen_charts(
+    all_bunches: Sequence[Bunch], names: Sequence[str], events: Sequence[Event] = ()
+) -> list[Chart]:
     """Returns a chart for each metric of these names that an experiment recorded."""
     charts = []
     for name in names:
-        lines = _lines(made, name)
+        lines = _lines(all_bunches, name)
         if lines:
-            chart = Chart(name, lines, better_of(name), _band_title(made), events, x_name=made[0].over)
+            chart = Chart(
+                name, lines, better_of(name), _band_title(all_bunches), events, x_name=all_bunches[0].over
+            )
             charts.append(chart)
     return charts
 
 
-def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
+def usual_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
     """Returns charts of the reward, of each kind of reward shaping that was recorded, and of `CURVES`.
 
     The second metric of a chart has the same colour as the first, and is dashed.
     """
-    experiments = [member for bunch in made for member in bunch.members]
+    experiments = [member for bunch in all_bunches for member in bunch.members]
     data = " and ".join(sorted({experiment.trained_on for experiment in experiments}))
     shaping_metrics: set[str] = set()
     for experiment in experiments:
@@ -233,33 +237,35 @@ def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Ch
         titles.append((f"reward added by shaping: {key.removeprefix(SHAPING)}", (key,)))
     charts = []
     for title, keys in (*titles, *CURVES):
-        lines = _lines(made, keys[0]) if len(keys) == 1 else _lines_of_several(made, keys)
+        lines = _lines(all_bunches, keys[0]) if len(keys) == 1 else _lines_of_several(all_bunches, keys)
         if lines:
-            better, band = better_of(keys[0]), _band_title(made)
+            better, band = better_of(keys[0]), _band_title(all_bunches)
             from_zero = title in FROM_ZERO
-            charts.append(Chart(title, lines, better, band, events, from_zero, x_name=made[0].over))
+            charts.append(Chart(title, lines, better, band, events, from_zero, x_name=all_bunches[0].over))
     return charts
 
 
-def _lines_of_several(made: Sequence[Bunch], metrics: Sequence[str]) -> list[Series]:
+def _lines_of_several(all_bunches: Sequence[Bunch], metrics: Sequence[str]) -> list[Series]:
     """Returns the curves of several metrics in one chart, named after the metrics."""
     lines = []
     for dash, metric in enumerate(metrics):
         short_name = metric.split("/", 1)[1]
-        for line in _lines(made, metric):
-            name = f"{line.name}: {short_name}" if len(made) > 1 else short_name
+        for line in _lines(all_bunches, metric):
+            name = f"{line.name}: {short_name}" if len(all_bunches) > 1 else short_name
             lines.append(replace(line, name=name, dash=line.dash + dash))
     return lines
 
 
-def _lines(made: Sequence[Bunch], metric: str) -> list[Series]:
+def _lines(all_bunches: Sequence[Bunch], metric: str) -> list[Series]:
     """Returns a metric's curve of each bunch that recorded it."""
     lines = []
-    for bunch in made:
+    for bunch in all_bunches:
         if len(bunch.members) > 1:
+            # The line is the mean of the members, and its intervals come from their differences.
             curves = [dict(member.curve(metric)) for member in bunch.members]
-            line = _line(bunch, curves, {})
+            line = _line(bunch, curves, bounds={})
         else:
+            # The points of a single member need no mean, and are computed once.
             points = _points_of_single(bunch, metric)
             dash, colour = divmod(bunch.colour, N_COLOURS)
             line = Series(bunch.name, points, f"c{colour}", dash=dash) if points else None
@@ -288,8 +294,9 @@ def _line(
 ) -> Series | None:
     """Returns the line of a bunch, from a curve for each member (value by finished iterations).
 
-    The line of a single member has the intervals `bounds`. That of several is their mean, with the 95 %
-    t-interval of the mean wherever more than one has a point. None where there is no point.
+    The line of a single member has the intervals `bounds`, by finished iterations. That of several is their
+    mean, with the 95 % t-interval of the mean wherever more than one has a point; `bounds` is then not used.
+    None where there is no point.
     """
     all_iterations: set[float] = set()
     for curve in curves:
@@ -330,8 +337,8 @@ def _means_over_seeds(
     return means, interval
 
 
-def _band_title(made: Sequence[Bunch]) -> str:
-    most = max((len(bunch.members) for bunch in made), default=1)
+def _band_title(all_bunches: Sequence[Bunch]) -> str:
+    most = max((len(bunch.members) for bunch in all_bunches), default=1)
     return f"95 % t-interval of the mean over up to {most} seeds" if most > 1 else ""
 
 

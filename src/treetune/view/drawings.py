@@ -408,8 +408,12 @@ def tree_html(
         texts: the text of every token of the vocabulary.
         this: the position in the group of the answer whose steps are in the table.
         depth: the tree begins at this step of that answer.
-        address: returns the address of an answer, `address(number, None)`; of the tree from one of its steps
-            on, `address(number, depth)`; or of the continuations of a state, `address(number, None, start)`.
+        address: returns the address of a page about the answer `number` of the group. Without it, nothing is
+            linked.
+
+            * `address(number, None)` is the answer itself.
+            * `address(number, depth)` is the tree that begins at the step `depth` of the answer.
+            * `address(number, None, start)` are the continuations from the state after `start` tokens.
     """
     path = [_shared_steps(group)]
     while following := [step for step in path[-1].following if this in step.answers]:

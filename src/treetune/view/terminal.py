@@ -482,13 +482,20 @@ class TerminalView:
         self._list([run for run, _ in rows])
         if not rows:
             return self._lines(self._nothing())
-        lines = self._lines(_experiments_table(rows, self.console.width, self.selected))
-        # The head of the table stays, and the last lines say why the chosen one is as it is.
-        why = self._lines(_reason(rows[self.selected][1]))[:2] if room > 6 else []
-        space = max(1, room - 1 - len(why))
-        first = max(0, min(self.selected - space // 2, len(lines) - 1 - space))
+        table = self._lines(_experiments_table(rows, self.console.width, self.selected))
+        heading, row_lines = table[0], table[1:]
+        # The last lines give the reason for the status of the selected experiment. On a low screen, rows need
+        # them.
+        reason: list[list[Segment]] = []
+        if room > 6:
+            reason = self._lines(_reason(rows[self.selected][1]))[:2]
+        n_shown = max(1, room - 1 - len(reason))
+        # The selected row is in the middle, except near the ends of the list.
+        first_if_centred = self.selected - n_shown // 2
+        first_of_last_rows = len(row_lines) - n_shown
+        first = max(0, min(first_if_centred, first_of_last_rows))
         self.top = 0
-        return [lines[0], *lines[1 + first : 1 + first + space], *why]
+        return [heading, *row_lines[first : first + n_shown], *reason]
 
     def _lines(self, page: RenderableType) -> list[list[Segment]]:
         return self.console.render_lines(page, self.console.options.update(height=None), pad=False)

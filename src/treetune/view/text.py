@@ -112,7 +112,8 @@ def one_line(text: str, most: int = 200) -> str:
 
 
 def writable(text: str) -> str:
-    """Replaces halves of characters, which models write and UTF-8 can't hold, by U+FFFD."""
+    """Replaces lone surrogates (halves of characters) by U+FFFD. Models write them, and UTF-8 can't encode
+    them."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

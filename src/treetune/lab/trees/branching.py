@@ -74,6 +74,10 @@ def forks_along(answers: Sequence[Trajectory]) -> list[list[int]]:
     """Returns where each answer's path from the prompt branches, in response tokens, in rising order.
 
     Example: where answer 1 begins with the first 12 tokens of answer 0, it is ``[[12], [12]]``.
+
+    Args:
+        answers: All answers of the tree so far, in the order of their `sample`: ``answers[i].sample == i``.
+            An answer forks from one of an earlier round, which has a smaller number.
     """
     forks_by_answer: list[list[int]] = []
     for answer in answers:
@@ -83,8 +87,10 @@ def forks_along(answers: Sequence[Trajectory]) -> list[list[int]]:
                 forks.add(other.fork.tokens)
         if answer.fork is not None:
             forks.add(answer.fork.tokens)
-            # The answer shares the earlier branchings of the answer that it forked from.
-            for tokens in forks_by_answer[answer.fork.sample]:
+            # The answer shares the earlier branchings of the answer that it forked from. That answer comes
+            # before it, so that its list is complete.
+            forks_of_parent = forks_by_answer[answer.fork.sample]
+            for tokens in forks_of_parent:
                 if tokens < answer.fork.tokens:
                     forks.add(tokens)
         forks_by_answer.append(sorted(forks))

@@ -453,6 +453,8 @@ def _changes(plan: Plan) -> tuple[Change, ...] | None:
 
     All sets of one and two changes are tried. There are too many larger sets, so these begin with the
     strongest change of every key, and leave one after the other out.
+
+    As many servers as the GPUs hold are added to the changes, so that no GPU is idle while a server samples.
     """
     candidates = sorted(_candidates(plan), key=lambda change: change.cost)
     for count in (1, 2):
@@ -461,19 +463,22 @@ def _changes(plan: Plan) -> tuple[Change, ...] | None:
         ]
         for changes in sorted(sets, key=_cost):
             if _fitting(plan, changes):
-                return _on_all_gpus(plan, changes)
+                return _with_more_servers(plan, changes)
     shares = [change for change in candidates if change.key == SHARE]
     others = [change for change in candidates if change.key != SHARE]
     # A larger share of the GPU for the engine leaves less for the trainer, so that all shares are tried.
     smallest_sets = [_smallest_set(plan, share, others) for share in [None, *shares]]
     helpful = [changes for changes in smallest_sets if changes is not None]
     best = min(helpful, key=lambda changes: (len(changes), _cost(changes)), default=None)
-    return None if best is None else _on_all_gpus(plan, best)
+    return None if best is None else _with_more_servers(plan, best)
 
 
-def _on_all_gpus(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """Adds a number of servers to the changes, as many as fit on the trainer's GPUs. With a single server,
-    the other GPUs would be idle while it samples."""
+def _with_more_servers(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Adds a number of servers to changes with which the plan fits, as many as fit on the trainer's GPUs.
+
+    The changes alone would do, but with a single server the other GPUs would be idle while it samples. They
+    are returned as they are where no more servers fit, or where the configuration sets the servers itself.
+    """
     changed = _fitting(plan, changes)
     if changed is None or changed.engine is None:
         return changes

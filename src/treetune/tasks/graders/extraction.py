@@ -103,14 +103,25 @@ def _language(fence: re.Match[str]) -> str:
 
 
 def _unindented(line: str, before: str) -> str:
-    """Returns a line of a block without the indentation and the signs of quotation that its fence has."""
+    """Returns a line of a block without the indentation and the signs of quotation that its fence has.
+
+    Example: of a fence with ``>   `` before it, the line ``>     x = 1`` becomes ``  x = 1``.
+
+    Args:
+        line: The line.
+        before: The text before the fence: spaces, ``>`` for each quotation, and signs of lists.
+    """
     for _ in range(before.count(">")):
-        line = re.sub(r"^[ \t]*> ?", "", line)
-    width = len(before.rpartition(">")[2]) - (1 if ">" in before else 0)
+        line = re.sub(r"^[ \t]*> ?", "", line)  # the space after > belongs to the sign
+    # The line may repeat all that is before the fence, such as the sign of a list.
     if before and line.startswith(before):
         return line[len(before) :]
-    space = len(line) - len(line.lstrip(" \t"))
-    return line[min(width, space) :]
+    if ">" in before:
+        indentation_of_fence = len(before.rpartition(">")[2]) - len(" ")
+    else:
+        indentation_of_fence = len(before)
+    indentation = len(line) - len(line.lstrip(" \t"))
+    return line[min(indentation_of_fence, indentation) :]
 
 
 def last_box(text: str) -> str | None:

@@ -94,12 +94,13 @@ def _matching_notes(view: PageRequest) -> list[tuple[Run, Note]]:
 
 
 def mark(view: PageRequest) -> str:
-    """Returns a mark of the notes, and of the answers, which may be sampled again or be indexed later."""
+    """Returns a text that changes whenever the list of notes may have changed."""
     marks: list[object] = []
     for run in view.runs or view.store.runs():
         notes = view.store.notes(run)
         marks.append((run.name, notes.mark()))
         if notes.all():
+            # The list shows the answers that notes are about. They may be sampled again or be indexed later.
             marks.append(view.store.answers(run).mark())
     return digest(marks)
 

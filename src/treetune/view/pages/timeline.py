@@ -160,7 +160,8 @@ def _lanes(run: Run, path: Path, now: float, load: Mapping[int, str]) -> Iterato
             shown_span = _shown_span(span, _kind(span, phases), process_end, is_alive, load)
             lanes.setdefault(span.lane, []).append(shown_span)
     for what, shown_spans in lanes.items():
-        # `visible`, because names are in addresses, which can't contain half a character.
+        # These names become part of addresses. `visible` replaces lone surrogates (halves of characters),
+        # which an address can't contain.
         yield Lane(visible(who), visible(what), sorted(shown_spans, key=lambda span: span.start))
 
 

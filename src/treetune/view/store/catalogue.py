@@ -134,7 +134,7 @@ class Store:
                     foreign_files[path] = files
             files_by_path = group_by_run(foreign_files, folder) | experiments
             for path in sorted(files_by_path):
-                # A file name may be bytes that are not valid text.
+                # A file name may be bytes that are not valid text. `writable` makes it valid UTF-8.
                 name = writable(self._name_of(path, folder))
                 yield Run(name, path, tuple(self.folders), files_by_path[path])
 
@@ -230,7 +230,9 @@ class DataSets:
                     kind = kind_of(path)
                     if kind is not None and path.resolve() not in paths:
                         paths.add(path.resolve())
-                        unique_name = writable(name if name not in sets else str(path.resolve()))
+                        distinct_name = name if name not in sets else str(path.resolve())
+                        # A file name may be bytes that are not valid text. `writable` makes it valid UTF-8.
+                        unique_name = writable(distinct_name)
                         sets[unique_name] = DataSet(unique_name, path, kind, known_from)
                 self._sets, self._listed_at = sets, time.monotonic()
             return list(self._sets.values())

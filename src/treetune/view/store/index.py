@@ -117,11 +117,19 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
 def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
     """Yields the files of another program's run."""
     for index, path in enumerate(run.files):
-        step, below = step_of(path, run.path), path.relative_to(run.path)
-        name = f"e{index}-{path.name}" if len(below.parts) == 1 else f"e-{'-'.join(below.parts)}"
-        title = path.name
-        if len(below.parts) > 1:
-            title = f"step {step.number} {step.label}".strip() if step.number is not None else str(below)
+        step, relative_path = step_of(path, run.path), path.relative_to(run.path)
+        # Files in folders often have the same file name, such as traces.jsonl. So they are named after their
+        # path. The number keeps other files apart from these: `e0-a-b.jsonl` is a-b.jsonl, and `e-a-b.jsonl`
+        # is a/b.jsonl.
+        is_in_folders = len(relative_path.parts) > 1
+        if is_in_folders:
+            name = f"e-{'-'.join(relative_path.parts)}"
+            if step.number is None:
+                title = str(relative_path)
+            else:
+                title = f"step {step.number} {step.label}".strip()
+        else:
+            name, title = f"e{index}-{path.name}", path.name
         number = index if step.number is None else step.number
         yield AnswerFile("evaluation", number, name, title, path, label=step.label, is_foreign=True)
 
