@@ -187,7 +187,7 @@ def test_warnings_are_told_and_refuse_nothing(capsys: pytest.CaptureFixture[str]
     )
     assert main(["--configs", str(config), "check_config", "--config-only"]) == 0, capsys.readouterr().err
     told = " ".join(capsys.readouterr().err.split())
-    assert told.count("note: whether the rows of the data set are as the task reads them") == 1
+    assert told.count("note: the rows of the data set are not checked") == 1
 
 
 @pytest.mark.parametrize("former", ["missing", "notes", "remarks"])

@@ -29,7 +29,7 @@ SHIPPED = (
     "threadweaver/parallel",
 )  # fmt: skip
 OTHER_VALUES = (None, True, 0, -1, 1, 0.5, 10**9, "", "strange", "3", [], ["a"], {}, {"type": "strange"})
-SEEN_BY_A_SCHEMA = ("unknown key of", "missing, should be", "missing: nobody knows", "should be")
+SEEN_BY_A_SCHEMA = ("unknown key of", "missing, should be", "missing: `type` says", "should be")
 
 
 @cache

@@ -95,7 +95,7 @@ def test_the_notebook_reads_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert by_step["advantage"].sum().to_numpy() == pytest.approx(
         (first["reward"] - first["value"]).to_numpy()
     )
-    with pytest.raises(ValueError, match="is no run"):
+    with pytest.raises(ValueError, match="is not a run"):
         treetune.open(folder)
 
 

@@ -117,6 +117,7 @@ class EntropyTarget:
 
     target: Annotated[float, Ge(0)]
     rate: Annotated[float, Gt(0)] = 1e-3
+    """How much the coefficient changes in a step for each nat between target and entropy."""
     lowest: float = 0.0
     """The smallest coefficient. With 0, the entropy is only increased and never decreased."""
     highest: float = 0.1
