@@ -167,7 +167,7 @@ def test_an_environment_that_no_seed_decides_goes_on_from_its_copies(rolled_out:
 
 
 def test_an_environment_that_is_not_what_it_says_when_played_again_is_told(rolled_out: RolledOut) -> None:
-    with pytest.raises(ValueError, match="something else when an answer is played again"):
+    with pytest.raises(ValueError, match="replies differently when an answer is played again"):
         credited(rolled_out, Unreliable(), 3)
 
 
