@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any
 
 from tests.support.grader_cases import LABELLED
-from treetune.data.parallel_solutions import parts_of, sentences
+from treetune.data.parallel_solutions import count_sentences, parts_of
 from treetune.data.thread_blocks import json_list, ranges
 from treetune.domains.endpoints.replies import read_reply
 from treetune.domains.environments.calls import NATIVE_FORMATS, calls_of_turn
@@ -350,7 +350,7 @@ def readers() -> dict[str, Callable[[str], Any]]:
         "ranges of lines": ranges,
         "lists in replies": json_list,
         "parts of a solution": parts_of,
-        "sentences of a solution": sentences,
+        "sentences of a solution": count_sentences,
         "an endpoint's reply": lambda text: read_reply(200, text, is_chat=True),
         "steps": Sentences().boundaries,
         "a prompt in a row": messages_in_text,

@@ -48,7 +48,6 @@ ALLOWED = {
     ("src/treetune/data/asking.py", "?.format"): TEMPLATE,
     ("src/treetune/data/new_experiment.py", "?.format"): TEMPLATE,
     ("src/treetune/data/parallel_solutions.py", "?.format"): TEMPLATE,
-    ("src/treetune/data/rules/fields.py", "?.format"): TEMPLATE,
     ("src/treetune/data/thread_blocks.py", "?.format"): TEMPLATE,
     ("src/treetune/domains/graders/codeio.py", "?.format"): TEMPLATE,
     ("src/treetune/domains/mixture.py", "?.format"): TEMPLATE,

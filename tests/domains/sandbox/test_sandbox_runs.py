@@ -55,7 +55,7 @@ def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_sandbox_that_cannot_start_says_so_and_blames_no_program(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bubblewrap, "_root", lambda: ("--ro-bind", "/not/there", "/a"))
+    monkeypatch.setattr(bubblewrap, "_root_folder", lambda: ("--ro-bind", "/not/there", "/a"))
     with pytest.raises(SandboxUnavailable, match="/not/there"):
         sandbox.run("print(1)")
 
@@ -162,5 +162,5 @@ def test_code_that_writes_into_the_channel_spoils_its_own_answer_alone(session: 
 def test_without_bubblewrap_every_call_stands_alone() -> None:
     tool = PythonTool(sandbox=UnsafeLocal())
     assert tool.run("1 + 1") == "2\n"
-    with pytest.raises(ValueError, match="forgets all"):
+    with pytest.raises(ValueError, match="keeps no names"):
         tool.session()
