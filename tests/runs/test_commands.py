@@ -70,7 +70,7 @@ def test_a_finished_run_is_known_and_not_held_against_a_smaller_machine(
 ) -> None:
     train(small(tmp_path))
     commands.check_finished(small(tmp_path), {})
-    with pytest.raises(ValueError, match=r"2 of 3 iterations are done.*run_iteration_loop goes on"):
+    with pytest.raises(ValueError, match=r"2 of 3 iterations are done.*`treetune run` continues it"):
         commands.check_finished(small(tmp_path, iterations=3), {})
     with pytest.raises(ValueError, match="0 of 2 iterations"):
         commands.check_finished(small(tmp_path, experiment_name="another"), {})

@@ -139,10 +139,10 @@ def test_parts_that_go_together_are_let_through(changes: dict[str, Any], tmp_pat
         ({"task": Mixture(domains=DOMAINS, prefer_mixed=2.0), "rollout": ONE_ANSWER}, OFTEN_RIGHT),
         (
             {**MIXED, "task": PREFERRED, "problem_sampling": "epochs"},
-            r"task\.prefer_mixed: some problems are to be drawn more",
+            r"task\.prefer_mixed: prefer_mixed draws some problems more often",
         ),
         ({**MIXED, "task": NESTED}, r"task\.domains\.inner\.task: a mixture can't be a domain"),
-        ({**MIXED, "task": NESTED}, r"task\.domains\.other\.max_tokens: answers may have 99 tokens"),
+        ({**MIXED, "task": NESTED}, r"task\.domains\.other\.max_tokens: max_tokens of the domain is 99"),
         # The context
         (
             {"rollout": SingleTurn(max_tokens=12, max_prompt_tokens=64)},
