@@ -146,7 +146,7 @@ def test_another_objective_trains_on_the_stored_episodes(
 
 
 def test_what_cannot_be_replayed_is_told(run: tuple[PolicyIteration, ExperimentDirectory]) -> None:
-    with pytest.raises(ValueError, match="needs an iteration .counted from 1. that sampled and trained"):
+    with pytest.raises(ValueError, match=r"needs an iteration .counted from 1. that sampled and trained"):
         replayed(run, 3)
     with pytest.raises(ValueError, match=r"CorrectOnly\) keeps no episode"):
         replayed(run, 1, selection=CorrectOnly())
