@@ -111,7 +111,7 @@ def test_factors_are_as_many_and_as_large_as_asked() -> None:
         ({"min_value": 3, "max_value": 2}, "min_value is 3, more than max_value, 2"),
         ({"form": "tree", "factors": 3}, "3 factors never make two pairs"),
         ({"wording": "words"}, "set grader to {type: 'numeric', without_marker: 'boxed'}"),
-        ({"first_digits": 2}, "leave it out where digits is the same"),
+        ({"first_digits": 2}, "leave it out if digits is the same"),
         (
             {"first_digits": 1, "digits": 2},
             "only 720 different problems with 2 numbers of 2 digits, the first",
@@ -234,7 +234,7 @@ def test_values_are_exact_and_quick_however_many_steps_are_left() -> None:
 )  # fmt: skip
 def test_a_prefix_that_is_no_complete_steps_has_no_value(prefix: str) -> None:
     task = AdditionChain()
-    with pytest.raises(ValueError, match=r"prefix|no step"):
+    with pytest.raises(ValueError, match=r"prefix|not a step"):
         task.teacher_value(problem_of(task, 12, 34, 56, 78), prefix)
 
 

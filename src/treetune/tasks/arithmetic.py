@@ -167,8 +167,11 @@ class WrittenArithmetic(GeneratedTask):
             text = next(position, None)
             if text is None:
                 return line.value
-            if form(text) != form(f"{line.lead}{line.value}"):
-                raise ValueError(f"{text!r} in {prefix!r} is not a step of this solution, such as {line}")
+            right_text = f"{line.lead}{line.value}"
+            if form(text) != form(right_text):
+                raise ValueError(
+                    f"{text!r} in {prefix!r} is not a step of this solution, such as {right_text!r}"
+                )
             return int(re.split(r"[^0-9]", text)[-1])
 
         lines = self._written(problem, write)
