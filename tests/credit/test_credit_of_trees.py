@@ -32,7 +32,7 @@ from treetune.lab.trees.branching import AtStates, Branching, LeastSure, UpToWid
 from treetune.lab.trees.rollout import TreeRollout
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.trainer.preparation import normalised
+from treetune.trainer.preparation import normalise
 from treetune.tree import Tree
 from treetune.vocabulary import Fork, Grade, Segment, Trajectory
 
@@ -191,7 +191,7 @@ def trained(preset: str) -> list[list[tuple[str, float]]]:
         nodes = [node for node in way(episode.text) for _ in PROBABILITIES[node]]
         found.append([node for node, is_trained in zip(nodes, episode.trained, strict=True) if is_trained])
         advantages += episode.advantages[episode.trained].tolist()
-    left = iter(normalised(torch.tensor(advantages), root.trainer.advantage_normalisation).tolist())
+    left = iter(normalise(torch.tensor(advantages), root.trainer.advantage_normalisation).tolist())
     return [[(node, next(left)) for node in nodes] for nodes in found]
 
 

@@ -59,7 +59,7 @@ from treetune.threads.format import TAGS
 from treetune.threads.parallel_threads import ParallelThreads
 from treetune.threads.shaping import Acceleration, Running
 from treetune.trainer.core import PolicyTrainer
-from treetune.trainer.scoring import SHARE
+from treetune.trainer.scoring import AHEAD as SCORED_AHEAD
 
 CAPPED = replace(TRAINER, objective=ClippedPolicyGradient(importance_cap=2.0))
 ANSWERS = SingleTurn(samples=2, max_tokens=12, unfinished_reward=1.0)
@@ -263,7 +263,7 @@ def test_a_struck_run_goes_on_to_the_same_bits(
     assert not [one for one in threading.enumerate() if one.name == "lookahead"]
     again = experiment(kind, tmp_path)
     train(again)
-    without = (SHARE,) if kind == "a reference that scores meanwhile" else ()
+    without = (SCORED_AHEAD,) if kind == "a reference that scores meanwhile" else ()
     assert computed(again, *without) == computed(whole, *without)
     assert [row["iteration"] for row in directory_of(again).read_metrics()] == list(
         range(len(directory_of(whole).read_metrics()))
