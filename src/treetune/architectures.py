@@ -1,5 +1,4 @@
-"""Facts about a model that its configuration tells: the positions that it was made for, and which of its
-tokens are ordinary ones."""
+"""Reads facts about a model from its configuration: its number of positions, its ordinary tokens."""
 
 from __future__ import annotations
 
@@ -7,27 +6,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 LONGEST = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
-"""Names under which architectures keep the number of their positions, the usual one first."""
+"""Keys of config.json for the number of positions, the most common one first."""
 
 MOST_TOKENS = 4096
-"""Tokens of a vocabulary from which rows are made."""
+"""The number of tokens, from the start of the vocabulary, of which `probe_rows` makes rows."""
 
 _EXTENDED_ALREADY = ("gemma3", "gemma3_text")
-"""Values of `model_type` whose `max_position_embeddings` counts the linear scaling in."""
+"""Values of `model_type` whose `max_position_embeddings` already includes the linear scaling."""
 
 
 class LengthRule(NamedTuple):
-    """Rotary embeddings that are others in a batch whose longest row has more than `limit` tokens."""
+    """A kind of rotary embeddings that change for the whole batch if a row has more than `limit` tokens.
+
+    Example: ``LengthRule("LongRoPE", 4096)``.
+    """
 
     kind: str
     limit: int
 
 
 def longest_context(config: Mapping[str, Any]) -> int | None:
-    """Reads from a config.json for how many tokens the model was made; None where it doesn't say.
+    """Returns the longest context of a model from its config.json; None if it is not given.
 
-    YaRN stretches the original positions by its factor, and linear scaling those that the model has; the
-    other kinds name the stretched number themselves.
+    With YaRN it is the original number of positions times the factor, with linear scaling the given number
+    times the factor. The configurations of other kinds give the scaled number themselves.
     """
     text = _text_config(config)
     longest = next((text[name] for name in LONGEST if isinstance(text.get(name), int)), None)
@@ -46,11 +48,11 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
 
 
 def length_rule(config: Mapping[str, Any]) -> LengthRule | None:
-    """Reads from a config.json whether the rows of a batch depend on how long its longest row is.
+    """Returns the rule by which a batch's longest row changes the other rows; None if there is no such rule.
 
-    LongRoPE (Phi-3 and Phi-4) and dynamic NTK choose frequencies by the longest row. An engine that samples
-    chooses them otherwise (vLLM by the longest row that it would take), so that beyond the original length
-    there is no one model that both could have.
+    LongRoPE (Phi-3 and Phi-4) and dynamic NTK choose their frequencies by the longest row. vLLM chooses them
+    by the longest row that it would accept. So beyond the original length, trainer and engine would compute
+    different models.
     """
     text = _text_config(config)
     for rope in rope_settings(text):
@@ -84,14 +86,21 @@ def rope_kind(settings: Mapping[str, Any]) -> str | None:
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config.json that is about the language model, where the model also sees or hears."""
+    """Returns the settings of the language model. Models that also see or hear have them in a section."""
     text = config.get("text_config")
     return text if isinstance(text, Mapping) else config
 
 
 def probe_rows(config: Any, lengths: Sequence[int]) -> list[list[int]]:
-    """Makes rows of tokens for which a model is compared with itself, the same at every call. `config` is
-    that of transformers. Tokens with a meaning of their own, such as padding and images, are left out."""
+    """Makes rows of ordinary tokens, the same at every call, on which a model is compared with itself.
+
+    Args:
+        config: The model's configuration in transformers.
+        lengths: The number of tokens of each row.
+
+    Returns:
+        The token ids of each row, without special tokens such as padding and images.
+    """
     text = config.get_text_config()
     special = {
         value
@@ -102,7 +111,7 @@ def probe_rows(config: Any, lengths: Sequence[int]) -> list[list[int]]:
     ordinary = [token for token in range(min(text.vocab_size, MOST_TOKENS)) if token not in special]
     rows = []
     for number, length in enumerate(lengths):
-        # Steps of a prime number through the vocabulary: neighbours differ, and rows do.
+        # Steps of a prime number through the vocabulary, so that neighbouring tokens and rows differ.
         start = 1 + 11 * number
-        rows.append([ordinary[(start + 37 * place) % len(ordinary)] for place in range(length)])
+        rows.append([ordinary[(start + 37 * position) % len(ordinary)] for position in range(length)])
     return rows

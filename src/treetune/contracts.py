@@ -1,13 +1,13 @@
-"""What the parts of a configuration say about each other.
+"""The contracts between the parts of a configuration.
 
-A part says that something is wrong in one way: `Part.check(experiment)` yields a `Finding`, of the level
-"error", "missing" or "warning". `treetune.findings` collects them. Nobody lists which parts go together.
+A part reports problems in one way: `Part.check(experiment)` yields findings of the level "error", "missing"
+or "warning". `treetune.findings` collects them. There is no list of parts that fit together.
 
-Many parts need the same things of many others, such as advantages, or two answers to a problem. These are
-declared: a part `gives` features and `needs` features. Each feature is a small class below that says how
-messages name it and what to do where it is missing. It is a class, and not a name in a table, since a user
-writes ``Need(Answers(2), "…")``, where an editor and mypy find what it means and refuse a misspelling; three
-of them also compare amounts. docs/dev/architecture.md, section Contracts, shows who gives and who needs each.
+Many parts need the same things from others, such as advantages, or two answers to a problem. Such
+requirements are declared: a part `gives` features and `needs` features. Each feature is a small class below
+with its name in messages and the remedy if it is missing. Features are classes and not strings because a user
+writes ``Need(Answers(2), "…")``: an editor finds the definition, mypy refuses a misspelling, and some
+features compare amounts. docs/dev/architecture.md, section Contracts, lists who gives and who needs each.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ Level = Literal["error", "missing", "warning"]
 * ``missing``: the part needs something that this machine doesn't have, such as a file, a GPU, a package or a
   key. `treetune check` ends with exit code 2, and every command that uses the part refuses to start. With
   ``--config-only``, for a run on another machine, `check` prints it as a note.
-* ``warning``: worth knowing, and nothing is refused. Every command tells it as a note.
+* ``warning``: worth knowing. Every command prints it as a note and works on.
 """
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, and what would be right.
+    """A problem and its remedy.
 
-    `key` is the key to change, from the part that found it on (``samples``, ``sets.0.name``; empty: the
-    part itself), or from the root on where it begins with ``$`` (``$.rollout.samples``). A note shows `what`
-    alone, so that findings of a lower level name their remedy there::
+    `key` is the key to change. It is relative to the part that found the problem (``samples``,
+    ``sets.0.name``; empty: the part itself), or begins with ``$`` and counts from the root
+    (``$.rollout.samples``). Notes print `what` alone, so findings of the levels "missing" and "warning" name
+    their remedy in it::
 
         Finding("samples is 1, and a group of one has no spread", "samples", "set it to 2 or more")
         Finding("bwrap isn't installed: apt-get install bubblewrap", level="missing")
@@ -54,15 +55,15 @@ class Finding:
 
     @staticmethod
     def of(error: ValueError, key: str | KeyPath, remedy: str = "") -> Finding:
-        """Returns the finding of an exception. Messages of ours end in a colon and the remedy: without a
-        `remedy`, what follows the last colon is it."""
+        """Makes a finding of an exception. Without a `remedy`, the text after the message's last colon is the
+        remedy, as in messages of this project."""
         what, colon, message_remedy = str(error).rpartition(": ")
         if remedy or not colon:
             return Finding(str(error), key, remedy or "give it another value")
         return Finding(what, key, message_remedy)
 
     def path(self, part: KeyPath) -> KeyPath:
-        """Returns the key from the root on, for a finding of the part that stands at `part`."""
+        """Returns the key from the root on. `part` is the key of the part that found it."""
         steps = tuple(self.key.split(".")) if isinstance(self.key, str) else self.key
         if steps[:1] == (ROOT,):
             return steps[1:]
@@ -70,7 +71,7 @@ class Finding:
 
 
 def lacking(messages: Iterable[str]) -> Iterator[Finding]:
-    """Yields what this machine lacks, a finding for each message; each names its remedy."""
+    """Yields a finding of the level "missing" for each message. The messages name the remedies."""
     for message in messages:
         yield Finding(message, level="missing")
 
@@ -80,18 +81,21 @@ class Feature:
     """Something that one part gives and another needs."""
 
     words: ClassVar[Any]
-    """Names the feature, to be put behind "needs": a text, or a property where it depends on fields."""
+    """The name of the feature after "needs" in messages: a text, or a property that depends on fields."""
     remedy: ClassVar[str] = ""
-    """What to do where nothing gives it."""
+    """The remedy if no part gives the feature."""
 
     def meets(self, needed: Feature) -> bool:
-        """Returns whether this one, of the same type, is enough where `needed` is needed."""
+        """Returns whether this feature satisfies `needed`, a feature of the same type."""
         return True
 
 
 @dataclass(frozen=True)
 class Need:
-    """A feature that a part can't do without, what the part does with it, and what to do if not the usual."""
+    """A feature that a part needs, the reason, and a remedy if the feature's own doesn't fit.
+
+    Example: ``Need(Answers(2), "it compares answers to the same problem")``.
+    """
 
     feature: Feature
     because: str
@@ -116,7 +120,7 @@ class Experiment(Protocol):
 
 
 class Part:
-    """An object of a configuration that has something to say about the rest of it."""
+    """An object of a configuration that checks itself and others: its features, needs and findings."""
 
     @property
     def gives(self) -> tuple[Feature, ...]:
@@ -127,19 +131,18 @@ class Part:
         return ()
 
     def check(self, experiment: Any) -> Iterable[Finding]:
-        """Returns all that is wrong with this part in `experiment`, the configuration's root, whatever the
-        level; see `Level`.
+        """Returns all problems of this part in `experiment`, the configuration's root, of every `Level`.
 
-        It is the one way to say so. A constructor only refuses values that contradict each other by
-        themselves, and bounds of single values stand in their types. It takes a moment at most (it may read
-        a file's first rows, open a connection or try the sandbox), and it imports nothing heavy.
+        Bounds of a single value belong to its type, and contradictions among the part's own values to the
+        constructor. Everything else is checked here. A check takes at most a second: it may read a file's
+        first rows, open a connection or try the sandbox, and it imports nothing heavy.
         """
         return ()
 
     @classmethod
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
-        """Returns the keys, from the part's settings, with which a run that has begun may go on otherwise:
-        how work is carried out, where it is written, how it is measured; never what is trained."""
+        """Returns the keys of the part's settings that may change while a run continues: how work is carried
+        out, where it is written, how it is measured. Keys that change the training are never among them."""
         return frozenset()
 
 
@@ -148,8 +151,14 @@ class Root:
     `check`."""
 
     def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
-        """Yields notes for the user; `plain` is the configuration as it was written. Raises ConfigError for
-        mistakes that take long to find."""
+        """Yields notes for the user.
+
+        Args:
+            plain: The configuration as plain data, as it was written.
+
+        Raises:
+            ConfigError: There are mistakes that take long to find.
+        """
         return ()
 
 
@@ -183,8 +192,11 @@ class Answers(Feature):
 
 @dataclass(frozen=True)
 class OneLine(Feature):
-    """Answers whose tokens were each sampled after all before it, so without threads. With `turns`, an
-    environment may speak in between; else an answer is what the policy writes by itself."""
+    """Answers without threads: each token was sampled with all tokens before it in view.
+
+    With `turns`, replies of an environment may be among the policy's tokens. Otherwise the policy wrote the
+    whole answer.
+    """
 
     turns: bool = False
 
@@ -213,21 +225,22 @@ class Forks(Feature):
 
 
 class Turns(Feature):
-    """Answers of several turns, between which an environment speaks."""
+    """Answers of several turns, with an environment's replies between them."""
 
     words = "answers of several turns"
     remedy = "choose the rollout 'multi_turn'"
 
 
 class Continuations(Feature):
-    """Answers that are begun again from their middle: what samples them costs most of an iteration."""
+    """Answers that continue other answers from the middle. Sampling them is most of an iteration's cost."""
 
     words = "continuations of answers"
 
 
 @dataclass(frozen=True)
 class Advantages(Feature):
-    """An advantage for each trained token; `before_training`, or from a critic while it trains."""
+    """An advantage for each trained token. With `before_training` they are computed before training begins;
+    otherwise a critic computes them during training."""
 
     before_training: bool = False
 
@@ -244,20 +257,20 @@ class Advantages(Feature):
 
 
 class CriticValues(Feature):
-    """Values from a critic that is trained beside the policy."""
+    """Values from a critic that is trained together with the policy."""
 
     words = "values from a critic"
 
 
 class CreditForRewards(Feature):
-    """Credit for what whole answers earn, shaping included."""
+    """Credit for the rewards of whole answers, shaping included."""
 
     words = "a credit for what whole answers earn"
     remedy = "leave shaping empty, or choose a credit for whole answers, such as 'group'"
 
 
 class CreditForTrees(Feature):
-    """A credit that trains tokens once which several answers share."""
+    """A credit for trees of answers: it trains tokens that several answers share only once."""
 
     words = "a credit for answers that grow out of each other"
     remedy = "choose the credit 'tree', or 'monte_carlo'"
@@ -271,15 +284,14 @@ class UseOfAdvantages(Feature):
 
 
 class StaleAnswers(Feature):
-    """A loss that learns from answers of earlier weights than those it begins with, and corrects for it where
-    it has to."""
+    """A loss that can learn from answers of older weights, and corrects for the difference if necessary."""
 
     words = "an objective that corrects for answers of earlier weights"
     remedy = "set trainer.objective.importance_cap, such as 2 (objectives/importance_cap_2)"
 
 
 class Pairs(Feature):
-    """A better and a worse answer to the same problem, side by side."""
+    """Pairs of a better and a worse answer to the same problem."""
 
     words = "pairs of answers"
     remedy = "choose the selection 'preference_pairs'"

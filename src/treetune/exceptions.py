@@ -1,8 +1,7 @@
 """All exceptions of the project, as a tree: who raises which, and the exit code of a command that meets one.
 
-A user's mistake is a ValueError, which ends a command with exit code 2. A RuntimeError or an OSError is a
-failure, which ends it with 1. What is derived from Exception alone is caught within the project, and ends
-nothing.
+A user's mistake is a ValueError and ends a command with exit code 2. A failure is a RuntimeError or an
+OSError and ends it with exit code 1. Exceptions derived directly from Exception are caught within the project.
 
     ValueError                       a user's mistake: exit code 2
     ├── SameOnAllRanks               every rank finds it: the first one speaks  config, runtime
@@ -13,7 +12,7 @@ nothing.
     ├── NoSplit                      a split that the task doesn't have         tasks
     ├── BadRow                       a row that is no problem of its task       tasks.rows
     ├── NoPlainValue                 a value that JSON can't hold               tasks.row_values
-    ├── MissingField                 a template asks for what a row lacks       data.templates
+    ├── MissingField                 a row has no field that a template uses    data.templates
     ├── NotReached                   an accuracy above all that were measured   tables.curves
     │   (those below are caught where texts are read)
     ├── UnreadableValue              neither JSON nor a Python literal          tasks.graders.extraction
@@ -22,7 +21,7 @@ nothing.
     ├── Absurd                       a formula that would cost too much         domains.graders.residues
     ├── NoJson                       no JSON at a text's beginning              domains.environments.calls
     ├── Unreadable                   a model's reply isn't what was asked for    data.asking
-    └── NotAnAnswer                  a row of somebody else's file is no answer view.store.foreign
+    └── NotAnAnswer                  a row of a file that isn't an answer       view.store.foreign
     RuntimeError                     a failure: exit code 1
     ├── EngineError                  the engine failed for good                 engine
     ├── WorkerStartError             a worker process doesn't come up           processes.pool
@@ -30,7 +29,7 @@ nothing.
     ├── NothingGraded                no answer could be graded                  rollouts.unavailable
     └── Collapsed                    a sign of collapse stopped the run         runtime.record
     Exception                        caught within the project
-    ├── Unavailable                  a grader lacks what it needs: no verdict   graders, yours too
+    ├── Unavailable                  a grader can't work here: no verdict        graders, yours too
     │   └── SandboxUnavailable       the sandbox did not run the program        domains.sandbox
     ├── Unanswered                   a request came to nothing                  domains.endpoints
     │   └── RequestRefused           the endpoint doesn't take this request     domains.endpoints
@@ -41,7 +40,7 @@ nothing.
     ├── OutOfBudget                  the next request could cost too much       data.asking
     ├── Rejected                     a solution can't be made parallel          data.parallel_solutions
     ├── NoteChanged                  another has changed the note: HTTP 409      view.notes
-    └── ClosedPipe                   nobody reads our output: exit code 141     cli.command
+    └── ClosedPipe                   standard output was closed: exit code 141  cli.command
     LookupError
     └── NotThere                     a page of what isn't there: HTTP 404        view.store.folders
     SystemExit
@@ -87,7 +86,7 @@ class MachinesDiffer(SameOnAllRanks):
 
 
 class CheckpointGone(ValueError):
-    """A run that goes on has deleted the checkpoint."""
+    """A running experiment has deleted the checkpoint in the meantime."""
 
 
 class Damaged(ValueError):
@@ -99,7 +98,7 @@ class NoSplit(ValueError):
 
 
 class BadRow(ValueError):
-    """A row is no problem of its task; the message says what it lacks."""
+    """A row can't be read as a problem of its task; the message says what is missing."""
 
 
 class NoPlainValue(ValueError):
@@ -107,7 +106,7 @@ class NoPlainValue(ValueError):
 
 
 class MissingField(ValueError):
-    """A row lacks a field that a template asks for; the message names it."""
+    """A row doesn't have a field that a template uses; the message names it."""
 
 
 class NotReached(ValueError):
@@ -118,15 +117,15 @@ class NotReached(ValueError):
 
 
 class UnreadableValue(ValueError):
-    """A text is no JSON value and no Python literal, or one larger than any answer."""
+    """A text is neither a JSON value nor a Python literal, or is larger than any answer."""
 
 
 class NotAnExpression(ValueError):
-    """A text is none of Countdown's grammar, has no value, or is larger than any answer. Says why."""
+    """A text doesn't follow Countdown's grammar, has no value, or is larger than any answer; says which."""
 
 
 class NotAFormula(ValueError):
-    """A text is no formula of the grammar of `domains.graders.residues`."""
+    """A text is not a formula of the grammar of `domains.graders.residues`."""
 
 
 class Absurd(ValueError):
@@ -142,7 +141,7 @@ class Unreadable(ValueError):
 
 
 class NotAnAnswer(ValueError):
-    """A row of a file of answers can't be mapped; the message says what it lacks."""
+    """A row of a file of answers can't be read as an answer; the message says what is missing."""
 
 
 # Failures
@@ -201,7 +200,7 @@ class NotInParts(Exception):
 
 
 class Incomplete(Exception):
-    """Somebody looked at a value that nobody knows, since it was written wrongly."""
+    """A check used a value that could not be read, because it was written wrongly."""
 
 
 class Endless(Exception):
@@ -230,7 +229,7 @@ class NoteChanged(Exception):
 
 
 class ClosedPipe(Exception):
-    """Nobody reads our standard output any more, as after ``| head``."""
+    """The reader of standard output has closed it, as ``| head`` does."""
 
 
 class NotThere(LookupError):

@@ -1,11 +1,11 @@
-"""Collects what the parts of a configuration say about it: mistakes, what this machine lacks, and warnings.
+"""Collects the findings of a configuration's parts: mistakes, missing requirements and warnings.
 
-`findings` goes through all parts of a configuration as they stand, calls the `check` of each, and compares
-what parts need with what other parts give.
+`findings` visits all parts of a configuration in order, calls the `check` of each, and compares the features
+that parts need with the features that other parts give.
 
-A need is met by what stands beside the part that has it, or beside an object that holds the part: what
-`evaluation.rollout` gives is for the evaluation alone, what `rollout` gives is for all parts. An object that
-hands on what a part within it gives says so in its own `gives`.
+A part's need is met by another field of the object that holds the part, or of an object further out. So
+`evaluation.rollout` serves the evaluation alone, and the experiment's `rollout` serves all parts. An object
+whose inner part serves the outside repeats that part's features in its own `gives`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from treetune.exceptions import Incomplete
 
 @dataclass(frozen=True)
 class Placed:
-    """A part, the key where it stands, and the objects that hold it, the innermost first.
+    """A part, its key, and the objects that hold it, the innermost first.
 
-    For example ``Placed(chat, ("model", "chat"), (model, experiment))``.
+    Example: ``Placed(chat, ("model", "chat"), (model, experiment))``.
     """
 
     part: Any
@@ -32,10 +32,10 @@ class Placed:
 
 
 class _Unknown:
-    """Stands for a value that could not be read. Every use of it raises Incomplete.
+    """Takes the place of a value that could not be read. Every use of it raises Incomplete.
 
-    The check of a part then ends where it meets such a value: its mistake is told already, and what follows
-    from a wrong value would be a guess.
+    So the check of a part ends where it uses such a value. The mistake in the value itself is reported
+    already, and any finding that follows from it would be a guess.
     """
 
     def _raise_incomplete(self, *arguments: Any, **named: Any) -> NoReturn:
@@ -55,7 +55,7 @@ UNKNOWN: Any = _Unknown()
 
 
 def placed_parts(root: Any) -> Iterator[Placed]:
-    """Yields the root and every object within it; an object comes before what it holds."""
+    """Yields the root and every object within it. An object comes before the objects that it holds."""
     return _walk(root, (), ())
 
 
@@ -79,10 +79,13 @@ def _children(part: Any) -> list[tuple[str, Any]]:
 
 
 def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Finding]]:
-    """Returns everything that the parts of a configuration find, by the keys to change.
+    """Returns all findings of a configuration's parts, each with the key to change.
 
-    In one that is `known_wrong` parts may hold `UNKNOWN` in place of values that couldn't be read, and values
-    that their constructors would refuse: a check that stumbles over such a value ends there.
+    Args:
+        root: The configuration's root.
+        known_wrong: Whether mistakes are known already. Parts may then hold `UNKNOWN` in place of values that
+            couldn't be read, or values that their constructors would refuse. A check that raises an exception
+            because of such a value ends there.
     """
     expected: tuple[type[Exception], ...] = (Exception,) if known_wrong else (Incomplete,)
     collected: list[tuple[KeyPath, Finding]] = []
@@ -94,7 +97,7 @@ def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Findin
             if not _is_met(need, placed):
                 unmet.setdefault(need.feature, []).append((placed, need))
         for finding in _ask(lambda part: part.check(root), placed.part, expected):
-            # Parts of one kind may find the same; it is told once, at the first of them.
+            # Parts of the same kind may find the same thing. It is reported once, at the first of them.
             if all(finding != earlier for _, earlier in collected):
                 collected.append((finding.path(placed.path), finding))
     for feature, needing in unmet.items():
@@ -103,10 +106,15 @@ def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Findin
 
 
 def missing_requirements(parts: Iterable[Any], root: Any = UNKNOWN, kind: type[Part] = Part) -> list[str]:
-    """Returns what these parts and those within them need and this machine lacks, each with its remedy.
+    """Returns the requirements of these parts, and of the parts within them, that this machine doesn't have.
 
-    With a `kind`, parts of that class alone are asked. Without the configuration's root, a part says what it
-    can say without looking at it.
+    Args:
+        parts: The parts to ask.
+        root: The configuration's root. Without it, a part reports only what doesn't depend on the root.
+        kind: The class of the parts to ask.
+
+    Returns:
+        A message for each missing requirement, with its remedy.
     """
     messages: list[str] = []
     for part in parts:
@@ -120,18 +128,18 @@ def missing_requirements(parts: Iterable[Any], root: Any = UNKNOWN, kind: type[P
 def _ask(
     question: Callable[[Part], Iterable[Any]], part: Part, expected: tuple[type[Exception], ...]
 ) -> list[Any]:
-    """Returns what a part answers, up to where one of the `expected` exceptions ends it."""
+    """Returns a part's answers up to the first of the `expected` exceptions, if it raises one."""
     answers: list[Any] = []
     with contextlib.suppress(*expected):
-        answers.extend(question(part))  # keeps what came before an exception
+        answers.extend(question(part))  # keeps the answers before an exception
     return answers
 
 
 def _is_met(need: Need, placed: Placed) -> bool:
-    """Returns whether a part beside this one, or beside an object that holds it, gives enough.
+    """Returns whether another part gives the needed feature, as `findings` looks for it.
 
-    The nearest object in which the feature is given at all decides. A part that could not be read counts as
-    giving enough.
+    The objects that hold the part are searched from the inside out. The first object with a feature of this
+    type decides, even if it gives less than needed. A part that could not be read counts as giving enough.
     """
     for holder in (placed.part, *placed.holders):
         features = _given_within(holder)
@@ -180,7 +188,7 @@ def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -
 
 
 def label(placed: Placed) -> str:
-    """Returns the name of a part in messages: ``credit 'group'``, or the key where it stands."""
+    """Returns the name of a part in messages: ``credit 'group'``, or its key."""
     part, path = placed.part, placed.path
     registered = part.registered() if hasattr(part, "registered") else {}
     names = [name for name, cls in registered.items() if cls is type(part)]

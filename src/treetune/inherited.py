@@ -1,4 +1,4 @@
-"""What child processes inherit: the environment, without the user's keys."""
+"""The environment for child processes: without the user's keys."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _SECRET = re.compile(
 
 
 def without_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables whose names don't say that they hold a key, a token or a password.
+    """Returns the environment without variables whose names suggest a key, a token or a password.
 
-    For the engine's server and for the processes that grade: they work on what models wrote, and need none.
+    The engine's server and the grading processes get this environment. They work on texts that models wrote,
+    and need no keys.
     """
     return {name: value for name, value in environment.items() if not _SECRET.search(name)}

@@ -1,7 +1,7 @@
 """Gives `override` to the modules that the command line imports first, whether packages are installed or not.
 
-A Python without our packages imports them too, and is told what to run. All other modules take `override`
-from typing_extensions, since Python 3.11 has none of its own.
+A Python without the project's dependencies imports these modules too, to print how to install them. All
+other modules import `override` from typing_extensions, because Python 3.11 doesn't have it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Seeds are derived, not drawn: from the run's seed and the place where randomness is used.
+"""Derives seeds from the run's seed and the place where randomness is used, such as iteration and problem.
 
-The same command gives the same run, however the work was cut over ranks, servers or restarts.
+So the same command gives the same run, however the work is split among ranks, servers or restarts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ for the i-th sample of a request stays far below 2**63."""
 
 
 def derive_seed(run_seed: int, *place: int | str) -> int:
-    """A seed for one place, e.g. ``derive_seed(seed, iteration, problem.id, "rollout")``.
+    """Returns the seed of a place. Example: ``derive_seed(seed, iteration, problem.id, "rollout")``.
 
-    Parts are length-delimited before hashing, so that ("a", "bc") and ("ab", "c") differ, and
-    typed, so that 1 and "1" differ.
+    Each element is hashed with its length, so that ("a", "bc") and ("ab", "c") differ, and with its type, so
+    that 1 and "1" differ.
     """
     digest = hashlib.blake2b(digest_size=8)
     for part in (run_seed, *place):
@@ -27,5 +27,5 @@ def derive_seed(run_seed: int, *place: int | str) -> int:
 
 
 def derived_random(run_seed: int, *place: int | str) -> random.Random:
-    """A private generator for one place; the global one is never touched."""
+    """Returns a random number generator for a place. The global generator is never used."""
     return random.Random(derive_seed(run_seed, *place))
