@@ -1,7 +1,7 @@
 """All exceptions of the project, as a tree: who raises which, and the exit code of a command that meets one.
 
 A user's mistake is a ValueError and ends a command with exit code 2. A failure is a RuntimeError or an
-OSError and ends it with exit code 1. Exceptions derived directly from Exception are caught within the project.
+OSError and ends it with exit code 1. The project catches exceptions that derive directly from Exception.
 
     ValueError                       a user's mistake: exit code 2
     ├── SameOnAllRanks               every rank finds it: the first one speaks  config, runtime
