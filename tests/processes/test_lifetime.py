@@ -125,3 +125,67 @@ def test_an_ancestor_that_is_hidden_from_this_user_is_no_launchers(monkeypatch: 
 
     monkeypatch.setattr(psutil.Process, "parent", hidden)
     assert launcher_processes() == []
+
+
+SIGNAL_IN_A_CALLBACK = """
+import os, signal, sys, time, weakref
+from treetune.processes import lifetime
+
+class Thing:
+    if sys.argv[1] == "finalizer":
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+            sum(range(1000))  # the signal's handler runs here at the latest
+
+def callback(reference):
+    os.kill(os.getpid(), signal.SIGINT)
+    sum(range(1000))
+
+lifetime.exit_on_signals()
+thing = Thing()
+reference = weakref.ref(thing, callback) if sys.argv[1] == "weak reference" else None
+del thing
+time.sleep(30)
+print("the signal was lost")
+"""
+
+
+@pytest.mark.parametrize("where", ["weak reference", "finalizer"])
+def test_a_signal_during_a_callback_whose_exceptions_python_ignores_ends_the_process(where: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    finished = subprocess.run(
+        [sys.executable, "-c", SIGNAL_IN_A_CALLBACK, where],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert finished.stdout == ""
+    assert finished.returncode == 128 + signal.SIGINT, finished.stderr
+
+
+SIGNAL_THAT_IS_DROPPED = """
+import contextlib, os, signal
+from treetune.processes import lifetime
+
+lifetime.exit_on_signals()
+with lifetime.stopping_gracefully(lifetime.GracefulStop(grace_s=10)) as stop:
+    stop.begin("the end of iteration 1", None, None)
+    with contextlib.suppress(BaseException):
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(1000))
+    print(stop.asked_by)
+"""
+
+
+def test_a_loop_ends_at_its_boundary_if_other_code_drops_the_signals_exception() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    finished = subprocess.run(
+        [sys.executable, "-c", SIGNAL_THAT_IS_DROPPED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    assert finished.stdout.split() == [str(int(signal.SIGINT))]

@@ -171,6 +171,10 @@ ECHO_WITHIN_S = 1.0
 launcher, which passes it on."""
 
 
+RAISED_AGAIN_AFTER_S = 0.01
+"""The time after which a Stopped that Python has ignored is raised once more."""
+
+
 class GracefulStop:
     """Lets a signal end a loop at its next boundary, a point at which nothing is lost.
 
@@ -318,11 +322,31 @@ def exit_on_signals() -> None:
     Once a process is on its way out, other kinds of signals are ignored: after a Ctrl-C, which the terminal
     sends to all processes, DeepSpeed's launcher sends its ranks a SIGTERM as well. A rank with a launcher
     also ignores a second SIGTERM, for the same reason.
+
+    Python ignores every exception that is raised within a finalizer or a weak reference's callback, where a
+    signal may well arrive. Such a Stopped is raised once more, a moment later.
     """
     stopped_by: int | None = None
+    ignored_signal: int | None = None
+    """The signal whose Stopped Python has ignored, until it is raised again."""
+
+    def raise_again(ignored: sys.UnraisableHookArgs) -> None:
+        nonlocal ignored_signal
+        if isinstance(ignored.exc_value, Stopped) and isinstance(ignored.exc_value.code, int):
+            ignored_signal = ignored.exc_value.code - 128
+            # Not here: an exception of this hook would be ignored, too.
+            signal.setitimer(signal.ITIMER_REAL, RAISED_AGAIN_AFTER_S)
+        else:
+            earlier_hook(ignored)
+
+    earlier_hook = sys.unraisablehook
+    sys.unraisablehook = raise_again
 
     def handler(number: int, frame: FrameType | None) -> None:
-        nonlocal stopped_by
+        nonlocal stopped_by, ignored_signal
+        if number == signal.SIGALRM and ignored_signal is not None:
+            number, ignored_signal = ignored_signal, None
+            raise Stopped(128 + number)
         if stopped_by is None:
             if _graceful:
                 if number == signal.SIGALRM:
@@ -332,6 +356,9 @@ def exit_on_signals() -> None:
             if number == signal.SIGALRM:  # the timer of a stop that is over by now
                 return
             stopped_by = number
+            if _graceful:
+                # If other code catches the exception and drops it, the loop ends at its next boundary.
+                _graceful[-1].asked_by = number
             raise Stopped(128 + number)
         if number == stopped_by and number != CHECKPOINT and not launcher_processes():
             signal.signal(number, signal.SIG_DFL)
