@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     )
     from treetune.credit.base import Credit, GroupCredit, TokenCredit
     from treetune.credit.gae import Gae, gae
+    from treetune.credit.grpo import Group
     from treetune.credit.states.base import Budget, FixedBudget
     from treetune.credit.states.one_line import OneLineStates
     from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
@@ -135,6 +136,7 @@ __all__ = [  # noqa: RUF022
     "GroupCredit",
     "TokenCredit",
     "Gae",
+    "Group",
     "gae",
     # Values of states for VinePPO's credit, and where an answer's states lie
     "ValueEstimator",
@@ -231,6 +233,7 @@ _NAMES_IN = {
     ),
     "treetune.credit.base": ("Credit", "GroupCredit", "TokenCredit"),
     "treetune.credit.gae": ("Gae", "gae"),
+    "treetune.credit.grpo": ("Group",),
     "treetune.credit.states.base": ("Budget", "FixedBudget"),
     "treetune.credit.states.one_line": ("OneLineStates",),
     "treetune.credit.values.base": ("StepValues", "Valuation", "Value", "ValueEstimator"),

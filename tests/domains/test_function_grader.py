@@ -70,6 +70,13 @@ def test_a_function_that_fails_costs_an_answer_its_reward_and_nothing_else(name:
     assert grades(name, "x", deadline=2.0 if name == "hangs" else 30.0) == [(outcome, 0.0)]
 
 
+def test_an_exception_is_recorded_with_the_line_of_the_users_file() -> None:
+    grader = FunctionGrader(path="own_rewards:raises")
+    with GraderPool(grader, workers=1, deadline=30) as pool:
+        [grade] = pool.grade_many([("x", PROBLEM)])
+    assert grade.message == "KeyError: 'x' (own_rewards.py, line 20)"
+
+
 def test_keys_reach_those_alone_who_wait_for_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWN_API_KEY", "secret")
     assert grades("key", "x") == [("ok", 0.0)]

@@ -21,8 +21,8 @@ from treetune.credit.base import Credit, GroupCredit
 @Credit.register("group")
 @dataclass(frozen=True, kw_only=True)
 class Group(GroupCredit):
-    """GRPO's credit (`std` true) or Dr. GRPO's (`std` false): an answer's reward relative to the mean of its
-    group, see `group_advantages`."""
+    """GRPO's credit (`std` true): (reward − mean) / (standard deviation + `eps`) over the answers to a
+    problem, with the unbiased standard deviation (n − 1). Dr. GRPO's (`std` false): reward − mean."""
 
     std: bool = True
     """Whether advantages are divided by the standard deviation of the group's rewards."""

@@ -24,14 +24,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sysconfig
 import threading
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from typing_extensions import override
 
@@ -41,6 +44,8 @@ from treetune.processes.worker import Servant
 from treetune.tasks.graders.base import Counts, Grader, Service, ServiceContext
 from treetune.tasks.thoughts import ends_in_thought
 from treetune.vocabulary import Grade, GradeOutcome, Problem
+
+PACKAGE = Path(__file__).parents[2]
 
 Key = tuple[int, str, str, bytes]
 """The grader's number, the problem's id and gold, and a digest of the response."""
@@ -314,11 +319,22 @@ def grade_response(grader: Grader | Service, response: str, problem: Problem) ->
     except (Exception, SystemExit) as error:
         # An exception is recorded with the answer that caused it, and doesn't end the run.
         name = type(error).__name__
-        message = f"{name}: {error}" if str(error) else name
+        message = (f"{name}: {error}" if str(error) else name) + _users_line(error)
         is_service = not isinstance(grader, Grader) or grader.isolation == "service"
         if is_service and isinstance(error, OSError):
             outcome = "unavailable"  # e.g. a broken connection
     return Grade(reward=0.0, outcome=outcome, seconds=time.perf_counter() - start, message=message)
+
+
+def _users_line(error: BaseException) -> str:
+    """Returns the line of the user's own file that raised: `` (reward.py, line 12)``; empty if the error
+    comes from this project or a library alone."""
+    libraries = (PACKAGE, Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib")))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_file() and not any(file.is_relative_to(folder) for folder in libraries):
+            return f" ({file.name}, line {frame.lineno})"
+    return ""
 
 
 def _grade_lost_answer(outcome: GradeOutcome, message: str, seconds: float) -> Grade:
