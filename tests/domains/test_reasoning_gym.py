@@ -19,7 +19,9 @@ from treetune.domains.sandbox.inside.reasoning_gym_scores import packed, unpacke
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
 
-pytestmark = pytest.mark.skipif(bool(missing_packages()), reason=f"lacks {', '.join(missing_packages())}")
+pytestmark = pytest.mark.skipif(
+    bool(missing_packages()), reason=f"not installed: {', '.join(missing_packages())}"
+)
 
 
 CASES = Path(__file__).parent / "cases/reasoning_gym.txt"

@@ -331,20 +331,25 @@ class Engine:
         raise NotImplementedError
 
     def run(self, program: Coroutine[Any, Any, T]) -> T:
-        """Runs a program that awaits `sample`, with all its tasks, and returns its result::
+        """Runs a coroutine that awaits `sample`, and all tasks that it starts, until it returns::
 
             async def two_answers() -> list[list[Completion]]:
                 return await asyncio.gather(engine.sample(first), engine.sample(second))
 
-            engine.run(two_answers())
+            completions_of_both = engine.run(two_answers())
 
-        Raises what the program raises, and what `generate` raises.
+        Exceptions of the coroutine and of `generate` reach the caller.
+
+        Returns:
+            The coroutine's result.
         """
-        # Imported here, since `programs` imports the nouns of this file.
+        # Imported here, because `programs` imports Request and Completion from this file.
         from treetune.engine.programs import ProgramLoop
 
-        # The loop has only those methods of an event loop that tasks, futures and semaphores use.
-        return ProgramLoop(self.generate).run(program)  # type: ignore[abstract]
+        # mypy takes ProgramLoop for abstract: it implements only those methods of an event loop that tasks,
+        # futures and semaphores call.
+        loop = ProgramLoop(self.generate)  # type: ignore[abstract]
+        return loop.run(program)
 
     async def sample(self, request: Request) -> list[Completion]:
         """Returns the samples of a request. Only a program that `run` runs may await it; other tasks of the

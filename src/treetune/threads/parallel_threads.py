@@ -78,8 +78,7 @@ class ParallelThreads(GrowingRollout):
 
     Injected text counts towards `max_tokens`; the tokens that are left at a fork are shared equally among the
     threads. An end of text inside a thread ends the answer when its siblings have ended. Each of the `EVENTS`
-    is
-    counted: ``threads/<event>`` is its number per answer.
+    is counted: ``threads/<event>`` is its number per answer.
     """
 
     parallel: bool = True
@@ -256,8 +255,7 @@ class ThreadStates(WholeAnswers):
         errors: Sequence[float],
     ) -> StepRows:
         """Returns the segments as steps. An injected segment has the value of the sample after it, and the
-        advantage
-        0. The steps of an answer without threads all have the one state's numbers."""
+        advantage 0. The steps of an answer without threads all have the numbers of its one state."""
         ends = trajectory.step_ends
         if len(trajectory.segments) == 1:
             steps = len(ends)

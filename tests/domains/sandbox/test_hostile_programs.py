@@ -119,7 +119,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="all other tests of the sandbox show it, where nobody is root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user runs all other tests of the sandbox")
 def test_the_sandbox_holds_for_a_user_too(sandbox: Bubblewrap, folder: Path) -> None:
     new_enough = [PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
     if not Path(PYTHON).exists() or subprocess.run(new_enough).returncode:

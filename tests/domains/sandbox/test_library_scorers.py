@@ -32,7 +32,7 @@ from treetune.findings import missing_requirements
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
 
-needs_reasoning_gym = pytest.mark.skipif(bool(missing_packages()), reason="lacks reasoning_gym")
+needs_reasoning_gym = pytest.mark.skipif(bool(missing_packages()), reason="reasoning_gym is not installed")
 
 THAT_READ_PYTHON = [
     "countdown", "puzzle24", "n_queens", "binary_matrix", "spiral_matrix", "string_insertion",

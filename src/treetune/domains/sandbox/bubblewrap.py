@@ -199,12 +199,18 @@ class ConfinedProgram:
 
 
 def _read_process_number(info_fd: int) -> int:
-    """Reads the number of the first process, ``{"child-pid": 4711}``, which bubblewrap writes; 0 if
-    bubblewrap ends before."""
+    """Reads the number of the sandbox's first process, which bubblewrap writes as ``{"child-pid": 4711}``.
+
+    Returns:
+        The number; 0 if bubblewrap ends before it has written it, or writes nothing for START_SECONDS.
+    """
     text = b""
+    # One read may give only the beginning of the text.
     while b"}" not in text:
-        data = os.read(info_fd, 4096) if wait_until_readable(info_fd, START_SECONDS) else b""
-        if not data:
+        if not wait_until_readable(info_fd, START_SECONDS):
+            return 0
+        data = os.read(info_fd, 4096)
+        if not data:  # the end of the pipe
             return 0
         text += data
     return int(json.loads(text)["child-pid"])

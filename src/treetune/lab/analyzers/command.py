@@ -45,7 +45,9 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     config.model.require()  # before anything heavy is imported
     failed: dict[str, str] = {}  # messages by the analyzer's label
     pending: list[tuple[Analyzer, Plain, list[int]]] = []
-    for analyzer, settings in dict(zip(config.analyzers, plain["analyzers"], strict=True)).items():
+    # An analyzer that the configuration names twice with the same settings is carried out once.
+    settings_by_analyzer = dict(zip(config.analyzers, plain["analyzers"], strict=True))
+    for analyzer, settings in settings_by_analyzer.items():
         with _collect_failure(analyzer, failed):
             points = analyzer.points(config, directory)
             if _is_done(directory, analyzer, settings, points):
@@ -126,35 +128,52 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
     """Draws an analysis of several experiments in one figure, and writes their numbers next to it.
 
     Args:
-        name: the analysis, such as "value_accuracy".
-        experiments: ``DIRECTORY`` or ``NAME=DIRECTORY``. The states of experiments with the same NAME, such
-            as the seeds of a method, are pooled; a problem counts as the same problem in all of them.
-        output: the path of the figure without a suffix, which is also returned.
+        name: The analysis, such as "value_accuracy".
+        experiments: ``DIRECTORY`` or ``LABEL=DIRECTORY``; the default label is the experiment's name. The
+            states of experiments with the same label, such as the seeds of a method, are pooled; a problem
+            counts as the same problem in all of them.
+        output: The path of the figure without a suffix, such as ``figures/value_accuracy``.
 
-    Raises ValueError for an experiment without this analysis, for analyses by different analyzers, and for
-    experiments of the same NAME with different settings.
+    Returns:
+        `output`.
+
+    Raises:
+        ValueError: An experiment doesn't have this analysis, the analyses are by different analyzers, or
+            experiments with the same label have different settings.
     """
-    folders: dict[str, list[Path]] = {}
+    folders_by_label: dict[str, list[Path]] = {}
     for text in experiments:
         label, _, experiment = text.rpartition("=")
-        folder = Path(experiment) / "analyses" / name
-        if not (folder / RESULT).is_file():
-            existing = sorted(path.parent.name for path in Path(experiment).glob(f"analyses/*/{RESULT}"))
-            raise ValueError(
-                f"{experiment} has no analysis {name!r} ({folder / RESULT} is missing; it has:"
-                f" {', '.join(existing) or 'none'}): run run_analyzers first"
-            )
-        folders.setdefault(label or _read(folder)["experiment"], []).append(folder)
-    results = {label: _pool(label, folders_of_label) for label, folders_of_label in folders.items()}
-    kinds = sorted({result["analyzer"] for result in results.values()})
-    if len(kinds) != 1:
+        folder = _folder_of_analysis(Path(experiment), name)
+        if not label:
+            label = _read(folder)["experiment"]
+        folders_by_label.setdefault(label, []).append(folder)
+
+    result_by_label = {label: _pool(label, folders) for label, folders in folders_by_label.items()}
+    analyzer_names = sorted({result["analyzer"] for result in result_by_label.values()})
+    if len(analyzer_names) != 1:
         raise ValueError(
-            f"analyses {name!r} of different kinds can't be drawn in one figure: {', '.join(kinds)}"
+            f"analyses {name!r} of different kinds can't be drawn in one figure: {', '.join(analyzer_names)}"
         )
+
+    [analyzer_name] = analyzer_names
+    analyzer: Any = Analyzer.registered()[analyzer_name]
     output.parent.mkdir(parents=True, exist_ok=True)
-    save(Analyzer.registered()[kinds[0]].draw(results), output.parent, output.name)  # type: ignore[attr-defined]
-    write_json(output.with_name(f"{output.name}.json"), results)
+    save(analyzer.draw(result_by_label), output.parent, output.name)
+    write_json(output.with_name(f"{output.name}.json"), result_by_label)
     return output
+
+
+def _folder_of_analysis(experiment: Path, name: str) -> Path:
+    """Returns the folder of an experiment's analysis. Raises ValueError if the analysis has no result."""
+    folder = experiment / "analyses" / name
+    if (folder / RESULT).is_file():
+        return folder
+    existing = sorted(path.parent.name for path in experiment.glob(f"analyses/*/{RESULT}"))
+    raise ValueError(
+        f"{experiment} has no analysis {name!r} ({folder / RESULT} is missing; it has:"
+        f" {', '.join(existing) or 'none'}): run `treetune run_analyzers` first"
+    )
 
 
 def _read(folder: Path) -> dict[str, Any]:

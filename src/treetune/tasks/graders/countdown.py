@@ -75,8 +75,7 @@ class CountdownScores:
 @dataclass(frozen=True, kw_only=True)
 class CountdownGrader(Grader):
     r"""A right answer is an expression of the given numbers with the target as its exact value. The gold
-    contains
-    both: ``39 from 12 34 7``.
+    contains both: ``39 from 12 34 7``.
 
     Numbers are compared as multisets. The answer is never executed. Of LaTeX only three signs are read, so
     that ``$62+70+71$`` and ``\frac{62}{70}+71`` are malformed, and so is a leading plus.
