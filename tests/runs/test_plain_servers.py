@@ -1,0 +1,138 @@
+"""Whole runs over plain vLLM servers that the run did not start.
+
+Promises that these tests hold:
+
+* A run of VinePPO samples from such a server, loads its weights into it, and finds them there (canary).
+* The run, killed with its rank (SIGKILL) and started again, ends with the weights of an undisturbed run.
+* Two servers behind a reverse proxy serve one run, and give it the same weights.
+* A server that can't load weights is refused before anything is sampled, and serves evaluations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import CONFIG, Experiment
+from tests.support.plain_server import (
+    KEY,
+    PlainServerProcess,
+    round_robin_proxy,
+    start_plain_server,
+    wait_for,
+)
+from treetune.config.jsonnet import load
+from treetune.models.policy_files import write_for_engine
+
+from .shared_server import built
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+ITERATIONS = 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with a model like the experiment's, of another seed: the run loads its own weights first."""
+    experiment = built(load([str(CONFIG)], [], environ={}))
+    alphabet = experiment.task.alphabet
+    folder = tmp_path_factory.mktemp("served") / "model"
+    weights = experiment.model.load_model(99, alphabet)
+    tokenizer = experiment.model.load_tokenizer(alphabet)
+    write_for_engine(dict(weights.named_parameters()), weights.config, tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(model: Path) -> Iterator[list[PlainServerProcess]]:
+    started = [
+        start_plain_server(model, model.parent / f"server-{number}.log", "--enable-scale-out")
+        for number in range(2)
+    ]
+    try:
+        for server in started:
+            wait_for(server)
+        yield started
+    finally:
+        for server in started:
+            server.kill()
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+
+
+def experiment(base: Path, addresses: list[str], **settings: object) -> Experiment:
+    """The small experiment of VinePPO with two iterations over these servers."""
+    policy = {
+        "type": "plain_vllm",
+        "addresses": addresses,
+        "key_variable": "VLLM_API_KEY",
+        "max_concurrency": 2,
+        "start_timeout": 60,
+        **settings,
+    }
+    base.mkdir(parents=True, exist_ok=True)
+    config = base / "plain.jsonnet"
+    config.write_text(
+        f"(import '{CONFIG}') + {{ iterations: {ITERATIONS}, engines: {{ policy: {json.dumps(policy)} }},"
+        " checkpoints: { every: 1, keep_every: 1 } }"
+    )
+    return Experiment(base, config=config)
+
+
+def assert_good_run(run: Experiment) -> None:
+    rows = run.directory.read_metrics()
+    assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
+    assert rows[0]["engine/canary_gap"] <= 1e-4
+    assert rows[1]["engine/logprob_gap_max"] <= 1e-4, "the second iteration sampled from other weights"
+
+
+def test_a_run_over_a_plain_server_is_killed_and_resumed_with_the_same_weights(
+    servers: list[PlainServerProcess], tmp_path: Path
+) -> None:
+    url = servers[0].url
+    undisturbed = experiment(tmp_path / "undisturbed", [url])
+    printed = undisturbed.run()
+    assert KEY not in printed
+    assert_good_run(undisturbed)
+
+    struck = experiment(tmp_path / "struck", [url])
+    running = struck.start()
+    running.reach("generation", 1)
+    running.kill("rank")
+    assert running.wait() != 0
+    struck.run()
+    assert_good_run(struck)
+    assert struck.policy(ITERATIONS) == undisturbed.policy(ITERATIONS)
+    assert struck.policy(ITERATIONS) != undisturbed.policy(1)
+    assert servers[0].process.poll() is None, "the run ended a server that it didn't start"
+
+    # Two servers behind a proxy give the same answers, and so the same weights.
+    with round_robin_proxy([server.url for server in servers]) as (proxy, asked):
+        routed = experiment(tmp_path / "routed", [proxy], servers=[server.url for server in servers])
+        routed.run()
+    assert_good_run(routed)
+    assert routed.policy(ITERATIONS) == undisturbed.policy(ITERATIONS)
+    counts = [asked.count(server.url) for server in servers]
+    assert min(counts) > 10, counts
+
+
+def test_a_server_of_text_routes_alone_that_takes_no_weights_evaluates_and_is_refused_by_a_run(
+    model: Path, tmp_path: Path
+) -> None:
+    server = start_plain_server(model, tmp_path / "server.log", dev_mode=False)
+    try:
+        wait_for(server)
+        run = experiment(tmp_path / "run", [server.url])
+        running = run.start()
+        assert running.wait() != 0
+        printed = " ".join(running.tail().split())
+        assert "has no routes that load weights: start it with the environment variable" in printed
+        assert not run.journals(), "something was sampled"
+    finally:
+        server.kill()
