@@ -134,5 +134,11 @@ def test_a_server_of_text_routes_alone_that_takes_no_weights_evaluates_and_is_re
         printed = " ".join(running.tail().split())
         assert "has no routes that load weights: start it with the environment variable" in printed
         assert not run.journals(), "something was sampled"
+
+        sets = "{ evaluation: { sets: [{ split: 'test', problems: 4 }] } }"
+        running = run.start("run_evaluation_on_baseline", sets)
+        assert running.wait() == 0, running.tail()
+        (summary,) = run.directory.path.glob("evaluations/0000/*/summary.json")
+        assert json.loads(summary.read_text())["problems"] == 4
     finally:
         server.kill()
