@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import treetune.parts  # noqa: F401  (registers the groups of numbers that a line tells)
+from tests.engine.stubs import until
 from treetune.config.jsonnet import load
 from treetune.rollouts.storage import write_trajectories
 from treetune.runtime import console as console_module
@@ -289,6 +290,8 @@ def test_wandb_gets_further_names_and_a_table_of_answers_where_they_are_due(tmp_
     mirrors.log(0, {"train/entropy": 0.5})
     mirrors.log(1, {"train/entropy": 0.25})
     mirrors.close()
+    # W&B's own process may still be writing its file.
+    assert until(lambda: len(history_of_wandb(tmp_path)) == 2)
     first, second = history_of_wandb(tmp_path)
     assert (first["train/entropy"], first["actor/entropy"]) == (0.5, 0.5)
     assert "a" not in first and not any("answers" in key for key in first)
