@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -324,6 +325,19 @@ def test_the_key_is_read_from_the_environment_sent_and_never_shown(
     with pytest.raises(ValueError, match=r"MY_KEY.*is not set: export it"):
         servers.engine(fake.url, key_variable="MY_KEY")
     assert all("Authorization" not in headers for headers in servers.serve().headers)
+
+
+def test_a_key_that_is_missing_and_adapters_are_found_by_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    experiment: Any = SimpleNamespace(
+        trainer=SimpleNamespace(lora=SimpleNamespace(send="adapters")),
+        rollout=SimpleNamespace(temperature=0.001),
+    )
+    settings = PlainVllmSettings(addresses=("http://a:1",), key_variable="MY_KEY")
+    adapters, temperature, key = settings.check(experiment)
+    assert "trainer.lora.send is 'adapters'" in adapters.what
+    assert temperature.key == "$.rollout.temperature"
+    assert (key.level, key.key) == ("missing", "key_variable") and "MY_KEY" in key.what
 
 
 @pytest.mark.parametrize(

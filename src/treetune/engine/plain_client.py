@@ -21,7 +21,6 @@ the servers sample them in the order in which they arrive, so this side sends an
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -357,20 +356,6 @@ def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights:
         "logprobs": logprobs,
         "finish_reason": choice.get("finish_reason"),
     }
-
-
-def read_api_key(variable: str | None) -> str:
-    """Returns the API key in an environment variable; empty if there is none to send. Raises ValueError if
-    the variable isn't set."""
-    if variable is None:
-        return ""
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise ValueError(
-            f"engines.policy.key_variable is {variable!r}, and this environment variable is not set: export"
-            " it before the start, or set key_variable to null for servers without a key"
-        )
-    return key
 
 
 def _is_unchanged(sampling: SamplingParams) -> bool:

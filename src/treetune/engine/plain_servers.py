@@ -24,7 +24,7 @@ from typing_extensions import override
 from treetune.engine.addressed import ANSWER_S, AddressedServer, ServerState
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address
-from treetune.engine.plain_client import NO_WEIGHTS, PlainClient, read_api_key
+from treetune.engine.plain_client import NO_WEIGHTS, PlainClient
 from treetune.engine.server import Server
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure
@@ -48,7 +48,7 @@ def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
     Raises:
         ValueError: The API key or the certificate can't be read.
     """
-    key = read_api_key(settings.key_variable)
+    key = settings.api_key()
     client = PlainClient(settings, launch.end_ids, launch.special_ids)
     run = launch.ranks.gather(secrets.token_hex(8))[0]
     is_first = launch.ranks.rank == 0

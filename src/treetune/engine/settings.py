@@ -451,7 +451,7 @@ class PlainVllmSettings(EngineSettings):
             if problem is not None:
                 raise ValueError(
                     f"{key} {problem}: list addresses such as 'http://10.0.0.2:8000', each of them once,"
-                    " without a slash at the end and without the route"
+                    " without a slash at the end"
                 )
         if self.servers is not None and len(self.addresses) > 1:
             raise ValueError(
@@ -468,6 +468,23 @@ class PlainVllmSettings(EngineSettings):
                 "set trainer.lora.send to 'merged'",
             )
         yield from _too_low_temperatures(experiment)
+        try:
+            self.api_key()
+        except ValueError as error:
+            yield Finding(str(error), "key_variable", level="missing")
+
+    def api_key(self) -> str:
+        """Returns the API key of the servers; empty if none is sent. Raises ValueError if its environment
+        variable isn't set."""
+        if self.key_variable is None:
+            return ""
+        key = os.environ.get(self.key_variable, "").strip()
+        if not key:
+            raise ValueError(
+                f"engines.policy.key_variable is {self.key_variable!r}, and this environment variable is not"
+                " set: export it before the start, or set key_variable to null for servers without a key"
+            )
+        return key
 
     @override
     def tolerance(self, device: str) -> Tolerance:
