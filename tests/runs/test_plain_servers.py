@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import treetune.parts  # noqa: F401  (registers them)
 from tests.support.faults import CONFIG, Experiment
 from tests.support.plain_server import (
     KEY,
