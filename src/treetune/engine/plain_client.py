@@ -6,8 +6,7 @@ The two routes, with the fields that this client uses (vLLM 0.32)::
         {choices: [{index, token_ids, logprobs: {content: [{token_id, logprob}]}, finish_reason,
                     weight_versions: [{version, start, end}]}]}
 
-    POST /v1/completions            {model, prompt, n, seed, …, logprobs: 0, return_token_ids: true,
-    cache_salt}
+    POST /v1/completions            {model, prompt, n, seed, …, return_token_ids: true, cache_salt}
         {choices: [{index, token_ids, logprobs: {token_logprobs}, finish_reason}]}
 
 The first one exists in servers that were started with ``--enable-scale-out``. It names the weights that
@@ -50,6 +49,9 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
 
 NO_WEIGHTS = "being-replaced"
 """The name that a server's weights have while they are replaced."""
+
+CERTAIN = 1e-4
+"""A token whose log-prob is nearer to 0 than this was certain, up to rounding."""
 
 SERVE = "vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm"
 """The command that starts a server for this client, for messages."""
@@ -213,7 +215,7 @@ class PlainClient(Client):
             route=route,
             context_length=card.get("max_model_len") or 0,
             takes_weights=status == 200 and not self.keeps_weights,
-            has_processed_logprobs=not any(first_logprobs),
+            has_processed_logprobs=all(abs(logprob) < CERTAIN for logprob in first_logprobs),
         )
         self.models[address.url] = model
         return model
