@@ -9,7 +9,7 @@ import pytest
 
 from treetune.engine.base import Request, SamplingParams
 from treetune.engine.client import RequestPart, completions_of
-from treetune.engine.plain_client import PlainClient, Route, ServedModel, samples_of_answer
+from treetune.engine.plain_client import PlainClient, Route, ServerFacts, samples_of_answer
 from treetune.engine.settings import PlainVllmSettings
 from treetune.vocabulary import token_array
 
@@ -21,7 +21,7 @@ PART = RequestPart(0, 3, 2, Request(token_array([5, 6, 7]), 100, 8, SAMPLING))
 
 def body(route: Route) -> dict[str, object]:
     client = PlainClient(PlainVllmSettings(addresses=("http://a:1",)), end_ids=(2,))
-    model = ServedModel("tiny", "tiny", route, 64, takes_weights=True, has_processed_logprobs=True)
+    model = ServerFacts("tiny", "tiny", route, 64, takes_weights=True, has_processed_logprobs=True)
     try:
         return client.body(model, PART, "salt")
     finally:

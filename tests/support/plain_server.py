@@ -46,12 +46,12 @@ def start_plain_server(
     *arguments: str,
     port: int | None = None,
     dev_mode: bool = True,
-    name: str = "tiny",
-    cores: set[int] | None = None,
 ) -> PlainServerProcess:
     """Starts ``vllm serve`` on a CPU with one thread, and returns at once."""
     port = port or free_port()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    environment = {
+        variable: value for variable, value in os.environ.items() if not variable.startswith("VLLM_")
+    }
     environment |= {
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -63,7 +63,7 @@ def start_plain_server(
     }
     if dev_mode:
         environment["VLLM_SERVER_DEV_MODE"] = "1"
-    command = [sys.executable, "-m", SERVER_PROGRAM, "--model", str(model), "--served-model-name", name]
+    command = [sys.executable, "-m", SERVER_PROGRAM, "--model", str(model), "--served-model-name", "tiny"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]
     command += ["--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"]
     command += ["--no-enable-chunked-prefill", "--max-num-seqs", "64", *arguments]

@@ -58,12 +58,12 @@ SERVE = "vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs 
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ServerFacts:
     """The facts about a server and its model, which the client asks for when it meets the server.
 
     Example::
 
-        ServedModel(name="policy", root="/models/rho-1b", route="tokens", context_length=2048,
+        ServerFacts(name="policy", root="/models/rho-1b", route="tokens", context_length=2048,
                     takes_weights=True, has_processed_logprobs=True)
     """
 
@@ -97,7 +97,7 @@ class PlainClient(Client):
         certificates = _certificates(settings.certificate)  # raises before the client's thread starts
         super().__init__(end_ids, special_ids or {})
         self.certificates = certificates
-        self.models: dict[str, ServedModel] = {}
+        self.models: dict[str, ServerFacts] = {}
         self.keeps_weights = settings.weight_transfer == "none"
         """Whether the servers keep the weights that they have."""
         self._settings = settings
@@ -146,7 +146,7 @@ class PlainClient(Client):
         answer = await self.ask(address, path, body, timeout)
         return samples_of_answer(answer, model.route, expected_weights=address.weights)
 
-    def body(self, model: ServedModel, part: RequestPart, cache_salt: str) -> dict[str, Any]:
+    def body(self, model: ServerFacts, part: RequestPart, cache_salt: str) -> dict[str, Any]:
         """Returns the JSON body of a part's request.
 
         Args:
@@ -193,7 +193,7 @@ class PlainClient(Client):
 
     # Facts about a server
 
-    def meet(self, address: Address, timeout: float) -> ServedModel:
+    def meet(self, address: Address, timeout: float) -> ServerFacts:
         """Asks a server for the facts about it, and remembers them.
 
         Raises:
@@ -209,7 +209,7 @@ class PlainClient(Client):
         card = self._chosen_card(address, cards)
         route, first_logprobs = self._try_routes(address, card["id"], timeout)
         status, _ = self.run(self.exchange("GET", address, "/weight_info", None, timeout), timeout + 10.0)
-        model = ServedModel(
+        model = ServerFacts(
             name=card["id"],
             root=card.get("root") or card["id"],
             route=route,
@@ -255,7 +255,7 @@ class PlainClient(Client):
         sampling = SamplingParams(max_tokens=2, top_k=1)
         part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
         for route in routes:
-            model = ServedModel(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
+            model = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
             path = PATHS[route]
             exchange = self.exchange("POST", address, path, self.body(model, part, "first"), timeout)
             status, text = self.run(exchange, timeout + 10.0)
