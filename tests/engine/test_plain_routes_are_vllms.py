@@ -21,9 +21,9 @@ PART = RequestPart(0, 3, 2, Request(token_array([5, 6, 7]), 100, 8, SAMPLING))
 
 def body(route: Route) -> dict[str, object]:
     client = PlainClient(PlainVllmSettings(addresses=("http://a:1",)), end_ids=(2,))
-    model = ServerFacts("tiny", "tiny", route, 64, takes_weights=True, has_processed_logprobs=True)
+    facts = ServerFacts("tiny", "tiny", route, 64, takes_weights=True, has_processed_logprobs=True)
     try:
-        return client.body(model, PART, "salt")
+        return client.body(facts, PART, "salt")
     finally:
         client.close()
 

@@ -85,7 +85,7 @@ class ServerFacts:
 class PlainClient(Client):
     """A client for plain vLLM servers.
 
-    `models` has the facts about each server by its address; only those with facts are asked for samples.
+    `facts` has the facts about each server by its address; only servers with facts are asked for samples.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class PlainClient(Client):
         certificates = _certificates(settings.certificate)  # raises before the client's thread starts
         super().__init__(end_ids, special_ids or {})
         self.certificates = certificates
-        self.models: dict[str, ServerFacts] = {}
+        self.facts: dict[str, ServerFacts] = {}
         self.keeps_weights = settings.weight_transfer == "none"
         """Whether the servers keep the weights that they have."""
         self._settings = settings
@@ -131,9 +131,9 @@ class PlainClient(Client):
         self, address: Address, part: RequestPart, version: int, timeout: float
     ) -> list[dict[str, Any]]:
         """Sends a part's request once, and returns the samples in the form that `completions_of` reads."""
-        model = self.models[address.url]
+        facts = self.facts[address.url]
         sampling = part.request.sampling
-        if part.request.reads_logprobs and not model.has_processed_logprobs and not _is_unchanged(sampling):
+        if part.request.reads_logprobs and not facts.has_processed_logprobs and not _is_unchanged(sampling):
             raise EngineError(
                 f"the server at {address.url} returns the model's own log-probs, and this run samples with"
                 f" temperature {sampling.temperature:g}, top_p {sampling.top_p:g} and top_k {sampling.top_k},"
@@ -141,12 +141,12 @@ class PlainClient(Client):
                 " temperature 1 alone"
             )
         salt = address.weights or f"version-{version}"
-        body = self.body(model, part, salt)
-        path = PATHS[model.route]
+        body = self.body(facts, part, salt)
+        path = PATHS[facts.route]
         answer = await self.ask(address, path, body, timeout)
-        return samples_of_answer(answer, model.route, expected_weights=address.weights)
+        return samples_of_answer(answer, facts.route, expected_weights=address.weights)
 
-    def body(self, model: ServerFacts, part: RequestPart, cache_salt: str) -> dict[str, Any]:
+    def body(self, facts: ServerFacts, part: RequestPart, cache_salt: str) -> dict[str, Any]:
         """Returns the JSON body of a part's request.
 
         Args:
@@ -172,17 +172,17 @@ class PlainClient(Client):
             "include_stop_str_in_output": True,
         }
         prompt_ids = part.request.prompt_ids.tolist()
-        if model.route == "tokens":
+        if facts.route == "tokens":
             # Text is only needed to look for stop strings in it.
             parameters["detokenize"] = bool(sampling.stop)
             return {
-                "model": model.name,
+                "model": facts.name,
                 "token_ids": prompt_ids,
                 "sampling_params": parameters,
                 "cache_salt": cache_salt,
             }
         return parameters | {
-            "model": model.name,
+            "model": facts.name,
             "prompt": prompt_ids,
             "add_special_tokens": False,
             "return_token_ids": True,
@@ -209,7 +209,7 @@ class PlainClient(Client):
         card = self._chosen_card(address, cards)
         route, first_logprobs = self._try_routes(address, card["id"], timeout)
         status, _ = self.run(self.exchange("GET", address, "/weight_info", None, timeout), timeout + 10.0)
-        model = ServerFacts(
+        facts = ServerFacts(
             name=card["id"],
             root=card.get("root") or card["id"],
             route=route,
@@ -217,8 +217,8 @@ class PlainClient(Client):
             takes_weights=status == 200 and not self.keeps_weights,
             has_processed_logprobs=all(abs(logprob) < CERTAIN for logprob in first_logprobs),
         )
-        self.models[address.url] = model
-        return model
+        self.facts[address.url] = facts
+        return facts
 
     def get(self, address: Address, path: str, timeout: float) -> dict[str, Any]:
         """Gets a JSON object from a route; for the errors see `post`."""
@@ -255,9 +255,9 @@ class PlainClient(Client):
         sampling = SamplingParams(max_tokens=2, top_k=1)
         part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
         for route in routes:
-            model = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
+            facts = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
             path = PATHS[route]
-            exchange = self.exchange("POST", address, path, self.body(model, part, "first"), timeout)
+            exchange = self.exchange("POST", address, path, self.body(facts, part, "first"), timeout)
             status, text = self.run(exchange, timeout + 10.0)
             # 404 until vLLM 0.32, then 403.
             if status in (404, 403) and route == "tokens":

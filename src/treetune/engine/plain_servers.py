@@ -101,14 +101,14 @@ class PlainServer(AddressedServer):
 
     @override
     def _introduce(self) -> ServerState:
-        model = self._plain_client.meet(self._unnamed_address, ANSWER_S)
-        if self._context_length > model.context_length > 0:
+        facts = self._plain_client.meet(self._unnamed_address, ANSWER_S)
+        if self._context_length > facts.context_length > 0:
             raise EngineError(
-                f"the server at {self._url} takes {model.context_length} tokens of prompt and response, and"
+                f"the server at {self._url} takes {facts.context_length} tokens of prompt and response, and"
                 f" the run's context_length is {self._context_length}: start it with --max-model-len"
                 f" {self._context_length}, or lower context_length"
             )
-        if self._trains and not model.takes_weights:
+        if self._trains and not facts.takes_weights:
             raise EngineError(f"{self._cannot_load()}. This run trains, so it needs new weights")
         return self._describe()
 
@@ -147,8 +147,8 @@ class PlainServer(AddressedServer):
 
     @property
     def _takes_weights(self) -> bool:
-        model = self._plain_client.models.get(self._url)
-        return model is not None and model.takes_weights
+        facts = self._plain_client.facts.get(self._url)
+        return facts is not None and facts.takes_weights
 
     @property
     def _unnamed_address(self) -> Address:
