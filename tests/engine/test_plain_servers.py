@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.support.plain_server import round_robin_proxy
-from treetune.engine import plain_client
+from treetune.engine import plain_client, plain_servers
 from treetune.engine.base import EngineLaunch, Request, SamplingParams
 from treetune.engine.engine import VllmEngine, start_engine
 from treetune.engine.launch import free_port
@@ -253,10 +253,16 @@ def test_a_server_behind_a_proxy_that_is_away_is_waited_for(servers: Servers) ->
 # Evaluations
 
 
-def test_a_server_that_cannot_load_weights_evaluates_with_those_it_has(servers: Servers) -> None:
+def test_a_server_that_cannot_load_weights_evaluates_with_those_it_has(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(plain_servers.logger, "info", messages.append)
     fake = servers.serve(dev_mode=False, weights="weights 2")
     engine = servers.engine(fake.url, trains=False)
     (completions,) = engine.generate([request(1)])
+    (message,) = messages
+    assert message.endswith("has the model tiny, samples by /inference/v1/generate and keeps its weights")
     assert [c.token_ids.tolist() for c in completions] == [
         c.token_ids.tolist() for c in answers(1, version=2)
     ]

@@ -14,6 +14,7 @@ until each server behind it has the run's weights again.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +25,12 @@ from typing_extensions import override
 from treetune.engine.addressed import ANSWER_S, AddressedServer, ServerState
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address
-from treetune.engine.plain_client import NO_WEIGHTS, PlainClient
+from treetune.engine.plain_client import NO_WEIGHTS, PATHS, PlainClient
 from treetune.engine.server import Server
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure
+
+logger = logging.getLogger(__name__)
 
 HOW_TO_LOAD = (
     "start it with the environment variable VLLM_SERVER_DEV_MODE=1, on a network that only you can reach"
@@ -101,7 +104,14 @@ class PlainServer(AddressedServer):
 
     @override
     def _introduce(self) -> ServerState:
+        facts_before = self._plain_client.facts.get(self._url)
         facts = self._plain_client.meet(self._unnamed_address, ANSWER_S)
+        if self.loads and facts != facts_before:
+            weights = "gets new weights as files" if facts.takes_weights else "keeps its weights"
+            logger.info(
+                f"the server at {self._url} has the model {facts.root}, samples by {PATHS[facts.route]} and"
+                f" {weights}"
+            )
         if self._context_length > facts.context_length > 0:
             raise EngineError(
                 f"the server at {self._url} takes {facts.context_length} tokens of prompt and response, and"
