@@ -107,7 +107,7 @@ class FakeVllm:
             handler.connection.shutdown(socket.SHUT_RDWR)
             return None
         if reply == "hangs":
-            time.sleep(5)
+            time.sleep(30)
         if reply == "no JSON":
             return send(handler, 200, "<html>")
         if reply == "another form":

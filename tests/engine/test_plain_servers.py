@@ -182,7 +182,7 @@ def test_a_server_that_hangs_is_lost_at_the_deadline_and_its_requests_go_to_the_
     servers: Servers,
 ) -> None:
     first, second = servers.serve(), servers.serve()
-    engine = servers.engine(first.url, second.url, request_timeout=0.5)
+    engine = servers.engine(first.url, second.url, request_timeout=4.0)
     engine.wait_ready()
     first.replies = ["hangs"]
     assert engine.generate([request(i) for i in range(6)]) == [answers(i) for i in range(6)]
@@ -293,7 +293,7 @@ def test_weights_are_left_alone_if_the_configuration_says_so(servers: Servers) -
         ({"models": []}, {}, "has no model"),
         ({"key": "secret"}, {}, r"HTTP 401: set engines\.policy\.key_variable"),
         ({"returns_token_ids": False}, {"route": "completions"}, "returned no token ids"),
-        ({"reload_fails": True}, {"start_timeout": 0.5}, r"could not load the weights in .*must see"),
+        ({"reload_fails": True}, {"start_timeout": 5.0}, r"could not load the weights in .*must see"),
     ],
 )
 def test_a_server_that_cannot_do_what_the_run_needs_is_refused_at_the_start(
