@@ -123,3 +123,45 @@ def test_the_client_reads_what_vllm_answers() -> None:
         completions = completions_of({"samples": samples}, PART, 1)
         assert [completion.token_ids.tolist() for completion in completions] == [[0, 2], [1, 2]]
         assert [completion.logprobs.tolist() for completion in completions] == [[-0.5, -0.25]] * 2  # type: ignore[union-attr]
+
+
+def test_vllm_has_the_routes_that_load_and_name_weights() -> None:
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+    from vllm.entrypoints.rl.online.api_router import router as weights_router
+    from vllm.entrypoints.serve.dev.cache.api_router import router as cache_router
+    from vllm.entrypoints.serve.dev.rpc.api_router import router as rpc_router
+
+    calls: list[object] = []
+
+    class Engine:
+        """The methods of vLLM's engine that these routes call."""
+
+        name = "default"
+
+        async def get_weight_version(self) -> str:
+            return self.name
+
+        async def update_weight_version(self, new_version: str) -> None:
+            self.name = new_version
+
+        async def collective_rpc(self, method: str, **arguments: object) -> list[None]:
+            calls.append((method, arguments["kwargs"]))
+            return [None]
+
+        async def reset_prefix_cache(self, *arguments: object) -> bool:
+            calls.append("reset_prefix_cache")
+            return True
+
+    app = FastAPI()
+    app.state.engine_client = Engine()
+    for router in (weights_router, cache_router, rpc_router):
+        app.include_router(router)
+    http = TestClient(app)
+    rpc = {"method": "reload_weights", "kwargs": {"weights_path": "0001"}, "timeout": 300.0}
+    assert http.get("/weight_info").json() == {"weight_version": "default"}
+    assert http.post("/collective_rpc", json=rpc).status_code == 200
+    assert http.post("/reset_prefix_cache").json() == {"success": True}
+    assert http.post("/update_weight_version", json={"new_version": "run 0001"}).status_code == 200
+    assert http.get("/weight_info").json() == {"weight_version": "run 0001"}
+    assert calls == [("reload_weights", {"weights_path": "0001"}), "reset_prefix_cache"]
