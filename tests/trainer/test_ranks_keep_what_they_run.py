@@ -14,7 +14,7 @@ from tests.trainer.helpers import episodes, paired_episodes, threaded_episodes
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.rollouts.storage import StoredEpisodes, write_episodes
 from treetune.runtime import generation
-from treetune.runtime.generation import stored_for_all
+from treetune.runtime.generation import wait_for_stored_episodes
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import micro_batches, rows_of_rank
 from treetune.trainer.ranks import Ranks
@@ -76,7 +76,7 @@ def test_what_another_machine_shows_late_or_old_is_waited_for(
     monkeypatch.setattr(Ranks, "from_first", lambda self, name, own: seal)
     comes = iter([lambda: None, lambda: old.rename(shown), lambda: new.rename(shown)])
     monkeypatch.setattr(time, "sleep", lambda seconds: next(comes)())
-    assert len(stored_for_all(Ranks(1, 2, torch.device("cpu"), 60.0), shown)) == 8
+    assert len(wait_for_stored_episodes(Ranks(1, 2, torch.device("cpu"), 60.0), shown)) == 8
     shown.unlink()
     with pytest.raises(RuntimeError, match=r"doesn't see .*episodes\.arrow as the first rank has written it"):
-        stored_for_all(Ranks(1, 2, torch.device("cpu"), -1.0), shown)
+        wait_for_stored_episodes(Ranks(1, 2, torch.device("cpu"), -1.0), shown)

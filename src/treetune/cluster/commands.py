@@ -148,12 +148,12 @@ def print_plan(options: argparse.Namespace) -> int:
 
 
 def _machine(options: argparse.Namespace) -> Machine:
-    from treetune.runtime.machine import described_machine, here
+    from treetune.runtime.machine import described_machine, this_machine
 
     if (options.gpus is None) != (options.memory is None):
         raise ValueError("--gpus and --memory go together, as in --gpus 8 --memory 80: give both, or neither")
     if options.gpus is None:
-        return here()
+        return this_machine()
     return described_machine(options.gpus, options.memory, options.machines, options.host_memory)
 
 

@@ -238,7 +238,7 @@ class MultiTurn(GrowingRollout):
     def _begin(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
         """Returns a conversation without turns, and the play of its environment."""
         task = context.task.of(start.problem)
-        environment, sampling = self.environment_of(task), task.sampling(self.sampling)
+        environment, sampling = self.environment_of(task), task.adjust_sampling(self.sampling)
         limits = TurnLimits(
             turn_tokens=self.turn_tokens or sampling.max_tokens,
             max_turns=self.max_turns,

@@ -67,7 +67,7 @@ class SampledRollout(Rollout):
         yield from check_lengths(self, context_length)
         for task in experiment.task.parts():
             lengths = experiment.model.prompt_tokens([problem.prompt for problem in task.examples(EXAMPLES)])
-            max_tokens = task.sampling(self.sampling).max_tokens
+            max_tokens = task.adjust_sampling(self.sampling).max_tokens
             if not lengths or max_tokens >= context_length:
                 continue
             if longest_prompt is not None and min(lengths) > longest_prompt:
@@ -108,7 +108,7 @@ class SampledRollout(Rollout):
         """
         prompts = {}
         for problem in problems:
-            max_tokens = context.task.of(problem).sampling(self.sampling).max_tokens
+            max_tokens = context.task.of(problem).adjust_sampling(self.sampling).max_tokens
             prompts[problem.id] = encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
         return prompts
 

@@ -170,7 +170,7 @@ class PartialAnswers(RolloutAround):
             ValueError: The task has its own stop strings.
         """
         assert self.sampling is not None
-        sampling = context.task.of(problem).sampling(self.sampling)
+        sampling = context.task.of(problem).adjust_sampling(self.sampling)
         if sampling.stop:
             raise ValueError(
                 f"problem {problem.id!r} is sampled with stop strings, and one that lies across the end of an"

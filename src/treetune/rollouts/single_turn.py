@@ -109,7 +109,7 @@ def sample_answers(
     assert context.engine is not None, "a rollout that samples needs an engine"
     requests = []
     for problem in problems:
-        task_sampling = context.task.of(problem).sampling(sampling)
+        task_sampling = context.task.of(problem).adjust_sampling(sampling)
         prompt_ids = encode_prompt(context, problem, task_sampling.max_tokens, max_prompt_tokens)
         max_tokens = context.settings.token_budget(prompt_ids, task_sampling.max_tokens)
         requests.append(

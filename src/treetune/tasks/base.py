@@ -62,7 +62,7 @@ class Task(Registrable):
         """Returns the domains of its problems: none if it has no domains; None if only the rows name them."""
         return ()
 
-    def sampling(self, params: Params) -> Params:
+    def adjust_sampling(self, params: Params) -> Params:
         """Returns the `SamplingParams` of answers, given the rollout's. In a mixture, a domain has stop
         strings and a budget of tokens of its own."""
         return params

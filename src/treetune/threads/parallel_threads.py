@@ -166,7 +166,7 @@ class ParallelThreads(GrowingRollout):
             (completion,) = await engine.sample(request)
             return completion
 
-        max_tokens = context.task.of(start.problem).sampling(self.sampling).max_tokens
+        max_tokens = context.task.of(start.problem).adjust_sampling(self.sampling).max_tokens
         budget = context.settings.token_budget(start.prompt_ids, max_tokens)
         fork_join = ForkJoin(glue, self, sample, start.prompt_ids, budget)
         await fork_join.write()

@@ -166,7 +166,7 @@ class OneLineContinuations:
     def __post_init__(self) -> None:
         # The parameters of the problem's task: in a mixture, domains have stop strings and budgets of their
         # own.
-        self.sampling = self.context.task.of(self.prefix.problem).sampling(self.plan.sampling)
+        self.sampling = self.context.task.of(self.prefix.problem).adjust_sampling(self.plan.sampling)
 
     async def estimate(self, sample: Sample) -> Estimate:
         """Samples what the budget still asks for, and returns the rewards of the continuations."""

@@ -36,7 +36,7 @@ from treetune.vocabulary import Trajectory, joined, token_array
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.resources import RunResources
 
 CLEAR_ERRORS = 2.0
 """A pair is clear where its true values differ by more than this many of their standard errors."""
@@ -85,18 +85,18 @@ class ActionRanking(OfCheckpoints):
             )
 
     @override
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         from treetune.lab.analyzers.stored import context_at, judged_at
 
         rows: list[Row] = []
         origins = {}
         for point in points:
             trajectories, origins[str(point)], critic = judged_at(
-                sampler, point, work, self.seed, self.problems
+                resources, point, work, self.seed, self.problems
             )
             candidates = choose_states(trajectories, self.candidates, self.seed, point)
-            with sampler.phase(f"next steps after iteration {point}", "continuations") as show:
-                context = context_at(sampler, point, work, self.seed, "actions", show)
+            with resources.phase(f"next steps after iteration {point}", "continuations") as show:
+                context = context_at(resources, point, work, self.seed, "actions", show)
                 rows += self.measure(context, candidates, critic)
         if not rows:
             raise ValueError(
@@ -158,7 +158,7 @@ class ActionRanking(OfCheckpoints):
         """Returns the different prefixes that the state may become with one more step."""
         assert context.engine is not None and context.settings.sampling is not None
         problem, prompt_ids = state.trajectory.problem, state.trajectory.prompt_ids
-        sampling = context.task.of(problem).sampling(context.settings.sampling)
+        sampling = context.task.of(problem).adjust_sampling(context.settings.sampling)
         budget = context.settings.token_budget(prompt_ids, sampling.max_tokens)
         request = Request(
             prompt_ids=state.token_ids,

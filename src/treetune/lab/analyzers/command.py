@@ -19,7 +19,7 @@ from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.store.files import replace_folder, write_json
 
@@ -59,11 +59,11 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
         with (
             Session.open(config, plain, "analysis") as session,
             PolicyServer.start(session, needed=needs_engine) as server,
-            Sampler.open(session, server) as sampler,
+            RunResources.open(session, server) as resources,
         ):
             for analyzer, settings, points in pending:
                 with _collect_failure(analyzer, failed):
-                    _analyse(sampler, analyzer, settings, points)
+                    _analyse(resources, analyzer, settings, points)
     for label, message in failed.items():
         print(f"{label}: {message}")
     return 1 if failed else 0
@@ -100,14 +100,14 @@ def _is_done(directory: ExperimentDirectory, analyzer: Analyzer, settings: Plain
     return (result["settings"], result["points"]) == (settings, points)
 
 
-def _analyse(sampler: Sampler, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
+def _analyse(resources: RunResources, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
     """Carries out one analysis. Its folder appears when it is finished."""
-    session = sampler.session
+    session = resources.session
     began = time.monotonic()
     folder = session.directory.analysis(analyzer.label)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
-    findings = analyzer.analyse(sampler, points, unfinished / JOURNAL)
+    findings = analyzer.analyse(resources, points, unfinished / JOURNAL)
     result = {
         "analyzer": analyzer.type_name,
         "experiment": session.config.experiment_name,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.resources import RunResources
     from treetune.runtime.session import Session
     from treetune.vocabulary import Trajectory
 
@@ -53,11 +53,11 @@ class WeightDistance(OfCheckpoints):
     checkpoints: Chosen = "all"
 
     @override
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         from treetune.models.policy_files import read_policy
 
-        session = sampler.session
-        parameters, _ = session.model.weights()
+        session = resources.session
+        parameters, _ = session.model.load_weights()
         start = {name: weight.detach().cpu() for name, weight in parameters.items()}
         trust_remote_code = getattr(session.config.model, "trust_remote_code", False)
         numbers = {}
@@ -161,19 +161,19 @@ class KlToReference(OfCheckpoints):
     needs_engine = True
 
     @override
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         from treetune.lab.analyzers.stored import context_at, rollout_that_samples
         from treetune.rollouts.single_turn import sample_answers
 
-        session = sampler.session
+        session = resources.session
         problems = list(session.config.task.problems(self.split))[: self.problems]
         rollout = rollout_that_samples(session.config)
         assert rollout.sampling is not None
         rows: list[dict[str, Any]] = []
         for point in points:
-            sampler.server.load_checkpoint(point)
-            with sampler.phase(f"answers after iteration {point}", "answers") as show:
-                context = context_at(sampler, point, work, self.seed, "kl", show)
+            resources.server.load_checkpoint(point)
+            with resources.phase(f"answers after iteration {point}", "answers") as show:
+                context = context_at(resources, point, work, self.seed, "kl", show)
                 trees = sample_answers(
                     context,
                     problems,

@@ -16,9 +16,9 @@ from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.analysis import write_result
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row, sampling_version
-from treetune.runtime.generation import credited, episodes_of_first, remembered
+from treetune.runtime.generation import assign_credit, episodes_of_first, read_shaping_memory
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
 from treetune.store.checksums import config_hash, read_record
@@ -223,11 +223,11 @@ def replay(
     with (
         Session.open(config, plain, "analysis") as session,
         PolicyServer.start(session, needed=needs_engine) as server,
-        Sampler.open(session, server) as sampler,
+        RunResources.open(session, server) as resources,
     ):
         state = _state_before(session, point, work / STATE if exact else None)
         for name, variant in variants.items():
-            steps[name] = _step(sampler, variant, point, state, work, folder)
+            steps[name] = _step(resources, variant, point, state, work, folder)
         result = compare_steps(steps)
         if session.ranks.is_first:
             work.mkdir(parents=True, exist_ok=True)
@@ -299,14 +299,19 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
 
 
 def _step(
-    sampler: Sampler, config: PolicyIteration, point: int, state: Path | None, work: Path, earlier: Path
+    resources: RunResources,
+    config: PolicyIteration,
+    point: int,
+    state: Path | None,
+    work: Path,
+    earlier: Path,
 ) -> ReplayedStep:
     """Assigns credit to the iteration's answers, and trains on the episodes.
 
     Training starts from the trainer's `state`, or else from the stored weights. `earlier` is the folder of an
     earlier replay with the same settings, whose samples are used again if it exists.
     """
-    session, own = sampler.session, sampler.session.config
+    session, own = resources.session, resources.session.config
     folder = session.directory.iteration(point)
     metrics: Metrics = {}
     tokens = 0
@@ -318,7 +323,7 @@ def _step(
         journal = work / f"{JOURNAL}-{session.ranks.rank}.jsonl"
         earlier_journals = sorted(earlier.glob(f"{JOURNAL}-*.jsonl"))
         episodes, metrics, tokens = credited_again(
-            sampler, config, point, trees, "other credit", journal, earlier_journals
+            resources, config, point, trees, "other credit", journal, earlier_journals
         )
     if not episodes:
         raise ValueError(
@@ -332,7 +337,7 @@ def _step(
 
 
 def credited_again(
-    sampler: Sampler,
+    resources: RunResources,
     config: PolicyIteration,
     point: int,
     trees: Sequence[Tree],
@@ -354,26 +359,26 @@ def credited_again(
     Returns:
         The episodes, the metrics of credit, and the number of tokens that were sampled.
     """
-    session, own = sampler.session, sampler.session.config
-    engine = sampler.server.engine if config.credit.needs_engine else None
+    session, own = resources.session, resources.session.config
+    engine = resources.server.engine if config.credit.needs_engine else None
     if engine is not None:
-        sampler.server.load_checkpoint(sampling_version(own, point))
+        resources.server.load_checkpoint(sampling_version(own, point))
     tokens_before = 0 if engine is None else engine.tokens
     stored = sorted((session.directory.iteration(point) / "journal").glob("*.jsonl"))
-    with sampler.phase(f"iteration {point + 1}: {what}", "continuations") as show:
-        context = sampler.context(
+    with resources.phase(f"iteration {point + 1}: {what}", "continuations") as show:
+        context = resources.context(
             own.rollout,
             seed=own.seed,
             iteration=point,
             journal=journal if engine is not None else None,
             journals=[*stored, *journals],
             progress=show,
-            services=[remembered(session, point)],
+            services=[read_shaping_memory(session, point)],
         )
-        critic = credit_critic_at(sampler, point)
+        critic = credit_critic_at(resources, point)
         if critic is not None:
             context = context.with_services(critic)
-        selected, metrics = credited(session.ranks, config, context, trees)
+        selected, metrics = assign_credit(session.ranks, config, context, trees)
         episodes = episodes_of_first(session.ranks, "selected episodes", selected)
     return episodes, metrics, 0 if engine is None else engine.tokens - tokens_before
 

@@ -167,7 +167,10 @@ class TreeRollout(SampledRollout):
         counted = CountedSamples(context)
         growing = []
         for problem in rank_share(context, problems):
-            prompt_ids, sampling = prompts[problem.id], context.task.of(problem).sampling(self.sampling)
+            prompt_ids, sampling = (
+                prompts[problem.id],
+                context.task.of(problem).adjust_sampling(self.sampling),
+            )
             max_tokens = context.settings.token_budget(prompt_ids, sampling.max_tokens)
             sampling = replace(sampling, max_tokens=max_tokens)
             growing.append(_GrowingTree(context, problem, prompt_ids, sampling, self, counted))
