@@ -16,17 +16,9 @@ import torch
 from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
 from benchmarks.peers import Child, digest
 from benchmarks.setting import Setting
-from treetune.engine.base import (
-    Canary,
-    Chunk,
-    Completion,
-    Engine,
-    EngineLaunch,
-    OnResult,
-    Request,
-    SyncReport,
-)
+from treetune.engine.base import Canary, Chunk, Engine, EngineLaunch, SyncReport
 from treetune.engine.launch import ServerLaunch
+from treetune.engine.requests import Completion, OnResult, Request
 from treetune.engine.settings import VllmSettings
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.resources import RunResources

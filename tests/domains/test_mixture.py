@@ -27,7 +27,7 @@ from treetune.domains.mixture import (
     allocate_problems,
     first_of_shuffle,
 )
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.exceptions import NoSplit
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.tasks.base import Split, Task

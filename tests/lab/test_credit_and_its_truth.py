@@ -15,7 +15,7 @@ import torch
 from tests.support import contexts
 from tests.trainer.helpers import tiny_model
 from treetune.credit.episodes import make_episode
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.lab.analyzers.credit_measures import Credited, Truth, measure, reliability
 from treetune.lab.analyzers.true_values import (
     EstimatedValue,

@@ -16,7 +16,7 @@ import torch
 
 from tests.trainer.helpers import are_same, assert_close, episodes, policy_trainer, weights_of
 from treetune.contracts import SampledAnswers, Turns
-from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.models.lora import Lora
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.policy_gradient import ClippedPolicyGradient

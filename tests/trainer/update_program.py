@@ -27,7 +27,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
 
     from tests.trainer.helpers import critic_of, episodes, paired_episodes, threaded_episodes, tiny_model
     from treetune.credit.gae import Gae
-    from treetune.engine.base import Completion, Request, SamplingParams
+    from treetune.engine.requests import Completion, Request, SamplingParams
     from treetune.models import logprobs
     from treetune.models.lora import Lora
     from treetune.rollouts.storage import write_episodes

@@ -20,8 +20,8 @@ from tests.view.report import threaded
 from tests.view.report.synthetic import CODEC
 from treetune.credit.states.base import AnswerPrefix
 from treetune.credit.states.one_line import continuation_request
-from treetune.engine.base import Completion, SamplingParams
 from treetune.engine.journal import journal_row, request_key
+from treetune.engine.requests import Completion, SamplingParams
 from treetune.objectives.base import TokenBatch
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.context import AnswerSettings

@@ -127,8 +127,9 @@ def _sampled_token() -> Diagnosis:
     """Starts the managed server on a tiny model and samples one token."""
     import torch
 
-    from treetune.engine.base import EngineLaunch, Request, SamplingParams
+    from treetune.engine.base import EngineLaunch
     from treetune.engine.engine import start_engine
+    from treetune.engine.requests import Request, SamplingParams
     from treetune.engine.settings import VllmSettings
     from treetune.exceptions import EngineError
     from treetune.models.policy_files import write_for_engine

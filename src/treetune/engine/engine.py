@@ -40,12 +40,8 @@ from typing_extensions import override
 from treetune.engine.base import (
     Canary,
     Chunk,
-    Completion,
     Engine,
     EngineLaunch,
-    Later,
-    OnResult,
-    Request,
     SyncReport,
     TransferMethod,
     check_request,
@@ -56,6 +52,7 @@ from treetune.engine.cuda_transfers import CudaIpc, Nccl
 from treetune.engine.given import servers_at_addresses
 from treetune.engine.in_process import InProcessEngine
 from treetune.engine.launch import ServerLaunch, with_time_for
+from treetune.engine.requests import Completion, Later, OnResult, Request
 from treetune.engine.sampling import Answered, Lost, Prefixes, Sampling
 from treetune.engine.server import Server, close_servers, servers_of
 from treetune.engine.settings import EngineSettings, InProcessSettings, VllmSettings

@@ -23,20 +23,9 @@ import numpy as np
 from typing_extensions import override
 
 from treetune.architectures import length_rule, probe_rows
-from treetune.engine.base import (
-    Canary,
-    Chunk,
-    Completion,
-    Engine,
-    EngineLaunch,
-    Later,
-    OnResult,
-    Request,
-    SamplingParams,
-    SyncReport,
-    check_request,
-)
+from treetune.engine.base import Canary, Chunk, Engine, EngineLaunch, SyncReport, check_request
 from treetune.engine.canary import Probe, judge
+from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
 from treetune.vocabulary import TokenIds, token_array

@@ -27,16 +27,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import override
 
-from treetune.engine.base import (
-    ANSWERS,
-    Completion,
-    Engine,
-    EngineWrapper,
-    Later,
-    OnResult,
-    Request,
-)
+from treetune.engine.base import Engine, EngineWrapper
 from treetune.engine.programs import result_of
+from treetune.engine.requests import ANSWERS, Completion, Later, OnResult, Request
 from treetune.store.journal import Journal
 from treetune.vocabulary import Column
 

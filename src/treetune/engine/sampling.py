@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from treetune.engine.base import Completion, Later
 from treetune.engine.client import SAMPLES, Address, Client, RequestPart, completions_of, payload
+from treetune.engine.requests import Completion, Later
 from treetune.exceptions import ServerFailure
 from treetune.vocabulary import TokenIds
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from treetune.credit.states.early import EarlyContinuations
-from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.engine.journal import CallTimes, JournaledEngine
+from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext, ShapingMemory

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treetune.engine.base import ANSWERS, Completion, Request
+from treetune.engine.requests import ANSWERS, Completion, Request
 from treetune.models.logprobs import ModelInputs, Nucleus
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import MicroBatch, micro_batches, rows_scored_by

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, MinLen
 from typing_extensions import override
 
 from treetune.contracts import Need, OneLine
-from treetune.engine.base import Request
+from treetune.engine.requests import Request
 from treetune.lab.analyzers.figures import (
     Bootstrap,
     legend_below,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from treetune.engine.base import Completion
 from treetune.engine.journal import completions_of_row
+from treetune.engine.requests import Completion
 from treetune.exceptions import Damaged
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.checksums import KEY, SUMS, damage_of, read_record, verify_stream
