@@ -89,8 +89,10 @@ def test_what_comes_by_ipc_is_what_the_worker_unpacks(
     client = Recorder(cuda)
     transfer = CudaIpc(client, 1.0)  # type: ignore[arg-type]
     buffers: list[torch.Tensor] = []
-    room = transfer._room
-    monkeypatch.setattr(transfer, "_room", lambda *asked: buffers.append(room(*asked)) or buffers[-1])
+    buffer_of = transfer._buffer_of
+    monkeypatch.setattr(
+        transfer, "_buffer_of", lambda *asked: buffers.append(buffer_of(*asked)) or buffers[-1]
+    )
     larger = {"c": torch.arange(64, dtype=torch.float32)}
     assert sent(transfer, chunk(rank), chunk(rank, larger)) is None
     assert client.paths() == [*UPDATE[:3], "/update_weights", "/finish_weight_update"]
