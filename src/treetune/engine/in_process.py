@@ -291,8 +291,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
 
     Raises:
         ValueError: They differ. Recurrent states and convolutions, for example, are not in a cache of keys
-        and
-            values.
+            and values.
     """
     import torch
 

@@ -285,7 +285,7 @@ class ForkJoin:
             return
         if self._limits.stragglers == "truncate":
             self.events["truncated"] += 1
-        else:
+        else:  # with "go_on", the thread had all tokens of its share
             self._end("length", "budget_spent")
         line.inject(self._glue.end_thread)
 
