@@ -86,12 +86,12 @@ class ActionRanking(OfCheckpoints):
 
     @override
     def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
-        from treetune.lab.analyzers.stored import context_at, judged_at
+        from treetune.lab.analyzers.stored import answers_and_critic_at, context_at
 
         rows: list[Row] = []
         origins = {}
         for point in points:
-            trajectories, origins[str(point)], critic = judged_at(
+            trajectories, origins[str(point)], critic = answers_and_critic_at(
                 resources, point, work, self.seed, self.problems
             )
             candidates = choose_states(trajectories, self.candidates, self.seed, point)
@@ -281,11 +281,12 @@ def pairwise(
     scores = []
     for a, b in itertools.combinations(range(len(truths)), 2):
         difference = truths[a] - truths[b]
-        least = CLEAR_ERRORS * math.hypot(errors[a], errors[b]) if errors is not None else 0.0
-        if difference == 0 or abs(difference) <= least:
+        clear_difference = CLEAR_ERRORS * math.hypot(errors[a], errors[b]) if errors is not None else 0.0
+        if difference == 0 or abs(difference) <= clear_difference:
             continue
-        predicted = (predictions[a] - predictions[b]) * difference
-        scores.append(0.5 if predicted == 0 else float(predicted > 0))
+        # Positive if the predictions have the true order.
+        agreement = (predictions[a] - predictions[b]) * difference
+        scores.append(0.5 if agreement == 0 else float(agreement > 0))
     return math.fsum(scores) / len(scores) if scores else math.nan
 
 

@@ -41,7 +41,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     lifetime.exit_on_signals()
     lifetime.end_with_launcher()
     directory = ExperimentDirectory.of(config)
-    _require(config, directory, plain)
+    _refuse_unusable(config, directory, plain)
     config.model.require()  # before anything heavy is imported
     failed: dict[str, str] = {}  # messages by the analyzer's label
     pending: list[tuple[Analyzer, Plain, list[int]]] = []
@@ -69,7 +69,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     return 1 if failed else 0
 
 
-def _require(config: PolicyIteration, directory: ExperimentDirectory, plain: Plain) -> None:
+def _refuse_unusable(config: PolicyIteration, directory: ExperimentDirectory, plain: Plain) -> None:
     if not config.analyzers:
         raise ValueError(
             "the experiment has no analyzers: append some to --configs, e.g."

@@ -29,7 +29,7 @@ from treetune.vocabulary import Trajectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.lab.analyzers.credit_measures import Credited, Truth
+    from treetune.lab.analyzers.credit_measures import CreditOfMethod, Truth
     from treetune.runtime.resources import RunResources
     from treetune.runtime.session import Session
 
@@ -74,14 +74,14 @@ class CreditBench(OfCheckpoints):
     def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         return Findings(
             {
-                "truth": None if self.truth is None else self.truth.described(),
+                "truth": None if self.truth is None else self.truth.describe_settings(),
                 "by_checkpoint": {str(point): self._at(resources, point, work) for point in points},
             }
         )
 
     def _at(self, resources: RunResources, point: int, work: Path) -> dict[str, Any]:
         """Returns the numbers of a checkpoint."""
-        from treetune.lab.analyzers.credit_measures import Credited, measure, reliability
+        from treetune.lab.analyzers.credit_measures import CreditOfMethod, measure, reliability
         from treetune.lab.analyzers.gradients import problem_gradients
         from treetune.lab.analyzers.stored import answers_at, context_at
         from treetune.lab.arena.gain import TRUE_ADVANTAGES, gain
@@ -90,7 +90,7 @@ class CreditBench(OfCheckpoints):
         answers, origin = answers_at(resources, point, work, self.seed, self.problems, enough=self.problems)
         problems = list(dict.fromkeys(answer.problem.id for answer in answers))[: self.problems]
         answers = [answer for answer in answers if answer.problem.id in problems]
-        methods: dict[str, Credited] = {}
+        methods: dict[str, CreditOfMethod] = {}
         truths: list[Truth] = []
         if self.truth is not None:
             with resources.phase(f"true values after iteration {point}", "states") as show:
@@ -100,7 +100,7 @@ class CreditBench(OfCheckpoints):
                 make_episode(context, answer, truth.advantages, truth.values)
                 for truth, answer in zip(truths, answers, strict=True)
             ]
-            methods[TRUE_ADVANTAGES] = Credited(episodes)
+            methods[TRUE_ADVANTAGES] = CreditOfMethod(episodes)
         speed = Speed(resources.server.engine)
         context = context_at(resources, point, work, self.seed, "credit")
         # Methods with the most continuations come first, because they sample those of the others, too.
@@ -108,8 +108,8 @@ class CreditBench(OfCheckpoints):
             with resources.phase(f"{name} after iteration {point}", "continuations") as show:
                 context = replace(context, log=replace(context.log, progress=show))
                 with speed.measured():
-                    methods[name] = credited(context, self.methods[name], answers)
-        reference = credited(context, Rloo(), answers)
+                    methods[name] = credit_of_method(context, self.methods[name], answers)
+        reference = credit_of_method(context, Rloo(), answers)
         sampled_tokens = sum(len(answer.response_ids) for answer in answers)
         with resources.phase(f"gradients after iteration {point}", "problems") as show:
             credits = [reference.episodes, *(method.episodes for method in methods.values())]
@@ -208,11 +208,13 @@ def required_critics(methods: Mapping[str, Credit], experiment: PolicyIteration)
             )
 
 
-def credited(context: RolloutContext, credit: Credit, answers: Sequence[Trajectory]) -> Credited:
+def credit_of_method(
+    context: RolloutContext, credit: Credit, answers: Sequence[Trajectory]
+) -> CreditOfMethod:
     """Returns the episodes that a method makes of these answers, in their order, with its cost."""
-    from treetune.lab.analyzers.credit_measures import Credited
+    from treetune.lab.analyzers.credit_measures import CreditOfMethod
 
     episodes, metrics = credit.assign(context, trees_of(answers))
     episode_by_answer = {episode.trajectory: episode for episode in episodes}
     episodes_in_order = [episode_by_answer[answer.id] for answer in answers]
-    return Credited(episodes_in_order, int(metrics.get("credit/value_tokens", 0)))
+    return CreditOfMethod(episodes_in_order, int(metrics.get("credit/value_tokens", 0)))

@@ -15,7 +15,7 @@ from treetune.contracts import Finding, Need, OneLine
 from treetune.credit.base import Credit
 from treetune.lab.analyzers.credit_bench import required_critics
 from treetune.lab.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
-from treetune.lab.analyzers.points import Chosen, OfIterations, iterations_with, unanswered
+from treetune.lab.analyzers.points import OfIterations, PointChoice, check_samples_answers, iterations_with
 from treetune.lab.analyzers.step_credit import StepCredit, step_credit
 from treetune.rollouts.selection import All
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SPREAD = 0.6
 """The share of the distance between two steps over which the methods' points are spread."""
-WORDS = {"values": "value before the step", "advantages": "advantage of the step"}
+AXIS_LABELS = {"values": "value before the step", "advantages": "advantage of the step"}
 
 
 def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -39,7 +39,7 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
     titles = [f"{title} ({'right' if row['correct'] else 'wrong'})" for title, row in answers.items()]
     figure, axes = panels(titles * 2, rows=2)
     methods = list(dict.fromkeys(name for row in answers.values() for name in row["credit"]))
-    for figure_row, (kind, label) in enumerate(WORDS.items()):
+    for figure_row, (kind, label) in enumerate(AXIS_LABELS.items()):
         for panel, row in zip(axes[figure_row * len(answers) :], answers.values()):
             for number, name in enumerate(methods):
                 if name not in row["credit"]:
@@ -86,7 +86,7 @@ class CreditMicroscope(OfIterations):
     which the methods differ most, where each method's advantages are divided by their root mean square.
     """
 
-    iterations: Chosen = "last"
+    iterations: PointChoice = "last"
     """The iterations to look at: ``last`` (the last with stored weights), ``all``, or a list of their numbers
     from 0 on."""
     methods: Mapping[str, Credit] = field(default_factory=dict, hash=False)
@@ -124,7 +124,7 @@ class CreditMicroscope(OfIterations):
             if name in self.methods:
                 yield Finding(f"a method is called {name!r}", ("methods", name), "give it another name")
         if self.needs_engine:
-            yield from unanswered(experiment)
+            yield from check_samples_answers(experiment)
 
     @override
     def stored_iterations(self, directory: ExperimentDirectory) -> list[int]:
@@ -188,8 +188,8 @@ class CreditMicroscope(OfIterations):
         problems.sort(
             key=lambda problem: len({answer.grade.correct for answer in groups[problem]}), reverse=True
         )
-        chosen = set(problems[: self.problems])
-        return [answer for answer in graded if answer.problem.id in chosen]
+        chosen_problems = set(problems[: self.problems])
+        return [answer for answer in graded if answer.problem.id in chosen_problems]
 
     def _assign_credit(
         self,
@@ -201,13 +201,15 @@ class CreditMicroscope(OfIterations):
         work: Path,
     ) -> tuple[Sequence[Episode], dict[str, float]]:
         """Returns a method's episodes, and what they cost."""
-        from treetune.lab.analyzers.replay import credited_again
+        from treetune.lab.analyzers.replay import assign_credit_again
         from treetune.tree import trees_of
 
         began = time.perf_counter()
         config = replace(resources.session.config, credit=credit, selection=All())
         journal = work / f"{point:04d}.jsonl"  # shared by the methods: equal requests are sampled once
-        episodes, metrics, tokens = credited_again(resources, config, point, trees_of(answers), name, journal)
+        episodes, metrics, tokens = assign_credit_again(
+            resources, config, point, trees_of(answers), name, journal
+        )
         return episodes, {
             "tokens_per_answer": metrics.get("credit/value_tokens", 0.0) / len(answers),
             "sampled_tokens": float(tokens),

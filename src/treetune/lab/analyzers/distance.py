@@ -23,7 +23,7 @@ from treetune.lab.analyzers.figures import (
     points_with_bars,
     style_of,
 )
-from treetune.lab.analyzers.points import Chosen, OfCheckpoints
+from treetune.lab.analyzers.points import OfCheckpoints, PointChoice
 from treetune.objectives.base import KlEstimator, kl_estimate
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.tasks.base import Split
@@ -50,7 +50,7 @@ class WeightDistance(OfCheckpoints):
     layer, the head, and the rest (norms).
     """
 
-    checkpoints: Chosen = "all"
+    checkpoints: PointChoice = "all"
 
     @override
     def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
@@ -153,7 +153,7 @@ class KlToReference(OfCheckpoints):
     ``reward`` their mean reward, which differ where wrong or unfinished answers have a reward.
     """
 
-    checkpoints: Chosen = "all"
+    checkpoints: PointChoice = "all"
     split: Split = "validation"
     problems: Annotated[int, Gt(0)] = 128
     samples: Annotated[int, Gt(0)] = 4

@@ -40,7 +40,7 @@ def policy_at(session: Session, point: int) -> PreTrainedModel:
     """Returns the policy after `point` iterations, for scoring."""
     model = session.model.load()
     if point:
-        _fill(model, session.directory.checkpoint(point) / "policy", _trusted(session))
+        _copy_weights(model, session.directory.checkpoint(point) / "policy", _trusts_remote_code(session))
     return model.eval()
 
 
@@ -50,16 +50,16 @@ def critic_at(session: Session, point: int) -> CriticModule:
     critic = CriticModule(session.model.load(), derive_seed(session.config.seed, "critic"))
     critic.head.to(session.ranks.device)
     if point:
-        _fill(critic, session.directory.checkpoint(point) / "critic", _trusted(session))
+        _copy_weights(critic, session.directory.checkpoint(point) / "critic", _trusts_remote_code(session))
     return critic.eval()
 
 
-def _trusted(session: Session) -> bool:
+def _trusts_remote_code(session: Session) -> bool:
     """Returns whether code that comes with the model may run."""
     return bool(getattr(session.config.model, "trust_remote_code", False))
 
 
-def _fill(module: nn.Module, directory: Path, trusted: bool) -> None:
+def _copy_weights(module: nn.Module, directory: Path, trusted: bool) -> None:
     """Copies stored weights into a module of the same architecture."""
     weights, _ = read_policy(directory, trust_remote_code=trusted)
     parameters = saved_weights(module)
@@ -124,8 +124,9 @@ def distributions_at(session: Session, point: int) -> Distributions:
         policy = PolicyModule(model, terms=lambda logits_CV, _: (logits_CV.softmax(-1).square().sum(-1),))
         for row in rows:
             ids_T = torch.from_numpy(joined([row.prompt_ids, row.response_ids]).astype("int64")).to(device)
-            at_N = torch.arange(len(row.prompt_ids) - 1, len(ids_T) - 1, device=device)
-            inputs = ModelInputs(ids_T[None], at_N, ids_T[at_N + 1])
+            # A position predicts the token after it, so that the first one is that of the last prompt token.
+            positions_N = torch.arange(len(row.prompt_ids) - 1, len(ids_T) - 1, device=device)
+            inputs = ModelInputs(ids_T[None], positions_N, ids_T[positions_N + 1])
             with torch.no_grad():
                 _, entropy_T, squares_T = policy(inputs, session.temperature, with_terms=True)
             columns.append((squares_T.double().cpu().numpy(), entropy_T.double().cpu().numpy()))
@@ -179,7 +180,7 @@ def answers_at(
     return [answer for answer in answers_of(trees) if answer.grade.is_known], "sampled"
 
 
-def judged_at(
+def answers_and_critic_at(
     resources: RunResources, point: int, work: Path, seed: int, problems: int
 ) -> tuple[list[Trajectory], str, Callable[[Sequence[TokenIds]], list[float]] | None]:
     """Loads the weights after `point` iterations into the engine, and returns their answers and critic.

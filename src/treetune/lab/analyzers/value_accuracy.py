@@ -148,12 +148,12 @@ class ValueAccuracy(OfCheckpoints):
 
     @override
     def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
-        from treetune.lab.analyzers.stored import context_at, judged_at
+        from treetune.lab.analyzers.stored import answers_and_critic_at, context_at
 
         rows: list[Row] = []
         origins = {}
         for point in points:
-            trajectories, origins[str(point)], critic = judged_at(
+            trajectories, origins[str(point)], critic = answers_and_critic_at(
                 resources, point, work, self.seed, self.problems
             )
             chosen = choose_states(trajectories, self.states, self.seed, point)
