@@ -199,8 +199,8 @@ class TableRuns:
         return [run for run in self.runs if self.statuses[run.key].state in TO_DO]
 
 
-def refreshed(plan: TableRuns) -> TableRuns:
-    """Returns the same runs with the states that they have now."""
+def inspect_again(plan: TableRuns) -> TableRuns:
+    """Returns the same runs with the states that they have on disk now."""
     return TableRuns(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
 
 
@@ -249,9 +249,9 @@ def run_environment(base: Path, recipe: TableExperiment, seed: int) -> dict[str,
 def make_plan(table: Reproduction) -> TableRuns:
     """Evaluates every experiment's configuration, and reads the states of its runs from disk.
 
-    The plan has the seeds that every row has; `until.grown` adds those that only some rows need.
+    The plan has the seeds that every row has; `until.add_needed_seeds` adds those that only some rows need.
     """
-    base, configurations = Path(table.directory), _configurations(table)
+    base, configurations = Path(table.directory), _load_configurations(table)
     shared_seeds = {name: recipe.seed for name, recipe in table.experiments.items() if recipe.shared}
     runs = []
     first_seed, *_ = table.seeds_of_all_rows
@@ -298,7 +298,7 @@ class _Measurements(NamedTuple):
     analyses: tuple[str, ...]
 
 
-def _configurations(table: Reproduction) -> dict[str, _Configuration]:
+def _load_configurations(table: Reproduction) -> dict[str, _Configuration]:
     """Returns each experiment's configuration with its first seed, each after those that it needs."""
     base, console = Path(table.directory), Console(stderr=True)
     order = track(
@@ -309,7 +309,7 @@ def _configurations(table: Reproduction) -> dict[str, _Configuration]:
         recipe = table.experiments[name]
         seed = recipe.seed if recipe.shared else table.seeds[0]
         environment = run_environment(base, recipe, seed)
-        configurations[name] = _configuration(recipe, environment, _measurements_of(table, name))
+        configurations[name] = _load_configuration(recipe, environment, _measurements_of(table, name))
     experiment_names = {
         name: configuration.config["experiment_name"]
         for name, configuration in configurations.items()
@@ -346,7 +346,7 @@ def _measurements_of(table: Reproduction, name: str) -> _Measurements:
     return _Measurements(*(tuple(dict.fromkeys(names)) for names in (sets, along, analyses)))
 
 
-def _configuration(
+def _load_configuration(
     recipe: TableExperiment, environment: Mapping[str, str], measurements: _Measurements
 ) -> _Configuration:
     try:
