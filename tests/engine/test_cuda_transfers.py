@@ -201,7 +201,7 @@ def test_this_sides_part_of_a_broadcast_has_a_deadline(fault: str, cuda: FakeCud
         go_on.wait(20)
 
     with pytest.raises(ServerFailure, match=r"unhandled system error|NCCL didn't finish"):
-        transfer._beside(work, HERE, "/update_weights", {})
+        transfer._post_while_working(work, HERE, "/update_weights", {})
     go_on.set()
 
 
