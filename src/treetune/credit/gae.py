@@ -30,7 +30,7 @@ from treetune.credit.base import (
     UNUSED_REMEDY,
     Credit,
     CriticSettings,
-    check_critic_goes_on,
+    check_critic_is_kept,
 )
 from treetune.credit.episodes import make_episode
 from treetune.rollouts.context import RolloutContext
@@ -73,7 +73,7 @@ class Gae(Credit):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         remedy = "choose a credit without a critic, such as 'none'"
-        yield from check_critic_goes_on(experiment, "credit 'gae'", remedy)
+        yield from check_critic_is_kept(experiment, "credit 'gae'", remedy)
 
     @override
     def from_values(

@@ -178,6 +178,7 @@ def _leave_one_out(
         for node in siblings:
             others = [values[sibling] for sibling in siblings if sibling != node]
             weights = [1.0] * len(others)
+            # The prompt has no baseline: only nodes below other nodes have a parent's.
             if parent in baselines and (prior or not others):
                 # The parent's baseline counts as `prior` siblings, or alone where there are none.
                 others.append(baselines[parent])
