@@ -39,9 +39,11 @@ SAME = 1e-8
 @Credit.register("tree")
 @dataclass(frozen=True, kw_only=True)
 class TreeCredit(Credit):
-    """Gives each node of a tree an advantage, from the rewards of the answers below nodes. A node is a
-    stretch of tokens from one branching to the next. V(n) is the mean of V over the nodes that follow n, and
-    at the end of an answer its reward.
+    """Trees of answers (SPO-tree arXiv:2505.23564, TreeRL arXiv:2506.11902, TreePO): A(n) = V(n) − baseline
+    for each node n, where V(n) is the mean reward of the answers below n.
+
+    A node is a stretch of tokens from one branching to the next. V(n) is the mean of V over the nodes that
+    follow n, and at the end of an answer its reward.
 
     `advantage` of a node n that follows p:
 

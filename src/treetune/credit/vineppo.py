@@ -98,8 +98,8 @@ def step_advantages(
 @Credit.register("monte_carlo")
 @dataclass(frozen=True, kw_only=True)
 class MonteCarlo(Credit):
-    """VinePPO's credit (Kazemnejad et al., arXiv:2410.01679): the value of a state is the mean reward of
-    continuations from it, and a step's advantage the difference of the values after and before it.
+    """VinePPO (Kazemnejad et al., arXiv:2410.01679): A_i = V(s_{i+1}) − V(s_i), where V is the mean reward of
+    continuations from a state.
 
     There is a state before every step, the prompt first; `states` says what steps are. Continuations are
     sampled from token ids and graded together with the prefix that they continue, as in the rollout. They are
