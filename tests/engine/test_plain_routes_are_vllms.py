@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from treetune.engine.base import Request, SamplingParams
 from treetune.engine.client import RequestPart, completions_of
 from treetune.engine.plain_client import PlainClient, Route, ServerFacts, samples_of_answer
+from treetune.engine.requests import Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
 from treetune.vocabulary import token_array
 

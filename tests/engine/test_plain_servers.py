@@ -22,9 +22,10 @@ import pytest
 
 from tests.support.plain_server import round_robin_proxy
 from treetune.engine import plain_client, plain_servers
-from treetune.engine.base import EngineLaunch, Request, SamplingParams
+from treetune.engine.base import EngineLaunch
 from treetune.engine.engine import VllmEngine, start_engine
 from treetune.engine.launch import free_port
+from treetune.engine.requests import Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import EngineError
 from treetune.vocabulary import token_array

@@ -29,8 +29,8 @@ from typing import Any, Literal, NoReturn
 
 from typing_extensions import override
 
-from treetune.engine.base import Completion, Request, SamplingParams
 from treetune.engine.client import Address, Client, RequestPart, completions_of
+from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
 from treetune.vocabulary import token_array

@@ -162,7 +162,7 @@ class PlainServer(AddressedServer):
 
     @property
     def _unnamed_address(self) -> Address:
-        return self._here(with_weights=False)
+        return self._make_address(with_weights=False)
 
 
 class RouterOfServers(PlainServer):
