@@ -88,7 +88,7 @@ def _write_start(root: PolicyIteration, folder: Path) -> None:
     from treetune.runtime.session import StartModel
 
     start = StartModel(root, torch.device("cpu"))
-    write_for_engine(*start.weights(), start.tokenizer, folder)
+    write_for_engine(*start.load_weights(), start.tokenizer, folder)
 
 
 def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
