@@ -6,7 +6,6 @@ has been checked.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import sys
@@ -19,7 +18,8 @@ if __name__ == "__main__" and sys.path[:1] == [os.path.dirname(os.path.realpath(
     # Started as a script. `models` and `config` in this folder would hide other packages of these names.
     sys.path[0] = os.path.dirname(sys.path[0])
 
-from treetune.cli.arguments import COMMANDS, grammar, parse
+from treetune.cli.arguments import COMMANDS, parse
+from treetune.cli.command import Options
 from treetune.exceptions import ClosedPipe
 from treetune.store.files import why_not_written
 
@@ -31,10 +31,6 @@ FIRST_RANK_SPEAKS_WITHIN_S = 5.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code: 2 for a user's mistake, 1 for a failure."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what could follow
-        from treetune.cli.arguments import complete
-
-        complete(grammar())
     options = parse(arguments)
     options.commands = COMMANDS
     try:
@@ -60,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, FAILURE, options)
 
 
-def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
+def _failed(error: Exception, code: int, options: Options) -> int:
     """Prints one message on standard error. The traceback goes to the log or, with --debug, to standard
     error."""
     from treetune.exceptions import SameOnAllRanks

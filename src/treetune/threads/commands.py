@@ -10,7 +10,6 @@ one, and an expression after it opens the thought at the end of the prompt::
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from treetune.cli.command import Argument, Command, say
+import click
+
+from treetune.cli.command import PATH, Command, Options, say
 from treetune.models.chat import Chat, end_of_turn, render
 from treetune.store.files import whole_folder
 
@@ -235,7 +236,7 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def chat_template(options: argparse.Namespace) -> int:
+def chat_template(options: Options) -> int:
     """Runs the command, and prints a prompt before and after."""
     think_model = write_think_model(
         options.model,
@@ -270,25 +271,16 @@ COMMANDS = (
         " a prompt before and after. Refuses to copy if nothing would change.",
         ("treetune chat_template --model models/Qwen2.5-7B --output models/Qwen2.5-7B-think",),
         (
-            Argument(
-                "--model", {"type": Path, "required": True, "metavar": "DIR", "help": "folder of the model"}
+            click.Option(["--model"], required=True, type=PATH, metavar="DIR", help="folder of the model"),
+            click.Option(["--output"], required=True, type=PATH, metavar="DIR", help="folder to create"),
+            click.Option(
+                ["--system"], metavar="TEXT", help="system message; '' for none; default: think, then answer"
             ),
-            Argument(
-                "--output", {"type": Path, "required": True, "metavar": "DIR", "help": "folder to create"}
-            ),
-            Argument(
-                "--system",
-                {"metavar": "TEXT", "help": "system message; '' for none; default: think, then answer"},
-            ),
-            Argument(
-                "--opening", {"metavar": "TEXT", "help": "ends a prompt; default: <think> and a newline"}
-            ),
-            Argument(
-                "--end-token",
-                {
-                    "metavar": "TOKEN",
-                    "help": "ends an answer; default: the token that the template puts after one",
-                },
+            click.Option(["--opening"], metavar="TEXT", help="ends a prompt; default: <think> and a newline"),
+            click.Option(
+                ["--end-token"],
+                metavar="TOKEN",
+                help="ends an answer; default: the token that the template puts after one",
             ),
         ),
     ),
