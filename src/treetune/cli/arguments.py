@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import platform
 import shlex
 import sys
 import textwrap
@@ -139,6 +138,8 @@ APP_SEED, APP_DIRECTORY and APP_EXPERIMENT_NAME set the keys of these names."""
 
 def version() -> str:
     """Returns the versions of treetune and Python, and the commit: for the first line of a bug report."""
+    import platform
+
     import treetune
     from treetune.runtime.manifest import code_commit
 

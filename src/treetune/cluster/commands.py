@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import tempfile
 import time
@@ -69,6 +68,8 @@ def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
 
 
 def _make_key(path: Path) -> None:
+    import secrets  # slow: it loads OpenSSL
+
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
