@@ -62,8 +62,9 @@ CPU are predicted within 6 %.
 No memory on this page was measured on a GPU; the memory that GPU kernels use in addition is assumed.
 [GPU](gpu.md) has one measurement of a tiny model.
 
-The seconds leave out the fixed costs of each optimiser step. With a model of a few million parameters and many small
-steps, they are most of an iteration. The command says so for models below 10 million parameters.
+The seconds leave out the fixed costs of each optimiser step. With a model of a few million parameters
+and many small steps, they are most of an iteration. The command says so for models below 10 million
+parameters.
 
 ## Shipped experiments on GPUs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +21,10 @@ VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
 
 def run_experiment(options: Options) -> int:
     config, root = load_experiment(options)
+    is_first_rank = os.environ.get("RANK", "0") == "0"
+    if is_first_rank and options.commands[options.command].in_ranks:
+        # The imports take ten seconds, in which a terminal would show nothing.
+        print("the configuration is fine; loading PyTorch", file=sys.stderr, flush=True)
     from treetune.runtime.commands import run
 
     return run(options.command, root, config.data, options)
@@ -37,7 +42,6 @@ def run_ranks(options: Options) -> int:
             f"`treetune run` can't start {options.what!r}: it starts {', '.join(in_ranks)}; configuration"
             " files end in .jsonnet, .json or .yaml"
         )
-    load_experiment(options)
     nodes = options.nodes.split(",") if options.nodes else ["localhost"]
     if not 0 <= options.node_rank < len(nodes):
         raise ValueError(
@@ -50,6 +54,7 @@ def run_ranks(options: Options) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", front_door.threads_each(1))
         options.command = options.what
         return options.commands[options.what].run(options)
+    load_experiment(options)
     arguments: list[str] = []
     for names in options.configs or ():
         arguments += ["--configs", names]

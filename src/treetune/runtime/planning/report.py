@@ -258,8 +258,8 @@ def as_text(plan: Plan) -> str:
     lines.append(f"    {sum(estimate.seconds for estimate in by_phase):8.1f}  in all")
     if shape.parameters < TINY_MODEL:
         lines.append(
-            f"    {shape.parameters / 1e6:.1f} million parameters are few: fixed costs of each step, which the"
-            " estimate leaves out, may make it several times as long"
+            f"    {shape.parameters / 1e6:.1f} million parameters are few: fixed costs of each step, which"
+            " the estimate leaves out, may make it several times as long"
         )
     if plan.engine is not None:
         lines.append(f"    {START[plan.machine.device]:8.1f}  once, until a server samples")
