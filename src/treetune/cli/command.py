@@ -78,6 +78,8 @@ class Command(click.Command):
     doctor",))``.
     """
 
+    name: str
+
     def __init__(
         self,
         name: str,
@@ -125,7 +127,8 @@ class Command(click.Command):
             for name in option.opts
         }
         changed_words: list[str] = []
-        option, has_value = None, False  # the latest option, if it takes a value
+        option: click.Option | None = None  # the latest option, if it takes a value
+        has_value = False
         for word in words:
             if option is not None and not has_value:
                 has_value = True

@@ -77,11 +77,6 @@ class Task(NamedTuple):
     state: str
     reason: str
 
-    @property
-    def name(self) -> str:
-        """The name by which SLURM's commands take the task: ``17_2``."""
-        return f"{self.job}_{self.index}"
-
 
 # Job scripts
 
