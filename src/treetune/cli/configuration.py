@@ -43,12 +43,13 @@ def check_config(options: Options) -> int:
         notes = list(root.examine(config.data)) if isinstance(root, Root) else []
     except ConfigError as error:
         raise ConfigError([_located(issue, explanation) for issue in error.issues]) from error
+    for note in notes:
+        print(wrapped("note: ", note), file=sys.stderr)
     missing = missing_here(root, explanation)
     if missing and not options.config_only:
         raise ConfigError(missing, "missing on this machine (`check --config-only` leaves this out)")
-    notes += [f"missing here: {issue.key}: {issue.what}" for issue in missing]
-    for note in notes:
-        print(wrapped("note: ", note), file=sys.stderr)
+    for issue in missing:
+        print(wrapped("note: ", f"missing here: {issue.key}: {issue.what}"), file=sys.stderr)
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
 

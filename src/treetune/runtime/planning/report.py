@@ -56,9 +56,8 @@ START = {"cpu": 25.0, "cuda": 90.0}
 CUDA graphs."""
 
 TINY_MODEL = 10_000_000
-"""Weights below which an iteration may take several times the planned seconds: a run with a model of 0.9
-million took six times as long. The fixed costs of optimiser steps and of small batches, which the plan leaves
-out, are most of it there."""
+"""Weights below which an iteration may take several times the planned seconds: there, fixed costs of
+optimiser steps and of small batches, which the plan leaves out, are most of it."""
 
 SECONDS = {
     "answers": "generation",
