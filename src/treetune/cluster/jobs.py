@@ -147,13 +147,17 @@ class _Local:
         self._waiting: list[int] = []
         self._processes: Processes[int] = Processes()
         self._slots: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
+        """The number of the place, below `at_once`, at which each shard's job runs. It decides the job's
+        GPUs."""
+        self._exit_codes: dict[int, int] = {}
+        """The exit code of each shard's last job."""
 
     def start(self, shards: Sequence[int]) -> None:
         self._waiting += shards
-        self._fill()
+        self._start_waiting()
 
-    def _fill(self) -> None:
+    def _start_waiting(self) -> None:
+        """Starts as many of the waiting jobs as may run at a time."""
         while self._waiting and len(self._processes.running) < self._settings.at_once:
             taken = {self._slots[shard] for shard in self._processes.running}
             slot = next(slot for slot in range(self._settings.at_once) if slot not in taken)
@@ -176,15 +180,15 @@ class _Local:
         return {"CUDA_VISIBLE_DEVICES": ",".join(seen[i] if seen else str(i) for i in numbers)}
 
     def alive(self) -> set[int]:
-        self._ended |= self._processes.take_ended()
-        self._fill()
+        self._exit_codes |= self._processes.take_ended()
+        self._start_waiting()
         return {*self._processes.running, *self._waiting}
 
     def running(self) -> set[int]:
         return set(self._processes.running)
 
     def why(self, shard: int) -> str:
-        code = self._ended.get(shard)
+        code = self._exit_codes.get(shard)
         if code is None:
             return "it was not started"
         return f"it was ended by signal {-code}" if code < 0 else f"it ended with code {code}"
@@ -253,11 +257,13 @@ class _Slurm:
         digest = hashlib.blake2b(str(output.resolve()).encode(), digest_size=6).hexdigest()
         self._name = f"difficulty-{digest}"
         self._cluster = slurm.cluster_options(settings.options)
-        self._alive: dict[int, str] = {}
+        self._states: dict[int, str] = {}
+        """The state of each shard's job that runs or is queued."""
         self._reasons: dict[int, str] = {}
         """Why a shard's task is queued, by squeue's reason."""
-        self._last: dict[int, str] = {}
-        self._ends: dict[int, str] = {}
+        self._last_jobs: dict[int, str] = {}
+        """The number of each shard's last job."""
+        self._end_states: dict[int, str] = {}
         """The state in which a shard's last job ended."""
         self._unsent: set[int] = set()
         """Shards whose jobs a busy controller hasn't accepted, as far as is known."""
@@ -305,7 +311,7 @@ class _Slurm:
             raise _no_slurm(error) from error
         # Without a number, the queue tells it: a job that sbatch accepted is never submitted again.
         if number is not None:
-            self._last.update(dict.fromkeys(self._unsent, number))
+            self._last_jobs.update(dict.fromkeys(self._unsent, number))
         self._unsent, self._complaint = set(), ""
 
     def alive(self) -> set[int]:
@@ -315,31 +321,31 @@ class _Slurm:
             raise OSError(str(error)) from error
         except ValueError as error:
             raise _no_slurm(error) from error
-        self._alive, self._reasons = {}, {}
+        self._states, self._reasons = {}, {}
         for task in tasks:
-            self._alive[task.index] = task.state
-            self._last[task.index] = task.job
+            self._states[task.index] = task.state
+            self._last_jobs[task.index] = task.job
             if task.state not in slurm.RUNNING_STATES:
                 self._reasons[task.index] = task.reason
         if self._unsent:
-            self._unsent -= set(self._alive)
+            self._unsent -= set(self._states)
             if self._unsent and time.monotonic() >= self._send_again:
                 self._unsent -= self._accepted_and_ended()
                 if self._unsent:
                     self._send()
-        return set(self._alive) | self._unsent
+        return set(self._states) | self._unsent
 
     def _accepted_and_ended(self) -> set[int]:
         """Returns the shards of `_unsent` whose jobs were accepted and have already ended."""
         ended = set[int]()
         for task in slurm.ended_tasks(self._name, self._began_to_send, self._cluster):
-            if task.index in self._unsent and int(task.job) > int(self._last.get(task.index, 0)):
-                self._last[task.index] = task.job
+            if task.index in self._unsent and int(task.job) > int(self._last_jobs.get(task.index, 0)):
+                self._last_jobs[task.index] = task.job
                 ended.add(task.index)
         return ended
 
     def running(self) -> set[int]:
-        return {shard for shard, state in self._alive.items() if state in slurm.RUNNING_STATES}
+        return {shard for shard, state in self._states.items() if state in slurm.RUNNING_STATES}
 
     def waits(self) -> Mapping[str, str]:
         messages: dict[str, str] = {}
@@ -351,19 +357,19 @@ class _Slurm:
         by_reason: dict[str, list[int]] = {}
         for shard, reason in self._reasons.items():
             # "ReqNodeNotAvail, UnavailableNodes:…" names other nodes each time: the comma ends the reason.
-            by_reason.setdefault(reason.partition(",")[0] or self._alive[shard], []).append(shard)
+            by_reason.setdefault(reason.partition(",")[0] or self._states[shard], []).append(shard)
         for reason, shards in by_reason.items():
             count = f"{len(shards)} of the jobs " + ("wait" if len(shards) > 1 else "waits")
-            task = f"{self._last[shards[0]]}_{shards[0]}"
+            task = f"{self._last_jobs[shards[0]]}_{shards[0]}"
             remedy = f"; `scontrol release {task}` lets it go" if "held" in reason.casefold() else ""
             messages[reason] = f"{count} in the queue: {self._reasons[shards[0]] or reason}{remedy}"
         return messages
 
     def why(self, shard: int) -> str:
-        self._ends.pop(shard, None)
-        if shard not in self._last:
+        self._end_states.pop(shard, None)
+        if shard not in self._last_jobs:
             return "it was not submitted"
-        task = f"{self._last[shard]}_{shard}"
+        task = f"{self._last_jobs[shard]}_{shard}"
         try:
             end_of_task = slurm.end_of_task(task, self._cluster)
         except (SlurmRefused, ValueError) as error:
@@ -371,22 +377,22 @@ class _Slurm:
         if end_of_task is None:
             return f"job {task} is gone"
         state, exit_code = end_of_task
-        self._ends[shard] = state
+        self._end_states[shard] = state
         return f"job {task} ended as {state}, exit code {exit_code}"
 
     def was_taken_away(self, shard: int) -> bool:
-        return self._ends.get(shard, "").startswith(slurm.TAKEN_AWAY)
+        return self._end_states.get(shard, "").startswith(slurm.TAKEN_AWAY)
 
     def stop(self, shard: int) -> None:
-        if shard in self._last:
+        if shard in self._last_jobs:
             with contextlib.suppress(SlurmRefused, ValueError):  # it may have ended meanwhile
-                slurm.cancel(f"{self._last[shard]}_{shard}", self._cluster)
+                slurm.cancel(f"{self._last_jobs[shard]}_{shard}", self._cluster)
 
     def leave(self) -> str:
-        if not self._alive:
+        if not self._states:
             return "no job is left"
         return (
-            f"{len(self._alive)} tasks keep running; the same command watches them again"
+            f"{len(self._states)} tasks keep running; the same command watches them again"
             f" (scancel --name={self._name} ends them)"
         )
 

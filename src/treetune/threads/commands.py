@@ -25,7 +25,7 @@ def chat_template(options: Options) -> int:
         "nowhere": "no system message is added",
     }
     say(explanations[think_model.system_in])
-    if think_model.opened:
+    if think_model.opens_thought:
         say("prompts open a thought now")
     else:
         say("prompts opened a thought before, and still do")
