@@ -34,6 +34,7 @@ OSError and ends it with exit code 1. The project catches exceptions that derive
     ├── Unanswered                   a request came to nothing                  domains.endpoints
     │   └── RequestRefused           the endpoint doesn't take this request     domains.endpoints
     ├── ServerFailure                a server failed; another may do it         engine
+    │   └── TemporaryFailure         the same request may succeed later         engine
     ├── NotInParts                   weights can't be read one after the other  models.shards
     ├── Incomplete                   a check looked at a value that was wrong   findings
     ├── Endless                      a Jsonnet program comes to no end          config.jsonnet
@@ -193,6 +194,10 @@ class RequestRefused(Unanswered):
 
 class ServerFailure(Exception):
     """A server's failure to do its work; another server may do it."""
+
+
+class TemporaryFailure(ServerFailure):
+    """A server can't be reached or is overloaded; the same request may succeed a little later."""
 
 
 class NotInParts(Exception):
