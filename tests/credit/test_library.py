@@ -38,11 +38,11 @@ from treetune.credit import (
 )
 from treetune.credit.base import Credit
 from treetune.credit.trees import TreeCredit
-from treetune.engine.base import EngineLaunch, Request, SamplingParams
+from treetune.engine.base import Completion, EngineLaunch, Request, SamplingParams
 from treetune.engine.held_model import HeldModelEngine
 from treetune.engine.in_process import InProcessEngine
 from treetune.engine.settings import InProcessSettings
-from treetune.exceptions import ConfigError, Unavailable
+from treetune.exceptions import ConfigError, EngineError, Unavailable
 from treetune.tree import trees_of
 from treetune.vocabulary import Fork, Problem, Segment, Trajectory
 
@@ -328,10 +328,11 @@ def test_a_budget_of_tokens_ends_the_call() -> None:
 
 @pytest.fixture(scope="module")
 def endless_model() -> Any:
-    """A model that samples all tokens alike, so that it seldom ends."""
+    """A model that can't sample the end token."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=512, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=mdp.EOS, eos_token_id=None, bos_token_id=None, pad_token_id=None,
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
         max_position_embeddings=65536,
     )  # fmt: skip
     return LlamaForCausalLM(config)
@@ -380,7 +381,8 @@ def test_a_call_is_awaited_and_ends_when_its_task_is_cancelled(endless_model: An
 def test_a_model_in_memory_samples_as_its_folder_would_and_stays_in_training(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=mdp.EOS + 1, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        vocab_size=mdp.EOS + 1, eos_token_id=mdp.EOS,
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=64, initializer_range=0.3, attention_dropout=0.5,
     )  # fmt: skip
     model = LlamaForCausalLM(config).train()
@@ -399,6 +401,30 @@ def test_a_model_in_memory_samples_as_its_folder_would_and_stays_in_training(tmp
     assert all("b" not in mdp.decode(completion.token_ids[:-1]) for completion in completions)
     with pytest.raises(ValueError, match=r"are torch\.bfloat16, and this engine computes in float32"):
         HeldModelEngine(model.to(torch.bfloat16), mdp.CODEC, launch)
+
+
+@pytest.mark.parametrize("deadline", [None, 600.0])
+def test_a_function_samples_as_an_engine_would(deadline: float | None) -> None:
+    """With a deadline, there is an alarm among the requests."""
+    answers = [graded(answer) for answer in answers_in_run()]
+    credit = {"type": "monte_carlo", "values": {"type": "sequential"}}
+    sizes = []
+
+    def sample(requests: Sequence[Request]) -> list[list[Completion]]:
+        sizes.append(len(requests))
+        return engine().generate(requests)
+
+    with assigner(credit) as library, assigner(credit, engine=sample) as with_function:
+        expected = library.advantages(answers, deadline=deadline)
+        credited = with_function.advantages(answers, deadline=deadline)
+    assert list(map(plain, credited.advantages)) == list(map(plain, expected.advantages))
+    assert credited.cost.tokens == expected.cost.tokens > 0
+    assert len(sizes) > 1 and sizes[0] > 1, "all states of a round are sampled in one call"
+    with (
+        assigner(credit, engine=lambda requests: [[] for _ in requests]) as library,
+        pytest.raises(EngineError, match="return a list of n completions for each request"),
+    ):
+        library.advantages(answers)
 
 
 # Refusals

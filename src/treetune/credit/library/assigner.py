@@ -32,7 +32,7 @@ from treetune.credit.library.answers import (
     trees_of_answers,
 )
 from treetune.credit.library.checks import check_answers, check_credit
-from treetune.credit.library.engines import open_engine
+from treetune.credit.library.engines import SampleRequests, open_engine
 from treetune.credit.library.grading import RewardFunction, open_grading
 from treetune.credit.library.limits import CreditCost, CreditLimits, LimitedEngine
 from treetune.engine.base import Engine, SamplingParams
@@ -132,7 +132,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         self,
         credit: Credit | Mapping[str, Any] | str,
         *,
-        engine: Engine | PreTrainedModel | str | Path | None = None,
+        engine: Engine | PreTrainedModel | SampleRequests | str | Path | None = None,
         grader: Grader | Mapping[str, Any] | RewardFunction | None = None,
         tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path | None = None,
         sampling: SamplingParams | None = None,
@@ -145,7 +145,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             credit: A credit; the configuration of one, such as ``{"type": "group", "std": False}``, also as
                 a Jsonnet text; or the name of one, such as ``"rloo"``.
             engine: The policy that sampled the answers, for credit with continuations: a folder with its
-                weights, a transformers model of this process, or any `Engine`.
+                weights, a transformers model of this process, a function that returns the completions of
+                requests, or any `Engine`.
             grader: Grades continuations: a function ``(prompt, text) -> reward`` (or ``(prompt, text,
                 problem)``, with the answer's `gold` and `data`), a `Grader`, or the configuration of one.
             tokenizer: Decodes answers, for graders and for steps. None: that of the engine's folder, if it is
