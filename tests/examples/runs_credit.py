@@ -56,7 +56,7 @@ class TaskOfLines(Task):
 
 def advantages_in_run(
     credit: dict[str, Any],
-    answers: Sequence[tuple[Any, Sequence[int], Sequence[int], float]],
+    answers: Sequence[tuple[Any, Sequence[int], Sequence[int], float, str | None]],
     *,
     model: Any,
     tokenizer: Any,
@@ -65,12 +65,14 @@ def advantages_in_run(
     seed: int,
     iteration: int,
 ) -> list[Any]:
-    """Returns the advantages of each answer (row, prompt_ids, response_ids, reward), from the credit of a run
-    with the context that the runtime makes."""
+    """Returns the advantages of each answer, from the credit of a run.
+
+    Args:
+        answers: Of each answer its row, prompt_ids, response_ids, reward and group.
+    """
     codec = codec_of(tokenizer)
-    names = [
-        answer.group for answer in read_answers(GradedAnswer(prompt, ids, r) for _, prompt, ids, r in answers)
-    ]
+    graded = [GradedAnswer(prompt, ids, value, group) for _, prompt, ids, value, group in answers]
+    names = [answer.group for answer in read_answers(graded)]
     grader = RewardOfRow(reward=reward)
     launch = EngineLaunch(Path(), Path(), seed=0, context_length=128, end_ids=codec.end_ids)
     context = context_of(
@@ -79,13 +81,13 @@ def advantages_in_run(
         grader=GraderPool(grader),
         codec=codec,
         sampling=SamplingParams(max_tokens=max_tokens),
-        context_length=max(len(prompt) for _, prompt, _, _ in answers) + max_tokens,
+        context_length=max(len(answer[1]) for answer in answers) + max_tokens,
         unfinished_reward=None,
         seed=seed,
         iteration=iteration,
     )
     trajectories = []
-    for number, ((row, prompt_ids, ids, value), name) in enumerate(zip(answers, names, strict=True)):
+    for number, ((row, prompt_ids, ids, value, _), name) in enumerate(zip(answers, names, strict=True)):
         problem = Problem(id=str(name), prompt="", gold="", data=row)
         text = codec.decode(ids)
         trajectories.append(

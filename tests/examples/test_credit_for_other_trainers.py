@@ -1,6 +1,6 @@
 """The example of docs/credit_for_other_trainers.md and the files of examples/other_trainers work.
 
-Each file of examples/other_trainers runs with the package that it is for, in two optimiser steps (TRL) or as
+Each file in examples/other_trainers runs with the package that it is for, in two optimiser steps (TRL) or as
 the package calls it (verl, verifiers). The advantages that the other trainer used are those that a credit
 gives the same answers in a run of treetune.
 
@@ -108,3 +108,15 @@ def test_trl_trains_two_steps_with_the_advantages_of_a_run(model_folder: Path, t
     steps, _, compared = printed.removeprefix("steps ").partition(", answers with several advantages ")
     assert int(steps) == 2
     assert int(compared) > 4, "VinePPO tells the steps of an answer apart"
+
+
+def test_verl_computes_the_advantages_of_a_run(model_folder: Path, tmp_path: Path) -> None:
+    python = python_with("verl")
+    program = ROOT / "tests" / "examples" / "verl_advantages.py"
+    assert run(python, program, str(model_folder), cwd=tmp_path).splitlines()[-1] == "equal"
+
+
+def test_traces_of_verifiers_hold_the_advantages_of_their_sampled_tokens(tmp_path: Path) -> None:
+    python = python_with("verifiers")
+    program = ROOT / "tests" / "examples" / "verifiers_advantages.py"
+    assert run(python, program, cwd=tmp_path).splitlines()[-1] == "equal"

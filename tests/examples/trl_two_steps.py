@@ -38,7 +38,7 @@ class RecordingTrainer(CreditGRPOTrainer):
         for number, row in enumerate(inputs):
             prompt_ids = batch["prompt_ids"][number][batch["prompt_mask"][number].bool()].tolist()
             ids = batch["completion_ids"][number][batch["completion_mask"][number].bool()].tolist()
-            answers.append((row, prompt_ids, ids, rewards[number]))
+            answers.append((row, prompt_ids, ids, rewards[number], None))
         expected = advantages_in_run(
             CREDIT,
             answers,
@@ -49,7 +49,7 @@ class RecordingTrainer(CreditGRPOTrainer):
             seed=self.args.seed,
             iteration=self.state.global_step,
         )
-        for (_, prompt_ids, ids, _), row in zip(answers, expected, strict=True):
+        for (_, prompt_ids, ids, _, _), row in zip(answers, expected, strict=True):
             self.expected[tuple(prompt_ids), tuple(ids)] = torch.as_tensor(row, dtype=torch.float32)
         return batch
 

@@ -164,10 +164,10 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         """
         import treetune.parts  # noqa: F401  # a configuration may name any part
 
-        self._credit = _part(Credit, credit, "credit")
+        self.credit = _part(Credit, credit, "credit")
         self._steps = Lines(newline="ends") if steps is None else _part(StepSplitter, steps, "steps")
         check_credit(
-            self._credit,
+            self.credit,
             has_engine=engine is not None,
             has_grader=grader is not None,
             has_sampling=sampling is not None,
@@ -175,16 +175,16 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         if tokenizer is None and isinstance(engine, str | Path):
             tokenizer = engine
         self._codec = None if tokenizer is None else _codec(tokenizer)
-        if self._codec is None and self._credit.needs_engine:
+        if self._codec is None and self.credit.needs_engine:
             raise ValueError(
                 "the credit samples continuations, and the grader reads text: give the tokenizer"
             )
         self._sampling, self._context_length = sampling, context_length
         self._unfinished_reward, self._seed = unfinished_reward, seed
         # A credit without continuations uses neither engine nor grader, even if there are any.
-        self._engine_source = engine if self._credit.needs_engine else None
+        self._engine_source = engine if self.credit.needs_engine else None
         self._engine: Engine | None = None
-        self._grading = open_grading(grader if self._credit.needs_engine else None)
+        self._grading = open_grading(grader if self.credit.needs_engine else None)
         self._lock = threading.Lock()
 
     def advantages(
@@ -254,7 +254,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         sampling, context_length = self._lengths(checked)
         task = _OutsideTask(grader=self._grading.grader, steps=self._steps)
         has_text = self._codec is not None
-        check_answers(self._credit, checked, task, sampling, context_length, has_text=has_text)
+        check_answers(self.credit, checked, task, sampling, context_length, has_text=has_text)
         with self._lock:
             limits.check_reason()  # it may have been cancelled while it waited for another call
             engine = self._open_engine(context_length)
@@ -269,7 +269,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
                 log=Log(say=log.warning),
             )
             trees = trees_of_answers(context, checked, has_text=has_text)
-            episodes, metrics = self._credit.assign(context, trees)
+            episodes, metrics = self.credit.assign(context, trees)
         examples = [_response_ids(answer) for answer in given]
         return _credited(checked, examples, episodes, metrics, limits)
 
