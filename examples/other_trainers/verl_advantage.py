@@ -44,7 +44,7 @@ def compute_advantage_with_batch(data, *args, **settings):
 @register_adv_est("treetune")
 def estimate(token_level_rewards, response_mask, index, **_):
     assigner, batch = _state["assigner"], _batch.get({})
-    has_ids = "responses" in batch
+    has_ids = "responses" in list(batch.keys())  # a TensorDict refuses `in`
     if not has_ids and not isinstance(assigner.credit, GroupCredit):
         raise ValueError(
             "this trainer of verl passes no token ids: choose 'group' or 'rloo', or use_v1=False"

@@ -475,6 +475,7 @@ def test_a_wrong_configuration_names_the_key() -> None:
         ({"sampled": [False] * 3}, "sampled is False for all"),
         ({"step_ends": [2]}, "the last is the number of response tokens"),
         ({"step_rewards": [0.5]}, "step_rewards add up to 0.5, and its reward is 1"),
+        ({"reward": None}, "its reward is None: give a finite number"),
         ({"rewards": 1.0}, "there is no key 'rewards'; keys are prompt_ids"),
         ({"group": "other"}, "the group 'other' has 1: give 2 or more"),
         ({"prompt_ids": [9]}, "has 1: give 2 or more answers"),
@@ -497,6 +498,7 @@ def test_other_wrong_calls_say_what_would_be_right(tmp_path: Path) -> None:
         {"prompt_ids": [2], "response_ids": [1], "reward": 1, "group": "x"},
     ], credit="rloo")  # fmt: skip
     refuse("is of the type int: give a GradedAnswer", [3], credit="rloo")
+    refuse("the key 'reward' is missing", [{"prompt_ids": [1], "response_ids": [1]}], credit="rloo")
     vine: dict[str, Any] = {
         "credit": "monte_carlo", "grader": function_of_two, "tokenizer": mdp.CODEC, "sampling": SAMPLING,
     }  # fmt: skip

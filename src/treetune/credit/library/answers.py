@@ -82,7 +82,7 @@ def read_answers(answers: Iterable[GradedAnswer | Mapping[str, Any]]) -> list[Gr
     checked = []
     for number, answer in enumerate(answers):
         try:
-            checked.append(_checked(answer))
+            checked.append(_check_answer(answer))
         except (TypeError, ValueError) as error:
             raise ValueError(f"answer {number}: {error}") from error
     if not checked:
@@ -98,30 +98,36 @@ def read_answers(answers: Iterable[GradedAnswer | Mapping[str, Any]]) -> list[Gr
     return checked
 
 
-def _checked(answer: GradedAnswer | Mapping[str, Any]) -> GradedAnswer:
+def _check_answer(answer: GradedAnswer | Mapping[str, Any]) -> GradedAnswer:
     """Returns an answer with NumPy columns. Raises ValueError or TypeError for a wrong one."""
     if isinstance(answer, Mapping):
         names = [declared.name for declared in fields(GradedAnswer)]
         unknown = [name for name in answer if name not in names]
         if unknown:
             raise ValueError(f"there is no key {unknown[0]!r}; keys are {', '.join(names)}")
+        missing = [name for name in ("prompt_ids", "response_ids", "reward") if name not in answer]
+        if missing:
+            raise ValueError(f"the key {missing[0]!r} is missing")
         answer = GradedAnswer(**answer)
     if not isinstance(answer, GradedAnswer):
         raise TypeError(
             f"it is of the type {type(answer).__name__}: give a GradedAnswer, or a dictionary with its keys"
         )
-    prompt_ids = _ids(answer.prompt_ids, "prompt_ids")
-    response_ids = _ids(answer.response_ids, "response_ids")
+    prompt_ids = _read_ids(answer.prompt_ids, "prompt_ids")
+    response_ids = _read_ids(answer.response_ids, "response_ids")
     tokens = len(response_ids)
-    reward = float(answer.reward)
+    try:
+        reward = float(answer.reward)
+    except (TypeError, ValueError):
+        reward = math.nan
     if not math.isfinite(reward):
-        raise ValueError(f"its reward is {reward}: give a finite number, or leave the answer out")
+        raise ValueError(f"its reward is {answer.reward!r}: give a finite number, or leave the answer out")
     logprobs = None
     if answer.logprobs is not None:
-        logprobs = logprob_array(_column(answer.logprobs, "logprobs", tokens))
+        logprobs = logprob_array(_read_column(answer.logprobs, "logprobs", tokens))
     sampled: Column | None = None
     if answer.sampled is not None:
-        sampled = _column(answer.sampled, "sampled", tokens).astype(bool)
+        sampled = _read_column(answer.sampled, "sampled", tokens).astype(bool)
         if not sampled.any():
             raise ValueError("sampled is False for all of its tokens: leave the answer out")
     step_ends = None if answer.step_ends is None else tuple(int(end) for end in answer.step_ends)
@@ -157,7 +163,7 @@ def _name_of_prompt(prompt_ids: TokenIds) -> str:
     return "prompt-" + hashlib.blake2b(prompt_ids.tobytes(), digest_size=8).hexdigest()
 
 
-def _ids(values: Any, name: str) -> TokenIds:
+def _read_ids(values: Any, name: str) -> TokenIds:
     """Returns token ids as an array. Raises ValueError if there are none, or if they aren't ids."""
     import numpy as np
 
@@ -169,7 +175,7 @@ def _ids(values: Any, name: str) -> TokenIds:
     return token_array(ids)
 
 
-def _column(values: Any, name: str, tokens: int) -> Column:
+def _read_column(values: Any, name: str, tokens: int) -> Column:
     """Returns a column with a number for each response token. Raises ValueError for another length."""
     column = to_numpy(values)
     if column.shape != (tokens,):
@@ -191,7 +197,7 @@ def to_numpy(values: Any) -> Column:
     return np.asarray(values)
 
 
-def as_given(column: Column, example: Any) -> Any:
+def convert_like(column: Column, example: Any) -> Any:
     """Returns a column as the type of `example`: a list, a NumPy array, or a PyTorch tensor on its device.
 
     Floating-point numbers of tensors have PyTorch's default precision, since a trainer multiplies them with
@@ -239,7 +245,7 @@ def trees_of_answers(
         tree = Tree(problem, first.prompt_ids)
         cuts_by_answer = _cuts_at_forks(name, group)
         for number, (answer, cuts) in enumerate(zip(group, cuts_by_answer, strict=True)):
-            tree.take(_trajectory(context, problem, number, answer, cuts, has_text))
+            tree.take(_make_trajectory(context, problem, number, answer, cuts, has_text))
         trees.append(tree)
     return trees
 
@@ -278,7 +284,7 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
     return cuts_by_answer
 
 
-def _trajectory(
+def _make_trajectory(
     context: RolloutContext,
     problem: Problem,
     number: int,

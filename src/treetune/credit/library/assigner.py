@@ -27,7 +27,7 @@ from treetune.config.registrable import Registrable
 from treetune.credit.base import Credit
 from treetune.credit.library.answers import (
     GradedAnswer,
-    as_given,
+    convert_like,
     read_answers,
     trees_of_answers,
 )
@@ -94,7 +94,7 @@ class CreditedAnswers:
         for number, row in enumerate(self.advantages):
             padded[number, : len(row)] = row.cpu() if hasattr(row, "cpu") else row
         first = self.advantages[0]
-        return as_given(padded, first) if hasattr(first, "detach") else padded
+        return convert_like(padded, first) if hasattr(first, "detach") else padded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +164,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         """
         import treetune.parts  # noqa: F401  # a configuration may name any part
 
-        self.credit = _part(Credit, credit, "credit")
-        self._steps = Lines(newline="ends") if steps is None else _part(StepSplitter, steps, "steps")
+        self.credit = _read_part(Credit, credit, "credit")
+        self._steps = Lines(newline="ends") if steps is None else _read_part(StepSplitter, steps, "steps")
         check_credit(
             self.credit,
             has_engine=engine is not None,
@@ -174,7 +174,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         )
         if tokenizer is None and isinstance(engine, str | Path):
             tokenizer = engine
-        self._codec = None if tokenizer is None else _codec(tokenizer)
+        self._codec = None if tokenizer is None else _make_codec(tokenizer)
         if self._codec is None and self.credit.needs_engine:
             raise ValueError(
                 "the credit samples continuations, and the grader reads text: give the tokenizer"
@@ -184,6 +184,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         # A credit without continuations uses neither engine nor grader, even if there are any.
         self._engine_source = engine if self.credit.needs_engine else None
         self._engine: Engine | None = None
+        """The engine that this object has opened."""
         self._grading = open_grading(grader if self.credit.needs_engine else None)
         self._lock = threading.Lock()
 
@@ -232,13 +233,13 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         except asyncio.CancelledError:
             limits.end("the call was cancelled")
             # The thread still uses the engine, which the caller may close next.
-            await asyncio.wait([work])
+            await asyncio.gather(work, return_exceptions=True)
             raise
 
     def close(self) -> None:
         """Ends the grader's processes, and the engine if this object has opened it. May be called twice."""
         self._grading.close()
-        if self._engine is not None and self._engine is not self._engine_source:
+        if self._engine is not None:
             self._engine.close()
             self._engine = None
 
@@ -249,20 +250,20 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
     def _assign(
         self, answers: Iterable[GradedAnswer | Mapping[str, Any]], iteration: int, limits: CreditLimits
     ) -> CreditedAnswers:
-        given = list(answers)
-        checked = read_answers(given)
+        answers = list(answers)
+        checked = read_answers(answers)
         sampling, context_length = self._lengths(checked)
         task = _OutsideTask(grader=self._grading.grader, steps=self._steps)
         has_text = self._codec is not None
         check_answers(self.credit, checked, task, sampling, context_length, has_text=has_text)
         with self._lock:
             limits.check_reason()  # it may have been cancelled while it waited for another call
-            engine = self._open_engine(context_length)
+            engine = self._open_engine()
             context = RolloutContext(
                 task=task,
                 engine=None if engine is None else LimitedEngine(engine, limits),
                 grader=self._grading,
-                codec=self._codec or _codec_without_text(),
+                codec=self._codec or _make_codec_without_text(),
                 seed=self._seed,
                 iteration=iteration,
                 settings=AnswerSettings(context_length, sampling, self._unfinished_reward),
@@ -270,8 +271,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             )
             trees = trees_of_answers(context, checked, has_text=has_text)
             episodes, metrics = self.credit.assign(context, trees)
-        examples = [_response_ids(answer) for answer in given]
-        return _credited(checked, examples, episodes, metrics, limits)
+        examples = [_get_response_ids(answer) for answer in answers]
+        return _collect_columns(checked, examples, episodes, metrics, limits)
 
     def _lengths(self, answers: Sequence[GradedAnswer]) -> tuple[SamplingParams, int]:
         """Returns the sampling parameters of the answers, and the context length."""
@@ -281,7 +282,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         sampling = self._sampling or SamplingParams(max_tokens=longest_answer)
         return sampling, self._context_length or longest_prompt + sampling.max_tokens
 
-    def _open_engine(self, context_length: int) -> Engine | None:
+    def _open_engine(self) -> Engine | None:
+        """Returns the engine, which the first call opens; None for credit that samples nothing."""
         if self._engine_source is None or isinstance(self._engine_source, Engine):
             return self._engine_source
         if self._engine is None:
@@ -340,7 +342,7 @@ async def advantages_async(
 # Reading the settings
 
 
-def _part(family: type[Family], setting: Family | Mapping[str, Any] | str, name: str) -> Family:
+def _read_part(family: type[Family], setting: Family | Mapping[str, Any] | str, name: str) -> Family:
     """Returns a part that is given as an object, as its configuration, or by its `type`."""
     if isinstance(setting, family):
         return setting
@@ -363,7 +365,7 @@ def _evaluate_jsonnet(text: str, name: str) -> Any:
     return sum_of([Layer(name, text)], {})
 
 
-def _codec(tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path) -> TextCodec:
+def _make_codec(tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path) -> TextCodec:
     if isinstance(tokenizer, TextCodec):
         return tokenizer
     from treetune.models.tokenizer import codec_of
@@ -380,7 +382,7 @@ def _codec(tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path) -> TextC
     return codec_of(tokenizer)
 
 
-def _codec_without_text() -> TextCodec:
+def _make_codec_without_text() -> TextCodec:
     """Returns the codec of a call without a tokenizer, which can't decode."""
 
     def decode(token_ids: Sequence[int] | TokenIds) -> str:
@@ -395,11 +397,11 @@ def _codec_without_text() -> TextCodec:
 # The result
 
 
-def _response_ids(answer: GradedAnswer | Mapping[str, Any]) -> Any:
+def _get_response_ids(answer: GradedAnswer | Mapping[str, Any]) -> Any:
     return answer["response_ids"] if isinstance(answer, Mapping) else answer.response_ids
 
 
-def _credited(
+def _collect_columns(
     answers: Sequence[GradedAnswer],
     examples: Sequence[Any],
     episodes: Sequence[Episode],
@@ -432,8 +434,8 @@ def _credited(
         else:
             assert episode.advantages is not None, "`check_credit` has refused other credits"
             advantages_T, trained_T = episode.advantages, episode.trained
-        credited.advantages.append(as_given(advantages_T, example))
-        credited.trained.append(as_given(trained_T, example))
+        credited.advantages.append(convert_like(advantages_T, example))
+        credited.trained.append(convert_like(trained_T, example))
         credited.step_ends.append(episode.step_ends if episode is not None else (tokens,))
         credited.values.append(None if episode is None else episode.step_values)
         credited.errors.append(None if episode is None else episode.step_errors)
