@@ -38,9 +38,10 @@ from treetune.credit import (
 )
 from treetune.credit.base import Credit
 from treetune.credit.trees import TreeCredit
-from treetune.engine.base import Completion, EngineLaunch, Request, SamplingParams
+from treetune.engine.base import EngineLaunch
 from treetune.engine.held_model import HeldModelEngine
 from treetune.engine.in_process import InProcessEngine
+from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import ConfigError, EngineError, Unavailable
 from treetune.tree import trees_of

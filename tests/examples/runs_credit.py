@@ -13,8 +13,9 @@ from tests.support.contexts import context_of
 from treetune.config.build import build
 from treetune.credit.base import Credit
 from treetune.credit.library.answers import GradedAnswer, read_answers
-from treetune.engine.base import EngineLaunch, SamplingParams
+from treetune.engine.base import EngineLaunch
 from treetune.engine.held_model import HeldModelEngine
+from treetune.engine.requests import SamplingParams
 from treetune.models.tokenizer import codec_of
 from treetune.rollouts.answers import split_steps
 from treetune.tasks.base import Task

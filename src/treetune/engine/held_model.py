@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from treetune.engine.base import Canary, Chunk, Completion, EngineLaunch, Later, OnResult, Request, SyncReport
+from treetune.engine.base import Canary, Chunk, EngineLaunch, SyncReport
 from treetune.engine.in_process import InProcessEngine, longest_window
+from treetune.engine.requests import Completion, Later, OnResult, Request
 from treetune.engine.settings import InProcessSettings
 from treetune.vocabulary import TextCodec
 

@@ -35,7 +35,8 @@ from treetune.credit.library.checks import check_answers, check_credit
 from treetune.credit.library.engines import SampleRequests, open_engine
 from treetune.credit.library.grading import RewardFunction, open_grading
 from treetune.credit.library.limits import CreditCost, CreditLimits, LimitedEngine
-from treetune.engine.base import Engine, SamplingParams
+from treetune.engine.base import Engine
+from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader

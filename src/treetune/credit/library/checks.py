@@ -30,7 +30,7 @@ from treetune.credit.literature.optimal_token_baseline import OptimalTokenBaseli
 from treetune.credit.literature.probability_mask import ProbabilityMask
 from treetune.credit.states.by_tokens import LowProbability
 from treetune.credit.states.one_line import StepBoundaries
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.findings import findings, placed_parts
 from treetune.rollouts.unavailable import least_answers
 from treetune.tasks.base import Task

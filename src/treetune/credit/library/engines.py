@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from treetune.engine.base import Completion, Engine, EngineLaunch, Later, OnResult, Request
+from treetune.engine.base import Engine, EngineLaunch
 from treetune.engine.held_model import HeldModelEngine
 from treetune.engine.in_process import InProcessEngine
+from treetune.engine.requests import Completion, Later, OnResult, Request
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
 from treetune.vocabulary import TextCodec

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from treetune.engine.base import Completion, Engine, EngineWrapper, Later, OnResult, Request
+from treetune.engine.base import Engine, EngineWrapper
+from treetune.engine.requests import Completion, Later, OnResult, Request
 from treetune.exceptions import CreditLimitReached
 
 
