@@ -99,9 +99,6 @@ def open_engine(source: PreTrainedModel | SampleRequests | str | Path, codec: Te
     Raises:
         ValueError: There is no such folder, or the engine can't sample with the model.
     """
-    import torch
-    from transformers import AutoConfig, GenerationConfig
-
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         raise ValueError(
             f"engine is {source!r}, an address: make an Engine for it, and give that (see"
@@ -111,6 +108,10 @@ def open_engine(source: PreTrainedModel | SampleRequests | str | Path, codec: Te
         folder = Path(source).expanduser()
         if not (folder / "config.json").is_file():
             raise ValueError(f"engine is {str(source)!r}, and there is no model (config.json) in that folder")
+        # Here, since a function as the engine needs neither of them.
+        import torch
+        from transformers import AutoConfig, GenerationConfig
+
         config = AutoConfig.from_pretrained(folder)
         generation_config = None
         if (folder / "generation_config.json").is_file():
