@@ -101,7 +101,7 @@ def open_engine(source: PreTrainedModel | SampleRequests | str | Path, codec: Te
     """
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         raise ValueError(
-            f"engine is {source!r}, an address: make an Engine for it, and give that (see"
+            f"engine is {source!r}, an address: give a function that asks it, or an Engine (see"
             " docs/credit_for_other_trainers.md)"
         )
     if isinstance(source, str | Path):
