@@ -396,13 +396,16 @@ def run_arena(
                 " give these, or another folder"
             )
         by_language = stored["scores"]
+        all_scores = [score for scores in by_language.values() for score in scores.values()]
+        if not all("decisive" in score for score in all_scores):
+            raise ValueError(
+                f"{scores_file} was written by an earlier version, which did not measure single steps: give"
+                " another folder as --output"
+            )
     for language_name, language in language_by_name.items():
         scores_of_language = by_language.setdefault(language_name, {})
         to_score = {
-            name: method
-            for name, method in methods.items()
-            # Files of earlier versions have no measures of steps.
-            if modules or "decisive" not in scores_of_language.get(name, ())
+            name: method for name, method in methods.items() if modules or name not in scores_of_language
         }
         scores_of_language |= scores(language, to_score, seed, most, seconds=5.0)
         for name in methods:
