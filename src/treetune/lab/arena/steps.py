@@ -89,16 +89,18 @@ def step_measures(blocks: Sequence[StepSums], seed: int) -> dict[str, Any]:
     generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
     # A resample is given by how often it contains each problem.
     times_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
-    measures = {}
+    measures: dict[str, dict[str, float | None]] = {}
     for name in MEASURES:
         sums_N = np.concatenate([block.sums[name] for block in blocks])
         counts_N = np.concatenate([block.counts[name] for block in blocks])
-        measures[name] = {"value": None, "low": None, "high": None}
-        if counts_N.sum():
-            resampled_sums_R, resampled_counts_R = times_RN @ sums_N, times_RN @ counts_N
-            means_R = resampled_sums_R[resampled_counts_R > 0] / resampled_counts_R[resampled_counts_R > 0]
-            low, high = np.percentile(means_R, [2.5, 97.5]).tolist()
-            measures[name] = {"value": float(sums_N.sum() / counts_N.sum()), "low": low, "high": high}
+        if not counts_N.sum():
+            measures[name] = {"value": None, "low": None, "high": None}
+            continue
+        sums_R, counts_R = times_RN @ sums_N, times_RN @ counts_N
+        is_defined_R = counts_R > 0
+        means_R = sums_R[is_defined_R] / counts_R[is_defined_R]
+        low, high = np.percentile(means_R, [2.5, 97.5]).tolist()
+        measures[name] = {"value": float(sums_N.sum() / counts_N.sum()), "low": low, "high": high}
     return measures
 
 
