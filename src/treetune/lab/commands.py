@@ -281,8 +281,8 @@ COMMANDS = (
         arena,
         "benchmark credits: gradient noise and cost on toy tasks",
         "Scores the credits and value estimators that each MODULE registers, or all that are shipped, on toy"
-        " languages with known exact values: its gain (RLOO with eight answers has 1), its cost, and how often"
-        " it finds the step that decides. Each estimator takes two minutes.",
+        " languages with known exact values: its gain (RLOO with eight answers has 1), its cost, and how"
+        " often it finds the step that decides. Each estimator takes two minutes.",
         ("treetune arena my_estimator", "treetune arena --output docs/results"),
         (
             Argument(
