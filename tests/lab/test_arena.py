@@ -490,7 +490,7 @@ def test_a_credit_of_ones_own_is_one_file_and_has_a_score(
     assert "| half_of_the_best |" in (tmp_path / "out/arena.md").read_text()
     # Half of the best answer's reward is the same for all steps, which finds the decisive one by chance.
     assert (
-        "| half_of_the_best | 0.00 | 0.00 | 0.12 | at 0.125 |"
+        "| half_of_the_best | 0.000 | 0.000 | 0.125 | at 0.125 |"
         in (tmp_path / "out/arena_steps.md").read_text()
     )
     assert (tmp_path / "out/arena.png").stat().st_size > 10_000

@@ -198,5 +198,5 @@ def test_means_over_languages_have_the_intervals_of_independent_means(tmp_path: 
     assert means["mine"]["fluency"]["value"] is None
     write_steps_page(tmp_path, by_language, "treetune arena")
     page = (tmp_path / "arena_steps.md").read_text()
-    assert "| mine | 0.90 [0.86, 0.94] | – | 1.00 | above 0.250 |" in page
+    assert "| mine | 0.90 [0.86, 0.94] | – | 1.000 | above 0.250 |" in page
     assert page.count("| mine |") == 3 and page.count("| only in a |") == 1

@@ -6,6 +6,7 @@ import gc
 import importlib
 import json
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -422,6 +423,8 @@ def run_arena(
         say(f"rank correlation of the gains per token with those of {against}: {correlation:.3f}")
     if output is not None:
         command = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]
+        if list(by_language) != list(LANGUAGES):
+            command.append(f"--languages {shlex.join(by_language)}")
         with_critic = [name for name, method in methods.items() if method.credit.needs_critic]
         not_recommended = [TRUE_ADVANTAGES, HINDSIGHT_RATIO, *with_critic]
         write_page(output, by_language, " ".join(command), not_recommended)

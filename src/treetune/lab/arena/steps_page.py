@@ -49,7 +49,7 @@ def steps_table(scores: Scores) -> list[str]:
     first."""
     rows = []
     for name, score in sorted(scores.items(), key=lambda item: -(item[1]["truth"]["value"] or 0.0)):
-        cells = [_two_digits(score[measure]) for measure in ("truth", "fluency", "decisive")]
+        cells = [_with_interval(score[measure]) for measure in ("truth", "fluency", "decisive")]
         chance = score["chance"]["value"]
         chance_text = "–" if chance is None else f"{compare_with_chance(score)} {chance:.3f}"
         rows.append([name, *cells, chance_text])
@@ -102,10 +102,10 @@ def _mean(numbers: list[Number]) -> Number:
     return {"value": mean, "low": mean - below, "high": mean + above}
 
 
-def _two_digits(number: Number) -> str:
-    """Returns a number with its interval: ``0.81 [0.79, 0.83]``."""
+def _with_interval(number: Number) -> str:
+    """Returns a number with its interval: ``0.81 [0.79, 0.83]``, or alone if it has no error: ``0.125``."""
     if number["value"] is None:
         return "–"
     if number["low"] == number["high"]:
-        return f"{number['value']:.2f}"
+        return f"{number['value']:.3f}"  # exact
     return f"{number['value']:.2f} [{number['low']:.2f}, {number['high']:.2f}]"
