@@ -99,7 +99,7 @@ def step_measures(blocks: Sequence[StepSums], seed: int) -> dict[str, Any]:
         sums_R, counts_R = times_RN @ sums_N, times_RN @ counts_N
         is_defined_R = counts_R > 0
         means_R = sums_R[is_defined_R] / counts_R[is_defined_R]
-        low, high = np.percentile(means_R, [2.5, 97.5]).tolist()
+        low, high = (float(np.percentile(means_R, percent)) for percent in (2.5, 97.5))
         measures[name] = {"value": float(sums_N.sum() / counts_N.sum()), "low": low, "high": high}
     return measures
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -88,18 +88,25 @@ def mean_over_languages(by_language: Mapping[str, Scores]) -> dict[str, dict[str
         means: dict[str, Number] = {}
         for measure in MEASURES:
             numbers = [scores[name][measure] for scores in by_language.values()]
-            means[measure] = _mean([number for number in numbers if number["value"] is not None])
+            means[measure] = _mean(numbers)
         means_by_method[name] = means
     return means_by_method
 
 
-def _mean(numbers: list[Number]) -> Number:
-    if not numbers:
+def _mean(numbers: Sequence[Number]) -> Number:
+    """Returns the mean of numbers with independent errors; those without a value are left out."""
+    values, errors_below, errors_above = [], [], []
+    for number in numbers:
+        value, low, high = number["value"], number["low"], number["high"]
+        if value is not None and low is not None and high is not None:
+            values.append(value)
+            errors_below.append(value - low)
+            errors_above.append(high - value)
+    if not values:
         return {"value": None, "low": None, "high": None}
-    mean = fmean(number["value"] for number in numbers)
-    below = math.hypot(*(number["value"] - number["low"] for number in numbers)) / len(numbers)
-    above = math.hypot(*(number["high"] - number["value"] for number in numbers)) / len(numbers)
-    return {"value": mean, "low": mean - below, "high": mean + above}
+    mean = fmean(values)
+    below, above = math.hypot(*errors_below), math.hypot(*errors_above)
+    return {"value": mean, "low": mean - below / len(values), "high": mean + above / len(values)}
 
 
 def _with_interval(number: Number) -> str:
