@@ -225,7 +225,8 @@ the variance with the true advantages of the steps. Both gradients have the same
 square of the law's quotient: it should be proportional to 1/ρ. The *exponent* is the slope of log gain over
 log ρ; the law says −1. Nothing is sampled: both variances are sums over the states of a table
 (`src/treetune/lab/arena/exact.py`), and the tests compare them with enumeration of all groups of answers.
-True advantages cost nothing here, so the gain is what a perfect credit would have.
+True advantages cost nothing here, so the gain is what a perfect credit would have
+(an optimal baseline can have still less variance).
 
 ## Routine steps are added: the law holds
 
@@ -280,8 +281,9 @@ were sampled as 2.36, 9.44 and 39.3.
 
 * The law is right about routine steps. Each adds noise to credit by answers and none to exact credit by
   steps. If routine steps make an answer n times as long, exact credit gains about n times as much.
-* The share alone is not enough. At equal length, the gain can be the same for every share. The law needs a
-  fixed number of decisive steps, or a reward whose variance comes from elsewhere.
+* The share alone is not enough. At equal length, the gain can be the same for every share, and across tasks
+  the length predicts it better. The law needs a fixed number of decisive steps, or a reward whose variance
+  comes from elsewhere.
 * To compare tasks, measure the gain: [`treetune credit_worth`](../credit_laboratory.md#your-own-policy)
   does it for your own policy.
 
