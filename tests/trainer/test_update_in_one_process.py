@@ -20,10 +20,11 @@ from tests.trainer.helpers import (
 )
 from treetune.credit.gae import Gae
 from treetune.models.logprobs import ModelInputs, PolicyModule
+from treetune.objectives.covariance import ClipCovariance, KlCovariance
 from treetune.objectives.mle import MaximumLikelihood
-from treetune.objectives.other_ratios import ClippedImportance, SequencePolicyGradient
+from treetune.objectives.other_ratios import ClippedImportance, GeometricMean, SequencePolicyGradient
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
-from treetune.objectives.preference import DirectPreference, DpoPositive
+from treetune.objectives.preference import DirectPreference, DpoPositive, SimplePreference
 from treetune.objectives.spo import CorrectPaths
 from treetune.trainer.base import Warmup
 
@@ -46,8 +47,16 @@ UNMEASURED = {"minibatch_size": 8, "measure_kl": False}
         (ClippedPolicyGradient(**KL, kl_reduction="token_mean", aggregation="sequence"), WHITENED, CUTS),
         (DirectPreference(), PAIRS, CUTS),
         (DpoPositive(positive_penalty=5.0, penalty_band=0.1), PAIRS, CUTS),
+        (SimplePreference(), PAIRS | {"measure_kl": False}, PACKED),
         (SequencePolicyGradient(clip_low=0.01, clip_high=0.01), UNMEASURED, PACKED),
         (ClippedImportance(), UNMEASURED, PACKED),
+        (GeometricMean(clip_low=0.01, clip_high=0.01), UNMEASURED, PACKED),
+        (
+            ClipCovariance(share=0.3, least_covariance=0.0, largest_covariance=100.0),
+            {"minibatch_size": None, "measure_kl": False},
+            PACKED,
+        ),
+        (KlCovariance(share=0.3), UNMEASURED, PACKED),
         (
             ClippedPolicyGradient(aggregation="constant", constant_length=20, dual_clip=3.0),
             UNMEASURED,
