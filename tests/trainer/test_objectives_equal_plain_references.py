@@ -82,7 +82,7 @@ def clipped_log_ratio(o: GeometricMean, advantage: float, log_ratio: float) -> f
 
 
 def geometric_mean_loss(o: GeometricMean, tokens: TokenBatch, logprobs: list[float]) -> float:
-    """Answer by answer, by eq. 4; the advantages of an answer's tokens are equal."""
+    """Answer by answer; the advantages of an answer's tokens are equal."""
     loss, start = 0.0, 0
     for length in tokens.lengths:
         clipped = [

@@ -1,8 +1,7 @@
 """Policy gradients that hold back the few tokens that lower the entropy most: Clip-Cov and KL-Cov.
 
 Cui et al. 2025, arXiv:2505.22617. Where a token's log-prob and its advantage are both above their means, or
-both below, an update makes the policy surer. The covariance of a token is the product of both differences
-(eq. 10)::
+both below, an update makes the policy surer. The covariance of a token is the product of both differences::
 
     c_i = (log p_i - mean log p) · (A_i - mean A)
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 @Objective.register("clip_cov")
 @dataclass(frozen=True, kw_only=True)
 class ClipCovariance(ClippedPolicyGradient):
-    """Clip-Cov (eq. 12, as in verl's ``clip_cov``): PPO's loss, in which some tokens of large covariance have
+    """Clip-Cov (as in verl's ``clip_cov``): PPO's loss, in which some tokens of large covariance have
     no gradient.
 
     The tokens are drawn at random among those whose covariance is between `least_covariance` and
@@ -76,7 +75,7 @@ class ClipCovariance(ClippedPolicyGradient):
 @Objective.register("kl_cov")
 @dataclass(frozen=True, kw_only=True)
 class KlCovariance(PolicyGradient):
-    """KL-Cov (eq. 13, as in verl's ``kl_cov``): ``-A·ρ``, without a clip, and for the tokens of the largest
+    """KL-Cov (as in verl's ``kl_cov``): ``-A·ρ``, without a clip, and for the tokens of the largest
     covariances also ``penalty·|log ρ|``, their distance from the old policy.
 
     The penalty has no gradient at ρ = 1, so it needs iterations of several steps.

@@ -81,8 +81,8 @@ class SequencePolicyGradient(PolicyGradient):
 @Objective.register("gmpo")
 @dataclass(frozen=True, kw_only=True)
 class GeometricMean(PolicyGradient):
-    """GMPO (Zhao et al. 2025, arXiv:2507.20673, eq. 4): ``-A·g``, where g is the geometric mean of an
-    answer's token ratios, and each token's ratio is clipped before the mean.
+    """GMPO (Zhao et al. 2025, arXiv:2507.20673, as in verl's ``geo_mean``): ``-A·g``, where g is the
+    geometric mean of an answer's token ratios, each of which is clipped before the mean.
 
     The clip is of the log ratio x: ``min(x, clip_high)`` where A > 0, and ``max(x, -clip_low)`` where A < 0.
     GSPO clips after the mean: there, all tokens of an answer lose their gradient together. The range is much
@@ -123,8 +123,8 @@ class GeometricMean(PolicyGradient):
 @Objective.register("sapo")
 @dataclass(frozen=True, kw_only=True)
 class SoftAdaptive(PolicyGradient):
-    """SAPO (Gao et al. 2025, arXiv:2511.20347, eq. 5 and 6): ``-A·(4/τ)·σ(τ·(ρ - 1))``, a soft gate in place
-    of a clip.
+    """SAPO (Gao et al. 2025, arXiv:2511.20347, as in verl's ``sapo``): ``-A·(4/τ)·σ(τ·(ρ - 1))``, a soft gate
+    in place of a clip.
 
     The gradient of a token is A times ``4·p·(1 - p)`` times that of ρ, with ``p = σ(τ·(ρ - 1))``: all of it
     at ρ = 1, and less and less on both sides. τ is larger for negative advantages, whose gradients raise the

@@ -30,7 +30,7 @@ SCORE = "score"
 @dataclass(frozen=True, kw_only=True)
 class Gdpo(Credit):
     """GDPO: A_i = Σ_k w_k (r_ik − mean r_k) / (std r_k + `eps`), with mean and standard deviation over the
-    answers to the problem (Liu et al., arXiv:2601.05242, section 3, as in verl's ``gdpo``).
+    answers to the problem (Liu et al., arXiv:2601.05242, as in verl's ``gdpo``).
 
     The rewards r_ik are numbers that the grader gives with its grade, such as those of a reward function that
     returns a dictionary. In the paper the sum is then normalised over the whole batch. The trainer's
