@@ -48,7 +48,7 @@ OSError and ends it with exit code 1. The project catches exceptions that derive
 
 Not listed are private ones, and those of programs that run alone, where nothing of this package can be
 imported: in `domains/sandbox/inside`, `domains/puzzles/reasoning_gym_maker.py` (Refused) and
-`cluster/submission.py` (SlurmRefused, SlurmBusy).
+`cluster/slurm.py` (SlurmRefused, SlurmBusy).
 """
 
 from __future__ import annotations
