@@ -27,6 +27,7 @@ OSError and ends it with exit code 1. The project catches exceptions that derive
     ├── WorkerStartError             a worker process doesn't come up           processes.pool
     ├── EndpointError                an endpoint will answer nothing more       domains.endpoints
     ├── NothingGraded                no answer could be graded                  rollouts.unavailable
+    ├── CreditLimitReached           a call's budget or deadline                credit.library
     └── Collapsed                    a sign of collapse stopped the run         runtime.record
     Exception                        caught within the project
     ├── Unavailable                  a grader can't work here: no verdict        graders, yours too
@@ -34,6 +35,7 @@ OSError and ends it with exit code 1. The project catches exceptions that derive
     ├── Unanswered                   a request came to nothing                  domains.endpoints
     │   └── RequestRefused           the endpoint doesn't take this request     domains.endpoints
     ├── ServerFailure                a server failed; another may do it         engine
+    │   └── TemporaryFailure         the same request may succeed later         engine
     ├── NotInParts                   weights can't be read one after the other  models.shards
     ├── Incomplete                   a check looked at a value that was wrong   findings
     ├── Endless                      a Jsonnet program comes to no end          config.jsonnet
@@ -163,6 +165,10 @@ class NothingGraded(RuntimeError):
     """No answer could be graded, so that there is nothing to learn from or to measure."""
 
 
+class CreditLimitReached(RuntimeError):
+    """A call of the library of credit has reached its budget or its deadline, or was cancelled."""
+
+
 class Collapsed(RuntimeError):
     """The run was stopped by a sign of collapse, as its configuration says."""
 
@@ -193,6 +199,10 @@ class RequestRefused(Unanswered):
 
 class ServerFailure(Exception):
     """A server's failure to do its work; another server may do it."""
+
+
+class TemporaryFailure(ServerFailure):
+    """A server can't be reached or is overloaded; the same request may succeed a little later."""
 
 
 class NotInParts(Exception):

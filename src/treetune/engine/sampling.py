@@ -23,14 +23,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from treetune.engine.client import SAMPLES, Address, Client, RequestPart, completions_of, payload
+from treetune.engine.client import Address, Client, RequestPart
 from treetune.engine.requests import Completion, Later
 from treetune.exceptions import ServerFailure
 from treetune.vocabulary import TokenIds
@@ -211,11 +210,7 @@ class Sampling:
 
     async def _ask(self, part: RequestPart, server: _OpenServer) -> None:
         try:
-            before = time.monotonic()
-            body = payload(part, self._version, self._client.end_ids, self._client.special_ids)
-            answer = await self._client.ask(server.address, SAMPLES, body, self._timeout)
-            seconds = time.monotonic() - before
-            completions = completions_of(answer, part, self._version, seconds)
+            completions = await self._client.sample(server.address, part, self._version, self._timeout)
         except ServerFailure as failure:
             # Another part of this server may have failed first, and the server may have been replaced since.
             if self._servers.get(server.number) is server:
