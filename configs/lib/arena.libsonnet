@@ -1,12 +1,17 @@
 // The methods of `treetune arena`: a credit each, and a rollout where it makes its answers otherwise than all others.
 local bench = (import '../analyzers/credit_bench_critic.jsonnet').analyzers[0].methods;
-// Credits of the literature that need no turns, no words and no trainer.
+// Credits of the literature that need no turns, no words, no greedy answers and no trainer.
 local literature = {
   'ComMCS K=3': import '../credit/com_mcs.jsonnet',
+  'GRPO-λ': import '../credit/grpo_lambda.jsonnet',
   'James-Stein': import '../credit/james_stein.jsonnet',
+  MaxRL: import '../credit/max_rl.jsonnet',
+  OPO: import '../credit/opo.jsonnet',
+  'PKPO k=4': import '../credit/pkpo.jsonnet',
   RTMC: import '../credit/rtmc.jsonnet',
   'SPO-chain': import '../credit/spo_chain.jsonnet',
   TEMPO: import '../credit/tempo.jsonnet',
+  'pass@4': import '../credit/pass_at_k.jsonnet',
   'V0.5': import '../credit/v0_5.jsonnet',
   'forking tokens': import '../credit/forking_tokens.jsonnet',
   'optimal token baseline': import '../credit/optimal_token_baseline.jsonnet',

@@ -3,14 +3,17 @@ expected gradient is the exact one where it says so, and as far off as stated wh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean, stdev, variance
+from statistics import fmean, pstdev, stdev, variance
+from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 
 from tests.columns import plain
 from tests.credit.expectations import critic_of, expectation, knows_length_alone
@@ -19,12 +22,18 @@ from treetune.credit.base import Credit, Critic
 from treetune.credit.gae import Gae
 from treetune.credit.literature.com_mcs import CompoundValues
 from treetune.credit.literature.forking_tokens import ForkingTokens
+from treetune.credit.literature.gdpo import Gdpo
 from treetune.credit.literature.gigpo import GroupInGroup
+from treetune.credit.literature.grpo_lambda import GrpoLambda, summed_traces
 from treetune.credit.literature.hicra import HierarchyAware
 from treetune.credit.literature.james_stein import JamesStein
 from treetune.credit.literature.lambda_grpo import LambdaGrpo
+from treetune.credit.literature.max_rl import MaxRl
+from treetune.credit.literature.opo import OptimalBaseline
 from treetune.credit.literature.optimal_token_baseline import OptimalTokenBaseline
+from treetune.credit.literature.pass_at_k import PassAtK
 from treetune.credit.literature.probability_mask import ProbabilityMask
+from treetune.credit.literature.remax import ReMax
 from treetune.credit.literature.rtmc import RolloutTree
 from treetune.credit.literature.tempo import Tempo
 from treetune.credit.literature.token_level import Distributions
@@ -34,6 +43,7 @@ from treetune.credit.rloo import Rloo
 from treetune.credit.states.by_tokens import LowProbability
 from treetune.credit.values.base import ValueEstimator
 from treetune.credit.vineppo import MonteCarlo
+from treetune.engine.base import Completion, Request
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Segment, Trajectory
@@ -300,6 +310,180 @@ def test_com_mcs_mixes_a_value_with_the_next_one_and_leaves_baselines_alone() ->
             start = end
 
 
+def test_max_rl_divides_by_the_mean_reward() -> None:
+    """TRL's: (r − mean) / mean; nothing where no answer is right."""
+    rewards = [answer.reward for answer in GROUP]
+    for reward, episode in zip(rewards, credited(MaxRl(), GROUP), strict=True):
+        expected = (reward - fmean(rewards)) / fmean(rewards)
+        assert episode.advantages == pytest.approx([expected] * len(episode.advantages))
+    wrong = group("b;b;b b;a;b b")
+    assert all(set(episode.advantages) == {0.0} for episode in credited(MaxRl(), wrong))
+
+
+def test_max_rl_refuses_negative_rewards() -> None:
+    with pytest.raises(ValueError, match=r"an answer earned -1.0: let the grader give rewards of 0 or more"):
+        MaxRl().advantages([1.0, -1.0])
+
+
+def test_the_expected_gradient_of_max_rl_is_that_of_the_first_terms_of_log_p() -> None:
+    """∇ −Σ_{k<n} (1−p)^k / k = (1 − (1−p)^(n−1)) / p · ∇p."""
+    p = mdp.value(())
+    for answers in (2, 3):
+        weight = (1 - (1 - p) ** (answers - 1)) / p
+        gradient = expectation(MaxRl(), answers).gradient
+        for key, slope in mdp.exact_gradient().items():
+            assert gradient.get(key, 0.0) == pytest.approx(weight * slope, abs=1e-9)
+
+
+def test_opo_weighs_rewards_by_lengths() -> None:
+    """verl's: b = Σ l r / Σ l."""
+    answers = group("a;a;b a;b b a;a")
+    lengths = [len(answer.response_ids) for answer in answers]
+    assert len(set(lengths)) > 1
+    baseline = sum(n * answer.reward for n, answer in zip(lengths, answers, strict=True)) / sum(lengths)
+    for answer, episode in zip(answers, credited(OptimalBaseline(), answers), strict=True):
+        assert episode.advantages == pytest.approx([answer.reward - baseline] * len(episode.advantages))
+
+
+def best_of_sets(rewards: Sequence[float], k: int, with_answer: int | None = None) -> list[float]:
+    """The best reward of every set of k answers, or of those with one of them."""
+    sets = itertools.combinations(range(len(rewards)), k)
+    return [max(rewards[i] for i in one) for one in sets if with_answer is None or with_answer in one]
+
+
+@pytest.mark.parametrize("rewards", [[1, 0, 0, 1, 0], [0.3, 0.3, -0.2, 1.0, 0.0]])
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_pass_at_k_compares_the_best_of_sets(rewards: list[float], k: int) -> None:
+    """Sets one by one: Chen et al. over all sets, Walder & Karkhanis over the sets without the answer."""
+    everywhere = best_of_sets(rewards, k)
+    over_all = PassAtK(k=k).advantages(rewards)
+    without = PassAtK(k=k, baseline="without_answer", std=False).advantages(rewards)
+    for index in range(len(rewards)):
+        mean_with = fmean(best_of_sets(rewards, k, index))
+        expected = (mean_with - fmean(everywhere)) / (pstdev(everywhere) + 1e-6)
+        assert over_all[index] == pytest.approx(expected)
+        others = [*rewards[:index], *rewards[index + 1 :]]
+        assert without[index] == pytest.approx(mean_with - fmean(best_of_sets(others, k - 1)))
+
+
+def test_pass_at_k_is_the_published_formula_for_right_and_wrong_answers() -> None:
+    """Eq. 14 and 15 of Chen et al. with N = 8, three of them right, and k = 4."""
+    rewards = [1.0] * 3 + [0.0] * 5
+    mean = 1 - math.comb(5, 4) / math.comb(8, 4)
+    scale = math.sqrt(mean * (1 - mean))
+    wrong = 1 - mean - math.comb(4, 3) / math.comb(7, 3)
+    expected = [(1 - mean) / scale] * 3 + [wrong / scale] * 5
+    assert PassAtK(k=4).advantages(rewards) == pytest.approx(expected, rel=1e-5)
+
+
+def test_with_all_answers_in_the_set_only_the_best_has_an_advantage() -> None:
+    """verl's grpo_passk: its lead on the second best."""
+    credit = PassAtK(k=4, baseline="without_answer", std=False)
+    assert credit.advantages([0.25, 1.0, 0.5, 0.0]) == pytest.approx([0.0, 0.5, 0.0, 0.0])
+    assert credit.advantages([1.0, 0.5]) == [0.0, 0.0], "two of four answers could be graded"
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_the_expected_gradient_without_the_answer_is_a_kth_of_that_of_pass_at_k(k: int) -> None:
+    """pass@k = 1 − (1−p)^k."""
+    gradient = expectation(PassAtK(k=k, baseline="without_answer", std=False), 3).gradient
+    weight = (1 - mdp.value(())) ** (k - 1)
+    for key, slope in mdp.exact_gradient().items():
+        assert gradient.get(key, 0.0) == pytest.approx(weight * slope, abs=1e-9)
+
+
+class GreedyEngine(mdp.TabularEngine):
+    """Answers each prompt with ``a;a``, or with a wrong answer to the second problem."""
+
+    def _completion(self, request: Request, rng: object, sample: int) -> Completion:
+        assert request.sampling.temperature == 0
+        is_second = plain(request.prompt_ids)[0] == mdp.encode("1")[0]
+        return mdp.completion((*mdp.encode("b" if is_second else "a;a"), mdp.EOS))
+
+
+def test_remax_compares_with_a_greedy_answer_to_each_problem() -> None:
+    engine = GreedyEngine()
+    answers = [*GROUP, *OTHERS[:4]]
+    episodes, metrics = ReMax().assign(mdp.context(engine=engine), trees_of(answers))
+    assert len(engine.requests) == 2 and all(request.n == 1 for request in engine.requests)
+    for answer, episode in zip(answers, episodes, strict=True):
+        baseline = 1.0 if answer in GROUP else 0.0
+        assert set(episode.advantages) == {answer.reward - baseline}
+    assert metrics["credit/greedy_reward"] == 0.5
+    assert metrics["credit/value_tokens"] == 4 + 2
+
+
+def test_remax_is_the_same_on_two_ranks() -> None:
+    def work(context):
+        share = [GROUP, OTHERS[:4], OTHERS[4:]]
+        own = [one for i, one in enumerate(share) if i * context.ranks.world_size // 3 == context.ranks.rank]
+        return ReMax().assign(context, trees_of([one for answers in own for one in answers]))
+
+    mdp.assert_ranks_agree(2, work, engine=GreedyEngine)
+
+
+def with_formats(answers: Sequence[Trajectory], formats: Sequence[float | None]) -> list[Trajectory]:
+    """Answers whose grader also gives a number; None: it didn't end."""
+    graded = []
+    for answer, value in zip(answers, formats, strict=True):
+        numbers = {} if value is None else {"rewards/format": value}
+        outcome = "ok" if value is not None else "timeout"
+        graded.append(replace(answer, grade=replace(answer.grade, outcome=outcome, numbers=numbers)))
+    return graded
+
+
+def test_gdpo_normalises_each_reward_by_itself() -> None:
+    formats = [0.25, None, 1.0, 0.5]
+    answers = with_formats(GROUP, formats)
+    columns = [([answer.reward for answer in GROUP], 2.0), ([x or 0.0 for x in formats], 0.5)]
+    for index, episode in enumerate(credited(Gdpo(parts={"score": 2, "rewards/format": 0.5}), answers)):
+        expected = 0.0
+        for rewards, weight in columns:
+            expected += weight * (rewards[index] - fmean(rewards)) / (stdev(rewards) + 1e-6)
+        assert episode.advantages == pytest.approx([expected] * len(episode.advantages))
+
+
+def test_gdpo_names_the_numbers_that_a_grader_gives() -> None:
+    answers = with_formats(GROUP, [1.0] * len(GROUP))
+    with pytest.raises(ValueError, match=r"no number 'rewards/style'; it has 'score', 'rewards/format'"):
+        credited(Gdpo(parts={"rewards/style": 1.0}), answers)
+    with pytest.raises(ValueError, match="parts gives no reward a weight"):
+        Gdpo(parts={"score": 0.0})
+
+
+@pytest.mark.parametrize("trace", ["recent", "both"])
+@pytest.mark.parametrize("floor", [0.0, 0.3])
+@pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
+def test_grpo_lambda_adds_up_the_traces_of_each_token(
+    trace: Literal["recent", "both"], floor: float, lam: float
+) -> None:
+    """A public port: the matrix of max((γλ)^(s−t), (γλ)^t) below its diagonal, with a floor."""
+    gamma = 0.9
+    credit = GrpoLambda(lam=lam, gamma=gamma, trace=trace, floor=floor)
+    rewards = [answer.reward for answer in GROUP]
+    for answer, episode in zip(GROUP, credited(credit, GROUP), strict=True):
+        alone = max(-0.1, (answer.reward - fmean(rewards)) / (stdev(rewards) + 1e-6))
+        tokens, decay = len(answer.response_ids), gamma * lam
+        for t in range(tokens):
+            traces = []
+            for s in range(t, tokens):
+                one = max(decay ** (s - t), decay**t) if trace == "both" else decay ** (s - t)
+                traces.append(max(one, floor))
+            assert episode.advantages[t] == pytest.approx(alone * sum(traces))
+
+
+def test_the_gradient_of_grpo_lambda_is_that_of_its_ratios_at_the_old_policy() -> None:
+    """The paper's loss: −A Σ_s exp Σ_{t≤s} (γλ)^(s−t) (log p_t − log p_old,t), at log p = log p_old."""
+    tokens, decay = 5, 0.7
+    logprobs = torch.zeros(tokens, dtype=torch.float64, requires_grad=True)
+    loss = torch.zeros((), dtype=torch.float64)
+    for s in range(tokens):
+        exponent = sum(decay ** (s - t) * logprobs[t] for t in range(s + 1))
+        loss = loss - 1.5 * torch.exp(exponent)
+    loss.backward()
+    assert (-logprobs.grad).tolist() == pytest.approx((1.5 * summed_traces(tokens, decay)).tolist())
+
+
 @dataclass(frozen=True, kw_only=True)
 class WithCritic(Credit):
     """A credit that leaves values to the trainer, with the context's critic in its place."""
@@ -344,6 +528,14 @@ CASES = [
     Case(HICRA, 2, 0.1240, 0.9968),
     Case(GroupInGroup(), 3, 0.3333),
     Case(MonteCarlo(samples=1, values=CompoundValues()), 1),
+    Case(MaxRl(), 3, 0.7812),
+    Case(OptimalBaseline(), 3, 0.4023, 0.9962),
+    Case(PassAtK(k=2), 3, 0.4476),
+    Case(PassAtK(k=2, std=False), 3, 0.7396),
+    Case(PassAtK(k=2, baseline="without_answer", std=False), 3, 0.2187),
+    Case(ReMax(), 1),
+    Case(Gdpo(parts={"score": 1.0}), 3, 0.1547),
+    Case(GrpoLambda(lam=0.5, std=False, lowest=None), 3, 0.2517, 0.9864),
     Case(WithCritic(over=DecoupledGae()), 1, 0.8713, 0.4989, CRITIC),
     Case(WithCritic(over=DecoupledGae(alpha=None)), 1, 0.1402, 0.9958, CRITIC),
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -15,8 +17,15 @@ from tests.trainer.helpers import assert_is
 from treetune.credit.gae import Gae
 from treetune.models.logprobs import Nucleus
 from treetune.objectives.base import TokenBatch, kl_estimate
+from treetune.objectives.covariance import ClipCovariance, KlCovariance, token_covariances
 from treetune.objectives.mle import MaximumLikelihood
-from treetune.objectives.other_ratios import ClippedImportance, SequencePolicyGradient
+from treetune.objectives.other_ratios import (
+    ClippedImportance,
+    DivergenceBounded,
+    GeometricMean,
+    SequencePolicyGradient,
+    SoftAdaptive,
+)
 from treetune.objectives.policy_gradient import (
     ClippedPolicyGradient,
     PolicyGradient,
@@ -44,10 +53,11 @@ def batch(seed: int, spread: float = 0.6) -> tuple[TokenBatch, torch.Tensor]:
         weights_N=weights / weights.sum(),
         lengths=LENGTHS,
         advantages_N=numbers(1),
-        old_logprobs_N=logprobs + numbers(spread),
+        old_logprobs_N=(logprobs + numbers(spread)).clamp(max=-0.01),  # probabilities below 1
         ref_logprobs_N=logprobs + numbers(spread),
         behaviour_logprobs_N=logprobs + numbers(spread),
         log_mass_N=-numbers(0.2).abs(),
+        marked_N=torch.rand(count, generator=draw) < 0.3,
         sequence_weight=0.125,
     )
     return tokens, logprobs
@@ -64,12 +74,56 @@ def mean_log_ratio(tokens: TokenBatch, logprobs: list[float], position: int) -> 
     raise AssertionError
 
 
+def clipped_log_ratio(o: GeometricMean, advantage: float, log_ratio: float) -> float:
+    """verl's: sign(A) · min(sign(A) x, sign(A) clip(x))."""
+    sign = math.copysign(1, advantage)
+    clipped = min(max(log_ratio, -o.clip_low), o.clip_high)
+    return sign * min(sign * log_ratio, sign * clipped)
+
+
+def geometric_mean_loss(o: GeometricMean, tokens: TokenBatch, logprobs: list[float]) -> float:
+    """Answer by answer; the advantages of an answer's tokens are equal."""
+    loss, start = 0.0, 0
+    for length in tokens.lengths:
+        clipped = [
+            clipped_log_ratio(o, float(tokens.advantages_N[i]), logprobs[i] - float(tokens.old_logprobs_N[i]))
+            for i in range(start, start + length)
+        ]
+        loss -= float(tokens.advantages_N[start]) * math.exp(sum(clipped) / length) / len(tokens.lengths)
+        start += length
+    return loss
+
+
+def is_masked(o: DivergenceBounded, advantage: float, old: float, now: float) -> bool:
+    """Of a token with these probabilities."""
+    if o.divergence == "tv":
+        distance = abs(now - old)
+    else:
+        distance = old * math.log(old / now) + (1 - old) * math.log((1 - old) / (1 - now))
+    if advantage > 0:
+        return now > old and distance > o.limit_high
+    return now < old and distance > o.limit_low
+
+
 def surrogate(o: PolicyGradient, tokens: TokenBatch, logprobs: list[float], fixed: list[float], i: int):
     """A token's policy term; `fixed` are the log-probs where the formula stops the gradient."""
     advantage, old = float(tokens.advantages_N[i]), float(tokens.old_logprobs_N[i])
     if isinstance(o, ClippedImportance):
         weight = min(max(math.exp(fixed[i] - old), 1 - o.clip_low), 1 + o.clip_high)
         return -weight * advantage * logprobs[i]
+    if isinstance(o, SoftAdaptive):
+        tau = o.tau_positive if advantage > 0 else o.tau_negative
+        gate = 1 / (1 + math.exp(-tau * (math.exp(logprobs[i] - old) - 1)))
+        return -advantage * 4 / tau * gate
+    if isinstance(o, DivergenceBounded):
+        masked = is_masked(o, advantage, math.exp(old), math.exp(fixed[i]))
+        weight = min(math.exp(fixed[i] - old), o.largest_ratio)
+        return 0.0 if masked else -weight * advantage * logprobs[i]
+    if isinstance(o, KlCovariance):
+        distance = abs(logprobs[i] - old) if tokens.marked_N[i] else 0.0
+        return -advantage * math.exp(logprobs[i] - old) + o.penalty * distance
+    if isinstance(o, ClipCovariance) and tokens.marked_N[i]:
+        return 0.0
     if isinstance(o, SequencePolicyGradient):
         ratio = math.exp(mean_log_ratio(tokens, fixed, i) + logprobs[i] - fixed[i])
     else:
@@ -134,6 +188,16 @@ OBJECTIVES = st.one_of(
         importance_sequence=st.sampled_from([None, (0.8, 1.25), (0.99, 1.01)]),
     ),
     st.builds(SequencePolicyGradient, importance_cap=st.just(1.2), importance_sequence=st.just((0.8, 1.25))),
+    st.builds(SoftAdaptive, tau_negative=st.sampled_from([1.05, 3.0]), importance_cap=CAPS),
+    st.builds(
+        DivergenceBounded,
+        divergence=st.sampled_from(["tv", "kl"]),
+        limit_low=st.sampled_from([0.02, 0.15]),
+        limit_high=st.sampled_from([0.05, 0.2]),
+        largest_ratio=st.sampled_from([1.5, 20.0]),
+    ),
+    st.builds(ClipCovariance, clip_low=st.just(0.2), clip_high=st.just(0.3), importance_cap=CAPS),
+    st.builds(KlCovariance, penalty=st.sampled_from([1.0, 0.3])),
     st.builds(
         ClippedImportance, clip_low=st.sampled_from([1.0, 0.2]), clip_high=st.sampled_from([0.28, 0.2])
     ),
@@ -149,6 +213,68 @@ def test_a_policy_gradient_equals_a_loop_over_tokens(objective: PolicyGradient, 
     plain = logprobs.tolist()
     assert_is(lambda moved: reference_loss(objective, tokens, moved, plain), loss, logprobs)
     assert 0 <= float(metrics["train/clip_fraction"]) <= 1
+
+
+def shared_advantages(
+    tokens: TokenBatch, objective: PolicyGradient, advantages: Sequence[float]
+) -> TokenBatch:
+    """The batch with an advantage to each answer, and the objective's own weights."""
+    lengths = torch.tensor(LENGTHS)
+    weights = objective.sequence_weights(LENGTHS, [1.0] * len(LENGTHS))
+    return dataclasses.replace(
+        tokens,
+        advantages_N=torch.tensor(advantages, dtype=torch.float64).repeat_interleave(lengths),
+        weights_N=torch.tensor(weights, dtype=torch.float64).repeat_interleave(lengths),
+    )
+
+
+@pytest.mark.parametrize("clips", [(0.4, 0.4), (0.1, 0.2)])
+@settings(max_examples=20)
+@given(st.integers(0, 10_000))
+def test_gmpo_by_tokens_is_the_loss_of_geometric_means(clips: tuple[float, float], seed: int) -> None:
+    objective = GeometricMean(clip_low=clips[0], clip_high=clips[1])
+    tokens, logprobs = batch(seed)
+    tokens = shared_advantages(tokens, objective, (1.5, -0.4, 0.3))
+    logprobs.requires_grad_()
+    loss, metrics = objective.loss(tokens, logprobs)
+    assert_is(lambda moved: geometric_mean_loss(objective, tokens, moved), loss, logprobs)
+    assert 0 <= float(metrics["train/clip_fraction"]) <= 1
+
+
+def test_covariances_are_products_of_differences_from_the_means() -> None:
+    logprobs, advantages = [-0.5, -1.5, -4.0], [1.0, -1.0, 0.5]
+    expected = [
+        (p - sum(logprobs) / 3) * (a - sum(advantages) / 3) for p, a in zip(logprobs, advantages, strict=True)
+    ]
+    assert token_covariances(torch.tensor(logprobs), torch.tensor(advantages)).tolist() == pytest.approx(
+        expected
+    )
+
+
+def test_kl_cov_marks_the_largest_covariances() -> None:
+    draw = torch.Generator().manual_seed(3)
+    logprobs_N, advantages_N = -torch.rand(200, generator=draw), torch.randn(200, generator=draw)
+    covariances_N = token_covariances(logprobs_N, advantages_N)
+    for share, count in ((0.05, 10), (1e-4, 1)):
+        marked_N = KlCovariance(share=share).marked_tokens(logprobs_N, advantages_N, random.Random(0))
+        assert int(marked_N.sum()) == count
+        assert covariances_N[marked_N].min() > covariances_N[~marked_N].max()
+
+
+def test_clip_cov_marks_some_covariances_within_bounds() -> None:
+    draw = torch.Generator().manual_seed(3)
+    logprobs_N, advantages_N = -3 * torch.rand(200, generator=draw), torch.randn(200, generator=draw)
+    covariances_N = token_covariances(logprobs_N, advantages_N)
+    objective = ClipCovariance(share=0.05, least_covariance=0.2, largest_covariance=1.0)
+    within_N = (covariances_N > 0.2) & (covariances_N < 1.0)
+    assert int(within_N.sum()) > 10
+    first, again, other = (
+        objective.marked_tokens(logprobs_N, advantages_N, random.Random(seed)) for seed in (0, 0, 1)
+    )
+    assert int(first.sum()) == 10 and bool(within_N[first].all())
+    assert first.tolist() == again.tolist() != other.tolist()
+    none = ClipCovariance(least_covariance=1e6, largest_covariance=1e7)
+    assert not none.marked_tokens(logprobs_N, advantages_N, random.Random(0)).any()
 
 
 def test_with_one_advantage_to_an_answer_gspo_by_tokens_has_the_gradient_of_the_answers_ratio():
@@ -184,7 +310,17 @@ def test_tokens_that_moved_far_keep_their_gradient_where_the_importance_weight_i
 def test_without_old_log_probs_the_gradient_is_the_plain_policy_gradient():
     tokens, logprobs = batch(3)
     on_policy = TokenBatch(weights_N=tokens.weights_N, lengths=LENGTHS, advantages_N=tokens.advantages_N)
-    for objective in (ClippedPolicyGradient(), SequencePolicyGradient(), ClippedImportance()):
+    for objective in (
+        ClippedPolicyGradient(),
+        SequencePolicyGradient(),
+        ClippedImportance(),
+        GeometricMean(),
+        SoftAdaptive(),
+        DivergenceBounded(),
+        DivergenceBounded(divergence="kl"),
+        ClipCovariance(),
+        KlCovariance(),
+    ):
         inputs = logprobs.clone().requires_grad_()
         objective.loss(on_policy, inputs)[0].backward()
         torch.testing.assert_close(inputs.grad, -tokens.weights_N * tokens.advantages_N)

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from tests.trainer.helpers import assert_is
 from treetune.objectives.base import TokenBatch
-from treetune.objectives.preference import DirectPreference, DpoPositive, Preference, hinge
+from treetune.objectives.preference import (
+    DirectPreference,
+    DpoPositive,
+    KahnemanTversky,
+    OddsRatio,
+    Preference,
+    SimplePreference,
+    hinge,
+    log_odds,
+)
 
 BAND = 0.01
 
@@ -46,6 +55,19 @@ def plain_loss(objective: Preference, tokens: TokenBatch, logprobs: list[float])
         start += length
     loss = 0.0
     for (p_a, ref_a, n_a), (p_r, ref_r, n_r) in zip(rows[::2], rows[1::2], strict=True):
+        if isinstance(objective, KahnemanTversky):
+            better = objective.beta * (p_a - ref_a - objective.reference_point)
+            worse = objective.beta * (objective.reference_point - p_r + ref_r)
+            loss += objective.desirable_weight * (1 - math.exp(log_sigmoid(better))) / 2
+            loss += objective.undesirable_weight * (1 - math.exp(log_sigmoid(worse))) / 2
+            continue
+        if isinstance(objective, SimplePreference):
+            loss -= log_sigmoid(objective.beta * (p_a / n_a - p_r / n_r) - objective.gamma)
+            continue
+        if isinstance(objective, OddsRatio):
+            odds_a, odds_r = (math.exp(m) / (1 - math.exp(m)) for m in (p_a / n_a, p_r / n_r))
+            loss += -p_a / n_a - objective.beta * log_sigmoid(math.log(odds_a / odds_r))
+            continue
         z = (p_a - p_r) - (ref_a - ref_r)
         if isinstance(objective, DirectPreference) and objective.form == "ipo":
             z = (p_a - ref_a) / n_a - (p_r - ref_r) / n_r
@@ -64,10 +86,14 @@ def plain_loss(objective: Preference, tokens: TokenBatch, logprobs: list[float])
         DirectPreference(beta=0.3),
         DirectPreference(beta=0.5, label_smoothing=0.2),
         DirectPreference(beta=0.7, form="ipo"),
+        KahnemanTversky(beta=0.3),
+        KahnemanTversky(beta=0.5, reference_point=0.4, desirable_weight=1.5, undesirable_weight=0.5),
+        SimplePreference(beta=2.5, gamma=0.5),
+        OddsRatio(beta=0.7),
         DpoPositive(beta=0.3, positive_penalty=5.0, penalty_band=0.0),
         DpoPositive(beta=0.1, positive_penalty=50.0, label_smoothing=0.1, penalty_band=1e-9),
     ],
-    ids=["dpo", "smoothed", "ipo", "positive", "positive-smoothed"],
+    ids=["dpo", "smoothed", "ipo", "kto", "kto-weights", "simpo", "orpo", "positive", "positive-smoothed"],
 )
 @settings(max_examples=25)
 @given(st.integers(0, 10_000))
@@ -133,6 +159,27 @@ def test_metrics_say_what_the_policy_prefers() -> None:
     assert shares["rejected_reward"] == pytest.approx(0.5 * (-1.0 + 0.0) / 2)
     assert shares["margin"] == pytest.approx(shares["chosen_reward"] - shares["rejected_reward"])
     assert shares["shortfall"] == pytest.approx(0.5 / 2, abs=BAND / 4)
+
+
+@pytest.mark.parametrize("objective", [SimplePreference(beta=2.0), OddsRatio(beta=0.5)])
+def test_losses_without_a_reference_need_none_and_report_means_over_tokens(objective: Preference) -> None:
+    assert not objective.needs_reference
+    tokens = TokenBatch(weights_N=torch.full((6,), 1 / 6), lengths=(1, 2, 1, 2), pair_weight=0.5)
+    logprobs_N = torch.tensor([-1.0, -0.75, -0.75, -0.5, -1.0, -2.0])
+    _, metrics = objective.loss(tokens, logprobs_N)
+    shares = {name.removeprefix("preference/"): float(value) for name, value in metrics.items()}
+    assert (shares["accuracy"], shares["ranking"]) == (0.5, 1.0), "the first answer is less likely by token"
+    assert shares["chosen_reward"] == pytest.approx(objective.beta * (-1.0 - 0.5) / 2)
+    assert shares["margin"] == pytest.approx(objective.beta * (-0.25 + 1.0) / 2)
+    assert "reference_ranking" not in shares
+
+
+def test_the_odds_of_a_certain_answer_are_finite_and_have_no_gradient() -> None:
+    logprob = torch.tensor([0.0, -1e-9, -0.7], requires_grad=True)
+    log_odds(logprob).sum().backward()
+    assert torch.isfinite(log_odds(logprob)).all()
+    assert logprob.grad[:2].tolist() == [0.0, 0.0]
+    assert float(logprob.grad[2]) == pytest.approx(1 / (1 - math.exp(-0.7)), rel=1e-5)
 
 
 def test_smoothing_of_ipo_is_refused() -> None:

@@ -20,10 +20,11 @@ from tests.trainer.helpers import (
 )
 from treetune.credit.gae import Gae
 from treetune.models.logprobs import ModelInputs, PolicyModule
+from treetune.objectives.covariance import ClipCovariance, KlCovariance
 from treetune.objectives.mle import MaximumLikelihood
-from treetune.objectives.other_ratios import ClippedImportance, SequencePolicyGradient
+from treetune.objectives.other_ratios import ClippedImportance, GeometricMean, SequencePolicyGradient
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
-from treetune.objectives.preference import DirectPreference, DpoPositive
+from treetune.objectives.preference import DirectPreference, DpoPositive, SimplePreference
 from treetune.objectives.spo import CorrectPaths
 from treetune.trainer.base import Warmup
 
@@ -37,6 +38,7 @@ PACKED = CUTS[-1:]
 WHITENED = {"minibatch_size": 8, "advantage_normalisation": "whiten"}
 PAIRS = {"rows": paired_episodes(), "minibatch_size": 5}
 UNMEASURED = {"minibatch_size": 8, "measure_kl": False}
+CLIP_COV = ClipCovariance(share=0.3, least_covariance=0.0, largest_covariance=100.0)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +48,12 @@ UNMEASURED = {"minibatch_size": 8, "measure_kl": False}
         (ClippedPolicyGradient(**KL, kl_reduction="token_mean", aggregation="sequence"), WHITENED, CUTS),
         (DirectPreference(), PAIRS, CUTS),
         (DpoPositive(positive_penalty=5.0, penalty_band=0.1), PAIRS, CUTS),
+        (SimplePreference(), PAIRS | {"measure_kl": False}, PACKED),
         (SequencePolicyGradient(clip_low=0.01, clip_high=0.01), UNMEASURED, PACKED),
         (ClippedImportance(), UNMEASURED, PACKED),
+        (GeometricMean(clip_low=0.01, clip_high=0.01), UNMEASURED, PACKED),
+        (CLIP_COV, UNMEASURED, PACKED),
+        (KlCovariance(share=0.3), UNMEASURED, PACKED),
         (
             ClippedPolicyGradient(aggregation="constant", constant_length=20, dual_clip=3.0),
             UNMEASURED,
@@ -86,6 +92,14 @@ def test_neither_layout_nor_micro_batches_change_an_update(objective, settings, 
         assert metrics.keys() == whole_metrics.keys()
         for name in metrics.keys() - different:
             assert metrics[name] == pytest.approx(whole_metrics[name], abs=2e-5), name
+
+
+def test_in_an_only_step_tokens_are_marked_by_the_engines_log_probs():
+    whole, metrics = trained(CLIP_COV, measure_kl=False)
+    cut, _ = trained(CLIP_COV, measure_kl=False, sequences_per_micro_batch=3, layout="packed")
+    assert metrics["train/steps"] == 1
+    assert 0 < metrics["train/clip_fraction"] <= 0.3
+    assert_close(whole, cut)
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
@@ -86,6 +87,9 @@ class TokenBatch:
     ref_logprobs_N: Tensor | None = None
     behaviour_logprobs_N: Tensor | None = None
     log_mass_N: Tensor | None = None
+    marked_N: Tensor | None = None
+    """The tokens that the objective marked, bool; None if it marks none, and in analyses, which compute the
+    gradients of single answers."""
     terms: tuple[Tensor, ...] = ()
 
     def mean(self, values_N: Tensor) -> Tensor:
@@ -124,6 +128,8 @@ class Objective(Registrable):
     """The upper bound of the weights that correct for the engine's probabilities; None: no correction."""
     has_terms: bool = False
     """Whether the loss needs `terms`."""
+    marks_tokens: bool = False
+    """Whether the loss treats some tokens of a minibatch otherwise, which `marked_tokens` chooses."""
     ratio_threshold: float | None = None
     """The mean ratio to the old policy above which a minibatch has no loss; None: no threshold."""
 
@@ -162,6 +168,20 @@ class Objective(Registrable):
             return [1 / (len(lengths) * length) for length in lengths]
         assert self.constant_length is not None, "checked when the objective is built"
         return [1 / (len(lengths) * self.constant_length)] * len(lengths)
+
+    def marked_tokens(self, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random) -> Tensor:
+        """Returns which of a minibatch's N tokens to mark, bool [N].
+
+        Called before the minibatch is cut into micro-batches, with the same arguments on every rank. Called
+        only with `marks_tokens`.
+
+        Args:
+            logprobs_N: The policy's log-probs before the iteration's first step; in an iteration of a single
+                step, the engine's.
+            advantages_N: The advantages, after normalisation.
+            draw: A source of random numbers for this minibatch.
+        """
+        raise NotImplementedError(f"{type(self).__name__} marks no tokens")
 
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
         """Computes what the loss needs of whole next-token distributions, each of shape [C], with gradient.

@@ -1,9 +1,9 @@
-"""Policy gradients with other ratios than PPO's: CISPO and GSPO."""
+"""Policy gradients that bound or average ratios otherwise than PPO: CISPO, GSPO, GMPO, SAPO and DPPO."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Gt, Le, Lt
 from typing_extensions import override
@@ -76,3 +76,123 @@ class SequencePolicyGradient(PolicyGradient):
         unclipped_N = -advantages_N * ratio_N
         clipped_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
         return unclipped_N.maximum(clipped_N), clipped_N > unclipped_N
+
+
+@Objective.register("gmpo")
+@dataclass(frozen=True, kw_only=True)
+class GeometricMean(PolicyGradient):
+    """GMPO (Zhao et al. 2025, arXiv:2507.20673, as in verl's ``geo_mean``): ``-A·g``, where g is the
+    geometric mean of an answer's token ratios, each of which is clipped before the mean.
+
+    The clip is of the log ratio x: ``min(x, clip_high)`` where A > 0, and ``max(x, -clip_low)`` where A < 0.
+    GSPO clips after the mean: there, all tokens of an answer lose their gradient together. The range is much
+    wider than PPO's, as one token moves the mean little.
+
+    It is computed token by token, as GSPO is: with ``g·exp(x - sg[x])`` for g, where x is the clipped log
+    ratio and sg[x] the same number without gradient. Value and gradient are those of the paper if all tokens
+    of an answer have the same advantage.
+    """
+
+    clip_low: Annotated[float, Gt(0)] = 0.4
+    """For A < 0, the gradient is 0 if the log ratio is below minus this."""
+    clip_high: Annotated[float, Gt(0)] = 0.4
+    """For A > 0, the gradient is 0 if the log ratio is above this."""
+    aggregation: Aggregation = "sequence"
+
+    @property
+    @override
+    def needs_whole_sequences(self) -> bool:  # type: ignore[override]
+        return True
+
+    @override
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
+        advantages_N = advantages_of(batch)
+        bounded_above_N = log_ratio_N.clamp(max=self.clip_high)
+        bounded_below_N = log_ratio_N.clamp(min=-self.clip_low)
+        clipped_N = bounded_above_N.where(advantages_N > 0, bounded_below_N)
+        means = []
+        for clipped_T in batch.by_sequence(clipped_N.detach()):
+            means.append(clipped_T.mean().expand(len(clipped_T)))
+        # log g, with the gradient of the token's clipped log ratio: the last two terms cancel in the value.
+        log_mean_N = torch.cat(means) + clipped_N - clipped_N.detach()
+        return -advantages_N * ratio_of(log_mean_N), clipped_N != log_ratio_N
+
+
+@Objective.register("sapo")
+@dataclass(frozen=True, kw_only=True)
+class SoftAdaptive(PolicyGradient):
+    """SAPO (Gao et al. 2025, arXiv:2511.20347, as in verl's ``sapo``): ``-A·(4/τ)·σ(τ·(ρ - 1))``, a soft gate
+    in place of a clip.
+
+    The gradient of a token is A times ``4·p·(1 - p)`` times that of ρ, with ``p = σ(τ·(ρ - 1))``: all of it
+    at ρ = 1, and less and less on both sides. τ is larger for negative advantages, whose gradients raise the
+    many other tokens and are less stable.
+    """
+
+    tau_positive: Annotated[float, Gt(0)] = 1.0
+    """τ where A > 0."""
+    tau_negative: Annotated[float, Gt(0)] = 1.05
+    """τ where A ≤ 0."""
+    aggregation: Aggregation = "sequence"
+
+    @override
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
+        advantages_N = advantages_of(batch)
+        positive, negative = advantages_N.new_tensor([self.tau_positive, self.tau_negative])
+        tau_N = torch.where(advantages_N > 0, positive, negative)
+        gate_N = 4 / tau_N * torch.sigmoid(tau_N * (ratio_of(log_ratio_N) - 1))
+        is_clipped_N = torch.zeros_like(gate_N, dtype=torch.bool)
+        return -advantages_N * gate_N, is_clipped_N
+
+
+@Objective.register("dppo")
+@dataclass(frozen=True, kw_only=True)
+class DivergenceBounded(PolicyGradient):
+    """DPPO (Qi et al. 2026, arXiv:2602.04879, as in verl's ``dppo_tv`` and ``dppo_kl``):
+    ``-sg[min(ρ, largest_ratio)]·A·log p``, without the tokens whose probability has moved too far in the
+    direction of A.
+
+    The distance is that of two outcomes, this token or any other, between the old policy's probability q and
+    the policy's p:
+
+    ==============  ====================================================
+    ``tv``          |p - q|, the total variation
+    ``kl``          q·log(q/p) + (1 - q)·log((1 - q)/(1 - p)), the KL
+    ==============  ====================================================
+
+    A ratio says little about it: a rare token that becomes ten times likelier hardly moves the distribution,
+    and PPO clips it; a token that falls from 0.99 to 0.8 moves it much, and PPO does not.
+    """
+
+    divergence: Literal["tv", "kl"] = "tv"
+    limit_low: Annotated[float, Gt(0)] = 0.15
+    """For A < 0, the gradient is 0 if the token has become less likely by more than this. verl's example has
+    0.15 for ``tv`` and 0.05 for ``kl``."""
+    limit_high: Annotated[float, Gt(0)] = 0.15
+    """For A > 0, the gradient is 0 if the token has become likelier by more than this."""
+    largest_ratio: Annotated[float, Gt(1)] = 20.0
+    """The weight of a token is at most this."""
+
+    @override
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
+        advantages_N = advantages_of(batch)
+        policy_N = logprobs_N.detach().exp()
+        old_N = (logprobs_N - log_ratio_N).detach().exp()
+        if self.divergence == "tv":
+            distance_N = (policy_N - old_N).abs()
+        else:
+            # Probabilities of 1 would give log 0.
+            log_ratio_of_others_N = ((1 - old_N + 1e-8) / (1 - policy_N + 1e-8)).log()
+            distance_N = -old_N * log_ratio_N.detach() + (1 - old_N) * log_ratio_of_others_N
+        is_too_likely_N = (policy_N > old_N) & (distance_N > self.limit_high)
+        is_too_unlikely_N = (policy_N < old_N) & (distance_N > self.limit_low)
+        is_masked_N = torch.where(advantages_N > 0, is_too_likely_N, is_too_unlikely_N)
+        weight_N = ratio_of(log_ratio_N.detach()).clamp(max=self.largest_ratio)
+        weight_N = weight_N.masked_fill(is_masked_N, 0.0)
+        return -weight_N * advantages_N * logprobs_N, is_masked_N

@@ -1,4 +1,4 @@
-"""Losses that compare two answers to one problem: DPO, IPO and DPO-positive.
+"""Losses that compare two answers to one problem: DPO, IPO, DPO-positive, KTO, SimPO and ORPO.
 
 They use the log-probs of whole answers: sums over the trained tokens, at the rollout's temperature.
 """
@@ -27,13 +27,22 @@ class PairLogprobs:
     rejected_P: Tensor
     """The same of the worse answer."""
     reference_chosen_P: Tensor
-    """The reference's log-prob of the better answer, without gradient."""
+    """The reference's log-prob of the better answer, without gradient; 0 for a loss without a reference."""
     reference_rejected_P: Tensor
     """The same of the worse answer."""
     chosen_tokens_P: Tensor
     """The number of trained tokens of the better answer."""
     rejected_tokens_P: Tensor
     """The same of the worse answer."""
+
+    @property
+    def chosen_mean_P(self) -> Tensor:
+        """The policy's mean log-prob of a token of the better answer."""
+        return self.chosen_P / self.chosen_tokens_P
+
+    @property
+    def rejected_mean_P(self) -> Tensor:
+        return self.rejected_P / self.rejected_tokens_P
 
     @property
     def chosen_ratio_P(self) -> Tensor:
@@ -62,6 +71,9 @@ class Preference(Objective):
     preference/rejected_reward     the same of the worse answer
     preference/margin              the difference of these rewards
     =============================  =================================================================
+
+    For a loss without a reference, the implicit reward is ``beta`` times the mean log-prob of the answer's
+    tokens, the accuracy the share of pairs with a margin above 0, and the reference's ranking is missing.
     """
 
     beta: Annotated[float, Gt(0)] = 0.1
@@ -86,11 +98,14 @@ class Preference(Objective):
         import torch
 
         assert len(batch.lengths) % 2 == 0, "the trainer cuts no pair in two"
-        assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
         # Each sequence is summed by itself, in the order of its tokens, so that the sums don't depend on how
         # the minibatch was cut.
         policy_S = torch.stack([part_N.sum() for part_N in batch.by_sequence(logprobs_N)])
-        reference_S = torch.stack([part_N.sum() for part_N in batch.by_sequence(batch.ref_logprobs_N)])
+        if self.needs_reference:
+            assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
+            reference_S = torch.stack([part_N.sum() for part_N in batch.by_sequence(batch.ref_logprobs_N)])
+        else:
+            reference_S = torch.zeros_like(policy_S)
         tokens_S = policy_S.new_tensor(batch.lengths)
         # The two answers of a pair are neighbours, the better one first.
         chosen, rejected = slice(0, None, 2), slice(1, None, 2)
@@ -103,17 +118,29 @@ class Preference(Objective):
             rejected_tokens_P=tokens_S[rejected],
         )
         loss_P, more_metrics = self.pair_loss(pairs)
-        metrics = {
+        metrics = self._pair_metrics(pairs) | more_metrics
+        means = {name: batch.pair_weight * value_P.detach().sum() for name, value_P in metrics.items()}
+        return batch.pair_weight * loss_P.sum(), means
+
+    def _pair_metrics(self, pairs: PairLogprobs) -> dict[str, Tensor]:
+        ranking_P = (pairs.chosen_P > pairs.rejected_P).float()
+        if not self.needs_reference:
+            margin_P = pairs.chosen_mean_P - pairs.rejected_mean_P
+            return {
+                "preference/accuracy": (margin_P > 0).float(),
+                "preference/ranking": ranking_P,
+                "preference/chosen_reward": self.beta * pairs.chosen_mean_P,
+                "preference/rejected_reward": self.beta * pairs.rejected_mean_P,
+                "preference/margin": self.beta * margin_P,
+            }
+        return {
             "preference/accuracy": (pairs.margin_P > 0).float(),
-            "preference/ranking": (pairs.chosen_P > pairs.rejected_P).float(),
+            "preference/ranking": ranking_P,
             "preference/reference_ranking": (pairs.reference_chosen_P > pairs.reference_rejected_P).float(),
             "preference/chosen_reward": self.beta * pairs.chosen_ratio_P,
             "preference/rejected_reward": self.beta * pairs.rejected_ratio_P,
             "preference/margin": self.beta * pairs.margin_P,
-            **more_metrics,
         }
-        means = {name: batch.pair_weight * value_P.detach().sum() for name, value_P in metrics.items()}
-        return batch.pair_weight * loss_P.sum(), means
 
 
 @Objective.register("dpo")
@@ -183,6 +210,95 @@ class DpoPositive(Preference):
         z_P = pairs.margin_P - self.positive_penalty * shortfall_P
         loss_P = log_sigmoid_loss(self.beta * z_P, self.label_smoothing)
         return loss_P, {"preference/shortfall": shortfall_P}
+
+
+@Objective.register("kto")
+@dataclass(frozen=True, kw_only=True)
+class KahnemanTversky(Preference):
+    """KTO (Ethayarajh et al. 2024, arXiv:2402.01306, eq. 8): each answer is compared with a reference point,
+    and not with the other answer of its pair.
+
+    With r = log p - log p_ref of an answer and z the `reference_point`, the loss is the mean over answers of
+    ``w·(1 - σ(beta·(r - z)))`` for a better answer, and of ``w·(1 - σ(beta·(z - r)))`` for a worse one. The
+    gradient fades for answers that are already far on their side, also for those that a pair would still
+    move apart.
+
+    In the paper z is the KL of policy and reference, estimated in each minibatch from answers to other
+    problems. This trainer does not score such answers: z is constant. With 0, its value before the first
+    update, the loss is APO-zero (D'Oosterlinck et al. 2024, arXiv:2408.06266), and KTOZero of the authors'
+    code, which they advise against.
+    """
+
+    desirable_weight: Annotated[float, Gt(0)] = 1.0
+    """w of the better answers. The pairs hold as many better answers as worse ones."""
+    undesirable_weight: Annotated[float, Gt(0)] = 1.0
+    """w of the worse answers."""
+    reference_point: Annotated[float, Ge(0)] = 0.0
+    """z, in nats."""
+
+    @override
+    def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen_value_P = (self.beta * (pairs.chosen_ratio_P - self.reference_point)).sigmoid()
+        rejected_value_P = (self.beta * (self.reference_point - pairs.rejected_ratio_P)).sigmoid()
+        chosen_loss_P = self.desirable_weight * (1 - chosen_value_P)
+        rejected_loss_P = self.undesirable_weight * (1 - rejected_value_P)
+        return (chosen_loss_P + rejected_loss_P) / 2, {}
+
+
+@Objective.register("simpo")
+@dataclass(frozen=True, kw_only=True)
+class SimplePreference(Preference):
+    """SimPO (Meng et al. 2024, arXiv:2405.14734, eq. 6): ``-log σ(beta·(m_a - m_r) - gamma)``, where m is the
+    mean log-prob of an answer's tokens, a the better answer and r the worse one. It needs no reference.
+
+    The mean, and not the sum, is what makes a longer answer no worse by itself.
+    """
+
+    beta: Annotated[float, Gt(0)] = 2.0
+    """The factor of the margin. Means are smaller than DPO's sums, so it is larger than DPO's."""
+    gamma: Annotated[float, Ge(0)] = 1.0
+    """The margin that a pair should have; the paper recommends about half of `beta`."""
+
+    needs_reference = False
+
+    @override
+    def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
+        margin_P = self.beta * (pairs.chosen_mean_P - pairs.rejected_mean_P)
+        return log_sigmoid_loss(margin_P - self.gamma, label_smoothing=0.0), {}
+
+
+@Objective.register("orpo")
+@dataclass(frozen=True, kw_only=True)
+class OddsRatio(Preference):
+    """ORPO (Hong et al. 2024, arXiv:2403.07691, eq. 6 and 7): ``-m_a - beta·log σ(log odds_a - log odds_r)``,
+    the negative log-likelihood of the better answer, and the odds of both. It needs no reference.
+
+    m is the mean log-prob of an answer's tokens, a the better answer and r the worse one, and
+    ``odds = e^m / (1 - e^m)``.
+    """
+
+    beta: Annotated[float, Gt(0)] = 0.1
+    """The weight of the odds' loss: λ in the paper."""
+
+    needs_reference = False
+
+    @override
+    def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
+        log_odds_ratio_P = log_odds(pairs.chosen_mean_P) - log_odds(pairs.rejected_mean_P)
+        odds_loss_P = log_sigmoid_loss(log_odds_ratio_P, label_smoothing=0.0)
+        loss_P = -pairs.chosen_mean_P + self.beta * odds_loss_P
+        return loss_P, {"preference/log_odds_ratio": log_odds_ratio_P}
+
+
+LARGEST_LOG_PROBABILITY = -1e-6
+"""The bound of log-probs in odds: a probability of 1 has infinite odds."""
+
+
+def log_odds(logprob_P: Tensor) -> Tensor:
+    """Returns ``log(p / (1 - p))`` of log-probs, as if no probability were above e^(-1e-6)."""
+    bounded_P = logprob_P.clamp(max=LARGEST_LOG_PROBABILITY)
+    # 1 - e^x is exact as -expm1(x), also near x = 0.
+    return bounded_P - (-bounded_P.expm1()).log()
 
 
 def log_sigmoid_loss(scaled_P: Tensor, label_smoothing: float) -> Tensor:

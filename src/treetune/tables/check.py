@@ -32,8 +32,8 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     for group, names in {
         "choice": "accuracy epoch step",
         "credit": "advantage_mean advantage_std advantage_zero critic_error critic_weight filter_before"
-        " filter_behind unvalued value_decided value_mean value_overlap_seconds value_samples value_states"
-        " value_std value_tokens value_unavailable value_unfinished value_unknown",
+        " filter_behind greedy_reward unvalued value_decided value_mean value_overlap_seconds value_samples"
+        " value_states value_std value_tokens value_unavailable value_unfinished value_unknown",
         "critic": "clip_fraction grad_norm loss mse return value",
         "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean nucleus_log_mass"
         " restarts tokens_per_second",
@@ -42,7 +42,8 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " unfinished unique",
         "memory": "generation training",
         "overlap": "credit_seconds generation_seconds staleness",
-        "preference": "accuracy chosen_reward margin ranking reference_ranking rejected_reward shortfall",
+        "preference": "accuracy chosen_reward log_odds_ratio margin ranking reference_ranking rejected_reward"
+        " shortfall",
         "rollout": "groups_begun groups_carried groups_dropped groups_lacking rounds sampled_tokens versions",
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
         " pairs_possible tokens",

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,6 +49,25 @@ class Minibatch:
     """1 / number of sequences."""
     pair_weight: float
     """1 / number of pairs."""
+    marked_N: Tensor | None = None
+    """Which trained tokens of the iteration the objective has marked, bool; None if it marks none."""
+
+    def with_marked_tokens(
+        self, objective: Objective, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random
+    ) -> Minibatch:
+        """Returns the minibatch with the tokens that the objective marks among its tokens; see
+        `Objective.marked_tokens`.
+
+        Args:
+            logprobs_N: The log-probs of all trained tokens of the iteration.
+            advantages_N: Their advantages.
+        """
+        is_trained_N = self.weights_N != 0
+        marked_N = torch.zeros_like(is_trained_N)
+        marked_N[is_trained_N] = objective.marked_tokens(
+            logprobs_N[is_trained_N], advantages_N[is_trained_N], draw
+        )
+        return replace(self, marked_N=marked_N)
 
     @staticmethod
     def of(sequences: Sequences, units: Sequence[Unit], objective: Objective) -> Minibatch:

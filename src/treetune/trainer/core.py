@@ -467,6 +467,15 @@ class IterationTraining:
             self._constant_metrics |= trainer.prefetch.metrics
         for number, units_of_step in enumerate(units_by_step, start=1):
             minibatch = Minibatch.of(sequences, units_of_step, objective)
+            if objective.marks_tokens and minibatch.units:
+                # An iteration's only step computes the old log-probs itself, which is too late here.
+                logprobs_N = tensors.old_logprobs_N
+                if logprobs_N is None:
+                    logprobs_N = tensors.behaviour_logprobs_N
+                assert logprobs_N is not None, "sampled tokens carry the engine's log-probs"
+                assert tensors.advantages_N is not None, "a policy gradient has advantages"
+                draw = derived_random(trainer.seed, self._iteration, "marked tokens", number)
+                minibatch = minibatch.with_marked_tokens(objective, logprobs_N, tensors.advantages_N, draw)
             if trainer.has_something_to_learn(minibatch, tensors):
                 rate = trainer.learning_rate(self._iteration, number - 1, steps)
                 step_metrics = trainer.take_step(sequences, minibatch, tensors, rate, is_only_step=steps == 1)

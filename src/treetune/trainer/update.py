@@ -75,6 +75,7 @@ def micro_batch_loss(
         ref_logprobs_N=of_batch(tensors.ref_logprobs_N),
         behaviour_logprobs_N=of_batch(tensors.behaviour_logprobs_N),
         log_mass_N=of_batch(tensors.log_mass_N) if log_mass_N is None else log_mass_N,
+        marked_N=of_batch(minibatch.marked_N),
         terms=tuple(terms),
     )
     loss, metrics = objective.loss(tokens, logprobs_N)

@@ -1,0 +1,2 @@
+// GRPO with eligibility traces over the tokens of an answer.
+{ credit: { type: 'grpo_lambda' } }

@@ -1,0 +1,2 @@
+// ReMax: reward minus the reward of a greedy answer to the same problem: unbiased.
+{ credit: { type: 'remax' } }

@@ -1,0 +1,129 @@
+"""Policy gradients that hold back the few tokens that lower the entropy most: Clip-Cov and KL-Cov.
+
+Cui et al. 2025, arXiv:2505.22617. Where a token's log-prob and its advantage are both above their means, or
+both below, an update makes the policy surer. The covariance of a token is the product of both differences::
+
+    c_i = (log p_i - mean log p) · (A_i - mean A)
+
+A fraction of a minibatch's tokens has covariances hundreds of times larger than the mean. Both losses mark
+these tokens, before the minibatch's first micro-batch, over all tokens of the minibatch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Gt, Le
+from typing_extensions import override
+
+from treetune.contracts import Experiment, Finding
+from treetune.objectives.base import Objective, TokenBatch, ratio_of
+from treetune.objectives.policy_gradient import ClippedPolicyGradient, PolicyGradient, advantages_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@Objective.register("clip_cov")
+@dataclass(frozen=True, kw_only=True)
+class ClipCovariance(ClippedPolicyGradient):
+    """Clip-Cov (as in verl's ``clip_cov``): PPO's loss, in which some tokens of large covariance have
+    no gradient.
+
+    The tokens are drawn at random among those whose covariance is between `least_covariance` and
+    `largest_covariance`. The authors' code takes the log-probs of the step itself, of a micro-batch at a
+    time. Here they are those before the iteration's first step, of the whole minibatch, so that the result
+    doesn't depend on its cut.
+    """
+
+    share: Annotated[float, Gt(0), Le(1)] = 2e-4
+    """The share of the minibatch's tokens that lose their gradient, at least one token."""
+    least_covariance: float = 1.0
+    largest_covariance: float = 5.0
+
+    marks_tokens = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.least_covariance >= self.largest_covariance:
+            raise ValueError(
+                f"least_covariance {self.least_covariance} must be below largest_covariance"
+                f" {self.largest_covariance}"
+            )
+
+    @override
+    def marked_tokens(self, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random) -> Tensor:
+        covariances_N = token_covariances(logprobs_N, advantages_N)
+        is_candidate_N = (covariances_N > self.least_covariance) & (covariances_N < self.largest_covariance)
+        candidates = is_candidate_N.nonzero().flatten().tolist()
+        count = min(max(1, int(self.share * len(logprobs_N))), len(candidates))
+        marked_N = is_candidate_N.new_zeros(len(logprobs_N))
+        marked_N[draw.sample(candidates, count)] = True
+        return marked_N
+
+    @override
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        surrogate_N, is_clipped_N = super().surrogate(batch, logprobs_N, log_ratio_N)
+        if batch.marked_N is None:
+            return surrogate_N, is_clipped_N
+        return surrogate_N.masked_fill(batch.marked_N, 0.0), is_clipped_N | batch.marked_N
+
+
+@Objective.register("kl_cov")
+@dataclass(frozen=True, kw_only=True)
+class KlCovariance(PolicyGradient):
+    """KL-Cov (as in verl's ``kl_cov``): ``-A·ρ``, without a clip, and for the tokens of the largest
+    covariances also ``penalty·|log ρ|``, their distance from the old policy.
+
+    The penalty has no gradient at ρ = 1, so it needs iterations of several steps.
+    """
+
+    share: Annotated[float, Gt(0), Le(1)] = 2e-4
+    """The share of the minibatch's tokens that are penalised, at least one token. The paper has 2e-3 for a
+    model of 7 billion weights, and 2e-4 for one of 32 billion."""
+    penalty: Annotated[float, Gt(0)] = 1.0
+    """The weight of the distance."""
+
+    marks_tokens = True
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        yield from super().check(experiment)
+        if experiment.trainer.minibatch_size is None and experiment.trainer.epochs == 1:
+            yield Finding(
+                "the objective 'kl_cov' penalises tokens that move from the old policy, and an iteration of"
+                " one step ends before any has moved",
+                "$.trainer.minibatch_size",
+                "set it to a part of an iteration's answers, or choose the objective 'clip_cov'",
+            )
+
+    @override
+    def marked_tokens(self, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random) -> Tensor:
+        covariances_N = token_covariances(logprobs_N, advantages_N)
+        count = max(1, int(self.share * len(logprobs_N)))
+        marked_N = (covariances_N > 0).new_zeros(len(logprobs_N))
+        marked_N[covariances_N.topk(count).indices] = True
+        return marked_N
+
+    @override
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
+        surrogate_N = -advantages_of(batch) * ratio_of(log_ratio_N)
+        if batch.marked_N is not None:
+            surrogate_N = surrogate_N + self.penalty * log_ratio_N.abs() * batch.marked_N
+        is_clipped_N = torch.zeros_like(surrogate_N, dtype=torch.bool)
+        return surrogate_N, is_clipped_N
+
+
+def token_covariances(logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
+    """Returns ``(log p - mean log p)·(A - mean A)`` of each token, in float64, shape [N].
+
+    Example: with the log-probs ``[-0.5, -1.5]`` and the advantages ``[1, -1]``, both covariances are 0.5.
+    """
+    # In float64, so that rounding does not decide which tokens are marked.
+    logprobs, advantages = logprobs_N.double(), advantages_N.double()
+    return (logprobs - logprobs.mean()) * (advantages - advantages.mean())
