@@ -21,7 +21,7 @@ from tests.columns import plain
 from tests.fake_engine import FakeEngine
 from tests.support.contexts import context_of
 from treetune.credit.base import Credit
-from treetune.engine.base import Completion, Engine, OnResult, Request, SamplingParams
+from treetune.engine.base import Completion, Engine, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.tasks.base import Task
@@ -145,6 +145,7 @@ class TabularEngine(Engine):
     """Samples from `policy`; sample i of a request depends on ``seed + i`` alone."""
 
     version = 0
+    scores = True
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -157,7 +158,12 @@ class TabularEngine(Engine):
         while wave:
             self.requests += wave
             order = list(range(len(results), len(results) + len(wave)))
-            results += [as_read(request, self._completions(request)) for request in wave]
+            results += [
+                [scored(request)]
+                if isinstance(request, ScoreRequest)
+                else as_read(request, self._completions(request))
+                for request in wave
+            ]
             random.Random(0).shuffle(order)
             wave = [
                 further
@@ -216,6 +222,14 @@ def budget(request: Request) -> int:
 def as_read(request: Request, completions: list[Completion]) -> list[Completion]:
     """Without log-probs where the request asks for none."""
     return completions if request.reads_logprobs else [replace(one, logprobs=None) for one in completions]
+
+
+def scored(request: ScoreRequest) -> Completion:
+    """The text with its log-probs by the policy; -9999 for what it never says, as a server has it."""
+    prefix, text = response_part(request.prompt_ids), plain(request.text_ids)
+    chances_of_text = [policy((*prefix, *text[:t])).get(token, 0.0) for t, token in enumerate(text)]
+    logprobs = [math.log(chance) if chance else -9999.0 for chance in chances_of_text]
+    return Completion(text, logprobs, "length", policy_version=3)
 
 
 def completion(token_ids: Ids) -> Completion:

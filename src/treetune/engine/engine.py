@@ -46,6 +46,7 @@ from treetune.engine.base import (
     Later,
     OnResult,
     Request,
+    ScoreRequest,
     SyncReport,
     TransferMethod,
     check_request,
@@ -130,6 +131,8 @@ class VllmEngine(Engine):
     All servers have the same weights and settings, so that a request's samples don't depend on the server
     that draws them. If a server is lost, it is restarted, and the others get its unanswered requests.
     """
+
+    scores = True
 
     def __init__(self, settings: VllmSettings, launch: EngineLaunch, servers: Sequence[Server]) -> None:
         self.version = 0
@@ -230,7 +233,8 @@ class VllmEngine(Engine):
                     sampling.add(*split_requests(event.requests()))
                 else:
                     servers_with_answers.add(event.server)
-                    self._count(event.completions)
+                    if not isinstance(event.part.request, ScoreRequest):  # its tokens weren't sampled
+                        self._count(event.completions)
                     whole = unfinished.add(event.part, event.completions)
                     if whole is None:
                         continue  # other parts of the request are missing

@@ -30,8 +30,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from treetune.engine.base import Completion, Later
-from treetune.engine.client import SAMPLES, Address, Client, RequestPart, completions_of, payload
+from treetune.engine.base import Completion, Later, ScoreRequest
+from treetune.engine.client import (
+    SAMPLES,
+    SCORES,
+    Address,
+    Client,
+    RequestPart,
+    completions_of,
+    payload,
+    score_payload,
+    scored_completion,
+)
 from treetune.exceptions import ServerFailure
 from treetune.vocabulary import TokenIds
 
@@ -209,11 +219,10 @@ class Sampling:
 
     async def _ask(self, part: RequestPart, server: _OpenServer) -> None:
         try:
-            before = time.monotonic()
-            body = payload(part, self._version, self._client.end_ids, self._client.special_ids)
-            answer = await self._client.ask(server.address, SAMPLES, body, self._timeout)
-            seconds = time.monotonic() - before
-            completions = completions_of(answer, part, self._version, seconds)
+            if isinstance(part.request, ScoreRequest):
+                completions = [await self._score(part.request, server.address)]
+            else:
+                completions = await self._sample(part, server.address)
         except ServerFailure as failure:
             if self._servers.get(server.number) is server:  # it may have been replaced meanwhile
                 self._lose(server.number, str(failure))
@@ -230,6 +239,17 @@ class Sampling:
                 self._prefixes.add(server.number, whole)
         self._results.put(Answered(part, completions, server.number))
         self._send()
+
+    async def _sample(self, part: RequestPart, address: Address) -> list[Completion]:
+        before = time.monotonic()
+        body = payload(part, self._version, self._client.end_ids, self._client.special_ids)
+        answer = await self._client.ask(address, SAMPLES, body, self._timeout)
+        return completions_of(answer, part, self._version, time.monotonic() - before)
+
+    async def _score(self, request: ScoreRequest, address: Address) -> Completion:
+        before = time.monotonic()
+        answer = await self._client.ask(address, SCORES, score_payload(request, self._version), self._timeout)
+        return scored_completion(answer, request, self._version, time.monotonic() - before)
 
     def _lose(self, number: int, reason: str) -> None:
         """Removes a server, and sends its unanswered parts again. The same seeds give the same tokens."""
