@@ -25,9 +25,11 @@ from treetune.credit.literature.james_stein import JamesStein
 from treetune.credit.literature.lambda_grpo import LambdaGrpo
 from treetune.credit.literature.optimal_token_baseline import OptimalTokenBaseline
 from treetune.credit.literature.probability_mask import ProbabilityMask
+from treetune.credit.literature.rredcot import GoldLikelihood
 from treetune.credit.literature.rtmc import RolloutTree
 from treetune.credit.literature.tempo import Tempo
 from treetune.credit.literature.token_level import Distributions
+from treetune.credit.literature.trace import Trace
 from treetune.credit.literature.v0_5 import FusedBaseline, fused_baseline
 from treetune.credit.literature.vapo import DecoupledGae
 from treetune.credit.rloo import Rloo
@@ -344,6 +346,8 @@ CASES = [
     Case(HICRA, 2, 0.1240, 0.9968),
     Case(GroupInGroup(), 3, 0.3333),
     Case(MonteCarlo(samples=1, values=CompoundValues()), 1),
+    Case(MonteCarlo(values=GoldLikelihood()), 1, 0.3774, 0.9282),
+    Case(Trace(std=False), 3, 0.1534, 0.9885),
     Case(WithCritic(over=DecoupledGae()), 1, 0.8713, 0.4989, CRITIC),
     Case(WithCritic(over=DecoupledGae(alpha=None)), 1, 0.1402, 0.9958, CRITIC),
 ]

@@ -237,7 +237,8 @@ def completion(token_ids: Ids) -> Completion:
 
 
 def problems(count: int) -> list[Problem]:
-    return [Problem(id=f"train/{i}", prompt=f"{i}?", gold="") for i in range(count)]
+    """With a reference answer, whose likelihood some credits score: the letter that earns."""
+    return [Problem(id=f"train/{i}", prompt=f"{i}?", gold="a") for i in range(count)]
 
 
 def trajectory(

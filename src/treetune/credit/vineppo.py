@@ -242,6 +242,16 @@ class MonteCarlo(Credit):
 
     @property
     @override
+    def scores_texts(self) -> bool:
+        return self.values.scores_texts
+
+    @property
+    @override
+    def asks_reference(self) -> bool:
+        return self.values.asks_reference
+
+    @property
+    @override
     def critic_settings(self) -> CriticSettings | None:
         return self.values.critic_settings
 

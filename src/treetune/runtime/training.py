@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from treetune.credit.base import Critic
 from treetune.credit.episodes import scoring_row
+from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
 from treetune.exceptions import Damaged
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
@@ -89,6 +90,8 @@ def open_trainer(
     with closing(trainer):
         if session.config.credit.asks_critic:
             sampler.critic = critic_for_credit(session, server, trainer.values)
+        if session.config.credit.asks_reference:
+            sampler.reference_scores = reference_for_credit(session, server, trainer.logprobs_of_reference)
         if trains:
             sampler.reference = trainer.prefetch
         yield trainer
@@ -130,6 +133,50 @@ def critic_for_credit(
         return columns
 
     return Critic(critic_values)
+
+
+def reference_for_credit(
+    session: Session, server: PolicyServer, logprobs: Callable[[Sequences], Tensor]
+) -> ReferenceScores:
+    """Returns the reference's scores for the credit. The engine frees its memory while they are computed, if
+    so configured.
+
+    Args:
+        logprobs: Computes the log-prob of each trained token, of all ranks' rows, on all ranks.
+    """
+
+    def reference_logprobs(texts: Sequence[ScoredText]) -> list[Column]:
+        from treetune.trainer.tokens import Sequences
+
+        ranks = session.ranks
+        # All ranks compute the scores of all texts together, and each keeps those of its own.
+        counts = [count for (count,) in ranks.exchange("reference-counts", [len(texts)])]
+        rows = episodes_everywhere(ranks, "reference-texts", [_row_of_text(text) for text in texts])
+        if not rows:
+            return []
+        sequences = Sequences.of(rows)
+        with server.asleep():
+            logprobs_N = logprobs(sequences).numpy()
+        first = sum(counts[: ranks.rank])
+        bounds = list(pairwise(sequences.starts))[first : first + len(texts)]
+        return [logprobs_N[start:end] for start, end in bounds]
+
+    return ReferenceScores(reference_logprobs)
+
+
+def _row_of_text(text: ScoredText) -> Episode:
+    """Returns the row that a model runs over to score a text. It is not trained on."""
+    import numpy as np
+
+    return Episode(
+        prompt_ids=text.prompt_ids,
+        response_ids=text.text_ids,
+        trained=np.ones(len(text.text_ids), bool),
+        reward=0.0,
+        group="",
+        trajectory="",
+        policy_version=0,
+    )
 
 
 def train(

@@ -306,6 +306,16 @@ class ValueEstimator(Registrable):
         return True
 
     @property
+    def scores_texts(self) -> bool:
+        """True where it asks the engine for the log-probs of given texts."""
+        return False
+
+    @property
+    def asks_reference(self) -> bool:
+        """True where it asks the trainer's reference model for the log-probs of given texts."""
+        return False
+
+    @property
     def critic_settings(self) -> CriticSettings | None:
         """Settings of the critic whose values it reads; None where it reads none."""
         return None
