@@ -4,9 +4,11 @@ local bench = (import '../analyzers/credit_bench_critic.jsonnet').analyzers[0].m
 local literature = {
   'ComMCS K=3': import '../credit/com_mcs.jsonnet',
   'James-Stein': import '../credit/james_stein.jsonnet',
+  RREDCoT: import '../credit/rredcot.jsonnet',
   RTMC: import '../credit/rtmc.jsonnet',
   'SPO-chain': import '../credit/spo_chain.jsonnet',
   TEMPO: import '../credit/tempo.jsonnet',
+  TRACE: import '../credit/trace.jsonnet',
   'V0.5': import '../credit/v0_5.jsonnet',
   'forking tokens': import '../credit/forking_tokens.jsonnet',
   'optimal token baseline': import '../credit/optimal_token_baseline.jsonnet',

@@ -36,6 +36,10 @@ ADDITIONS = [
     ("dr_grpo", ["credit/optimal_token_baseline"]),
     ("dr_grpo", ["credit/v0_5"]),
     ("dr_grpo", ["credit/vapo"]),
+    # Credits that score texts: by the engine, and by the trainer's reference.
+    ("dr_grpo", ["credit/rredcot"]),
+    ("dr_grpo", ["credit/trace"]),
+    ("dr_grpo", ["credit/trace_of_reference"]),
     ("spo_3_3", ["objectives/spo_mask_below", "objectives/importance_cap_2"]),
     ("spo_3_2", ["compat/spo_moving_target", "objectives/entropy_bonus"]),
 ]

@@ -20,7 +20,7 @@ from treetune.credit.values.critic import UNKNOWN_VARIANCE
 from treetune.vocabulary import joined
 
 
-@ValueEstimator.register("gold_likelihood")
+@ValueEstimator.register("rredcot")
 @dataclass(frozen=True, kw_only=True)
 class GoldLikelihood(GoldScores, ValueEstimator):
     """RREDCoT: V(s) = p(y* | s), the probability of the problem's reference answer y* if it were written at
