@@ -19,17 +19,25 @@ from tests.rollouts import tabular_mdp as mdp
 from treetune.credit.base import Credit
 from treetune.credit.literature.rredcot import GoldLikelihood
 from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
+from treetune.credit.literature.self_distillation import SelfDistillation
 from treetune.credit.literature.trace import Trace, td_credits
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import ScoreRequest
 from treetune.tree import trees_of
-from treetune.vocabulary import Column, Episode, Metrics, Trajectory
+from treetune.vocabulary import Column, Episode, Message, Metrics, Segment, TextCodec, Trajectory
 
 from .test_credits_of_the_literature import GROUP, group
 
 RREDCOT = MonteCarlo(values=GoldLikelihood())
 OF_REFERENCE = MonteCarlo(values=GoldLikelihood(scorer="reference"))
 STEPS_ALONE = Trace(td_steps=1, outcome_weight=0.0, step_weight=1.0, terminal_weight=0.0)
+
+TOLD = "{context}{prompt}"
+"""A template whose prompts begin with the reference answer ``a``, which tells the policy of the tests'
+language that the answer will earn 1."""
+OPSD = SelfDistillation(template=TOLD)
+BY_THE_REFERENCE = [OF_REFERENCE, Trace(scorer="reference"), replace(OPSD, scorer="reference")]
+CPO = SelfDistillation(template=TOLD, outcome_weight=1.0, weight=0.5, clip=0.3, keeps_sign=True, std=False)
 
 
 def credited(
@@ -148,12 +156,12 @@ class OtherModel:
         return [np.full(len(text.text_ids), -0.25) for text in texts]
 
 
-@pytest.mark.parametrize("credit", [OF_REFERENCE, Trace(scorer="reference")])
+@pytest.mark.parametrize("credit", BY_THE_REFERENCE)
 def test_the_reference_scores_in_place_of_the_engine_if_so_configured(credit: Credit) -> None:
     assert credit.asks_reference and not credit.needs_engine
     model = OtherModel()
     rows, metrics = credited(credit, engine=None, services=[ReferenceScores(model.logprobs)])
-    assert metrics["credit/value_tokens"] == len(model.texts) > 0
+    assert metrics["credit/value_tokens"] == sum(len(text.text_ids) for text in model.texts) > 0
     if isinstance(credit, MonteCarlo):
         assert rows[0].step_values == pytest.approx([math.exp(-0.25)] * len(rows[0].step_values))
 
@@ -166,7 +174,7 @@ def test_a_problem_without_a_reference_answer_is_named() -> None:
         credited(Trace(), answers)
 
 
-@pytest.mark.parametrize("credit", [RREDCOT, Trace()])
+@pytest.mark.parametrize("credit", [RREDCOT, Trace(), OPSD])
 def test_two_ranks_share_the_work_and_agree(credit: Credit) -> None:
     def work(context: Any) -> tuple[list[Any], Metrics]:
         share = [GROUP, group("a;a;b b;a a", problem=1)]
@@ -180,6 +188,107 @@ def test_two_ranks_share_the_work_and_agree(credit: Credit) -> None:
         return [row.advantages.tolist() for row in rows], metrics
 
     mdp.assert_ranks_agree(2, work)
+
+
+# Self-distillation
+
+
+def differences(answer: Trajectory) -> list[float]:
+    """Of the teacher's log-probs from the policy's. If it is told by Bayes' rule, log V(s') / V(s)."""
+    ids = plain(answer.response_ids)
+    values = [mdp.value(ids[:t]) for t in range(len(ids) + 1)]
+    floor = [-100.0 - math.log(mdp.policy(ids[:t])[token]) for t, token in enumerate(ids)]
+    return [
+        (math.log(after / before) if after else lowest) if before else 0.0
+        for (before, after), lowest in zip(pairwise(values), floor, strict=True)
+    ]
+
+
+def test_a_token_gets_the_teachers_log_prob_minus_the_policys() -> None:
+    rows, metrics = credited(OPSD)
+    for answer, row in zip(GROUP, rows, strict=True):
+        assert row.advantages == pytest.approx(differences(answer), abs=1e-6)
+    assert metrics["credit/value_tokens"] == sum(len(answer.response_ids) for answer in GROUP)
+    assert metrics["credit/without_context"] == 0.0
+
+
+def test_cpo_shapes_the_groups_advantage_and_keeps_its_sign() -> None:
+    rows, _ = credited(CPO)
+    mean_reward = fmean(answer.reward for answer in GROUP)
+    was_cut = False
+    for answer, row in zip(GROUP, rows, strict=True):
+        outcome = answer.reward - mean_reward
+        shaped = [outcome + 0.5 * min(max(delta, -0.3), 0.3) for delta in differences(answer)]
+        expected = [advantage if advantage * outcome > 0 else 0.0 for advantage in shaped]
+        was_cut = was_cut or expected != shaped
+        assert row.advantages == pytest.approx(expected, abs=1e-6)
+    rows, _ = credited(replace(CPO, weight=2.0), GROUP)
+    assert any(0.0 in row.advantages for row in rows)
+
+
+def test_equal_rewards_leave_cpo_the_teachers_part() -> None:
+    right = [one for one in group("a;a;b a;a") if one.reward == 1.0]
+    assert len(right) == 2
+    for answer, row in zip(right, credited(CPO, right)[0], strict=True):
+        expected = [0.5 * min(max(delta, -0.3), 0.3) for delta in differences(answer)]
+        assert row.advantages == pytest.approx(expected, abs=1e-6)
+
+
+def asked_prompts(credit: SelfDistillation, answers: Sequence[Trajectory], **given: Any) -> list[str]:
+    """The texts of the privileged prompts, in the order of the answers."""
+    engine = mdp.TabularEngine()
+    credited(credit, answers, engine=engine, **given)
+    return [mdp.decode(request.prompt_ids) for request in engine.requests]
+
+
+def test_the_privileged_text_is_another_right_answer_of_the_group() -> None:
+    answers = group("a;a;b b;b a;a")
+    credit = SelfDistillation(context="right_answer", template=TOLD)
+    assert asked_prompts(credit, answers) == ["a;a0?", "a;a;b0?", "a;a;b0?"]
+    rows, metrics = credited(credit, group("a;a;b b;b"))
+    assert metrics["credit/without_context"] == 0.5
+    assert set(rows[0].advantages) == {0.0} != set(rows[1].advantages)
+
+
+def test_the_privileged_text_may_be_the_graders_message() -> None:
+    told = replace(GROUP[0], grade=replace(GROUP[0].grade, message="b1"))
+    credit = SelfDistillation(context="feedback", template="{prompt}{context}")
+    assert asked_prompts(credit, [told, GROUP[1]]) == ["0?b1"]
+
+
+def test_the_privileged_text_goes_into_a_conversations_last_message_and_braces_are_only_text() -> None:
+    def show(messages: Sequence[Message]) -> str:
+        return "".join(message.content for message in messages)
+
+    codec = TextCodec(encode=mdp.encode, decode=mdp.decode, eos_id=mdp.EOS, conversation=show)
+    messages = (Message("system", "1"), Message("user", "2?"))
+    answer = replace(GROUP[0], problem=replace(GROUP[0].problem, messages=messages, gold="ab"))
+    assert asked_prompts(SelfDistillation(template="{context}{prompt}3"), [answer], codec=codec) == ["1ab2?3"]
+
+
+def test_a_tools_tokens_are_not_compared() -> None:
+    first, tool, last = GROUP[0].response_ids[:2], GROUP[0].response_ids[2:4], GROUP[0].response_ids[4:]
+    segments = (
+        Segment(first, logprobs=(-0.5,) * len(first), policy_version=3),
+        Segment(tool, "injected"),
+        Segment(last, logprobs=(-0.5,) * len(last), policy_version=3),
+    )
+    ((row,), _) = credited(OPSD, [replace(GROUP[0], segments=segments)])
+    assert row.trained.tolist() == [True] * 2 + [False] * 2 + [True] * len(last)
+    assert row.advantages[2:4].tolist() == [0.0, 0.0] and row.advantages[0] != 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"template": "{prompt}"}, r"template doesn't contain \{context\}: put"),
+        ({"template": "no place"}, r"template doesn't contain \{prompt\} and \{context\}"),
+        ({"keeps_sign": True}, "keeps_sign compares with the group's advantage, and outcome_weight is 0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SelfDistillation(**settings)
 
 
 @pytest.mark.parametrize(

@@ -225,10 +225,17 @@ def as_read(request: Request, completions: list[Completion]) -> list[Completion]
 
 
 def scored(request: ScoreRequest) -> Completion:
-    """The text with its log-probs by the policy; -9999 for what it never says, as a server has it."""
+    """The text with its log-probs by the policy; -9999 for what it never says, as a server has it. A prompt
+    that begins with a letter tells the policy that its answer will earn 1."""
     prefix, text = response_part(request.prompt_ids), plain(request.text_ids)
-    chances_of_text = [policy((*prefix, *text[:t])).get(token, 0.0) for t, token in enumerate(text)]
-    logprobs = [math.log(chance) if chance else -9999.0 for chance in chances_of_text]
+    knows_it_is_right = int(request.prompt_ids[0]) in (A, B)
+    logprobs = []
+    for t, token in enumerate(text):
+        before = (*prefix, *text[:t])
+        chance = policy(before).get(token, 0.0)
+        if knows_it_is_right and value(before):
+            chance *= value((*before, token)) / value(before)
+        logprobs.append(math.log(chance) if chance else -9999.0)
     return Completion(text, logprobs, "length", policy_version=3)
 
 

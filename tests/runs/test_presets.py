@@ -80,6 +80,15 @@ def test_a_preset_trains_for_two_small_iterations(preset: str, right: list[str],
     trained(files, tmp_path, *([DEMONSTRATED] if preset in ON_A_CORPUS else []))
 
 
+@pytest.mark.parametrize("name", ["self_distillation", "self_distillation_right_answer", "cpo"])
+def test_self_distillation_trains_for_two_small_iterations(name: str, tmp_path: Path) -> None:
+    """With a template of the characters that the small model has."""
+    files = [str(BASE), "presets/dr_grpo.jsonnet", f"credit/{name}.jsonnet"]
+    _, directory = trained(files, tmp_path, "{credit+: {template: '{context}+{prompt}'}}")
+    for row in directory.read_metrics():
+        assert row["credit/scored_texts"] > 0 or row["credit/without_context"] == 1.0
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_of_the_paper_trains_and_is_measured(name: str, tmp_path: Path) -> None:
     experiment, directory = trained([f"{name}.jsonnet", "overlays/smoke.jsonnet"], tmp_path)

@@ -143,21 +143,11 @@ class GoldScores:
         return (one_line, engine) if self.scorer == "policy" else (one_line,)
 
     def check_gold(self, experiment: Experiment) -> Iterable[Finding]:
-        """Yields a finding for a task without reference answers, and for a run without a reference model."""
+        """Yields a finding for a task without reference answers, and for a run without a reference model that
+        can score."""
         yield from check_reference_answers(experiment)
-        if self.scorer == "reference" and not experiment.trainer.keeps_reference:
-            yield Finding(
-                "scorer is 'reference', and the trainer keeps no reference model",
-                "scorer",
-                "set trainer.measure_kl to true, or scorer to 'policy'",
-            )
-        elif self.scorer == "reference" and experiment.trainer.reference_scores == "while_sampling":
-            yield Finding(
-                "scorer is 'reference', and with trainer.reference_scores 'while_sampling' the reference may"
-                " still score answers in another thread",
-                "scorer",
-                "set trainer.reference_scores to 'before_training', or scorer to 'policy'",
-            )
+        if self.scorer == "reference":
+            yield from check_reference_model(experiment)
 
 
 def check_reference_answers(experiment: Experiment) -> Iterator[Finding]:
@@ -168,6 +158,23 @@ def check_reference_answers(experiment: Experiment) -> Iterator[Finding]:
             "it reads the problems' reference answers, and the first problems of the task have none",
             "type",
             "choose a task with reference answers, or the credit 'group'",
+        )
+
+
+def check_reference_model(experiment: Experiment) -> Iterator[Finding]:
+    """Yields a finding for a run whose reference model can't score texts for the credit."""
+    if not experiment.trainer.keeps_reference:
+        yield Finding(
+            "scorer is 'reference', and the trainer keeps no reference model",
+            "scorer",
+            "set trainer.measure_kl to true, or scorer to 'policy'",
+        )
+    elif experiment.trainer.reference_scores == "while_sampling":
+        yield Finding(
+            "scorer is 'reference', and with trainer.reference_scores 'while_sampling' the reference may"
+            " still score answers in another thread",
+            "scorer",
+            "set trainer.reference_scores to 'before_training', or scorer to 'policy'",
         )
 
 

@@ -128,13 +128,23 @@ class Language:
         wording."""
         return 1 + int(np.flatnonzero(self.correct_S)[0]) * self.most_wordings
 
-    def score(self, begun: Sequence[int], text: Sequence[int]) -> Completion:
+    def score(self, begun: Sequence[int], text: Sequence[int], will_be_correct: bool = False) -> Completion:
         """Returns a text with the log-probs of its tokens after the beginning of an answer; −9999, as vLLM
-        reports it, for a token that the policy never samples there."""
+        reports it, for a token that the policy never samples there.
+
+        Args:
+            will_be_correct: Whether the policy is told that the answer will be correct. By Bayes' rule, a
+                token's probability is then multiplied by V(s_{t+1}) / V(s_t).
+        """
         ids = [*begun, *text]
         logprobs = []
         for position in range(len(begun), len(ids)):
             chance = self._chance(ids[:position], ids[position])
+            if chance > 0 and will_be_correct and position < self.length:
+                before, after = self.statuses(ids[: position + 1])[-2:]
+                value = self.values_TS[position, before]
+                # In a state from which no answer is correct, the news is impossible and changes nothing.
+                chance *= self.values_TS[position + 1, after] / value if value > 0 else 1.0
             logprobs.append(math.log(chance) if chance > 0 else -9999.0)
         return Completion(text, logprobs, "length", 0)
 
@@ -467,8 +477,12 @@ class LanguageTask(Task):
         return [Problem(id=f"{number:05d}", prompt="1", gold=gold, data=data) for number in range(self.count)]
 
 
+PRIVILEGED = -1
+"""The first token of a prompt of three that tells the policy that the answer will be correct."""
+
+
 class TableEngine(Engine):
-    """Samples from a language's table. Every prompt is a single token."""
+    """Samples from a language's table. Every prompt is a single token, or begins with `PRIVILEGED`."""
 
     version = 0
     scores = True
@@ -497,7 +511,9 @@ class TableEngine(Engine):
             next_round: list[Request | Later] = []
             for request in this_round:
                 if isinstance(request, ScoreRequest):
-                    samples = [self._language.score(request.prompt_ids[1:], request.text_ids)]
+                    is_privileged = request.prompt_ids[0] == PRIVILEGED
+                    begun_ids = request.prompt_ids[3 if is_privileged else 1 :]
+                    samples = [self._language.score(begun_ids, request.text_ids, is_privileged)]
                 else:
                     samples = [next(completions) for _ in range(request.n)]
                     self.tokens += sum(len(sample.token_ids) for sample in samples)
