@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Pairs,
         SampledAnswers,
         StaleAnswers,
+        TextScores,
         Turns,
         UseOfAdvantages,
         UseOfPairs,
@@ -52,7 +53,15 @@ if TYPE_CHECKING:
     from treetune.domains.sandbox.base import ProgramLimits, Sandbox
     from treetune.domains.sandbox.bubblewrap import choose_sandbox
     from treetune.domains.sandbox.python_tool import PythonTool
-    from treetune.engine.base import Completion, Engine, EngineLaunch, Request, SamplingParams, Tolerance
+    from treetune.engine.base import (
+        Completion,
+        Engine,
+        EngineLaunch,
+        Request,
+        SamplingParams,
+        ScoreRequest,
+        Tolerance,
+    )
     from treetune.engine.settings import EngineSettings
     from treetune.exceptions import SandboxUnavailable, Unavailable
     from treetune.lab.trees.branching import Branches, Branching
@@ -176,6 +185,7 @@ __all__ = [  # noqa: RUF022
     "EngineLaunch",
     "Engine",
     "Request",
+    "ScoreRequest",
     "Completion",
     "SamplingParams",
     "Tolerance",
@@ -196,6 +206,7 @@ __all__ = [  # noqa: RUF022
     "Forks",
     "Turns",
     "Continuations",
+    "TextScores",
     "Advantages",
     "CriticValues",
     "CreditForRewards",
@@ -226,6 +237,7 @@ _NAMES_IN = {
         "Pairs",
         "SampledAnswers",
         "StaleAnswers",
+        "TextScores",
         "Turns",
         "UseOfAdvantages",
         "UseOfPairs",
@@ -249,6 +261,7 @@ _NAMES_IN = {
         "EngineLaunch",
         "Request",
         "SamplingParams",
+        "ScoreRequest",
         "Tolerance",
     ),
     "treetune.engine.settings": ("EngineSettings",),

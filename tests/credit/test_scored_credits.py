@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 from tests.columns import plain
 from tests.credit.expectations import expectation
 from tests.rollouts import tabular_mdp as mdp
+from tests.support.shipped import experiment_of
 from treetune.credit.base import Credit
 from treetune.credit.literature.rredcot import GoldLikelihood
 from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
@@ -23,8 +24,19 @@ from treetune.credit.literature.self_distillation import SelfDistillation
 from treetune.credit.literature.trace import Trace, td_credits
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import ScoreRequest
+from treetune.engine.settings import EngineSettings
+from treetune.findings import findings
 from treetune.tree import trees_of
-from treetune.vocabulary import Column, Episode, Message, Metrics, Segment, TextCodec, Trajectory
+from treetune.vocabulary import (
+    Column,
+    Episode,
+    Message,
+    Metrics,
+    Problem,
+    Segment,
+    TextCodec,
+    Trajectory,
+)
 
 from .test_credits_of_the_literature import GROUP, group
 
@@ -289,6 +301,37 @@ def test_a_tools_tokens_are_not_compared() -> None:
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SelfDistillation(**settings)
+
+
+# What `check` says
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlySamples(EngineSettings):
+    """A user's engine that can't score."""
+
+    canary_tolerance: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutGold(mdp.LetterTask):
+    def examples(self, count: int) -> Sequence[Problem]:
+        return [replace(problem, gold="") for problem in mdp.problems(count)]
+
+
+@pytest.mark.parametrize("credit", ["trace", "rredcot", "self_distillation"])
+def test_an_engine_that_cannot_score_and_a_task_without_reference_answers_are_reported(credit: str) -> None:
+    experiment = experiment_of(f"quickstart/grpo,credit/{credit}")
+    assert not [finding for _, finding in findings(experiment) if finding.level == "error"]
+    without_scores = replace(experiment, engines=replace(experiment.engines, policy=OnlySamples()))
+    (message,) = [finding.what for _, finding in findings(without_scores) if finding.level == "error"]
+    assert "needs an engine that scores given texts" in message
+    (message,) = [
+        finding.what
+        for _, finding in findings(replace(experiment, task=WithoutGold()))
+        if "reference answers" in finding.what
+    ]
+    assert "the first problems of the task have none" in message
 
 
 @pytest.mark.parametrize(

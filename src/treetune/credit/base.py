@@ -69,8 +69,9 @@ class Credit(Registrable):
 
     @property
     def scores_texts(self) -> bool:
-        """True where `assign` asks the engine for the log-probs of given texts (`Engine.score`)."""
-        return False
+        """True where `assign` asks the engine for the log-probs of given texts (`Engine.score`), for which
+        it needs `TextScores`."""
+        return any(isinstance(need.feature, contracts.TextScores) for need in self.needs)
 
     @property
     @final

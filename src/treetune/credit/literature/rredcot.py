@@ -55,11 +55,6 @@ class GoldLikelihood(GoldScores, ValueEstimator):
 
     @property
     @override
-    def scores_texts(self) -> bool:
-        return self.scorer == "policy"
-
-    @property
-    @override
     def asks_reference(self) -> bool:
         return self.scorer == "reference"
 

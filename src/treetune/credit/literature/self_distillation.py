@@ -118,11 +118,6 @@ class SelfDistillation(Credit):
 
     @property
     @override
-    def scores_texts(self) -> bool:
-        return self.scorer == "policy"
-
-    @property
-    @override
     def asks_reference(self) -> bool:
         return self.scorer == "reference"
 

@@ -85,11 +85,6 @@ class Trace(GoldScores, Credit):
 
     @property
     @override
-    def scores_texts(self) -> bool:
-        return self.scorer == "policy"
-
-    @property
-    @override
     def asks_reference(self) -> bool:
         return self.scorer == "reference"
 
