@@ -12,6 +12,8 @@ With this file, one request passes once between the processes in each direction:
                                  waits                     step 2: keeps token 2
       JSON          ◄──────      token ids   ◄───────      last step: all tokens
       disconnects   ──────►      aborts      ───────►      drops what it kept (`finish_requests`)
+
+A second route, `SCORES`, returns the log-probs of tokens that the client gives.
 """
 
 from __future__ import annotations

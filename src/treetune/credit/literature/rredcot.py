@@ -24,7 +24,7 @@ from treetune.vocabulary import joined
 @dataclass(frozen=True, kw_only=True)
 class GoldLikelihood(GoldScores, ValueEstimator):
     """RREDCoT: V(s) = p(y* | s), the probability of the problem's reference answer y* if it were written at
-    once after the state s and `lead_in`. Nothing is sampled (Ielanskyi et al., arXiv:2606.06475).
+    once after the state s and the lead-in. Nothing is sampled (Ielanskyi et al., arXiv:2606.06475).
 
     A step's advantage is the change of V, and the last one's the reward minus V before it, so that an
     answer's advantages sum to r − V(prompt): a redistribution of the reward. The source for this is the

@@ -43,7 +43,7 @@ class Trace(GoldScores, Credit):
 
     The last step, which writes the result, and steps after a state at which y* doesn't fit into the context
     get A_out alone. In the paper, steps are turns with tools, so that a multi-turn rollout has the paper's
-    states with ``states: {type: 'turns'}``, and the scorer is a frozen reference (`scorer`).
+    states with ``states: {type: 'turns'}``, and the scorer is a frozen reference.
 
     **Biased**: V is not the expected reward, and A_out has the answer's own reward in its mean. On the tests'
     language, with the reference answer ``a``, three answers and no division by σ, the expected gradient is
