@@ -16,20 +16,12 @@ import torch
 from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
 from benchmarks.peers import Child, digest
 from benchmarks.setting import Setting
-from treetune.engine.base import (
-    Canary,
-    Chunk,
-    Completion,
-    Engine,
-    EngineLaunch,
-    OnResult,
-    Request,
-    SyncReport,
-)
+from treetune.engine.base import Canary, Chunk, Engine, EngineLaunch, SyncReport
 from treetune.engine.launch import ServerLaunch
+from treetune.engine.requests import Completion, OnResult, Request
 from treetune.engine.settings import VllmSettings
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.tasks.drawing import draw_problems
 
@@ -89,7 +81,7 @@ def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
     with (
         Session.open(config, {}) as session,
         PolicyServer.start(session) as server,
-        Sampler.open(session, server) as sampler,
+        RunResources.open(session, server) as resources,
     ):
         server.ready()
         # Short, since sockets are made there, whose paths have a limit.
@@ -100,7 +92,7 @@ def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
         ):
             for one in (apart, together):
                 one.wait_ready(deadline=START_S)
-            rollout_context = lambda: _context(sampler, setting)  # noqa: E731
+            rollout_context = lambda: _context(resources, setting)  # noqa: E731
             problems = draw_problems(session.train_problems, setting.problems, config.seed, 0)
             trees, _ = config.rollout.run(rollout_context(), problems)
             phases: dict[str, Callable[[], Any]] = {
@@ -108,7 +100,7 @@ def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
                 "credit": lambda: config.credit.assign(rollout_context(), trees),
             }
             return {
-                f"generation/{name}{of}": _against_offline(sampler, apart, together, setting, phase)
+                f"generation/{name}{of}": _against_offline(resources, apart, together, setting, phase)
                 for name, phase in phases.items()
             }
 
@@ -133,17 +125,17 @@ def offline_engine(session: Session, server: PolicyServer, scratch: Path, *, cor
     return Child("offline_vllm", {"arguments": arguments, "core": core}, environment=environment)
 
 
-def _context(sampler: Sampler, setting: Setting) -> Any:
+def _context(resources: RunResources, setting: Setting) -> Any:
     """What the runtime lends to a phase; a new journal each time, or the answers would be found there."""
     journal = Path(tempfile.mkdtemp(dir=setting.workspace)) / "journal.jsonl"
-    rollout = sampler.session.config.rollout
-    return sampler.context(rollout, seed=sampler.session.config.seed, iteration=0, journal=journal)
+    rollout = resources.session.config.rollout
+    return resources.context(rollout, seed=resources.session.config.seed, iteration=0, journal=journal)
 
 
 def _against_offline(
-    sampler: Sampler, apart: Child, together: Child, setting: Setting, phase: Callable[[], Any]
+    resources: RunResources, apart: Child, together: Child, setting: Setting, phase: Callable[[], Any]
 ) -> Measurement:
-    server = sampler.server
+    server = resources.server
     engine = server.engine
     assert engine is not None
     recording = RecordingEngine(engine)

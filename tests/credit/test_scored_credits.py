@@ -23,7 +23,7 @@ from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
 from treetune.credit.literature.self_distillation import SelfDistillation
 from treetune.credit.literature.trace import Trace, td_credits
 from treetune.credit.vineppo import MonteCarlo
-from treetune.engine.base import ScoreRequest
+from treetune.engine.requests import ScoreRequest
 from treetune.engine.settings import EngineSettings
 from treetune.findings import findings
 from treetune.tree import trees_of

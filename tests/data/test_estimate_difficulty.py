@@ -23,8 +23,8 @@ from treetune.data.difficulty.answering import AskingShard, AtAddresses, SampleQ
 from treetune.data.difficulty.merging import RowRate, bin_of, read_rates
 from treetune.domains.domain_rows import domain_row
 from treetune.domains.endpoints.settings import EndpointSettings
-from treetune.engine.base import SamplingParams
 from treetune.engine.guard import descendants
+from treetune.engine.requests import SamplingParams
 from treetune.main import main
 from treetune.vocabulary import Problem
 

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from tests.fake_engine import FakeEngine
-from treetune.engine.base import Completion, Engine, Request, SamplingParams, ScoreRequest
+from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
+from treetune.engine.requests import Completion, Request, SamplingParams, ScoreRequest
 from treetune.exceptions import EngineError
 from treetune.models.logprobs import PolicyModule
 from treetune.objectives.policy_gradient import PolicyGradient

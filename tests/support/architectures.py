@@ -399,8 +399,9 @@ def check_vllm(case: Case) -> Cell:
 
 def _sampled(case: Case, settings: Any) -> Cell:
     """Log-probs of what an engine samples, on weights that it is given after its start."""
-    from treetune.engine.base import EngineLaunch, Rendezvous, Request, SamplingParams
+    from treetune.engine.base import EngineLaunch, Rendezvous
     from treetune.engine.engine import start_engine
+    from treetune.engine.requests import Request, SamplingParams
     from treetune.models.policy_files import write_for_engine
 
     weights = weights_of(policy_of(case.fresh()))

@@ -19,7 +19,7 @@ from treetune.tables.curves import curves, curves_json, panel_curves, panel_note
 from treetune.tables.figures import draw_curves, draw_panels, draw_table
 from treetune.tables.launch import Launcher, launch_lines, slurm_script
 from treetune.tables.measure import measure
-from treetune.tables.runs import TableRuns, _measurements_of, refreshed
+from treetune.tables.runs import TableRuns, _measurements_of, inspect_again
 from treetune.tables.settings import CellSource, MethodRow, TableExperiment
 from treetune.tables.text import as_latex, as_markdown
 from treetune.tables.write import as_html, as_json
@@ -32,7 +32,7 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
     plan = finish(plan_of(tmp_path), {"ppo": 0.525, "vine": 0.8})
     for seed, share in {1: 0.6, 2: 0.5}.items():  # once above PPO, once below
         fabricated.write_run(config(tmp_path, seed, "sft"), share)
-    results = measure(refreshed(plan))
+    results = measure(inspect_again(plan))
     sft, vine = results.cells["SFT", "test"], results.cells["Vine_PPO", "test"]
     assert (sft.difference.mean, sft.called) == (pytest.approx(-0.0125), None)
     assert (vine.difference.mean, vine.called) == (pytest.approx(0.275), "better")
@@ -63,7 +63,7 @@ def test_seeds_are_paired_so_that_a_bad_start_is_no_difference(tmp_path: Path) -
     for run in plan.runs:
         share = {1: 0.2, 2: 0.5, 3: 0.7}[run.seed] + (0.1 if run.name == "vine" else 0)
         fabricated.write_run(run.config, share)
-    cell = measure(refreshed(plan)).cells["Vine_PPO", "test"]
+    cell = measure(inspect_again(plan)).cells["Vine_PPO", "test"]
     assert cell.estimate.mean - cell.estimate.low > 0.2
     assert cell.difference.mean - cell.difference.low < 0.1
     assert cell.called == "better"

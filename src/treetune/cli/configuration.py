@@ -32,7 +32,7 @@ def check_config(options: argparse.Namespace) -> int:
     root = built(config, options.command, None)
     from treetune.config.errors import wrapped
     from treetune.config.explain import Explanation
-    from treetune.config.remedies import missing_here
+    from treetune.config.remedies import issues_of_this_machine
     from treetune.contracts import Root
     from treetune.exceptions import ConfigError
 
@@ -41,7 +41,7 @@ def check_config(options: argparse.Namespace) -> int:
         notes = list(root.examine(config.data)) if isinstance(root, Root) else []
     except ConfigError as error:
         raise ConfigError([_located(issue, explanation) for issue in error.issues]) from error
-    missing = missing_here(root, explanation)
+    missing = issues_of_this_machine(root, explanation)
     if missing and not options.config_only:
         raise ConfigError(missing, "missing on this machine (`check --config-only` leaves this out)")
     notes += [f"missing here: {issue.key}: {issue.what}" for issue in missing]
@@ -120,11 +120,11 @@ def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
 
 def _as_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
     """Yields the override that sets a key, if one object can set it."""
-    from treetune.config.remedies import nested
+    from treetune.config.remedies import override_of
     from treetune.config.schema import REQUIRED
 
     if value is not REQUIRED and not isinstance(value, dict | list) and all(map(str.isidentifier, path)):
-        yield f"  example   --override '{nested(path).replace('…', _as_text(value))}'"
+        yield f"  example   --override '{override_of(path).replace('…', _as_text(value))}'"
 
 
 def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:

@@ -43,7 +43,8 @@ def serve_engine(options: argparse.Namespace) -> int:
 
 
 def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
-    """As the run's own servers are started, but for where it listens. Raises ValueError."""
+    """Returns the launch of a server like the run's own, except that it listens on `host`. Raises ValueError
+    if the experiment has no engine of which a server could be started, or if a GPU is unusable."""
     import torch
 
     from treetune.engine.base import EngineLaunch
@@ -63,11 +64,13 @@ def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
         device="cuda" if torch.cuda.is_available() else "cpu",
         transfer="nccl" if settings.weight_transfer == "nccl" else "file",
     )
-    alone = replace(settings, addresses=None, key_file=None, replicas=None, sleep=False, servers="one")
-    return ServerLaunch(alone, run, host=host)
+    # Without the settings that concern other servers, or a trainer on the same GPU.
+    one_server = replace(settings, addresses=None, key_file=None, replicas=None, sleep=False, servers="one")
+    return ServerLaunch(one_server, run, host=host)
 
 
 def _make_key(path: Path) -> None:
+    """Writes a new key into a file for this user alone, unless the file exists."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -148,59 +151,64 @@ def print_plan(options: argparse.Namespace) -> int:
 
 
 def _machine(options: argparse.Namespace) -> Machine:
-    from treetune.runtime.machine import described_machine, here
+    from treetune.runtime.machine import described_machine, this_machine
 
     if (options.gpus is None) != (options.memory is None):
         raise ValueError("--gpus and --memory go together, as in --gpus 8 --memory 80: give both, or neither")
     if options.gpus is None:
-        return here()
+        return this_machine()
     return described_machine(options.gpus, options.memory, options.machines, options.host_memory)
 
 
 def start_shape(root: PolicyIteration) -> Shape | None:
-    """The sizes of the model that the experiment starts from. Where that is a checkpoint that isn't there
-    yet, they are those of the experiment that makes it, as far as a configuration of its name is among ours.
-    Raises ValueError where it isn't.
+    """Returns the sizes of the model that the experiment starts from.
+
+    If that is a checkpoint that isn't there yet, they are those of the experiment that makes it, provided
+    that a shipped configuration has its name. Raises ValueError if none has.
     """
     try:
         return root.model.shape(root.task.alphabet)
     except ValueError:
-        name = Path(getattr(root.model, "name_or_path", ""))
-        maker = _maker(name)
-        if maker is None:
+        checkpoint = Path(getattr(root.model, "name_or_path", ""))
+        config_file = _configuration_that_makes(checkpoint)
+        if config_file is None:
             raise
         from treetune.config.jsonnet import load
 
-        made_by = built(load([str(maker)], environment_keys=()), "plan", "an experiment")
-        return start_shape(cast("PolicyIteration", made_by))
+        earlier_root = built(load([str(config_file)], environment_keys=()), "plan", "an experiment")
+        return start_shape(cast("PolicyIteration", earlier_root))
 
 
-def _maker(name: Path) -> Path | None:
+def _configuration_that_makes(checkpoint: Path) -> Path | None:
+    """Returns the shipped configuration whose experiment has this checkpoint; None if there is none.
+
+    Example: ``configs/quickstart/sft.jsonnet`` for ``experiments/quickstart/sft/checkpoints/last/policy``.
+    """
     from treetune.config.layers import CONFIGS
     from treetune.models.policy_files import CHECKPOINTS
 
-    if CHECKPOINTS not in name.parts:
+    if CHECKPOINTS not in checkpoint.parts:
         return None
-    experiment = Path(*name.parts[: name.parts.index(CHECKPOINTS)])
+    experiment = Path(*checkpoint.parts[: checkpoint.parts.index(CHECKPOINTS)])
+    # The first folders are those in which experiments are kept, whatever their number.
     for depth in range(1, len(experiment.parts)):
         *folders, last = experiment.parts[depth:]
-        joined = (
-            [*folders[:-1], f"{folders[-1]}_{last}"] if folders else [last]
-        )  # fork/sft is fork_sft.jsonnet
-        for named in ([*folders, last], joined):
-            likely = CONFIGS.joinpath(*named).with_suffix(".jsonnet")
-            if likely.is_file():
-                return likely
+        # The experiment fork/sft may be that of fork_sft.jsonnet.
+        joined = [*folders[:-1], f"{folders[-1]}_{last}"] if folders else [last]
+        for parts in ([*folders, last], joined):
+            candidate = CONFIGS.joinpath(*parts).with_suffix(".jsonnet")
+            if candidate.is_file():
+                return candidate
     return None
 
 
-def _count(text: str) -> int:
+def _positive_whole_number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} should be a whole number above 0")
     return int(text)
 
 
-def _amount(text: str) -> float:
+def _positive_number(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
@@ -211,21 +219,25 @@ def _amount(text: str) -> float:
 
 
 _ARGUMENTS: dict[str, dict[str, Any]] = {
-    "--gpus": {"type": _count, "metavar": "N", "help": "GPUs of a machine; default: this machine's"},
-    "--memory": {"type": _amount, "metavar": "GIB", "help": "memory of each GPU"},
+    "--gpus": {
+        "type": _positive_whole_number,
+        "metavar": "N",
+        "help": "GPUs of a machine; default: this machine's",
+    },
+    "--memory": {"type": _positive_number, "metavar": "GIB", "help": "memory of each GPU"},
     "--machines": {
-        "type": _count,
+        "type": _positive_whole_number,
         "default": 1,
         "metavar": "N",
         "help": "number of such machines; default: 1",
     },
     "--host-memory": {
-        "type": _amount,
+        "type": _positive_number,
         "metavar": "GIB",
         "help": "main memory of a machine; default: unlimited",
     },
     "--answer-tokens": {
-        "type": _amount,
+        "type": _positive_number,
         "metavar": "N",
         "help": "mean length of an answer; default: half of the longest",
     },

@@ -170,13 +170,17 @@ class _Local:
         self._waiting: list[int] = []
         self._processes: Processes[int] = Processes()
         self._slots: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
+        """The number of the place, below `at_once`, at which each shard's job runs. It decides the job's
+        GPUs."""
+        self._exit_codes: dict[int, int] = {}
+        """The exit code of each shard's last job."""
 
     def start(self, shards: Sequence[int]) -> None:
         self._waiting += shards
-        self._fill()
+        self._start_waiting()
 
-    def _fill(self) -> None:
+    def _start_waiting(self) -> None:
+        """Starts as many of the waiting jobs as may run at a time."""
         while self._waiting and len(self._processes.running) < self._settings.at_once:
             taken = {self._slots[shard] for shard in self._processes.running}
             slot = next(slot for slot in range(self._settings.at_once) if slot not in taken)
@@ -199,15 +203,15 @@ class _Local:
         return {"CUDA_VISIBLE_DEVICES": ",".join(seen[i] if seen else str(i) for i in numbers)}
 
     def alive(self) -> set[int]:
-        self._ended |= self._processes.take_ended()
-        self._fill()
+        self._exit_codes |= self._processes.take_ended()
+        self._start_waiting()
         return {*self._processes.running, *self._waiting}
 
     def running(self) -> set[int]:
         return set(self._processes.running)
 
     def why(self, shard: int) -> str:
-        code = self._ended.get(shard)
+        code = self._exit_codes.get(shard)
         if code is None:
             return "it was not started"
         return f"it was ended by signal {-code}" if code < 0 else f"it ended with code {code}"
@@ -276,11 +280,13 @@ class _Slurm:
         digest = hashlib.blake2b(str(output.resolve()).encode(), digest_size=6).hexdigest()
         self._name = f"difficulty-{digest}"
         self._cluster = cluster_options(settings.options)
-        self._alive: dict[int, str] = {}
+        self._states: dict[int, str] = {}
+        """The state of each shard's job that runs or is queued."""
         self._reasons: dict[int, str] = {}
         """Why a shard's task is queued, by squeue's reason."""
-        self._last: dict[int, str] = {}
-        self._ends: dict[int, str] = {}
+        self._last_jobs: dict[int, str] = {}
+        """The number of each shard's last job."""
+        self._end_states: dict[int, str] = {}
         """The state in which a shard's last job ended."""
         self._unsent: set[int] = set()
         """Shards whose jobs a busy controller hasn't accepted, as far as is known."""
@@ -329,7 +335,7 @@ class _Slurm:
             raise _no_slurm(error) from error
         # Without a number, the queue tells it: a job that sbatch accepted is never submitted again.
         if number := job_number(answer):
-            self._last.update(dict.fromkeys(self._unsent, number))
+            self._last_jobs.update(dict.fromkeys(self._unsent, number))
         self._unsent, self._complaint = set(), ""
 
     def alive(self) -> set[int]:
@@ -341,21 +347,21 @@ class _Slurm:
             raise OSError(str(error)) from error
         except ValueError as error:
             raise _no_slurm(error) from error
-        self._alive, self._reasons = {}, {}
+        self._states, self._reasons = {}, {}
         for number, shard, state, reason in _tasks_in(answer):
-            self._alive[shard] = state
-            self._last[shard] = number
+            self._states[shard] = state
+            self._last_jobs[shard] = number
             if state not in ACTIVE:
                 self._reasons[shard] = reason
         if self._unsent:
-            self._unsent -= set(self._alive)
+            self._unsent -= set(self._states)
             if self._unsent and time.monotonic() >= self._send_again:
-                self._unsent -= self._taken_and_ended()
+                self._unsent -= self._accepted_and_ended()
                 if self._unsent:
                     self._send()
-        return set(self._alive) | self._unsent
+        return set(self._states) | self._unsent
 
-    def _taken_and_ended(self) -> set[int]:
+    def _accepted_and_ended(self) -> set[int]:
         """Returns the shards of `_unsent` whose jobs were accepted and have already ended."""
         began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self._began_to_send))
         command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={self._name}"]
@@ -365,13 +371,13 @@ class _Slurm:
             return set()
         ended = set[int]()
         for number, shard, _, _ in _tasks_in(answer):
-            if shard in self._unsent and int(number) > int(self._last.get(shard, 0)):
-                self._last[shard] = number
+            if shard in self._unsent and int(number) > int(self._last_jobs.get(shard, 0)):
+                self._last_jobs[shard] = number
                 ended.add(shard)
         return ended
 
     def running(self) -> set[int]:
-        return {shard for shard, state in self._alive.items() if state in ACTIVE}
+        return {shard for shard, state in self._states.items() if state in ACTIVE}
 
     def waits(self) -> Mapping[str, str]:
         messages: dict[str, str] = {}
@@ -383,19 +389,19 @@ class _Slurm:
         by_reason: dict[str, list[int]] = {}
         for shard, reason in self._reasons.items():
             # "ReqNodeNotAvail, UnavailableNodes:…" names other nodes each time: the comma ends the reason.
-            by_reason.setdefault(reason.partition(",")[0] or self._alive[shard], []).append(shard)
+            by_reason.setdefault(reason.partition(",")[0] or self._states[shard], []).append(shard)
         for reason, shards in by_reason.items():
             count = f"{len(shards)} of the jobs " + ("wait" if len(shards) > 1 else "waits")
-            task = f"{self._last[shards[0]]}_{shards[0]}"
+            task = f"{self._last_jobs[shards[0]]}_{shards[0]}"
             remedy = f"; `scontrol release {task}` lets it go" if "held" in reason.casefold() else ""
             messages[reason] = f"{count} in the queue: {self._reasons[shards[0]] or reason}{remedy}"
         return messages
 
     def why(self, shard: int) -> str:
-        self._ends.pop(shard, None)
-        if shard not in self._last:
+        self._end_states.pop(shard, None)
+        if shard not in self._last_jobs:
             return "it was not submitted"
-        task = f"{self._last[shard]}_{shard}"
+        task = f"{self._last_jobs[shard]}_{shard}"
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode"]
         try:
             answer = output_of([*command, f"--jobs={task}", *self._cluster])
@@ -405,23 +411,23 @@ class _Slurm:
             name, _, rest = line.strip().partition("|")
             if name == task:
                 state, _, code = rest.partition("|")
-                self._ends[shard] = state
+                self._end_states[shard] = state
                 return f"job {task} ended as {state}, exit code {code}"
         return f"job {task} is gone"
 
     def was_taken_away(self, shard: int) -> bool:
-        return self._ends.get(shard, "").startswith(TAKEN_AWAY)
+        return self._end_states.get(shard, "").startswith(TAKEN_AWAY)
 
     def stop(self, shard: int) -> None:
-        if shard in self._last:
+        if shard in self._last_jobs:
             with contextlib.suppress(SlurmRefused, ValueError):  # it may have ended meanwhile
-                output_of(["scancel", f"{self._last[shard]}_{shard}", *self._cluster])
+                output_of(["scancel", f"{self._last_jobs[shard]}_{shard}", *self._cluster])
 
     def leave(self) -> str:
-        if not self._alive:
+        if not self._states:
             return "no job is left"
         return (
-            f"{len(self._alive)} tasks keep running; the same command watches them again"
+            f"{len(self._states)} tasks keep running; the same command watches them again"
             f" (scancel --name={self._name} ends them)"
         )
 

@@ -26,7 +26,7 @@ _BUSY = re.compile(
     re.IGNORECASE,
 )
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)", re.IGNORECASE)
-_ALONE = re.compile(r"^\s*(\d+)(?:;\S*)?\s*$", re.MULTILINE)
+_NUMBER_ALONE = re.compile(r"^\s*(\d+)(?:;\S*)?\s*$", re.MULTILINE)
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NAME = re.compile(r"^#SBATCH\s+(?:--job-name=|--job-name\s+|-J\s*)(\S+)", re.MULTILINE)
 
@@ -60,8 +60,8 @@ def job_number(answer: str) -> str | None:
     if there is no number."""
     if submitted := _SUBMITTED.search(answer):
         return submitted[1]
-    alone = _ALONE.findall(answer)
-    return alone[-1] if alone else None
+    numbers = _NUMBER_ALONE.findall(answer)
+    return numbers[-1] if numbers else None
 
 
 def cluster_options(options: Sequence[str]) -> list[str]:
@@ -81,8 +81,8 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
     If the controller is busy, the job is looked for in the queue by its name before it is submitted again.
     Raises SlurmRefused if the job isn't accepted, or if that can't be found out in time.
     """
-    end = time.monotonic() + patience_s
-    before = _queued(arguments, end, pause_s)
+    deadline = time.monotonic() + patience_s
+    jobs_before = _queued(arguments, deadline, pause_s)
     was_taken = False
     while True:
         complaint = ""
@@ -98,19 +98,19 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
                 complaint = f"sbatch answered {answer.strip()[:200]!r}, and no number of a job"
         if complaint:
             print(f"{complaint}; looking for its job in the queue", file=sys.stderr)
-        if time.monotonic() + pause_s > end:
+        if time.monotonic() + pause_s > deadline:
             raise SlurmRefused(
                 f"{complaint or 'its job is not in the queue'}: look with squeue before you try again"
             )
         time.sleep(pause_s)
-        now = _queued(arguments, end, pause_s)
-        if before is None or now is None:
+        jobs_now = _queued(arguments, deadline, pause_s)
+        if jobs_before is None or jobs_now is None:
             raise SlurmRefused(f"{complaint}, and squeue isn't here to tell whether it was taken")
-        if new := now - before:
-            return max(new, key=int)
+        if new_jobs := jobs_now - jobs_before:
+            return max(new_jobs, key=int)
 
 
-def _queued(arguments: Sequence[str], end: float, pause_s: float) -> set[str] | None:
+def _queued(arguments: Sequence[str], deadline: float, pause_s: float) -> set[str] | None:
     """Returns the numbers of the jobs of this name in the queue; None where there is no squeue."""
     command = ["squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i"]
     name = _job_name(arguments)
@@ -121,7 +121,7 @@ def _queued(arguments: Sequence[str], end: float, pause_s: float) -> set[str] | 
         except ValueError:
             return None
         except SlurmBusy:
-            if time.monotonic() + pause_s > end:
+            if time.monotonic() + pause_s > deadline:
                 raise
             time.sleep(pause_s)
             continue

@@ -37,6 +37,7 @@ MOVED = {
     "treetune.rollouts.states": "treetune.credit.states",
     "treetune.rollouts.valuation": "treetune.credit.values",
     "treetune.rollouts.values": "treetune.credit.states",
+    "treetune.runtime.sampler": "treetune.runtime.resources",
     "treetune.sandbox": "treetune.domains.sandbox",
     "treetune.sweeps": "treetune.tables",
     "treetune.tasks.environments": "treetune.domains.environments",

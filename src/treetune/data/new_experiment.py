@@ -45,8 +45,8 @@ FEW_TESTS = 100
 TEMPLATES = CONFIGS.parent / "examples/new"
 
 HARDWARE = ("in_process", "cpu", "gpu")
-LARGE = 300_000_000
-"""Weights of a model that is slow to train on a CPU."""
+SLOW_ON_A_CPU = 300_000_000
+"""From this number of weights, a model is slow to train on a CPU."""
 
 UNKNOWN_ROWS = 10_000
 """Training rows that are assumed where they aren't known."""
@@ -172,6 +172,7 @@ def make(options: argparse.Namespace) -> Iterator[str]:
             f" reference answer {own_rows.gold_field!r}"
         )
         if own_rows.held_out < FEW_TESTS:
+            # It is largest where half of the answers are right: 1.96 · √(½ · ½ / n).
             half_width = 0.98 / math.sqrt(own_rows.held_out)
             yield (
                 f"note: {own_rows.held_out} test problems are few: pass@1 is uncertain by ±{half_width:.2f}"
@@ -183,13 +184,13 @@ def make(options: argparse.Namespace) -> Iterator[str]:
     stages = ["sft", options.method] if is_small and options.method != "sft" else [options.method]
     commands = [f"treetune {word} {stages[0]}.jsonnet" for word in ("check", "plan")]
     commands += [f"treetune run {stage}.jsonnet" for stage in stages]
-    with whole_folder(folder) as made:
-        _write_readme(made, options, commands, has_reward=own_rows is not None)
+    with whole_folder(folder) as unfinished:
+        _write_readme(unfinished, options, commands, has_reward=own_rows is not None)
         for stage in stages:
-            write_text(made / f"{stage}.jsonnet", _configuration(options, stage, own_rows))
+            write_text(unfinished / f"{stage}.jsonnet", _configuration(options, stage, own_rows))
         if own_rows is not None:
-            _write_rows(made, own_rows)
-        with contextlib.chdir(made):
+            _write_rows(unfinished, own_rows)
+        with contextlib.chdir(unfinished):
             for stage in reversed(stages):
                 options.configs = [f"{stage}.jsonnet"]
                 root: Any = built(evaluated(options), "check", "an experiment")
@@ -247,7 +248,7 @@ def _note_on_large_model(options: argparse.Namespace) -> Iterator[str]:
     if options.hardware == "gpu" or options.model == "tiny":
         return
     weights = _number_of_weights(_hub_name_or_path(options.model))
-    if weights is not None and weights >= LARGE:
+    if weights is not None and weights >= SLOW_ON_A_CPU:
         yield (
             f"note: --hardware is {options.hardware}, and {options.model} has {weights / 1e9:.1f} billion"
             " weights: on a CPU, an iteration takes hours; give --hardware gpu, or a smaller model. `treetune"
@@ -293,12 +294,11 @@ def _own_rows(path: Path, fields: str | None) -> OwnRows:
         rows = [row for _, row in read_rows(path)]
     if len(rows) < 2 * HELD_OUT:
         raise ValueError(f"{path} has {len(rows)} rows: give at least {2 * HELD_OUT}")
-    chosen = (
-        fields.split(",")
-        if fields
-        else [_likely_field(rows[0], PROBLEM_FIELDS), _likely_field(rows[0], GOLD_FIELDS)]
-    )
-    if len(chosen) != 2 or not all(chosen):
+    if fields:
+        field_names = fields.split(",")
+    else:
+        field_names = [_likely_field(rows[0], PROBLEM_FIELDS), _likely_field(rows[0], GOLD_FIELDS)]
+    if len(field_names) != 2 or not all(field_names):
         names = ", ".join(map(repr, rows[0]))
         raise ValueError(
             f"{path}: it isn't clear which fields hold problem and answer: give --fields PROBLEM,ANSWER of"
@@ -306,7 +306,7 @@ def _own_rows(path: Path, fields: str | None) -> OwnRows:
         )
     faults = []
     for number, row in enumerate(rows, start=1):
-        for name in chosen:
+        for name in field_names:
             fault = missing(row, name)
             if fault:
                 faults.append((number, fault))
@@ -315,7 +315,7 @@ def _own_rows(path: Path, fields: str | None) -> OwnRows:
         raise ValueError(
             f"{path}, row {number}: {fault} ({len(faults)} such faults): fix the rows, or give --fields"
         )
-    return OwnRows(path, rows, *chosen)
+    return OwnRows(path, rows, *field_names)
 
 
 def _likely_field(row: dict[str, Any], names: Sequence[str]) -> str:
@@ -394,9 +394,10 @@ def _configuration(options: argparse.Namespace, stage: str, own_rows: OwnRows | 
     amount = _training_amount(method.kind, n_rows or UNKNOWN_ROWS, is_small)
     if n_rows is None:
         amount = replace(amount, passes="")
-    more = ", ".join(filter(None, [method.more, SMALL_MODEL.get(stage, "") if is_small else ""]))
+    further_keys = [method.more, SMALL_MODEL.get(stage, "") if is_small else ""]
     if method.kind in ("filtered", "preferences"):
-        more = ", ".join(filter(None, [more, "choose_checkpoint: { set: 'validation', rule: 'best' }"]))
+        further_keys.append("choose_checkpoint: { set: 'validation', rule: 'best' }")
+    more = ", ".join(filter(None, further_keys))
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     text = environment.from_string(TEMPLATES.joinpath("experiment.template").read_text()).render(
         about=about,
@@ -484,6 +485,7 @@ def _sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
             mean_answer=_mean(golds) + 1,
         )
     # A model reasons before it answers: it gets twice the longest reference answer, from 512 tokens on.
+    # A token is taken for three characters, and not for four, so that the bounds are on the safe side.
     answer = min(1024, max(512, _up_to(2 * max(golds) / 3, 128)))
     prompt = (max(problems) + len(REASONING_PROMPT)) / 3
     return Sizes(

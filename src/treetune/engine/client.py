@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from treetune.engine.base import Completion, Request, ScoreRequest
 from treetune.engine.key import header
+from treetune.engine.requests import Completion, Request, ScoreRequest
 from treetune.exceptions import EngineError, ServerFailure
 from treetune.vocabulary import logprob_array, token_array
 

@@ -40,13 +40,8 @@ from typing_extensions import override
 from treetune.engine.base import (
     Canary,
     Chunk,
-    Completion,
     Engine,
     EngineLaunch,
-    Later,
-    OnResult,
-    Request,
-    ScoreRequest,
     SyncReport,
     TransferMethod,
     check_request,
@@ -57,6 +52,7 @@ from treetune.engine.cuda_transfers import CudaIpc, Nccl
 from treetune.engine.given import servers_at_addresses
 from treetune.engine.in_process import InProcessEngine
 from treetune.engine.launch import ServerLaunch, with_time_for
+from treetune.engine.requests import Completion, Later, OnResult, Request, ScoreRequest
 from treetune.engine.sampling import Answered, Lost, Prefixes, Sampling
 from treetune.engine.server import Server, close_servers, servers_of
 from treetune.engine.settings import EngineSettings, InProcessSettings, VllmSettings
@@ -69,7 +65,7 @@ T = TypeVar("T")
 RATE_WINDOW_S = 5.0
 """The rate of tokens is the mean over the last `RATE_WINDOW_S` to ``2 * RATE_WINDOW_S`` seconds."""
 
-QUEUED = 2
+QUEUE_FACTOR = 2
 """A server gets up to this many times the samples that it draws at the same time, so that the next ones wait
 there. All others wait here, for the server that is free first."""
 
@@ -214,7 +210,7 @@ class VllmEngine(Engine):
             self._client,
             self.version,
             most_parts=settings.max_concurrency,
-            most_samples=QUEUED * settings.max_num_seqs,
+            most_samples=QUEUE_FACTOR * settings.max_num_seqs,
             timeout=settings.request_timeout,
             prefixes=self._prefixes,
         ) as sampling:
@@ -242,6 +238,7 @@ class VllmEngine(Engine):
                     results[index] = whole
                     if on_result is not None:
                         sampling.add(*split_requests(on_result(index, whole) or ()))
+        # Their earlier failures no longer count towards `max_restarts`.
         for number in servers_with_answers:
             self._replicas[number].server.succeeded()
         return results
@@ -440,6 +437,7 @@ class VllmEngine(Engine):
         self._ranks.gather(None)
         loading = [replica for replica in self._replicas if replica.server.loads]
         self._each(loading, lambda replica: replica.fall_asleep(1 if keep_weights else 2))
+        # A server that dies while the trainer has its memory must not be started before the block ends.
         for replica in self._replicas:
             replica.server.hold(True)
         self._ranks.gather(None)

@@ -190,9 +190,9 @@ class GivenServer(Server):
         with self._changed:
             self._is_loading = False
             if self._address is not None:
-                self._address = self._here()
+                self._address = self._make_address()
             self._changed.notify_all()
-            return self._here()
+            return self._make_address()
 
     @override
     def use(self, weights: Path) -> None:
@@ -271,7 +271,7 @@ class GivenServer(Server):
             if description["process"] != self._process:
                 self._process = description["process"]
                 self._epoch += 1
-            self._address = self._here()
+            self._address = self._make_address()
             self._changed.notify_all()
 
     def _ask(self, query: str = "") -> dict[str, Any]:
@@ -313,7 +313,7 @@ class GivenServer(Server):
 
     def _load(self, weights: Path) -> None:
         """Loads the weights of a folder into the server. Raises ServerFailure."""
-        address = self._here(with_weights=False)
+        address = self._make_address(with_weights=False)
         self._name_weights(address, "")
         try:
             self._from_folder.end(address, weights)
@@ -336,8 +336,9 @@ class GivenServer(Server):
         self._reason_away, self._address = reason, None
         self._changed.notify_all()
 
-    def _here(self, *, with_weights: bool = True) -> Address:
-        """Returns the server's address, whose requests name the present weights unless told otherwise."""
+    def _make_address(self, *, with_weights: bool = True) -> Address:
+        """Returns the server's address. Requests to it name the present weights, or none without
+        `with_weights`."""
         return Address(self._url, self._epoch, self._key, self._weights_name if with_weights else "")
 
     @property

@@ -45,17 +45,17 @@ def bisect_runs(options: argparse.Namespace) -> int:
     return 1
 
 
-def _stored(experiment: Path, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> Config:
+def _stored_config(experiment: Path, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> Config:
     """Returns the configuration that a run has stored, followed by files and overrides."""
     from treetune.config.jsonnet import load
 
-    stored = experiment / "config.json"
-    if not stored.is_file():
-        raise ValueError(f"{experiment} has no experiment: {stored} is missing")
-    return load([str(stored.resolve()), *files], overrides, environment_keys=())
+    config_file = experiment / "config.json"
+    if not config_file.is_file():
+        raise ValueError(f"{experiment} has no experiment: {config_file} is missing")
+    return load([str(config_file.resolve()), *files], overrides, environment_keys=())
 
 
-def _built(config: Config, command: str, experiment: Path, folders: Sequence[str] = ()) -> PolicyIteration:
+def _build(config: Config, command: str, experiment: Path, folders: Sequence[str] = ()) -> PolicyIteration:
     """Builds the experiment of a configuration.
 
     Users' modules are searched in `folders`, and in the folders where the run in `experiment` found them."""
@@ -70,8 +70,8 @@ def replay(options: argparse.Namespace) -> int:
     from treetune.config.errors import ConfigIssue
     from treetune.exceptions import ConfigError
 
-    run_config = _stored(options.experiment)
-    new_config = _stored(options.experiment, files_of(options), options.override or ())
+    run_config = _stored_config(options.experiment)
+    new_config = _stored_config(options.experiment, files_of(options), options.override or ())
     from treetune.config.explain import Explanation
     from treetune.lab.analyzers.replay import REPLACEABLE, describe_result, replay
 
@@ -90,8 +90,8 @@ def replay(options: argparse.Namespace) -> int:
             ]
         )
     folders = list(map(str, Explanation(new_config).folders))
-    run_experiment = _built(run_config, "replay", options.experiment, folders)
-    new_experiment = _built(new_config, "replay", options.experiment, folders)
+    run_experiment = _build(run_config, "replay", options.experiment, folders)
+    new_experiment = _build(new_config, "replay", options.experiment, folders)
     result = replay(
         options.experiment.resolve(),
         options.iteration,
@@ -107,7 +107,7 @@ def replay(options: argparse.Namespace) -> int:
 
 
 def certify(options: argparse.Namespace) -> int:
-    root = _built(_stored(options.experiment), "certify", options.experiment)
+    root = _build(_stored_config(options.experiment), "certify", options.experiment)
     from treetune.lab.certificates import certify
 
     say(f"{certify(options.experiment, root)}")
@@ -116,8 +116,8 @@ def certify(options: argparse.Namespace) -> int:
 
 def verify(options: argparse.Namespace) -> int:
     run = (options.experiment or options.certificate.parent).resolve()
-    config = _stored(run)
-    root = _built(config, "verify", run)
+    config = _stored_config(run)
+    root = _build(config, "verify", run)
     from treetune.lab.certificates import verify
 
     for line in verify(options.certificate, root, config.data, run, options.iteration, options.exact):
@@ -128,8 +128,8 @@ def verify(options: argparse.Namespace) -> int:
 
 def fork(options: argparse.Namespace) -> int:
     changed = options.override or ()
-    config = evaluated(options) if options.configs else _stored(options.experiment, (), changed)
-    root = _built(config, "fork", options.experiment)
+    config = evaluated(options) if options.configs else _stored_config(options.experiment, (), changed)
+    root = _build(config, "fork", options.experiment)
     from treetune.lab.fork import fork
 
     say(f"{fork(options.experiment, options.iteration, root, config.data)}")

@@ -371,7 +371,7 @@ class PolicyIteration(Runtime):
         for rollout in (self.rollout, self.evaluation.rollout):
             if rollout is not None and rollout.sampling is not None:
                 for task in tasks:
-                    stops += task.sampling(rollout.sampling).stop
+                    stops += task.adjust_sampling(rollout.sampling).stop
         return list(dict.fromkeys(stops))
 
     @property
@@ -407,11 +407,11 @@ class PolicyIteration(Runtime):
         if self.engines.judge is not None:
             engines["engines.judge.server"] = self.engines.judge.server
         for key, engine in engines.items():
-            named = getattr(engine, "devices", None)
-            if not named:
+            named_devices = getattr(engine, "devices", None)
+            if not named_devices:
                 continue
             available = gpus()
-            absent = [device for device in named if device >= len(available)]
+            absent = [device for device in named_devices if device >= len(available)]
             if absent:
                 count = len(available) or "no"
                 yield Finding(
@@ -546,11 +546,11 @@ def check_name(name: str, key: str, expected: str, nested: bool = True) -> Itera
             return
 
 
-def check_split(task: Task, split: Split, wanted: int | None, key: str) -> Iterator[Finding]:
-    """Yields a finding if a task doesn't have a split, or fewer problems in it than are wanted.
+def check_split(task: Task, split: Split, n_problems: int | None, key: str) -> Iterator[Finding]:
+    """Yields a finding if a task doesn't have a split, or fewer problems in it than `n_problems`.
 
     Args:
-        wanted: The number of problems; None for all.
+        n_problems: The number of problems that are needed; None for all.
         key: The configuration key of that number.
     """
     try:
@@ -558,9 +558,9 @@ def check_split(task: Task, split: Split, wanted: int | None, key: str) -> Itera
     except ValueError as error:
         yield Finding.of(error, key if split == "train" else "split")
         return
-    if size is not None and wanted is not None and wanted > size:
+    if size is not None and n_problems is not None and n_problems > size:
         yield Finding(
-            f"{key} is {wanted}, and the {split} split has {size} problems",
+            f"{key} is {n_problems}, and the {split} split has {size} problems",
             key,
             f"take {size} or fewer, or make the split larger",
         )

@@ -157,8 +157,8 @@ class WandbSink(Sink):
         logged_in = os.environ.get("WANDB_API_KEY") or (netrc.is_file() and "wandb.ai" in netrc.read_text())
         mode = os.environ.get("WANDB_MODE") or ("online" if logged_in else "offline")
         identity = {"project": self.project, "entity": self.entity, "name": name}
-        if chosen := os.environ.get("WANDB_RUN_ID"):
-            identity["id"] = chosen
+        if run_id := os.environ.get("WANDB_RUN_ID"):
+            identity["id"] = run_id
         state = _MirrorState.read(directory, "wandb", **identity)
         state.values.setdefault("id", secrets.token_hex(4))
         run = wandb.init(
@@ -214,7 +214,7 @@ WANDB_BLOCK = 32768
 """The bytes of a block."""
 WANDB_CHUNK = struct.Struct("<IHB")
 """The head of a chunk: checksum, length, kind."""
-_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+WHOLE_CHUNK, FIRST_CHUNK, MIDDLE_CHUNK, LAST_CHUNK = 1, 2, 3, 4
 """Kinds of chunks: a record by itself, and the parts of one that spans blocks."""
 
 
@@ -246,11 +246,13 @@ def _records_in(content: bytes) -> Iterator[bytes]:
             continue
         _, length, kind = WANDB_CHUNK.unpack_from(content, position)
         position += WANDB_CHUNK.size
-        if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or position + length > len(content):
+        is_known_kind = kind in (WHOLE_CHUNK, FIRST_CHUNK, MIDDLE_CHUNK, LAST_CHUNK)
+        if not is_known_kind or position + length > len(content):
             return
         chunk = content[position : position + length]
-        record = chunk if kind in (_WHOLE, _FIRST) else record + chunk
-        if kind in (_WHOLE, _LAST):
+        begins_record = kind in (WHOLE_CHUNK, FIRST_CHUNK)
+        record = chunk if begins_record else record + chunk
+        if kind in (WHOLE_CHUNK, LAST_CHUNK):
             yield record
         position += length
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from textwrap import indent
+from typing import TYPE_CHECKING
 
 from treetune.config.errors import ConfigIssue, did_you_mean
 from treetune.config.schema import OWN_PACKAGE, package_of
 from treetune.contracts import Continuations, CriticValues, Pairs
 from treetune.exceptions import ConfigError
 from treetune.findings import placed_parts
-from treetune.rollouts.metrics import OF_ITERATION, PREFIX, split_domain
+from treetune.rollouts.metrics import DOMAIN_METRICS, PREFIX, split_domain
 from treetune.rollouts.numbers import EVALUATED, LARGEST, OF_CORRECT, registered
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import PHASES
 from treetune.runtime.diagnostics import SIGNS
 from treetune.tables.columns import PASS_AT_1, value_named
 from treetune.tables.runs import TableRuns, make_plan
-from treetune.tables.settings import Reproduction
 from treetune.tasks.base import Task
+
+if TYPE_CHECKING:
+    # `settings` calls `check_table`, and imports this module.
+    from treetune.tables.settings import Reproduction
 
 METRICS: Mapping[str, tuple[str, ...]] = {
     group: tuple(names.split())
@@ -104,7 +108,7 @@ def why_no_metric(root: PolicyIteration, name: str) -> str | None:
     domain_and_name = split_domain(name)
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
-        return _why_no_domain(root.task, domain) or _why_not_among(name_in_domain, OF_ITERATION)
+        return _why_no_domain(root.task, domain) or _why_not_among(name_in_domain, DOMAIN_METRICS)
     metrics = recordable_metrics(root)
     if name not in metrics:
         packages = {package_of(type(placed.part)) for placed in placed_parts(root)}
@@ -149,7 +153,7 @@ def _why_not_among(name: str, names: Sequence[str]) -> str | None:
 REMEDY = "fix the experiment's configuration, or the column or panel of the table"
 
 
-def check(table: Reproduction) -> None:
+def check_table(table: Reproduction) -> None:
     """Raises ConfigError with every experiment that can't be run, and every number that no run will write."""
     plan = make_plan(table)
     issues_by_experiment: dict[str, ConfigIssue] = {}  # all seeds of an experiment have the same issue

@@ -37,12 +37,12 @@ from treetune.tables.runs import (
     RunStatus,
     TableRuns,
     inspect,
+    inspect_again,
     make_plan,
-    refreshed,
 )
 from treetune.tables.settings import Reproduction
 from treetune.tables.text import until_lines
-from treetune.tables.until import grown
+from treetune.tables.until import add_needed_seeds
 
 POLL_S, PROGRESS_EVERY_S = 0.2, 60.0
 TAIL_BYTES, MESSAGE_CHARACTERS = 64 * 1024, 400
@@ -63,12 +63,12 @@ def run(table: Reproduction, options: Any, write: Write) -> int:
     if at_once < 1:
         raise ValueError(f"--at-once is {at_once}: it must be 1 or more")
     if options.plan:
-        plan = grown(make_plan(table))
+        plan = add_needed_seeds(make_plan(table))
         say("\n".join([plan_text(plan, at_once), *until_lines(plan)]))
     elif options.launch_lines:
-        say("\n".join(launch_lines(grown(make_plan(table)), Launcher.of_this_machine())))
+        say("\n".join(launch_lines(add_needed_seeds(make_plan(table)), Launcher.of_this_machine())))
     elif options.slurm is not None:
-        plan = grown(make_plan(table))
+        plan = add_needed_seeds(make_plan(table))
         write_text(options.slurm, slurm_script(plan, Launcher.of_this_machine(), Path.cwd()))
         say(f"bash {options.slurm} submits it")
     else:
@@ -88,14 +88,14 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
     with one_at_work(
         folder / ".reproduction.lock", f"another reproduce_table is running in {folder}: wait for it to end"
     ):
-        plan, finished = grown(make_plan(table)), set[Key]()
+        plan, finished = add_needed_seeds(make_plan(table)), set[Key]()
         refuse_unwritten(plan)
         say(cost_line(plan, at_once))
         while True:
             unfinished = carry_out(plan, launcher, say, at_once, already_announced=finished)
-            plan = refreshed(plan)
+            plan = inspect_again(plan)
             finished = {run.key for run in plan.runs if plan.statuses[run.key].state == "finished"}
-            larger_plan = grown(plan)
+            larger_plan = add_needed_seeds(plan)
             for line in until_lines(plan):
                 say(line)
             if len(larger_plan.runs) == len(plan.runs):

@@ -55,7 +55,7 @@ class ThinkModel:
     """The same prompt of the new template."""
     system_in: Literal["system", "user", "nowhere"]
     """The role of the message that has the system message; ``nowhere`` if none is added."""
-    opened: bool
+    opens_thought: bool
     """Whether the new template opens the thought. False if the old one did already, or if it isn't wanted."""
     end_token: str | None
     """The new token that ends an answer; None if it is the same as before."""
@@ -111,7 +111,7 @@ def _set_thinking_template(
     old_template = tokenizer.chat_template
     before = [_render(tokenizer, probe) for probe in PROBES]
     opens_already = before[0].rstrip().endswith(opening.strip())
-    opened = bool(opening.strip()) and not opens_already
+    opens_thought = bool(opening.strip()) and not opens_already
     target: Literal["system", "user", "nowhere"] = "nowhere"
     if system:
         target = "system" if _supports_system_message(tokenizer, system) else "user"
@@ -121,14 +121,14 @@ def _set_thinking_template(
     old_templates = old_template if has_several else {"default": old_template}
     new_templates = {}
     for name, template in old_templates.items():
-        new_templates[name] = extend_template(template, system, target, opening if opened else "")
+        new_templates[name] = extend_template(template, system, target, opening if opens_thought else "")
 
     # The old template renders what the new one has to give: the conversation with the system message, and
     # then the opening of the thought.
     expected = []
     for probe in PROBES:
         text = _render(tokenizer, with_system(probe, system, target))
-        if opened and not text.startswith(REFUSED):
+        if opens_thought and not text.startswith(REFUSED):
             text += opening
         expected.append(text)
     tokenizer.chat_template = new_templates if has_several else new_templates["default"]
@@ -143,7 +143,7 @@ def _set_thinking_template(
             f"the chat template in {source} can't be extended: it gives {after[0]!r} instead of"
             f" {expected[0]!r}"
         )
-    return ThinkModel(before[0], after[0], target, opened, None)
+    return ThinkModel(before[0], after[0], target, opens_thought, None)
 
 
 def extend_template(template: str, system: str, target: str, opening: str) -> str:
@@ -251,7 +251,7 @@ def chat_template(options: argparse.Namespace) -> int:
         "nowhere": "no system message is added",
     }
     say(explanations[think_model.system_in])
-    if think_model.opened:
+    if think_model.opens_thought:
         say("prompts open a thought now")
     else:
         say("prompts opened a thought before, and still do")

@@ -41,7 +41,7 @@ from treetune.credit.literature.scored_texts import (
     check_reference_model,
     score_texts,
 )
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Message, Metrics, Problem, TokenIds, Trajectory

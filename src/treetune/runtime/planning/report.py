@@ -218,7 +218,7 @@ def as_text(plan: Plan) -> str:
     """Returns the plan as text: memory by phase, work, seconds, and whether it fits."""
     shape, work, trainer = plan.shape, plan.work, plan.trainer
     lines = [
-        f"{plan.experiment.experiment_name} on {plan.machine.words}",
+        f"{plan.experiment.experiment_name} on {plan.machine.description}",
         f"model: {shape.parameters / 1e9:.3f} billion parameters ({shape.source})",
         "",
     ]
