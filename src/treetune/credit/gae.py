@@ -44,8 +44,8 @@ Number = TypeVar("Number", bound=Any)
 @Credit.register("gae")
 @dataclass(frozen=True, kw_only=True)
 class Gae(Credit):
-    """PPO with a critic (Schulman et al., arXiv:1707.06347, arXiv:1506.02438): A_t = Σ_k (γλ)^k δ_{t+k}, where
-    δ_t = r_t + γ V(s_{t+1}) − V(s_t) and the trainer's critic gives V.
+    """PPO with a critic (Schulman et al., arXiv:1707.06347, arXiv:1506.02438): A_t = Σ_k (γλ)^k δ_{t+k},
+    where δ_t = r_t + γ V(s_{t+1}) − V(s_t) and the trainer's critic gives V.
 
     The defaults, γ = λ = 1, are those of the PPO baseline in VinePPO (arXiv:2410.01679): the critic is only a
     baseline, and the gradient is unbiased however wrong the critic is. **Biased** with a smaller λ, by the
