@@ -100,7 +100,12 @@ class ServerLaunch:
     """The address on which it listens: the loopback, unless other machines must reach it."""
 
     def command(self, weights: Path, port: int) -> list[str]:
-        """Returns the server's command line."""
+        """Returns the server's command line.
+
+        Raises:
+            ValueError: vLLM doesn't support the adapters, or computes this model differently.
+        """
+        _refuse_wider_windows(weights, self.context_length)
         settings, device = self.settings, self.run.device
         cuda = device == "cuda"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -407,6 +412,21 @@ def refuse_long_paths() -> None:
             f"the path of the folder for temporary files, {os.fsdecode(folder)}, has {len(folder)} bytes. The"
             f" engine's sockets are in that folder, and Linux limits their paths to {_SOCKET_BYTES} bytes:"
             f" set TMPDIR to a folder whose path has at most {max_bytes} bytes, such as /tmp"
+        )
+
+
+def _refuse_wider_windows(weights: Path, context_length: int) -> None:
+    """Raises ValueError for a model whose sliding windows are wider in vLLM than in transformers.
+
+    The server's log-probs would differ from the trainer's. The canary is too short to notice it.
+    """
+    config_file = weights / "config.json"
+    config = json.loads(config_file.read_text()) if config_file.is_file() else {}
+    window = config.get("sliding_window")
+    if config.get("model_type") == "cohere2" and window is not None and context_length > window:
+        raise ValueError(
+            f"vLLM makes the sliding windows of Cohere2 models {window + 1} tokens wide, and transformers"
+            f" {window}: set context_length to {window} or less, or engines.policy to the type 'in_process'"
         )
 
 
