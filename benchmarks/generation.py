@@ -1,10 +1,12 @@
-"""The run's generation and credit phases against vLLM's own ``LLM.generate`` on the same requests."""
+"""The run's generation and credit phases against vLLM's own ``LLM.generate`` on the same requests, and its
+route against vLLM's own routes."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -17,9 +19,10 @@ from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
 from benchmarks.peers import Child, digest
 from benchmarks.setting import Setting
 from treetune.engine.base import Canary, Chunk, Engine, EngineLaunch, SyncReport
-from treetune.engine.launch import ServerLaunch
+from treetune.engine.engine import start_engine
+from treetune.engine.launch import ServerLaunch, ServerProcess
 from treetune.engine.requests import Completion, OnResult, Request
-from treetune.engine.settings import VllmSettings
+from treetune.engine.settings import PlainVllmSettings, VllmSettings
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
@@ -105,19 +108,126 @@ def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
             }
 
 
+def measure_public_routes(setting: Setting) -> dict[str, Measurement]:
+    """The route of servers that treetune starts, against vLLM's own routes of a plain server with the same
+    flags, weights, requests and seeds."""
+    config = setting.configuration(
+        "vineppo", "{engines+: {policy+: {replicas: 1, gpu_memory_utilization: 0.3}}}"
+    )
+    with (
+        Session.open(config, {}) as session,
+        PolicyServer.start(session) as server,
+        RunResources.open(session, server) as resources,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        server.ready()
+        private = server.engine
+        assert private is not None
+        server.engine = recording = RecordingEngine(private)
+        problems = draw_problems(session.train_problems, setting.problems, config.seed, 0)
+        config.rollout.run(_context(resources, setting), problems)
+        server.engine = private
+        requests = recording.requests
+
+        launch = engine_launch(session, server, Path(scratch))
+        settings = session.config.engines.policy
+        assert isinstance(settings, VllmSettings)
+        plain_launch = PlainLaunch(replace(settings, replicas=1), launch)
+        process = ServerProcess(plain_launch, launch.weights, Path(scratch) / "plain.log")
+        try:
+            return _public_against_private(private, process.url, settings, launch, requests, setting.repeats)
+        finally:
+            process.end()
+
+
+class PlainLaunch(ServerLaunch):
+    """The launch of a server with vLLM's own scheduler and routes alone."""
+
+    def command(self, weights: Path, port: int) -> list[str]:
+        command = super().command(weights, port)
+        for option in ("--scheduler-cls", "--middleware", "--middleware"):
+            position = command.index(option)
+            del command[position : position + 2]
+        return [*command, "--enable-scale-out"]
+
+
+def _public_against_private(
+    private: Engine,
+    url: str,
+    settings: VllmSettings,
+    launch: EngineLaunch,
+    requests: Sequence[Request],
+    repeats: int,
+) -> dict[str, Measurement]:
+    routes: dict[str, Engine] = {}
+    for route in ("tokens", "completions"):
+        plain = PlainVllmSettings(
+            addresses=(url,),
+            route=route,  # type: ignore[arg-type]
+            weight_transfer="none",
+            max_num_seqs=settings.max_num_seqs,
+            max_concurrency=settings.max_concurrency,
+        )
+        routes[route] = start_engine(plain, launch)
+    digests = set()
+
+    def ask(engine: Engine) -> Side:
+        def side(turn: int) -> float:
+            start = time.perf_counter()
+            results = engine.generate(requests)
+            seconds = time.perf_counter() - start
+            completions = itertools.chain.from_iterable(results)
+            digests.add(digest(completion.token_ids for completion in completions))
+            return seconds
+
+        return side
+
+    try:
+        for engine in routes.values():
+            engine.wait_ready()
+        before = private.tokens
+        private.generate(requests)
+        tokens = private.tokens - before
+        sides = {"private": ask(private)} | {route: ask(engine) for route, engine in routes.items()}
+        seconds = in_turns(sides, repeats)
+    finally:
+        for engine in routes.values():
+            engine.close()
+    return {
+        f"generation/private route, against {route}": Measurement(
+            unit="tokens/s",
+            ours=rates(tokens, seconds["private"]),
+            theirs=rates(tokens, seconds[route]),
+            what={
+                "ours": "the server that treetune starts, with whole answers by its own route",
+                "theirs": f"a plain vLLM server by its route of {route}; same flags, weights, requests and"
+                " seeds",
+            },
+            details={"requests": len(requests), "tokens": tokens, "same_tokens": len(digests) == 1},
+        )
+        for route in routes
+    }
+
+
+def engine_launch(session: Session, server: PolicyServer, logs: Path) -> EngineLaunch:
+    """The run's facts with which a second engine on its start weights is started."""
+    assert server.folder is not None
+    return EngineLaunch(
+        weights=server.folder.of(0),
+        logs=logs,
+        seed=session.config.seed,
+        context_length=session.config.context_length,
+        device=session.ranks.device.type,
+        end_ids=session.model.codec.end_ids,
+    )
+
+
 def offline_engine(session: Session, server: PolicyServer, scratch: Path, *, core: bool) -> Child:
     """vLLM on the run's start weights, told what the run's server is told: its core in a process of its own,
     or all of it in one."""
     settings = session.config.engines.policy
     assert isinstance(settings, VllmSettings)
-    assert server.folder is not None
-    run = EngineLaunch(
-        weights=server.folder.of(0),
-        logs=scratch,
-        seed=session.config.seed,
-        context_length=session.config.context_length,
-        device=session.ranks.device.type,
-    )
+    run = engine_launch(session, server, scratch)
     launch = ServerLaunch(replace(settings, replicas=1), run)
     command = launch.command(run.weights, port=0)
     arguments = command[command.index("--host") :]

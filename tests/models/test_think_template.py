@@ -15,7 +15,7 @@ from tests.models.chat_models import END, TURN_END
 from tests.models.chat_models import template as template_of
 from treetune.main import main
 from treetune.models.chat import Chat, render
-from treetune.threads.commands import OPENING, SYSTEM, write_think_model
+from treetune.threads.think_template import OPENING, SYSTEM, write_think_model
 
 QWEN, LLAMA2, GEMMA, PLAIN, DEAF = map(template_of, ("qwen", "llama2", "gemma", "plain", "deaf"))
 OPENED = PLAIN + "{{ '<think>\\n' }}"

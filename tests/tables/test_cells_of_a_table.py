@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -225,34 +224,13 @@ def test_launch_lines_say_what_goes_first_and_what_is_set(tmp_path: Path) -> Non
     assert "OMP_NUM_THREADS=3 python -u" in alone[1] and " run " not in "".join(alone)
 
 
-def test_a_slurm_script_submits_one_wave_after_the_other(tmp_path: Path) -> None:
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    for name, text in {
-        "sbatch": 'echo "$@" >> "$CALLS"; echo "$(wc -l < "$CALLS")00;cluster"',
-        "python": 'echo "$APP_SEED $@" >> "$CALLS"',
-    }.items():
-        (bin_folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (bin_folder / name).chmod(0o755)
-    script = tmp_path / "some.sh"
-    text = slurm_script(plan_of(tmp_path / "runs"), LAUNCHER, tmp_path)
-    # The stand-ins go before this environment's own launcher.
-    script.write_text(text.replace("export PATH=", f"export PATH={bin_folder}:"))
-
-    def run(*words: str, **more: str) -> list[str]:
-        calls = tmp_path / "calls"
-        calls.unlink(missing_ok=True)
-        environment = {"PATH": f"{bin_folder}:/usr/bin:/bin", "CALLS": str(calls), **more}
-        subprocess.run(["bash", str(script), *words], env=environment, check=True, timeout=60)
-        return calls.read_text().splitlines()
-
-    first, second = run("--partition=gpu")
-    assert first == f"--parsable --array=0-1 --partition=gpu {script}"
-    assert second == f"--parsable --dependency=afterany:100 --array=2-5 --partition=gpu {script}"
-    (task,) = run(SLURM_ARRAY_TASK_ID="3")
-    assert task.startswith("1 -u ") and " run --ranks=2 " in task
-    assert task.endswith("--configs vine --override { it: 'is' } run_iteration_loop")
-    assert "#SBATCH --cpus-per-task=6" in text
+def test_a_slurm_script_has_the_command_of_each_missing_run_in_waves(tmp_path: Path) -> None:
+    lines = slurm_script(plan_of(tmp_path / "runs"), LAUNCHER, tmp_path).splitlines()
+    assert "    for wave in 0-1 2-5; do" in lines, "sft in two seeds, and then what starts from it"
+    task = lines[lines.index("    3) # vine, seed 1") + 1]
+    assert task.startswith("        APP_SEED=1 ") and " run --ranks=2 " in task
+    assert task.endswith("run_iteration_loop ;;")
+    assert "#SBATCH --gpus-per-node=2" in lines and "#SBATCH --cpus-per-task=6" in lines
 
 
 CIRCLE = {

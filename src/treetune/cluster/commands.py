@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import secrets
 import signal
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from treetune.cli.command import Argument, Command, built, evaluated, say
+import click
+
+from treetune.cli.command import PATH, Command, Options, built, evaluated, say
 
 if TYPE_CHECKING:
     from treetune.engine.launch import ServerLaunch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 
 
-def serve_engine(options: argparse.Namespace) -> int:
+def serve_engine(options: Options) -> int:
     """Serves until it is interrupted (0), or the server ends; the server's exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignored
         signal.signal(number, signal.default_int_handler)
@@ -71,6 +71,8 @@ def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
 
 def _make_key(path: Path) -> None:
     """Writes a new key into a file for this user alone, unless the file exists."""
+    import secrets  # slow: it loads OpenSSL
+
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -88,7 +90,7 @@ def _write_start(root: PolicyIteration, folder: Path) -> None:
     from treetune.runtime.session import StartModel
 
     start = StartModel(root, torch.device("cpu"))
-    write_for_engine(*start.weights(), start.tokenizer, folder)
+    write_for_engine(*start.load_weights(), start.tokenizer, folder)
 
 
 def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
@@ -132,13 +134,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
         process.end()
 
 
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 2**16:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a port from 1 to 65535")
-    return int(text)
-
-
-def print_plan(options: argparse.Namespace) -> int:
+def print_plan(options: Options) -> int:
     """Returns 0 if the run fits the machine, 1 if it doesn't."""
     config = evaluated(options)
     root = cast("PolicyIteration", built(config, options.command, "an experiment"))
@@ -150,7 +146,7 @@ def print_plan(options: argparse.Namespace) -> int:
     return 0 if plan.fits and plan.checkpoints.problem is None else 1
 
 
-def _machine(options: argparse.Namespace) -> Machine:
+def _machine(options: Options) -> Machine:
     from treetune.runtime.machine import described_machine, this_machine
 
     if (options.gpus is None) != (options.memory is None):
@@ -202,50 +198,11 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
     return None
 
 
-def _positive_whole_number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number above 0")
-    return int(text)
+_COUNT = click.IntRange(min=1)
+_AMOUNT = click.FloatRange(min=0.0, min_open=True)
 
 
-def _positive_number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a number above 0")
-    return number
-
-
-_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "--gpus": {
-        "type": _positive_whole_number,
-        "metavar": "N",
-        "help": "GPUs of a machine; default: this machine's",
-    },
-    "--memory": {"type": _positive_number, "metavar": "GIB", "help": "memory of each GPU"},
-    "--machines": {
-        "type": _positive_whole_number,
-        "default": 1,
-        "metavar": "N",
-        "help": "number of such machines; default: 1",
-    },
-    "--host-memory": {
-        "type": _positive_number,
-        "metavar": "GIB",
-        "help": "main memory of a machine; default: unlimited",
-    },
-    "--answer-tokens": {
-        "type": _positive_number,
-        "metavar": "N",
-        "help": "mean length of an answer; default: half of the longest",
-    },
-    "--json": {"action": "store_true", "help": "print JSON, with sizes in bytes"},
-}
-
-
-def doctor(options: argparse.Namespace) -> int:
+def doctor(options: Options) -> int:
     from treetune.cluster.doctor import run
 
     return run()
@@ -263,7 +220,32 @@ COMMANDS = (
             "treetune plan --configs configs/polIter_rho1bSft2_vineppo_MATH.jsonnet --gpus 4 --memory 80",
             "treetune plan --configs configs/quickstart/vineppo.jsonnet",
         ),
-        tuple(Argument(name, settings) for name, settings in _ARGUMENTS.items()),
+        (
+            click.Option(
+                ["--gpus"], type=_COUNT, metavar="N", help="GPUs of a machine; default: this machine's"
+            ),
+            click.Option(["--memory"], type=_AMOUNT, metavar="GIB", help="memory of each GPU"),
+            click.Option(
+                ["--machines"],
+                type=_COUNT,
+                default=1,
+                metavar="N",
+                help="number of such machines; default: 1",
+            ),
+            click.Option(
+                ["--host-memory"],
+                type=_AMOUNT,
+                metavar="GIB",
+                help="main memory of a machine; default: unlimited",
+            ),
+            click.Option(
+                ["--answer-tokens"],
+                type=_AMOUNT,
+                metavar="N",
+                help="mean length of an answer; default: half of the longest",
+            ),
+            click.Option(["--json"], is_flag=True, help="print JSON, with sizes in bytes"),
+        ),
         takes_files=True,
     ),
     Command(
@@ -280,15 +262,22 @@ COMMANDS = (
             " --key-file engine.key",
         ),
         (
-            Argument(
-                "--host", {"required": True, "metavar": "ADDRESS", "help": "of this machine, to listen on"}
+            click.Option(["--host"], required=True, metavar="ADDRESS", help="of this machine, to listen on"),
+            click.Option(
+                ["--port"],
+                required=True,
+                type=click.IntRange(1, 2**16 - 1),
+                metavar="PORT",
+                help="to listen on",
             ),
-            Argument("--port", {"type": _port, "required": True, "metavar": "PORT", "help": "to listen on"}),
-            Argument(
-                "--key-file",
-                {"type": Path, "required": True, "metavar": "FILE", "help": "of mode 600; made if not there"},
+            click.Option(
+                ["--key-file"],
+                required=True,
+                type=PATH,
+                metavar="FILE",
+                help="of mode 600; made if not there",
             ),
-            Argument("--log", {"type": Path, "metavar": "FILE", "help": "default: serve_engine-PORT.log"}),
+            click.Option(["--log"], type=PATH, metavar="FILE", help="default: serve_engine-PORT.log"),
         ),
         takes_files=True,
     ),

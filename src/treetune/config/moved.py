@@ -15,6 +15,7 @@ MOVED = {
     "treetune.cluster.planning": "treetune.runtime.planning",
     "treetune.cluster.runs": "treetune.runtime.fitting",
     "treetune.cluster.several_machines": "treetune.runtime.several_machines",
+    "treetune.cluster.submission": "treetune.cluster.slurm",
     "treetune.data_pipeline": "treetune.data",
     "treetune.domains.judge_server": "treetune.runtime.judge_server",
     "treetune.endpoints": "treetune.domains.endpoints",

@@ -6,7 +6,6 @@ learning rate), with values that suit the rows. Its text comes from `examples/ne
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import json
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from treetune.cli.command import built, evaluated
+from treetune.cli.command import Options, built, evaluated
 from treetune.config.errors import nearest
 from treetune.config.jsonnet import load
 from treetune.config.layers import CONFIGS, find_file
@@ -152,7 +151,7 @@ class TrainingAmount:
     passes: str = ""
 
 
-def make(options: argparse.Namespace) -> Iterator[str]:
+def make(options: Options) -> Iterator[str]:
     """Creates the folder `options.name`, whole or not at all, and yields what to tell the user.
 
     Raises ValueError for wrong options and rows.
@@ -243,7 +242,7 @@ def _model_name(model: str) -> str:
     )
 
 
-def _note_on_large_model(options: argparse.Namespace) -> Iterator[str]:
+def _note_on_large_model(options: Options) -> Iterator[str]:
     """Yields a note if a large model is to be trained on a CPU."""
     if options.hardware == "gpu" or options.model == "tiny":
         return
@@ -358,9 +357,7 @@ def _graded_examples(task: Task) -> Iterator[str]:
 # The configuration
 
 
-def _write_readme(
-    folder: Path, options: argparse.Namespace, commands: Sequence[str], has_reward: bool
-) -> None:
+def _write_readme(folder: Path, options: Options, commands: Sequence[str], has_reward: bool) -> None:
     text = TEMPLATES.joinpath("README.template").read_text()
     about_experiment, about_reward = text.split("\n## The reward", 1)
     if has_reward:
@@ -371,7 +368,7 @@ def _write_readme(
     write_text(folder / "README.md", filled)
 
 
-def _configuration(options: argparse.Namespace, stage: str, own_rows: OwnRows | None) -> str:
+def _configuration(options: Options, stage: str, own_rows: OwnRows | None) -> str:
     """Returns the text of a stage's configuration: of ``sft`` or of the method."""
     from jinja2 import Environment, StrictUndefined
 
@@ -586,9 +583,7 @@ def _supervised_amount(rows: int, is_small: bool) -> TrainingAmount:
     )
 
 
-def _model_text(
-    options: argparse.Namespace, stage: str, sizes: Sizes, texts: Sequence[tuple[str, str]] | None
-) -> str:
+def _model_text(options: Options, stage: str, sizes: Sizes, texts: Sequence[tuple[str, str]] | None) -> str:
     """Returns the value of `model`. `texts` are a user's rows, whose characters a small model has to know."""
     if options.model == "tiny" and stage != "sft":
         start = _as_jsonnet(f"/{options.name}/sft/checkpoints/last/policy")

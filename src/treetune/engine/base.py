@@ -160,6 +160,8 @@ class EngineLaunch:
     ranks: Rendezvous = field(default_factory=Rendezvous)
     transfer: TransferMethod = "file"
     """The way in which new weights are transferred."""
+    trains: bool = False
+    """Whether a trainer will send new weights."""
     adapter_rank: int | None = None
     """The rank of adapters, if `weights` and the folders that are loaded later hold adapters."""
 

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -33,7 +34,7 @@ import treetune
 from treetune.engine import guard, key
 from treetune.engine.base import EngineLaunch, TransferMethod
 from treetune.engine.client import MODEL_NAME, Address
-from treetune.engine.settings import GIB, VllmSettings
+from treetune.engine.settings import GIB, PlainVllmSettings, VllmSettings
 from treetune.inherited import without_secrets
 from treetune.store import held_folders
 
@@ -55,6 +56,10 @@ BACKENDS: Mapping[TransferMethod, str] = {
 PACKED_EXPERTS = "treetune.engine.packed_experts.PackedExpertsExtension"
 WORKER_EXTENSION = "treetune.engine.shared_memory_worker.SharedMemoryExtension"
 WHOLE_ANSWERS = "treetune.engine.whole_answers"
+
+SERVER_PROGRAM = "vllm.entrypoints.launchers.api_server.entry"
+"""The module with the server that ``vllm serve`` runs. The command itself fails in the CPU build of vLLM,
+which has no package metadata under the name vllm; ``vllm.entrypoints.openai.api_server`` is deprecated."""
 
 READ_PER_SECOND = GIB / 5
 """The bytes of its weights that a server reads in a second, at least. Estimated: half the speed of a slow
@@ -86,6 +91,9 @@ _NAME_BYTES = len(_ENGINE) + 8 + 2 + len("00000000-0000-0000-0000-000000000000")
 the socket's name, which vLLM draws."""
 
 
+TimedSettings = TypeVar("TimedSettings", VllmSettings, PlainVllmSettings)
+
+
 @dataclass(frozen=True)
 class ServerLaunch:
     """The settings with which a server is started, except for its weights and its port."""
@@ -108,7 +116,7 @@ class ServerLaunch:
         _refuse_wider_windows(weights, self.context_length)
         settings, device = self.settings, self.run.device
         cuda = device == "cuda"
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command = [sys.executable, "-m", SERVER_PROGRAM]
         command += ["--host", self.host, "--port", str(port)]
         if self.run.trust_remote_code:
             command += ["--trust-remote-code"]
@@ -281,7 +289,7 @@ class ServerLaunch:
         return [visible[index] if visible else str(index) for index in indices]
 
 
-def with_time_for(settings: VllmSettings, weights: Path) -> VllmSettings:
+def with_time_for(settings: TimedSettings, weights: Path) -> TimedSettings:
     """Returns settings with longer timeouts of the start and of syncs, by the size of the weights."""
     adapter_config = weights / ADAPTER_CONFIG
     if adapter_config.is_file():

@@ -23,25 +23,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from treetune.engine.client import (
-    SAMPLES,
-    SCORES,
-    Address,
-    Client,
-    RequestPart,
-    completions_of,
-    payload,
-    score_payload,
-    scored_completion,
-)
-from treetune.engine.requests import Completion, Later, ScoreRequest
+from treetune.engine.client import Address, Client, RequestPart
+from treetune.engine.requests import Completion, Later
 from treetune.exceptions import ServerFailure
 from treetune.vocabulary import TokenIds
 
@@ -221,10 +210,7 @@ class Sampling:
 
     async def _ask(self, part: RequestPart, server: _OpenServer) -> None:
         try:
-            if isinstance(part.request, ScoreRequest):
-                completions = [await self._score(part.request, server.address)]
-            else:
-                completions = await self._sample(part, server.address)
+            completions = await self._client.sample(server.address, part, self._version, self._timeout)
         except ServerFailure as failure:
             # Another part of this server may have failed first, and the server may have been replaced since.
             if self._servers.get(server.number) is server:
@@ -242,17 +228,6 @@ class Sampling:
                 self._prefixes.add(server.number, whole)
         self._results.put(Answered(part, completions, server.number))
         self._send()
-
-    async def _sample(self, part: RequestPart, address: Address) -> list[Completion]:
-        before = time.monotonic()
-        body = payload(part, self._version, self._client.end_ids, self._client.special_ids)
-        answer = await self._client.ask(address, SAMPLES, body, self._timeout)
-        return completions_of(answer, part, self._version, time.monotonic() - before)
-
-    async def _score(self, request: ScoreRequest, address: Address) -> Completion:
-        before = time.monotonic()
-        answer = await self._client.ask(address, SCORES, score_payload(request, self._version), self._timeout)
-        return scored_completion(answer, request, self._version, time.monotonic() - before)
 
     def _lose(self, number: int, reason: str) -> None:
         """Removes a server, and sends its unanswered parts again. The same seeds give the same tokens."""

@@ -228,7 +228,8 @@ def write_for_engine(
 ) -> None:
     """Writes weights for the engine, which happens in every iteration, usually into shared memory.
 
-    The output head is always written, and the configuration says that it is not tied to the embeddings.
+    The output head is written (except for `has_no_head_in_engine`), and the configuration says that it is not
+    tied to the embeddings.
     Otherwise an engine may copy the embeddings into its head when it starts, and go on sampling with that old
     head after new embeddings have come, without an error.
     Configuration and tokenizer are written only the first time. The weights appear whole or not at all.
@@ -239,7 +240,9 @@ def write_for_engine(
     architecture.refuse_other_weights(weights, directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = dict(weights)
-    if config.tie_word_embeddings or HEAD not in tensors:
+    if has_no_head_in_engine(config):
+        tensors.pop(HEAD, None)
+    elif config.tie_word_embeddings or HEAD not in tensors:
         # A copy, since the format refuses two names for the same memory.
         tensors[HEAD] = tensors[embeddings_among(tensors)].clone()
     tensors = _on_cpu(dict(architecture.convert_to_saved(tensors.items())))
@@ -255,13 +258,19 @@ def write_for_engine(
         unfinished.unlink(missing_ok=True)
 
 
+def has_no_head_in_engine(config: PretrainedConfig) -> bool:
+    """Returns whether an engine computes the model's logits with its embeddings, and refuses a weight of the
+    head. vLLM does so for Gemma 2, which was published with a tied head."""
+    return config.model_type == "gemma2" and config.tie_word_embeddings
+
+
 def describe_for_engine(
     config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, directory: Path, dtype: torch.dtype
 ) -> None:
     """Writes the configuration and tokenizer for weights of `dtype` with a head that is not tied."""
     tokenizer.save_pretrained(directory)
     untied = copy.deepcopy(config)
-    untied.tie_word_embeddings = False
+    untied.tie_word_embeddings = has_no_head_in_engine(config)
     untied.dtype = dtype
     _save_config(untied, tokenizer, directory)
 

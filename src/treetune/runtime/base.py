@@ -24,6 +24,7 @@ from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.first_prompt import describe_first_prompt
+from treetune.runtime.first_reward import describe_first_reward
 from treetune.runtime.machine import gpus
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
@@ -423,12 +424,13 @@ class PolicyIteration(Runtime):
 
     @override
     def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
-        """Yields messages on programs without a sandbox, on batches, and on the first prompt."""
+        """Yields messages on programs without a sandbox, on batches, on the first prompt and its reward."""
         yield from unsafe_remarks(plain)
         uneven = self.trainer.uneven_steps(self)
         if uneven is not None:
             yield uneven
         yield from describe_first_prompt(self.model, self.task, self.stop_strings())
+        yield from describe_first_reward(self.task, self.grader_deadline)
 
     @classmethod
     @override

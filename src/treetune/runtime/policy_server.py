@@ -112,6 +112,7 @@ class PolicyServer:
                 trust_remote_code=getattr(config.model, "trust_remote_code", False),
                 adapter_rank=adapters.rank if adapters is not None else None,
                 transfer=transfer,
+                trains=trains,
             )
             engine = start_engine(policy, launch)
             stack.callback(engine.close)

@@ -56,6 +56,7 @@ from treetune.runtime.directory import (
 from treetune.runtime.mirrors import Mirrors
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
+from treetune.runtime.sinks import with_mirrors_of_environment
 from treetune.store.checksums import (
     SUMS,
     config_hash,
@@ -184,7 +185,12 @@ class Record:
         """
         watch = CollapseWatch.of(session, start)
         config = session.config
-        sinks = config.sinks if session.ranks.is_first else ()
+        sinks = with_mirrors_of_environment(config.sinks) if session.ranks.is_first else ()
+        if len(sinks) > len(config.sinks):
+            session.console.say(
+                "W&B mirrors this run, since WANDB_RUN_ID or WANDB_API_KEY is set (WANDB_MODE=disabled turns"
+                " it off)"
+            )
         directory, name = session.directory.path, config.experiment_name
         mirrors = Mirrors(sinks, directory, name, session.plain_config, done=start)
 

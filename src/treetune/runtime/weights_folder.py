@@ -135,13 +135,17 @@ class WeightsFolder:
         """
         import torch
 
-        from treetune.models.policy_files import describe_for_engine
+        from treetune.models.policy_files import HEAD, describe_for_engine, has_no_head_in_engine
         from treetune.models.saved_weights import architecture_of
         from treetune.models.shards import in_chunks, shard_path, with_head, write_index, write_shard
 
         session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
-        weights = with_head(trainer.weights_in_turn(), trainer.weight_names, config.tie_word_embeddings)
+        weights = trainer.weights_in_turn()
+        if has_no_head_in_engine(config):
+            weights = ((name, weight) for name, weight in weights if name != HEAD)
+        else:
+            weights = with_head(weights, trainer.weight_names, config.tie_word_embeddings)
         weights = architecture_of(config).convert_to_saved(weights)
         files: dict[str, str] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,14 @@ from treetune.config.schema import OWN_PACKAGE, package_of
 from treetune.contracts import Continuations, CriticValues, Pairs
 from treetune.exceptions import ConfigError
 from treetune.findings import placed_parts
+from treetune.models.pretrained import PretrainedModel
 from treetune.rollouts.metrics import DOMAIN_METRICS, PREFIX, split_domain
 from treetune.rollouts.numbers import EVALUATED, LARGEST, OF_CORRECT, registered
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import PHASES
 from treetune.runtime.diagnostics import SIGNS
 from treetune.tables.columns import PASS_AT_1, value_named
-from treetune.tables.runs import TableRuns, make_plan
+from treetune.tables.runs import TableRuns, all_needed, make_plan
 from treetune.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -166,16 +168,44 @@ def check_table(table: Reproduction) -> None:
                 remedy=REMEDY,
                 excerpt=indent("\n".join(lines), "    "),
             )
-    issues = [*issues_by_experiment.values(), *unwritten(plan)]
+    issues = [*issues_by_experiment.values(), *missing_start_models(plan), *unwritten(plan)]
     if issues:
         raise ConfigError(issues)
 
 
 def refuse_unwritten(plan: TableRuns) -> None:
-    """Raises ConfigError if no run can fill some column or panel."""
-    issues = list(unwritten(plan))
+    """Raises ConfigError if no run can fill some column or panel, or makes the start model of an
+    experiment."""
+    issues = [*missing_start_models(plan), *unwritten(plan)]
     if issues:
         raise ConfigError(issues)
+
+
+def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
+    """Yields an issue for every experiment whose start model belongs in the table's own folders, where no
+    experiment that it needs makes it.
+
+    A configuration that works alone fails here: `directory` is another folder for each seed of a table, so
+    that a start model trained before, outside of the table, isn't found.
+    """
+    base = Path(plan.table.directory)
+    for name, recipe in plan.table.experiments.items():
+        run = plan.of(name)[0]  # the same holds for all seeds; `root` has the first one in its paths
+        if run.root is None or not isinstance(run.root.model, PretrainedModel):
+            continue
+        path = Path(run.root.model.name_or_path)
+        if not path.is_relative_to(base) or path.exists():
+            continue
+        needed_names = {needed for needed, _ in all_needed(plan.table, name, [run.seed])} | set(recipe.needs)
+        folders = [plan.run(needed, run.seed).directory.path for needed in needed_names - {name}]
+        if any(path.is_relative_to(folder) for folder in folders):
+            continue
+        yield ConfigIssue(
+            f"it starts from {path}, which doesn't exist, and no experiment that it needs writes it",
+            f"experiments.{name}",
+            remedy="add the experiment that trains the start model to the table, and name it in `needs`, as"
+            " in experiments: { sft: { configs: ['sft.jsonnet'] }, … needs: ['sft'] }",
+        )
 
 
 def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:

@@ -26,10 +26,21 @@ def check_split(split: str) -> None:
         raise ValueError(f"there is no split {split!r}: choose one of {', '.join(get_args(Split))}")
 
 
+RENAMED_METHODS = {"made": "make_problems", "sampling": "adjust_sampling"}
+"""Methods of tasks by their names in version 0.1, and their present ones."""
+
+
 class Task(Registrable):
     """A source of problems. Sub-classes are frozen dataclasses whose fields are configuration."""
 
     grader: Grader
+
+    @override
+    def __init_subclass__(cls, root: str | None = None, **kwargs: object) -> None:
+        super().__init_subclass__(root=root, **kwargs)
+        for old, new in RENAMED_METHODS.items():
+            if callable(cls.__dict__.get(old)):  # it would never be called
+                raise TypeError(f"{cls.__name__}.{old} is called {new} now: rename the method")
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """Returns all problems of a split, always in the same order. Raises ValueError for an empty split."""

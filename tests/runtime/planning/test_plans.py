@@ -184,6 +184,11 @@ def test_the_command_needs_no_gpu_and_says_whether_it_fits(capsys):
     assert {one["phase"] for one in told["places"]} >= {"start", "generation", "sync", "training"}
 
 
+def test_seconds_of_a_tiny_model_come_with_a_warning():
+    assert "fixed costs of each step" in as_text(plan("quickstart/vineppo"))
+    assert "fixed costs of each step" not in as_text(plan(SMALL))
+
+
 def test_a_critic_s_weights_and_states_have_their_place_in_training():
     training = next(use for use in plan("polIter_rho1bSft2_ppo_MATH").uses if use.phase == "training")
     sizes = {item.what: item.size for item in training.items}

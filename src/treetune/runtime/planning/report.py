@@ -55,6 +55,10 @@ START = {"cpu": 25.0, "cuda": 90.0}
 """Seconds until a server samples: 19 to 30 were measured on a CPU; assumed for a GPU, with compilation and
 CUDA graphs."""
 
+TINY_MODEL = 10_000_000
+"""Weights below which an iteration may take several times the planned seconds: there, fixed costs of
+optimiser steps and of small batches, which the plan leaves out, are most of it."""
+
 SECONDS = {
     "answers": "generation",
     "continuations": "credit",
@@ -251,6 +255,11 @@ def as_text(plan: Plan) -> str:
     lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
     lines += [f"    {estimate.seconds:8.1f}  {estimate.phase}: {estimate.source}" for estimate in by_phase]
     lines.append(f"    {sum(estimate.seconds for estimate in by_phase):8.1f}  in all")
+    if shape.parameters < TINY_MODEL:
+        lines.append(
+            f"    {shape.parameters / 1e6:.1f} million parameters are few: fixed costs of each step, which"
+            " the estimate leaves out, may make it several times as long"
+        )
     if plan.engine is not None:
         lines.append(f"    {START[plan.machine.device]:8.1f}  once, until a server samples")
     return "\n".join([*lines, "", verdict_of(plan)])
