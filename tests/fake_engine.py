@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from treetune.engine.base import Canary, Chunk, Engine, SyncReport
-from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams
+from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.exceptions import EngineError
 from treetune.vocabulary import FinishReason
 
@@ -27,8 +27,10 @@ class FakeEngine(Engine):
 
     `decode` is needed for stop strings. `fail_after` raises EngineError once that many requests
     have been answered, as a crash in the middle of the work would; `order` gives the order in which
-    requests are answered. `asked` keeps every request that was sampled.
+    requests are answered. `asked` keeps every request that was sampled or scored.
     """
+
+    scores = True
 
     def __init__(
         self,
@@ -90,6 +92,11 @@ class FakeEngine(Engine):
                     raise ValueError(f"needs {needed} tokens of context, there are {self._context_length}")
                 self.asked.append(request)
                 prompt = tuple(request.prompt_ids.tolist())
+                if isinstance(request, ScoreRequest):
+                    results[index] = [self._score(prompt, tuple(request.text_ids.tolist()))]
+                    if on_result is not None:
+                        ask(on_result(index, results[index]) or ())
+                    continue
                 seeds = range(request.seed, request.seed + request.n)
                 results[index] = [
                     self._sample(prompt, seed, request.sampling, request.reads_logprobs) for seed in seeds
@@ -145,6 +152,13 @@ class FakeEngine(Engine):
                 reason = "stop"
                 break
         return Completion(ids, logprobs if reads_logprobs else None, reason, self.version)
+
+    def _score(self, prompt: Ids, text: Ids) -> Completion:
+        logprobs = []
+        for t, token in enumerate(text):
+            chance = self._probabilities(prompt + text[:t], self.version)[token]
+            logprobs.append(math.log(chance) if chance else -9999.0)
+        return Completion(text, logprobs, "length", self.version)
 
     def _stops(self, ids: Ids, sampling: SamplingParams) -> bool:
         if ids[-1] in sampling.stop_ids:

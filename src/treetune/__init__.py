@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Pairs,
         SampledAnswers,
         StaleAnswers,
+        TextScores,
         Turns,
         UseOfAdvantages,
         UseOfPairs,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from treetune.domains.sandbox.bubblewrap import choose_sandbox
     from treetune.domains.sandbox.python_tool import PythonTool
     from treetune.engine.base import Engine, EngineLaunch, Tolerance
-    from treetune.engine.requests import Completion, Request, SamplingParams
+    from treetune.engine.requests import Completion, Request, SamplingParams, ScoreRequest
     from treetune.engine.settings import EngineSettings
     from treetune.exceptions import SandboxUnavailable, Unavailable
     from treetune.lab.trees.branching import Branches, Branching
@@ -177,6 +178,7 @@ __all__ = [  # noqa: RUF022
     "EngineLaunch",
     "Engine",
     "Request",
+    "ScoreRequest",
     "Completion",
     "SamplingParams",
     "Tolerance",
@@ -197,6 +199,7 @@ __all__ = [  # noqa: RUF022
     "Forks",
     "Turns",
     "Continuations",
+    "TextScores",
     "Advantages",
     "CriticValues",
     "CreditForRewards",
@@ -227,6 +230,7 @@ _NAMES_IN = {
         "Pairs",
         "SampledAnswers",
         "StaleAnswers",
+        "TextScores",
         "Turns",
         "UseOfAdvantages",
         "UseOfPairs",
@@ -244,14 +248,8 @@ _NAMES_IN = {
     "treetune.domains.sandbox.base": ("ProgramLimits", "Sandbox"),
     "treetune.domains.sandbox.bubblewrap": ("choose_sandbox",),
     "treetune.domains.sandbox.python_tool": ("PythonTool",),
-    "treetune.engine.base": (
-        "Completion",
-        "Engine",
-        "EngineLaunch",
-        "Request",
-        "SamplingParams",
-        "Tolerance",
-    ),
+    "treetune.engine.base": ("Engine", "EngineLaunch", "Tolerance"),
+    "treetune.engine.requests": ("Completion", "Request", "SamplingParams", "ScoreRequest"),
     "treetune.engine.settings": ("EngineSettings",),
     "treetune.exceptions": ("SandboxUnavailable", "Unavailable"),
     "treetune.lab.trees.branching": ("Branches", "Branching"),

@@ -237,6 +237,13 @@ class Continuations(Feature):
     words = "continuations of answers"
 
 
+class TextScores(Feature):
+    """Log-probs of texts that are given, from the engine (`Engine.score`)."""
+
+    words = "an engine that scores given texts"
+    remedy = "choose the engine 'vllm' or 'in_process'"
+
+
 @dataclass(frozen=True)
 class Advantages(Feature):
     """An advantage for each trained token. With `before_training` they are computed before training begins;

@@ -34,9 +34,12 @@ from treetune.credit.literature.optimal_token_baseline import OptimalTokenBaseli
 from treetune.credit.literature.pass_at_k import PassAtK
 from treetune.credit.literature.probability_mask import ProbabilityMask
 from treetune.credit.literature.remax import ReMax
+from treetune.credit.literature.rredcot import GoldLikelihood
 from treetune.credit.literature.rtmc import RolloutTree
+from treetune.credit.literature.self_distillation import SelfDistillation
 from treetune.credit.literature.tempo import Tempo
 from treetune.credit.literature.token_level import Distributions
+from treetune.credit.literature.trace import Trace
 from treetune.credit.literature.v0_5 import FusedBaseline, fused_baseline
 from treetune.credit.literature.vapo import DecoupledGae
 from treetune.credit.rloo import Rloo
@@ -536,6 +539,10 @@ CASES = [
     Case(ReMax(), 1),
     Case(Gdpo(parts={"score": 1.0}), 3, 0.1547),
     Case(GrpoLambda(lam=0.5, std=False, lowest=None), 3, 0.2517, 0.9864),
+    Case(MonteCarlo(values=GoldLikelihood()), 1, 0.3774, 0.9282),
+    Case(Trace(std=False), 3, 0.1534, 0.9885),
+    Case(SelfDistillation(template="{context}{prompt}", clip=1.0), 1, 2.7602, 0.8697),
+    Case(SelfDistillation(template="{context}{prompt}"), 1, 127.6149, 0.5712),
     Case(WithCritic(over=DecoupledGae()), 1, 0.8713, 0.4989, CRITIC),
     Case(WithCritic(over=DecoupledGae(alpha=None)), 1, 0.1402, 0.9958, CRITIC),
 ]

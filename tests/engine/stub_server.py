@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from treetune.engine.client import SAMPLES
+from treetune.engine.client import SAMPLES, SCORES
 from treetune.engine.key import NAMED_WEIGHTS, ROUTE, ServerDescription
 
 FAULTS = Path(sys.argv[-1])
@@ -77,6 +77,14 @@ class Handler(BaseHTTPRequestHandler):
             file.write(self.path + "\n")
         if self.path == SAMPLES:
             self.complete(body)
+        elif self.path == SCORES:
+            if take("dies-while-scoring"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if take("refuses-to-score"):
+                return self.answer(400, {"error": "no such token"})
+            missing = int(take("forgets-a-score"))
+            logprobs = [-0.125 * token for token in body["text"][missing:]]
+            self.answer(200, {"logprobs": logprobs})
         elif self.path.startswith(("/sleep", "/wake_up")):
             if self.path == "/sleep?level=2":
                 Handler.weights = "none"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from urllib.error import HTTPError
 from urllib.request import Request as UrlRequest
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 
 from tests.support.processes import process_named, processes_named
@@ -28,8 +30,9 @@ from treetune.engine.journal import JournaledEngine
 from treetune.engine.key import header
 from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.settings import VllmSettings
+from treetune.exceptions import EngineError
 from treetune.models.sources import TinyModel
-from treetune.vocabulary import TokenIds
+from treetune.vocabulary import Column, TokenIds, token_array
 
 from .stubs import below, none_alive, until
 
@@ -216,6 +219,38 @@ def test_the_end_token_and_its_logprob_belong_to_the_answer(
     assert ended
     assert all(answer.token_ids[-1] == end and end not in answer.token_ids[:-1] for answer in ended)
     assert all(len(answer.token_ids) == len(answer.logprobs) for answer in answers)
+
+
+def test_scores_are_the_log_probs_of_the_policy_whether_their_prefix_is_cached_or_not(
+    engine: VllmEngine, policies: list[Policy]
+) -> None:
+    """Among them texts that were sampled, which are wholly in the cache, and texts after prompts of one block
+    and more."""
+    sampled = requests(3, n=1, length=70)
+    completions = [of_request[0] for of_request in engine.generate(sampled)]
+    texts = [(r.prompt_ids, c.token_ids) for r, c in zip(sampled, completions, strict=True)]
+    draw = random.Random(7)
+    for _ in range(12):
+        text = token_array([draw.randrange(40) for _ in range(draw.randrange(1, 50))])
+        texts.append((draw.choice(sampled).prompt_ids[: draw.randrange(1, 71)], text))
+    expected = policies[0].score(texts)
+    before = engine.tokens
+
+    async def score_all() -> list[Column]:
+        return await asyncio.gather(*(engine.score(prompt, text) for prompt, text in texts))
+
+    for _ in range(2):  # the second time, whole texts are in the cache
+        for ours, theirs in zip(engine.run(score_all()), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    assert engine.tokens == before
+
+
+def test_a_text_that_the_server_cannot_score_is_refused_in_one_message(engine: VllmEngine) -> None:
+    with pytest.raises(ValueError, match="1 tokens to score and one after them need 321 tokens"):
+        engine.run(engine.score(token_array([1] * 319), token_array([1])))
+    with pytest.raises(EngineError, match=r"refused /treetune/scores with HTTP 400.*5000"):
+        engine.run(engine.score(token_array([1, 2]), token_array([5000])))
+    assert len(engine.run(engine.score(token_array([1] * 318), token_array([1])))) == 1
 
 
 def test_a_stop_string_ends_an_answer_and_stays_in_it(engine: VllmEngine) -> None:

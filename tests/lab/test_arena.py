@@ -561,6 +561,22 @@ def test_a_language_lends_the_distributions_of_its_tokens(name: str) -> None:
         assert (squares[-1], entropies[-1]) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_a_language_scores_texts_by_its_table_and_by_bayes_rule_if_it_knows_the_result(name: str) -> None:
+    """Of an answer that will be correct, the chance is its own over that of all correct answers."""
+    language = SMALL[name]
+    for ids, chance in all_answers(language):
+        for start in range(len(ids)):
+            begun, text = ids[:start], [*ids[start:], languages.EOS]
+            whole = [*language.score([], begun).logprobs, *language.score(begun, text).logprobs]
+            assert math.exp(sum(whole)) == pytest.approx(chance)
+        told = math.exp(sum(language.score([], ids, will_be_correct=True).logprobs))
+        is_correct = language.correct_S[language.statuses(ids)[-1]]
+        assert told == pytest.approx(chance / language.values_TS[0, 0] if is_correct else 0.0, abs=1e-12)
+    assert language.score([], [languages.EOS]).logprobs.tolist() == [-9999.0]
+    assert language.score([], [language.gold_id + 1000]).logprobs.tolist() == [-9999.0]
+
+
 def test_scores_stop_when_the_gain_is_known() -> None:
     language = SMALL["first"]
     methods = {"RLOO": ScoredMethod(Rloo()), "VinePPO": ScoredMethod(MonteCarlo(samples=2))}

@@ -22,7 +22,7 @@ from tests.fake_engine import FakeEngine
 from tests.support.contexts import context_of
 from treetune.credit.base import Credit
 from treetune.engine.base import Engine
-from treetune.engine.requests import Completion, OnResult, Request, SamplingParams
+from treetune.engine.requests import Completion, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.tasks.base import Task
@@ -146,6 +146,7 @@ class TabularEngine(Engine):
     """Samples from `policy`; sample i of a request depends on ``seed + i`` alone."""
 
     version = 0
+    scores = True
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -158,7 +159,12 @@ class TabularEngine(Engine):
         while wave:
             self.requests += wave
             order = list(range(len(results), len(results) + len(wave)))
-            results += [as_read(request, self._completions(request)) for request in wave]
+            results += [
+                [scored(request)]
+                if isinstance(request, ScoreRequest)
+                else as_read(request, self._completions(request))
+                for request in wave
+            ]
             random.Random(0).shuffle(order)
             wave = [
                 further
@@ -219,12 +225,28 @@ def as_read(request: Request, completions: list[Completion]) -> list[Completion]
     return completions if request.reads_logprobs else [replace(one, logprobs=None) for one in completions]
 
 
+def scored(request: ScoreRequest) -> Completion:
+    """The text with its log-probs by the policy; -9999 for what it never says, as a server has it. A prompt
+    that begins with a letter tells the policy that its answer will earn 1."""
+    prefix, text = response_part(request.prompt_ids), plain(request.text_ids)
+    knows_it_is_right = int(request.prompt_ids[0]) in (A, B)
+    logprobs = []
+    for t, token in enumerate(text):
+        before = (*prefix, *text[:t])
+        chance = policy(before).get(token, 0.0)
+        if knows_it_is_right and value(before):
+            chance *= value((*before, token)) / value(before)
+        logprobs.append(math.log(chance) if chance else -9999.0)
+    return Completion(text, logprobs, "length", policy_version=3)
+
+
 def completion(token_ids: Ids) -> Completion:
     return Completion(token_ids, (-0.5,) * len(token_ids), finish_reason(token_ids), policy_version=3)
 
 
 def problems(count: int) -> list[Problem]:
-    return [Problem(id=f"train/{i}", prompt=f"{i}?", gold="") for i in range(count)]
+    """With a reference answer, whose likelihood some credits score: the letter that earns."""
+    return [Problem(id=f"train/{i}", prompt=f"{i}?", gold="a") for i in range(count)]
 
 
 def trajectory(

@@ -36,6 +36,10 @@ ADDITIONS = [
     ("dr_grpo", ["credit/optimal_token_baseline"]),
     ("dr_grpo", ["credit/v0_5"]),
     ("dr_grpo", ["credit/vapo"]),
+    # Credits that score texts: by the engine, and by the trainer's reference.
+    ("dr_grpo", ["credit/rredcot"]),
+    ("dr_grpo", ["credit/trace"]),
+    ("dr_grpo", ["credit/trace_of_reference"]),
     ("spo_3_3", ["objectives/spo_mask_below", "objectives/importance_cap_2"]),
     ("spo_3_2", ["compat/spo_moving_target", "objectives/entropy_bonus"]),
 ]
@@ -74,6 +78,15 @@ def trained(files: list[str], base: Path, *overrides: str) -> tuple[PolicyIterat
 def test_a_preset_trains_for_two_small_iterations(preset: str, right: list[str], tmp_path: Path) -> None:
     files = [str(BASE), f"presets/{preset}.jsonnet", *(f"{name}.jsonnet" for name in right)]
     trained(files, tmp_path, *([DEMONSTRATED] if preset in ON_A_CORPUS else []))
+
+
+@pytest.mark.parametrize("name", ["self_distillation", "self_distillation_right_answer", "cpo"])
+def test_self_distillation_trains_for_two_small_iterations(name: str, tmp_path: Path) -> None:
+    """With a template of the characters that the small model has."""
+    files = [str(BASE), "presets/dr_grpo.jsonnet", f"credit/{name}.jsonnet"]
+    _, directory = trained(files, tmp_path, "{credit+: {template: '{context}+{prompt}'}}")
+    for row in directory.read_metrics():
+        assert row["credit/scored_texts"] > 0 or row["credit/without_context"] == 1.0
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -323,10 +323,10 @@ class _Slurm:
             raise _no_slurm(error) from error
         self._states, self._reasons = {}, {}
         for task in tasks:
-            self._states[task.index] = task.state
-            self._last_jobs[task.index] = task.job
+            self._states[task.number] = task.state
+            self._last_jobs[task.number] = task.job
             if task.state not in slurm.RUNNING_STATES:
-                self._reasons[task.index] = task.reason
+                self._reasons[task.number] = task.reason
         if self._unsent:
             self._unsent -= set(self._states)
             if self._unsent and time.monotonic() >= self._send_again:
@@ -339,9 +339,9 @@ class _Slurm:
         """Returns the shards of `_unsent` whose jobs were accepted and have already ended."""
         ended = set[int]()
         for task in slurm.ended_tasks(self._name, self._began_to_send, self._cluster):
-            if task.index in self._unsent and int(task.job) > int(self._last_jobs.get(task.index, 0)):
-                self._last_jobs[task.index] = task.job
-                ended.add(task.index)
+            if task.number in self._unsent and int(task.job) > int(self._last_jobs.get(task.number, 0)):
+                self._last_jobs[task.number] = task.job
+                ended.add(task.number)
         return ended
 
     def running(self) -> set[int]:

@@ -69,11 +69,11 @@ class SlurmBusy(SlurmRefused):
     """A failure that passes. The controller may have carried out the command nevertheless."""
 
 
-class Task(NamedTuple):
-    """A task of an array: ``Task("17", 2, "PENDING", "Resources")``."""
+class ArrayTask(NamedTuple):
+    """A task of an array: ``ArrayTask("17", 2, "PENDING", "Resources")``."""
 
     job: str
-    index: int
+    number: int
     state: str
     reason: str
 
@@ -263,14 +263,14 @@ def _job_name(arguments: Sequence[str]) -> str | None:
 # The state of jobs
 
 
-def tasks_in_queue(name: str, cluster: Sequence[str]) -> list[Task]:
+def tasks_in_queue(name: str, cluster: Sequence[str]) -> list[ArrayTask]:
     """Returns the tasks of arrays of this name that run or are queued. `cluster` has `cluster_options`.
     Raises as `run_command`."""
     form = "--format=%i|%T|%r"
     return list(_tasks_in(run_command(["squeue", "--noheader", "--array", f"--name={name}", form, *cluster])))
 
 
-def ended_tasks(name: str, since: float, cluster: Sequence[str]) -> list[Task]:
+def ended_tasks(name: str, since: float, cluster: Sequence[str]) -> list[ArrayTask]:
     """Returns the tasks of this name that began after `since` (seconds since 1970) and have ended; nothing
     on a cluster without accounting."""
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
@@ -299,17 +299,17 @@ def cancel(task: str, cluster: Sequence[str]) -> None:
     run_command(["scancel", task, *cluster])
 
 
-def _tasks_in(answer: str) -> Iterator[Task]:
+def _tasks_in(answer: str) -> Iterator[ArrayTask]:
     """Yields the tasks in the output of squeue or sacct. Other lines, such as a site's banner, are
     ignored."""
     for line in answer.splitlines():
         if task := _TASK.fullmatch(line.strip()):
-            yield Task(task[1], int(task[2]), task[3], task[4] or "")
+            yield ArrayTask(task[1], int(task[2]), task[3], task[4] or "")
         elif pending := _PENDING_TASKS.fullmatch(line.strip()):
             for part in pending[2].split(","):
                 first, _, last = part.partition("-")
                 for index in range(int(first), int(last or first) + 1):
-                    yield Task(pending[1], index, pending[3], pending[4] or "")
+                    yield ArrayTask(pending[1], index, pending[3], pending[4] or "")
 
 
 # An experiment: what scripts/slurm/submit.sh does

@@ -64,7 +64,14 @@ class Credit(Registrable):
     @property
     @final
     def needs_engine(self) -> bool:
-        return contracts.Continuations() in self.gives
+        """True where `assign` samples continuations or scores texts."""
+        return contracts.Continuations() in self.gives or self.scores_texts
+
+    @property
+    def scores_texts(self) -> bool:
+        """True where `assign` asks the engine for the log-probs of given texts (`Engine.score`), for which
+        it needs `TextScores`."""
+        return any(isinstance(need.feature, contracts.TextScores) for need in self.needs)
 
     @property
     @final
@@ -83,6 +90,11 @@ class Credit(Registrable):
         """True where the trainer makes the advantages, with `from_values`, once its critic has valued the
         answers."""
         return self.needs_critic and not self.asks_critic
+
+    @property
+    def asks_reference(self) -> bool:
+        """True where `assign` asks the trainer's reference model for the log-probs of given texts."""
+        return False
 
     @property
     def reference(self) -> ModelSource | None:

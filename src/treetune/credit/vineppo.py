@@ -247,15 +247,28 @@ class MonteCarlo(Credit):
 
     @property
     @override
+    def scores_texts(self) -> bool:
+        return self.values.scores_texts
+
+    @property
+    @override
+    def asks_reference(self) -> bool:
+        return self.values.asks_reference
+
+    @property
+    @override
     def critic_settings(self) -> CriticSettings | None:
         return self.values.critic_settings
 
     @property
     @override
     def needs(self) -> tuple[Need, ...]:
+        because = "its continuations cost most of an iteration"
+        if not self.values.continues:
+            because = "it values states for them"
         needs = [
             Need(SampledAnswers(), "it continues them as the policy sampled them"),
-            Need(UseOfAdvantages(), "its continuations cost most of an iteration", UNUSED_REMEDY),
+            Need(UseOfAdvantages(), because, UNUSED_REMEDY),
         ]
         if self.siblings_count_into_prompt_value:
             needs.append(

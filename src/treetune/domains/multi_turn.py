@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from treetune.contracts import (
     Answers,
+    Continuations,
     Experiment,
     Feature,
     Finding,
@@ -381,7 +382,7 @@ class TurnStates(WholeAnswers):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         rollout = for_fixed_problems(experiment.rollout)
-        if not isinstance(rollout, MultiTurn) or not experiment.credit.needs_engine:
+        if not isinstance(rollout, MultiTurn) or Continuations() not in experiment.credit.gives:
             return
         environment = rollout.environment or environment_of(experiment.task)
         if environment is not None and environment.again == "never":

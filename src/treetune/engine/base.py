@@ -5,7 +5,8 @@ The nouns, in the order in which a run meets them::
 
     EngineLaunch    the facts of the run with which an engine is started
     Request         samples that are asked for after a prompt (in `engine.requests`)
-    Completion      one of these samples (in `engine.requests`)
+    ScoreRequest    log-probs that are asked for: those of given tokens after a prompt (in `engine.requests`)
+    Completion      one of these samples, or the given tokens with their log-probs (in `engine.requests`)
     Chunk           some of the new weights, on their way into the engine
     Canary          a check that the new weights have arrived
     SyncReport      the result of loading new weights
@@ -23,9 +24,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from treetune.engine.programs import ProgramLoop, running_program_loop
-from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams
+from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.store.files import write_json
-from treetune.vocabulary import TokenIds
+from treetune.vocabulary import Column, TokenIds
 
 T = TypeVar("T")
 
@@ -178,6 +179,8 @@ class Engine:
     """The sampled tokens that this rank has received so far, without those of canaries."""
     sleeps: bool = False
     """Whether `asleep` frees memory."""
+    scores: bool = False
+    """Whether `generate` answers a `ScoreRequest`."""
     at_once: int = 256
     """The number of samples that are drawn at the same time; others wait."""
 
@@ -233,6 +236,29 @@ class Engine:
         that answers which have begun are finished first."""
         return await running_program_loop().sample(request)
 
+    async def score(self, prompt_ids: TokenIds, text_ids: TokenIds) -> Column:
+        """Returns the log-probs of given tokens after a prompt, shape [tokens of the text]: of the model's
+        whole distributions, at temperature 1. Only a program that `run` runs may await it.
+
+        Scores that are awaited at the same time (`asyncio.gather`) are computed in batches. A vLLM server
+        that caches prefixes doesn't compute a prompt again that it has in its cache.
+
+        Example: ``await engine.score(array([17, 10, 17, 28]), array([20, 2]))`` is ``array([-0.11, -0.02])``.
+
+        Raises:
+            ValueError: The engine can't score, or the text doesn't fit into the context, or has a token that
+                the model doesn't have.
+            EngineError: As `generate`.
+        """
+        if not self.scores:
+            raise ValueError(
+                f"the engine {type(self).__name__} can't score given tokens: choose the engine 'vllm' or"
+                " 'in_process', or let its `generate` answer ScoreRequest and set its attribute `scores`"
+            )
+        (completion,) = await self.sample(ScoreRequest(prompt_ids, text_ids=text_ids))
+        assert completion.logprobs is not None, "scores are log-probs"
+        return completion.logprobs
+
     def load(
         self,
         directory: Path,
@@ -274,17 +300,36 @@ class Engine:
 
 
 def check_request(index: int, request: Request, context_length: int) -> None:
-    """Raises ValueError for a request that can't be sampled: with an empty prompt, without samples, or longer
-    than the context."""
+    """Raises ValueError for a request that can't be sampled or scored: with an empty prompt, without samples
+    or text, or longer than the context."""
     length, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
     if not length:
         raise ValueError(f"request {index} has an empty prompt")
+    if isinstance(request, ScoreRequest):
+        _check_text(index, request, context_length)
+        return
     if request.n < 1 or max_tokens < 1:
         raise ValueError(f"request {index} asks for {request.n} samples of at most {max_tokens} tokens")
     if length + max_tokens > context_length:
         raise ValueError(
             f"request {index}: a prompt of {length} tokens and max_tokens = {max_tokens} need"
             f" {length + max_tokens} tokens, and the engine's context_length is {context_length}"
+        )
+
+
+def _check_text(index: int, request: ScoreRequest, context_length: int) -> None:
+    """Raises ValueError for a text that can't be scored."""
+    ids, text_tokens = request.all_ids, len(request.text_ids)
+    if not text_tokens:
+        raise ValueError(f"request {index} has no tokens to score")
+    if ids.min() < 0:
+        raise ValueError(f"request {index} scores the token {ids.min()}: token ids are 0 or larger")
+    # vLLM samples one token after the text, for which it needs room.
+    if len(ids) + 1 > context_length:
+        raise ValueError(
+            f"request {index}: a prompt of {len(request.prompt_ids)} tokens, {text_tokens} tokens to score"
+            f" and one after them need {len(ids) + 1} tokens, and the engine's context_length is"
+            f" {context_length}: score a shorter text, or raise context_length"
         )
 
 
@@ -303,6 +348,7 @@ class EngineWrapper(Engine):
     version = _forward("version")
     tokens = _forward("tokens")
     sleeps = _forward("sleeps")
+    scores = _forward("scores")
     at_once = _forward("at_once")
     tokens_per_second = _forward("tokens_per_second")
     wait_ready = _forward("wait_ready")

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from treetune.engine.key import header
-from treetune.engine.requests import Completion, Request
+from treetune.engine.requests import Completion, Request, ScoreRequest
 from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
 from treetune.vocabulary import logprob_array, token_array
 
@@ -37,6 +37,8 @@ MODEL_NAME = "policy"
 
 SAMPLES = "/treetune/samples"
 """A server's route that samples (`treetune.engine.whole_answers`)."""
+SCORES = "/treetune/scores"
+"""A server's route that returns the log-probs of given tokens (`treetune.engine.whole_answers`)."""
 
 KEEP_ALIVE_S = 3.0
 """Seconds that an idle connection stays open for the next request."""
@@ -107,10 +109,27 @@ def payload(
             "stop": list(sampling.stop),
         },
         "priority": part.request.priority,
-        # vLLM uses cached prefixes only for requests of the same salt, so that those of older weights can't
-        # be used.
-        "cache_salt": f"version-{version}",
+        "cache_salt": _cache_salt(version),
     }
+
+
+def score_payload(request: ScoreRequest, version: int) -> dict[str, Any]:
+    """Returns the JSON body with which a text is posted to `SCORES`.
+
+    The server answers with the ``logprobs`` of the text's tokens.
+    """
+    return {
+        "prompt": request.prompt_ids.tolist(),
+        "text": request.text_ids.tolist(),
+        "priority": request.priority,
+        "cache_salt": _cache_salt(version),
+    }
+
+
+def _cache_salt(version: int) -> str:
+    """Returns the salt of requests to weights of this version. vLLM uses cached prefixes only for requests of
+    the same salt, so that those of older weights can't be used."""
+    return f"version-{version}"
 
 
 def completions_of(
@@ -130,6 +149,16 @@ def completions_of(
         logprobs_of_sample = logprob_array(logprobs) if needs_logprobs else None
         completions.append(Completion(token_array(ids), logprobs_of_sample, reason, version, seconds))
     return completions
+
+
+def scored_completion(
+    answer: Mapping[str, Any], request: ScoreRequest, version: int, seconds: float = 0.0
+) -> Completion:
+    """Returns the text with its log-probs. Raises ServerFailure if the answer is incomplete."""
+    logprobs, text_ids = answer.get("logprobs", ()), request.text_ids
+    if len(logprobs) != len(text_ids):
+        raise ServerFailure(f"it answered with {len(logprobs)} log-probs for {len(text_ids)} tokens")
+    return Completion(text_ids, logprob_array(logprobs), "length", version, seconds)
 
 
 class Client:
@@ -198,8 +227,12 @@ class Client:
     async def sample(
         self, address: Address, part: RequestPart, version: int, timeout: float
     ) -> list[Completion]:
-        """Returns a part's samples; for the errors see `post`. It is called in the client's thread."""
+        """Returns a part's samples, or the scores of a `ScoreRequest`; for the errors see `post`. It is
+        called in the client's thread."""
         started = time.monotonic()
+        if isinstance(part.request, ScoreRequest):
+            answer = await self.ask(address, SCORES, score_payload(part.request, version), timeout)
+            return [scored_completion(answer, part.request, version, time.monotonic() - started)]
         body = payload(part, version, self.end_ids, self.special_ids)
         answer = await self.ask(address, SAMPLES, body, timeout)
         return completions_of(answer, part, version, time.monotonic() - started)

@@ -53,7 +53,7 @@ from treetune.engine.given import servers_at_addresses
 from treetune.engine.in_process import InProcessEngine
 from treetune.engine.launch import ServerLaunch, with_time_for
 from treetune.engine.plain_servers import connect
-from treetune.engine.requests import Completion, Later, OnResult, Request
+from treetune.engine.requests import Completion, Later, OnResult, Request, ScoreRequest
 from treetune.engine.sampling import Answered, Lost, Prefixes, Sampling
 from treetune.engine.server import Server, close_servers, servers_of
 from treetune.engine.settings import EngineSettings, InProcessSettings, PlainVllmSettings, VllmSettings
@@ -153,6 +153,7 @@ class VllmEngine(Engine):
     ) -> None:
         self.version = 0
         self.tokens = 0
+        self.scores = client is None  # plain servers don't have the route
         self.sleeps = settings.sleep
         self.at_once = settings.max_num_seqs * len(servers)
         self._settings, self._ranks, self._device = settings, launch.ranks, launch.device
@@ -259,7 +260,8 @@ class VllmEngine(Engine):
                     sampling.add(*split_requests(event.requests()))
                 else:
                     servers_with_answers.add(event.server)
-                    self._count(event.completions)
+                    if not isinstance(event.part.request, ScoreRequest):  # its tokens weren't sampled
+                        self._count(event.completions)
                     whole = unfinished.add(event.part, event.completions)
                     if whole is None:
                         continue  # other parts of the request are missing

@@ -25,10 +25,10 @@ from typing_extensions import override
 from treetune.architectures import length_rule, probe_rows
 from treetune.engine.base import Canary, Chunk, Engine, EngineLaunch, SyncReport, check_request
 from treetune.engine.canary import Probe, judge
-from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams
+from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
-from treetune.vocabulary import TokenIds, token_array
+from treetune.vocabulary import Column, TokenIds, token_array
 
 FEWEST_ROWS = 8
 """The rows of the smallest batch. A matrix product of one to three rows is computed by other code, with other
@@ -39,6 +39,8 @@ BLOCK = 32
 length, and not on the other rows."""
 PREFILL_ROWS = 64
 """The most prompts of one forward pass."""
+MOST_LOGITS = 1 << 26
+"""About the most logits of one forward pass over texts that are scored: 256 MB in float32."""
 
 
 @dataclass(eq=False)
@@ -61,6 +63,8 @@ class _Sample:
 class InProcessEngine(Engine):
     """An engine that samples in this process; see `Engine`."""
 
+    scores = True
+
     def __init__(self, settings: InProcessSettings, launch: EngineLaunch) -> None:
         self.version = 0
         self.tokens = 0
@@ -81,6 +85,7 @@ class InProcessEngine(Engine):
         started, tokens_before = time.monotonic(), self.tokens
         results: list[list[Completion | None]] = []
         waiting = _WaitingSamples()
+        waiting_scores: list[tuple[int, ScoreRequest]] = []
         laters: list[Later] = []
 
         def add_requests(new: Sequence[Request | Later]) -> None:
@@ -91,6 +96,11 @@ class InProcessEngine(Engine):
                     continue
                 index = len(results)
                 check_request(index, request, self._context_length)
+                if isinstance(request, ScoreRequest):
+                    self._check_vocabulary(index, request)
+                    waiting_scores.append((index, request))
+                    results.append([None])
+                    continue
                 for number in range(request.n):
                     generator = np.random.default_rng(request.seed + number)
                     uniforms = generator.random(request.sampling.max_tokens)
@@ -102,10 +112,15 @@ class InProcessEngine(Engine):
 
         batch = _RowBatch(self._model, self._device)
         add_requests(requests)
-        while batch.samples or laters or waiting:
+        while batch.samples or laters or waiting or waiting_scores:
             if self._closed:
                 raise EngineError("the engine was closed while it sampled")
-            if laters and not batch.samples and not waiting:
+            scored, waiting_scores = waiting_scores, []
+            for index, completion in self._score_texts(scored, started):
+                results[index] = [completion]
+                if on_result is not None:
+                    add_requests(on_result(index, [completion]) or ())
+            if laters and not batch.samples and not waiting and not waiting_scores:
                 wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
             for later in [later for later in laters if later.ready.done()]:
                 laters.remove(later)
@@ -190,6 +205,64 @@ class InProcessEngine(Engine):
             if sample.finish_reason:
                 ended.append(batch.samples.pop(row))
         return ended
+
+    def _check_vocabulary(self, index: int, request: ScoreRequest) -> None:
+        """Raises ValueError for a token that the model doesn't have."""
+        tokens = self._model.get_input_embeddings().num_embeddings
+        if (largest := int(request.all_ids.max())) >= tokens:
+            raise ValueError(
+                f"request {index} scores the token {largest}, and the model has the tokens 0 to {tokens - 1}:"
+                " encode the text with the model's tokenizer"
+            )
+
+    def _score_texts(
+        self, requests: Sequence[tuple[int, ScoreRequest]], started: float
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yields the completion of each request with its index. Texts of about the same length share a
+        forward pass; prompts that begin alike are computed again for each text."""
+        by_length: dict[int, list[tuple[int, ScoreRequest]]] = {}
+        for index, request in requests:
+            by_length.setdefault(_padded(len(request.all_ids)), []).append((index, request))
+        for length, of_length in sorted(by_length.items()):
+            fitting_rows = MOST_LOGITS // (length * self._model.get_input_embeddings().num_embeddings)
+            rows_at_once = min(max(fitting_rows, FEWEST_ROWS), PREFILL_ROWS)
+            for first in range(0, len(of_length), rows_at_once):
+                batch = of_length[first : first + rows_at_once]
+                rows = self._text_logprobs([request for _, request in batch], length)
+                for (index, request), logprobs_T in zip(batch, rows, strict=True):
+                    seconds = time.monotonic() - started
+                    yield index, Completion(request.text_ids, logprobs_T, "length", self.version, seconds)
+
+    def _text_logprobs(self, requests: Sequence[ScoreRequest], length: int) -> list[Column]:
+        """Returns the log-probs of each request's text, float32.
+
+        Args:
+            length: The tokens of a row; shorter rows are padded at their end, where no token sees the
+                padding.
+        """
+        import torch
+
+        # As many rows as the smallest batch, so that the last bits don't depend on the number of texts.
+        ids_BT = torch.zeros((max(len(requests), FEWEST_ROWS), length), dtype=torch.long)
+        for row, request in enumerate(requests):
+            ids = request.all_ids
+            ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
+        mask_TT = torch.ones((length, length), dtype=torch.bool, device=self._device).tril()
+        with torch.no_grad():
+            logits_BTV = self._model(
+                input_ids=ids_BT.to(self._device),
+                position_ids=torch.arange(length, device=self._device).expand(len(ids_BT), -1),
+                attention_mask=mask_TT.expand(len(ids_BT), 1, -1, -1),
+                use_cache=False,
+            ).logits
+        rows = []
+        for row, request in enumerate(requests):
+            # The logits at a position are those of the next token.
+            start = len(request.prompt_ids) - 1
+            logprobs_TV = logits_BTV[row, start : start + len(request.text_ids)].float().log_softmax(-1)
+            text_T1 = ids_BT[row, start + 1 :, None][: len(request.text_ids)].to(self._device)
+            rows.append(logprobs_TV.gather(-1, text_T1)[:, 0].cpu().numpy())
+        return rows
 
     def _has_stop(self, sample: _Sample) -> bool:
         """Returns whether the text of the sample contains a stop string."""

@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from treetune.engine.base import Engine, EngineWrapper
 from treetune.engine.programs import result_of
-from treetune.engine.requests import ANSWERS, Completion, Later, OnResult, Request
+from treetune.engine.requests import ANSWERS, Completion, Later, OnResult, Request, ScoreRequest
 from treetune.store.journal import Journal
 from treetune.vocabulary import Column
 
@@ -138,7 +138,8 @@ class JournaledEngine(EngineWrapper):
         # Set before the engine is awaited, so that a task with the same request finds it.
         is_answered = self._in_flight[key] = asyncio.get_running_loop().create_future()
         completions = await self.engine.sample(request)
-        self.sampled[request.priority] += sum(len(completion.token_ids) for completion in completions)
+        if not isinstance(request, ScoreRequest):
+            self.sampled[request.priority] += sum(len(completion.token_ids) for completion in completions)
         journal = self._answers if request.priority == ANSWERS else self._continuations
         journal.add(journal_row(key, completions))
         self._completions_by_key[key] = completions
@@ -229,10 +230,12 @@ def request_key(request: Request, version: int, *, n: int | None = None) -> str:
     # Not `dataclasses.astuple`, which copies deeply and would take longer than all the rest.
     sampling = list(vars(request.sampling).values())
     content = (request.prompt_ids.tolist(), request.seed, samples, sampling)
-    key_parts = [content, version]
+    key_parts: list[Any] = [content, version]
     if not request.reads_logprobs:
         # Its row in the journal has no log-probs, and can't answer a request that needs them.
         key_parts.append("without log-probs")
+    if isinstance(request, ScoreRequest):
+        key_parts.append(["text", *request.text_ids.tolist()])
     text = json.dumps(key_parts, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -2,7 +2,8 @@
 
 SamplingParams    how samples are drawn
 Request           samples that are asked for after a prompt
-Completion        one of these samples
+ScoreRequest      log-probs that are asked for: those of given tokens after a prompt
+Completion        one of these samples, or the given tokens with their log-probs
 Later             requests that wait for something else, such as the reply of an environment
 OnResult          called with the samples of a request, and returns the requests that follow
 """
@@ -14,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from treetune.overriding import override
 from treetune.vocabulary import (
     Branch,
     Column,
@@ -21,6 +23,7 @@ from treetune.vocabulary import (
     FinishReason,
     Segment,
     TokenIds,
+    joined,
     logprob_array,
     token_array,
 )
@@ -82,8 +85,40 @@ class Request(Columnar):
 
 
 @dataclass(frozen=True, eq=False)
+class ScoreRequest(Request):
+    """A request for the log-probs of given tokens after a prompt: under the model's whole distributions, at
+    temperature 1, without top-p and top-k.
+
+    Nothing is sampled. The request has one completion, which consists of `text_ids`. Programs use
+    `Engine.score`, which makes this request.
+
+    Example: the log-probs of the text ``4`` and the end token after a prompt of four tokens::
+
+        ScoreRequest(prompt_ids=array([17, 10, 17, 28]), text_ids=array([20, 2]))
+    """
+
+    seed: int = 0
+    n: int = 1
+    # An engine runs over the prompt and the text, and a vLLM server always samples one token after them.
+    sampling: SamplingParams = SamplingParams(max_tokens=1)
+    priority: int = field(default=CONTINUATIONS, compare=False)
+    text_ids: TokenIds = field(kw_only=True)
+    """The tokens that are scored."""
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("text_ids", token_array(self.text_ids))
+
+    @property
+    def all_ids(self) -> TokenIds:
+        """The prompt and the text."""
+        return joined([self.prompt_ids, self.text_ids])
+
+
+@dataclass(frozen=True, eq=False)
 class Completion(Columnar):
-    """A sample of a request.
+    """A sample of a request, or the given tokens of a `ScoreRequest`, whose finish reason is ``length``.
 
     Example: the text ``4`` and the end token, sampled by the policy after three iterations::
 
@@ -92,7 +127,7 @@ class Completion(Columnar):
     """
 
     token_ids: TokenIds
-    """The sampled tokens, with the end token."""
+    """The sampled tokens, with the end token, or the given ones."""
     logprobs: Column | None
     """The log-probs of the tokens; None if the request doesn't need them."""
     finish_reason: FinishReason

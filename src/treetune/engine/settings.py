@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Experiment, Finding, Part
+from treetune.contracts import Experiment, Feature, Finding, Part, TextScores
 from treetune.engine.base import Engine, EngineLaunch, Tolerance, TransferMethod
 from treetune.store.held_folders import MEMORY
 
@@ -163,6 +163,8 @@ class VllmSettings(EngineSettings):
     float32 by 100 times that on a GPU, and by no more than it on a CPU."""
     extra_arguments: tuple[str, ...] = ()
     """Further arguments of the server's command line."""
+
+    gives = (TextScores(),)
 
     def __post_init__(self) -> None:
         if self.addresses is not None:
@@ -545,6 +547,8 @@ class InProcessSettings(EngineSettings):
     canary_tolerance: Annotated[float, Ge(0)] | None = None
     """Largest mean difference between log-probs of engine and trainer after a sync; null: 1e-4."""
 
+    gives = (TextScores(),)
+
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if _sends_adapters(experiment):
@@ -577,6 +581,11 @@ class Engines(Part):
     """The model whose weights follow the training."""
     judge: ServedModel | None = None
     """The model that judges answers, for graders that use one."""
+
+    @property
+    @override
+    def gives(self) -> tuple[Feature, ...]:
+        return self.policy.gives
 
     @classmethod
     @override

@@ -12,6 +12,8 @@ With this file, one request passes once between the processes in each direction:
                                  waits                     step 2: keeps token 2
       JSON          ◄──────      token ids   ◄───────      last step: all tokens
       disconnects   ──────►      aborts      ───────►      drops what it kept (`finish_requests`)
+
+A second route, `SCORES`, returns the log-probs of tokens that the client gives.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import numpy as np
 from starlette.requests import Request as HttpRequest
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
+from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -36,7 +39,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from treetune.engine.client import MODEL_NAME, SAMPLES
+from treetune.engine.client import MODEL_NAME, SAMPLES, SCORES
 from treetune.engine.key import App, Send, respond
 
 JOIN_EVERY = 256
@@ -109,8 +112,9 @@ class AsyncWholeAnswers(WholeAnswersScheduler, AsyncScheduler):
 
 
 class SamplesRoute:
-    """ASGI middleware with the route `SAMPLES`; see `treetune.engine.client.payload`. It decodes text only
-    for requests with stop strings. If a client disconnects, its samples are aborted."""
+    """ASGI middleware with the routes `SAMPLES` and `SCORES`; see `payload` and `score_payload` in
+    `treetune.engine.client`. It decodes text only for requests with stop strings. If a client disconnects,
+    its samples are aborted."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -120,20 +124,21 @@ class SamplesRoute:
             os.nice(10)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
-        if scope.get("path") != SAMPLES:
+        answer = {SAMPLES: self._sample, SCORES: self._score}.get(scope.get("path", ""))
+        if answer is None:
             await self._app(scope, receive, send)
             return
         body = await HttpRequest(scope, receive).json()
-        sampling = asyncio.ensure_future(self._sample(scope["app"].state, body))
+        answering = asyncio.ensure_future(answer(scope["app"].state, body))
         # The next message says that the client has disconnected.
         disconnect = asyncio.ensure_future(receive())
         try:
-            await asyncio.wait({sampling, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if sampling.done():
-                await respond(send, *sampling.result())
+            await asyncio.wait({answering, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                await respond(send, *answering.result())
         finally:
             disconnect.cancel()
-            sampling.cancel()
+            answering.cancel()
 
     async def _sample(self, state: Any, request: dict[str, Any]) -> tuple[int, bytes]:
         """Returns the status and the body of the answer to a request."""
@@ -146,29 +151,68 @@ class SamplesRoute:
                 flat_logprobs=True,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            outputs = state.engine_client.generate(
-                tokens_input(request["prompt"], cache_salt=request["cache_salt"]),
-                params,
-                uuid.uuid4().hex,
-                lora_request=state.openai_serving_models.lora_requests.get(MODEL_NAME),
-                priority=request["priority"],
-            )
-            (final_output,) = [output async for output in outputs]
+            final_output = await self._generate(state, request, request["prompt"], params)
         except (VLLMClientError, ValueError, TypeError) as error:
             return 400, str(error).encode()
         except Exception as error:  # the client reports the server as failed
             return 500, f"{type(error).__name__}: {error}".encode()
         samples = []
         for sample in final_output.outputs:
-            logprobs = sample.logprobs
-            if logprobs:
-                # JSON has no infinity. vLLM's own routes write the same number.
-                logprobs = [max(logprob, -9999.0) for logprob in logprobs.logprobs]
             samples.append(
                 {
                     "token_ids": list(sample.token_ids),
-                    "logprobs": logprobs,
+                    "logprobs": finite(sample.logprobs.logprobs) if sample.logprobs else sample.logprobs,
                     "finish_reason": sample.finish_reason,
                 }
             )
         return 200, json.dumps({"samples": samples}, allow_nan=False).encode()
+
+    async def _score(self, state: Any, request: dict[str, Any]) -> tuple[int, bytes]:
+        """Returns the status and the body of the answer to a request for scores."""
+        prompt, text = request["prompt"], request["text"]
+        try:
+            output = await self._run_over(state, request, reads_cache=True)
+            # The log-prob of a token comes from the position before it. vLLM has none for cached positions,
+            # so that only positions before the prompt's last one may come from the cache. More are cached if
+            # the text was sampled or scored before.
+            if (output.num_cached_tokens or 0) > len(prompt) - 1:
+                output = await self._run_over(state, request, reads_cache=False)
+        except (VLLMClientError, ValueError, TypeError) as error:
+            return 400, str(error).encode()
+        except Exception as error:  # the client reports the server as failed
+            return 500, f"{type(error).__name__}: {error}".encode()
+        logprobs = finite(output.prompt_logprobs.logprobs[-len(text) :])
+        return 200, json.dumps({"logprobs": logprobs}, allow_nan=False).encode()
+
+    async def _run_over(self, state: Any, request: dict[str, Any], reads_cache: bool) -> RequestOutput:
+        """Runs the model over a prompt and a text, for the log-probs of their tokens."""
+        params = SamplingParams(
+            max_tokens=1,  # vLLM always samples
+            temperature=0.0,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            skip_reading_prefix_cache=not reads_cache,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        return await self._generate(state, request, request["prompt"] + request["text"], params)
+
+    async def _generate(
+        self, state: Any, request: dict[str, Any], token_ids: list[int], params: SamplingParams
+    ) -> RequestOutput:
+        """Returns the final output of vLLM for a prompt of these tokens."""
+        outputs = state.engine_client.generate(
+            tokens_input(token_ids, cache_salt=request["cache_salt"]),
+            params,
+            uuid.uuid4().hex,
+            lora_request=state.openai_serving_models.lora_requests.get(MODEL_NAME),
+            priority=request["priority"],
+        )
+        final_output: RequestOutput
+        (final_output,) = [output async for output in outputs]
+        return final_output
+
+
+def finite(logprobs: Iterable[float]) -> list[float]:
+    """Replaces minus infinity, which JSON doesn't have, by the number that vLLM's own routes write."""
+    return [max(logprob, -9999.0) for logprob in logprobs]

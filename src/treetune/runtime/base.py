@@ -600,6 +600,12 @@ def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
             "credit",
             f"choose values that the engine gives, such as {{type: 'continuations'}}, {WITHOUT_OVERLAP}",
         )
+    if experiment.credit.asks_reference:
+        yield Finding(
+            "the credit asks the trainer's reference model, which scores while overlap 'one_step' trains",
+            "credit",
+            f"set the credit's scorer to 'policy', {WITHOUT_OVERLAP}",
+        )
     if experiment.choose_checkpoint is not None:
         yield Finding(
             "choose_checkpoint measures candidates in the middle of training, on the engine that overlap"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.credit.base import Critic
+from treetune.credit.literature.scored_texts import ReferenceScores
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.engine.journal import JournaledEngine, Observe
 from treetune.rollouts.base import Rollout
@@ -51,6 +52,8 @@ class RunResources:
         self._services_were_checked = False
         self.critic: Critic | None = None
         """The critic of the run's trainer, if the credit asks it for values (`training.open_trainer`)."""
+        self.reference_scores: ReferenceScores | None = None
+        """The scores of the run's reference model, if the credit asks for them (`training.open_trainer`)."""
         self.reference: ReferencePrefetch | None = None
         """The reference of the run's trainer, if it scores answers while others are sampled."""
 
@@ -150,6 +153,8 @@ class RunResources:
         services = (for_fixed_problems(rollout), *services, *self._services.services)
         if self.critic is not None:
             services += (self.critic,)
+        if self.reference_scores is not None:
+            services += (self.reference_scores,)
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, observe)
             other_journals = [*journals, *([earlier] if earlier is not None else [])]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from treetune.credit.base import Critic
 from treetune.credit.episodes import scoring_row
+from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
 from treetune.exceptions import Damaged
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
@@ -89,6 +90,9 @@ def open_trainer(
     with closing(trainer):
         if session.config.credit.asks_critic:
             resources.critic = critic_for_credit(session, server, trainer.values)
+        if session.config.credit.asks_reference:
+            logprobs = trainer.logprobs_of_reference
+            resources.reference_scores = reference_for_credit(session, server, logprobs)
         if trains:
             resources.reference = trainer.prefetch
         yield trainer
@@ -132,6 +136,50 @@ def critic_for_credit(
         return columns
 
     return Critic(critic_values)
+
+
+def reference_for_credit(
+    session: Session, server: PolicyServer, logprobs: Callable[[Sequences], Tensor]
+) -> ReferenceScores:
+    """Returns the reference's scores for the credit. The engine frees its memory while they are computed, if
+    so configured.
+
+    Args:
+        logprobs: Computes the log-prob of each trained token, of all ranks' rows, on all ranks.
+    """
+
+    def reference_logprobs(texts: Sequence[ScoredText]) -> list[Column]:
+        from treetune.trainer.tokens import Sequences
+
+        ranks = session.ranks
+        # All ranks compute the scores of all texts together, and each keeps those of its own.
+        counts = [count for (count,) in ranks.exchange("reference-counts", [len(texts)])]
+        rows = episodes_on_all(ranks, "reference-texts", [_row_of_text(text) for text in texts])
+        if not rows:  # on no rank, so that all ranks return here
+            return []
+        sequences = Sequences.of(rows)
+        with server.asleep():
+            logprobs_N = logprobs(sequences).numpy()
+        first = sum(counts[: ranks.rank])
+        bounds = list(pairwise(sequences.starts))[first : first + len(texts)]
+        return [logprobs_N[start:end] for start, end in bounds]
+
+    return ReferenceScores(reference_logprobs)
+
+
+def _row_of_text(text: ScoredText) -> Episode:
+    """Returns the row that a model runs over to score a text. It is not trained on."""
+    import numpy as np
+
+    return Episode(
+        prompt_ids=text.prompt_ids,
+        response_ids=text.text_ids,
+        trained=np.ones(len(text.text_ids), bool),
+        reward=0.0,
+        group="",
+        trajectory="",
+        policy_version=0,
+    )
 
 
 def train(

@@ -32,8 +32,9 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     for group, names in {
         "choice": "accuracy epoch step",
         "credit": "advantage_mean advantage_std advantage_zero critic_error critic_weight filter_before"
-        " filter_behind greedy_reward unvalued value_decided value_mean value_overlap_seconds value_samples"
-        " value_states value_std value_tokens value_unavailable value_unfinished value_unknown",
+        " filter_behind greedy_reward scored_prompt_tokens scored_texts unvalued value_decided value_mean"
+        " value_overlap_seconds value_samples value_states value_std value_tokens value_unavailable"
+        " value_unfinished value_unknown without_context",
         "critic": "clip_fraction grad_norm loss mse return value",
         "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean nucleus_log_mass"
         " restarts tokens_per_second",
@@ -67,10 +68,16 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     ),
     "preference": (lambda root: Pairs() in root.selection.gives, "its selection makes no pairs"),
     "credit/value": (
-        lambda root: Continuations() in root.credit.gives,
+        lambda root: Continuations() in root.credit.gives or _scores(root),
         "its credit samples no continuations to value states",
     ),
+    "credit/scored": (lambda root: _scores(root), "its credit scores no texts"),
 }
+
+
+def _scores(root: PolicyIteration) -> bool:
+    """Returns whether the experiment's credit scores given texts."""
+    return root.credit.scores_texts or root.credit.asks_reference
 
 
 def recordable_metrics(root: PolicyIteration) -> set[str]:

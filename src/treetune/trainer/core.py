@@ -261,6 +261,13 @@ class PolicyTrainer:
         with self.reference() as reference:
             return self.scorer.logprobs(reference, sequences)
 
+    def logprobs_of_reference(self, sequences: Sequences) -> Tensor:
+        """Returns the reference's log-probs of texts that aren't answers of the iteration, for the credit.
+        Collective."""
+        assert self.reference is not None
+        with self.reference() as reference:
+            return self.scorer.logprobs(reference, sequences)
+
     def values(self, sequences: Sequences) -> Tensor:
         """Returns the critic's value of the state before every trained token, shape [N]. Collective."""
         assert self.critic is not None

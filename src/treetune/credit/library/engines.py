@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -119,16 +119,16 @@ def open_engine(source: PreTrainedModel | SampleRequests | str | Path, codec: Te
         device = "cuda" if torch.cuda.is_available() else "cpu"
         launch = _launch(folder, config, generation_config, codec, seed, device)
         return InProcessEngine(InProcessSettings(), launch)
-    is_model = hasattr(source, "config") and hasattr(source, "generate")
-    if not is_model and callable(source):
+    if hasattr(source, "config") and hasattr(source, "generate"):
+        model: Any = source  # of transformers; such models are callable too
+        launch = _launch(Path(), model.config, model.generation_config, codec, seed, model.device.type)
+        return HeldModelEngine(model, codec, launch)
+    if callable(source):
         return FunctionEngine(source)
-    if not is_model:
-        raise ValueError(
-            f"engine is of the type {type(source).__name__}: give a folder with a model, a transformers"
-            " model, a function of requests, or an Engine"
-        )
-    launch = _launch(Path(), source.config, source.generation_config, codec, seed, source.device.type)
-    return HeldModelEngine(source, codec, launch)
+    raise ValueError(
+        f"engine is of the type {type(source).__name__}: give a folder with a model, a transformers"
+        " model, a function of requests, or an Engine"
+    )
 
 
 def _launch(

@@ -73,6 +73,16 @@ class OverAnotherCredit(Credit):
 
     @property
     @override
+    def scores_texts(self) -> bool:
+        return self.over.scores_texts
+
+    @property
+    @override
+    def asks_reference(self) -> bool:
+        return self.over.asks_reference
+
+    @property
+    @override
     def critic_settings(self) -> CriticSettings | None:
         return self.over.critic_settings
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import TextScores
 from treetune.credit.base import CriticSettings
 from treetune.credit.states.base import Budget, ContinuationPlan, Estimate, FixedBudget, StateRule
 from treetune.credit.states.early import EarlyContinuations
@@ -306,6 +307,16 @@ class ValueEstimator(Registrable):
     def continues(self) -> bool:
         """True where it samples continuations."""
         return True
+
+    @property
+    def scores_texts(self) -> bool:
+        """True where it asks the engine for the log-probs of given texts, for which it needs `TextScores`."""
+        return any(isinstance(need.feature, TextScores) for need in self.needs)
+
+    @property
+    def asks_reference(self) -> bool:
+        """True where it asks the trainer's reference model for the log-probs of given texts."""
+        return False
 
     @property
     def critic_settings(self) -> CriticSettings | None:

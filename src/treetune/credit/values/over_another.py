@@ -29,6 +29,16 @@ class OverAnother(ValueEstimator):
 
     @property
     @override
+    def scores_texts(self) -> bool:
+        return self.over.scores_texts
+
+    @property
+    @override
+    def asks_reference(self) -> bool:
+        return self.over.asks_reference
+
+    @property
+    @override
     def critic_settings(self) -> CriticSettings | None:
         return self.over.critic_settings
 

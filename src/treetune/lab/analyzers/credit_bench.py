@@ -197,7 +197,8 @@ class Speed:
 
 
 def required_critics(methods: Mapping[str, Credit], experiment: PolicyIteration) -> Iterator[Finding]:
-    """Yields a finding for each method that needs a critic which the run didn't train."""
+    """Yields a finding for each method that needs a critic which the run didn't train, or a reference
+    model."""
     for name, credit in methods.items():
         if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
             yield Finding(
@@ -205,6 +206,12 @@ def required_critics(methods: Mapping[str, Credit], experiment: PolicyIteration)
                 ("methods", name),
                 "leave the method out, or analyse a run that trains a critic, with the credit monte_carlo and"
                 " the values 'critic' or 'control_variate'",
+            )
+        if credit.asks_reference:
+            yield Finding(
+                f"{name!r} needs the trainer's reference model, and analyses have none",
+                ("methods", name),
+                "set its scorer to 'policy', or leave the method out",
             )
 
 

@@ -211,6 +211,11 @@ def replay(
             f"the run in {path} trained no critic, which the other credit needs: replay it with a credit"
             " that needs none"
         )
+    if other is not None and other.credit.asks_reference and not _make_same_episodes(own, other):
+        raise ValueError(
+            "the other credit needs the trainer's reference model, which a replay of credit doesn't have: set"
+            " its scorer to 'policy'"
+        )
     config = replace(own, directory=str(path.parent), experiment_name=path.name)
     variants = {"own": config} | ({} if other is None else {"other": other})
     label = f"replay-{iteration:04d}"

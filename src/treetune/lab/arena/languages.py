@@ -13,6 +13,7 @@ with the exact one.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from typing_extensions import override
 from treetune.credit.base import TokenCredit
 from treetune.credit.literature.token_level import Distributions
 from treetune.engine.base import Engine
-from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams
+from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.rollouts.context import AnswerSettings, RolloutContext, ShapingMemory
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
@@ -126,6 +127,44 @@ class Language:
         for ids_T, logprobs_T, start in zip(ids_NT, logprobs_NT, start_N, strict=True):
             completions.append(Completion(ids_T[start:], logprobs_T[start:], "stop", 0))
         return completions
+
+    @cached_property
+    def gold_id(self) -> int:
+        """The token that writes the first of the statuses in which an answer is correct, in its first
+        wording."""
+        return 1 + int(np.flatnonzero(self.correct_S)[0]) * self.most_wordings
+
+    def score(self, begun: Sequence[int], text: Sequence[int], will_be_correct: bool = False) -> Completion:
+        """Returns a text with the log-probs of its tokens after the beginning of an answer; −9999, as vLLM
+        reports it, for a token that the policy never samples there.
+
+        Args:
+            will_be_correct: Whether the policy is told that the answer will be correct. By Bayes' rule, a
+                token's probability is then multiplied by V(s_{t+1}) / V(s_t).
+        """
+        ids = [*begun, *text]
+        logprobs = []
+        for position in range(len(begun), len(ids)):
+            chance = self._chance(ids[:position], ids[position])
+            if chance > 0 and will_be_correct and position < self.length:
+                before, after = self.statuses(ids[: position + 1])[-2:]
+                value = self.values_TS[position, before]
+                # In a state from which no answer is correct, the news is impossible and changes nothing.
+                chance *= self.values_TS[position + 1, after] / value if value > 0 else 1.0
+            logprobs.append(math.log(chance) if chance > 0 else -9999.0)
+        return Completion(text, logprobs, "length", 0)
+
+    def _chance(self, begun: Sequence[int], token_id: int) -> float:
+        """Returns the probability of a token after the beginning of an answer."""
+        position = len(begun)
+        if position >= self.length or token_id == EOS:
+            return float(position >= self.length and token_id == EOS)
+        before = self.statuses(begun)[-1]
+        after, wording = divmod(token_id - 1, self.most_wordings)
+        wordings = self.wordings_TS[position, before]
+        is_option_O = self.after_TSO[position, before] == after
+        chance_of_status = self.chances_TSO[position, before][is_option_O].sum()
+        return float(chance_of_status / wordings) if wording < wordings else 0.0
 
     def distributions(self, rows: Sequence[Episode]) -> list[tuple[Column, Column]]:
         """Returns for each row Σ π² and the entropy in nats of each token's distribution, end token
@@ -456,13 +495,19 @@ class LanguageTask(Task):
     @override
     def problems(self, split: Split) -> list[Problem]:
         data = {"language": self.language}
-        return [Problem(id=f"{number:05d}", prompt="1", gold="", data=data) for number in range(self.count)]
+        gold = str(self.language.gold_id)
+        return [Problem(id=f"{number:05d}", prompt="1", gold=gold, data=data) for number in range(self.count)]
+
+
+PRIVILEGED = -1
+"""The first token of a prompt of three that tells the policy that the answer will be correct."""
 
 
 class TableEngine(Engine):
-    """Samples from a language's table. Every prompt is a single token."""
+    """Samples from a language's table. Every prompt is a single token, or begins with `PRIVILEGED`."""
 
     version = 0
+    scores = True
 
     def __init__(self, language: Language) -> None:
         self._language = language
@@ -480,14 +525,21 @@ class TableEngine(Engine):
             begun: list[list[int]] = []
             seeds: list[int] = []
             for request in this_round:
+                if isinstance(request, ScoreRequest):
+                    continue
                 begun += [request.prompt_ids[1:].tolist()] * request.n
                 seeds += [request.seed + number for number in range(request.n)]
             completions = iter(self._language.sample(begun, seeds))
             next_round: list[Request | Later] = []
             for request in this_round:
-                samples = [next(completions) for _ in range(request.n)]
+                if isinstance(request, ScoreRequest):
+                    is_privileged = request.prompt_ids[0] == PRIVILEGED
+                    begun_ids = request.prompt_ids[3 if is_privileged else 1 :]
+                    samples = [self._language.score(begun_ids, request.text_ids, is_privileged)]
+                else:
+                    samples = [next(completions) for _ in range(request.n)]
+                    self.tokens += sum(len(sample.token_ids) for sample in samples)
                 results.append(samples)
-                self.tokens += sum(len(sample.token_ids) for sample in samples)
                 if on_result is not None:
                     next_round += on_result(len(results) - 1, samples) or ()
             this_round = [request for request in next_round if isinstance(request, Request)]

@@ -1,0 +1,2 @@
+// CPO: GRPO's advantage, shaped by how much likelier the reference answer in the prompt makes each token.
+{ credit: { type: 'self_distillation', outcome_weight: 1.0, clip: 1.0, keeps_sign: true } }

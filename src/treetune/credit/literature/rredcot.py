@@ -1,0 +1,82 @@
+"""RREDCoT: the value of a state is the probability that the model gives the reference answer there
+(arXiv:2606.06475).
+
+Example: the reference answer ``4`` has the probability 0.2 after the prompt and 0.9 after the first of two
+steps. With the reward 1, the steps get 0.7 and 0.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from treetune.contracts import Experiment, Finding, Need
+from treetune.credit.literature.scored_texts import GoldScores, ProblemState
+from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
+from treetune.credit.values.critic import UNKNOWN_VARIANCE
+from treetune.vocabulary import joined
+
+
+@ValueEstimator.register("rredcot")
+@dataclass(frozen=True, kw_only=True)
+class GoldLikelihood(GoldScores, ValueEstimator):
+    """RREDCoT: V(s) = p(y* | s), the probability of the problem's reference answer y* if it were written at
+    once after the state s and the lead-in. Nothing is sampled (Ielanskyi et al., arXiv:2606.06475).
+
+    A step's advantage is the change of V, and the last one's the reward minus V before it, so that an
+    answer's advantages sum to r − V(prompt): a redistribution of the reward. The source for this is the
+    paper's abstract; its segments and its importance weights are not implemented. The credit `trace` with
+    the value ``log_probability`` has the changes of log p in place of those of p.
+
+    A state after which the reference answer doesn't fit into the context has no value.
+
+    **Biased** by as much as p(y* | s) differs from the probability that the policy gets there by reasoning:
+    on the tests' language, with the reference answer ``a``, the expected gradient is off by 38 % of its
+    length (cosine 0.93)."""
+
+    unbiased = False
+
+    @property
+    @override
+    def needs(self) -> tuple[Need, ...]:
+        return self.gold_needs()
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        return self.check_gold(experiment)
+
+    @property
+    @override
+    def continues(self) -> bool:
+        return False
+
+    @property
+    @override
+    def asks_reference(self) -> bool:
+        return self.scorer == "reference"
+
+    @override
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        states = []
+        for answer in valuation.answers:
+            answer_ids = answer.trajectory.response_ids
+            for answer_state in answer.states:
+                token_ids = joined([answer.trajectory.prompt_ids, answer_ids[: answer_state.length]])
+                states.append(ProblemState(answer.trajectory.problem, token_ids))
+        logprobs, metrics = self.gold_logprobs(valuation.context, states)
+        valuation.metrics.update(metrics)
+        upcoming = iter(logprobs)
+        values: list[StepValues] = []
+        for answer in valuation.answers:
+            step_values: StepValues = []
+            for _ in answer.states:
+                logprobs_T = next(upcoming)
+                if logprobs_T is None:
+                    step_values.append(None)
+                else:
+                    step_values.append(Value(math.exp(logprobs_T.sum()), UNKNOWN_VARIANCE))
+            values.append(step_values)
+        return values

@@ -1,0 +1,189 @@
+"""Shared by the credits that score a given text: the log-probs of its tokens after a state of an answer, or
+after another prompt.
+
+    credit ── texts of this rank ── each distinct one is scored once ──> log-probs of each text
+                                          │
+              scorer 'policy'             ├─> `Engine.score`: the engine, with the weights that sampled
+              scorer 'reference'          └─> `ReferenceScores`: the trainer, with the reference's weights
+
+Nothing is sampled, so that a text costs one forward pass. `GoldScores` scores a problem's reference answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from treetune.contracts import Experiment, Finding, Need, OneLine, TextScores
+from treetune.rollouts.context import RolloutContext
+from treetune.vocabulary import Column, Metrics, Problem, TokenIds, joined, token_array
+
+EXAMPLES = 8
+"""The problems of a task that are looked at for reference answers."""
+LEAST_LOGPROB = -100.0
+"""Smaller log-probs of a token count as this one, so that no credit is infinite. vLLM reports −9999 for a
+token without probability."""
+
+
+class ScoredText(NamedTuple):
+    """A text that is scored, and the tokens before it.
+
+    Example: the reference answer ``4`` after a prompt and two tokens of an answer::
+
+        ScoredText(prompt_ids=array([17, 10, 17, 28, 8, 9]), text_ids=array([20]))
+    """
+
+    prompt_ids: TokenIds
+    text_ids: TokenIds
+
+
+@dataclass(frozen=True)
+class ReferenceScores:
+    """The scores of the trainer's reference model: a service of contexts, where the credit
+    `asks_reference`."""
+
+    logprobs: Callable[[Sequence[ScoredText]], list[Column]]
+    """Returns the log-probs of this rank's texts, at the rollout's temperature. Collective."""
+
+
+def score_texts(
+    context: RolloutContext, texts: Sequence[ScoredText], scorer: Literal["policy", "reference"]
+) -> tuple[list[Column], Metrics]:
+    """Returns the log-probs of each text's tokens, in the order of the texts, and the cost over all ranks.
+    Equal texts are scored once. Collective.
+
+    ``credit/value_tokens`` are the tokens that were scored, and ``credit/scored_prompt_tokens`` those before
+    them, which the model also runs over unless the engine has them in its prefix cache.
+    """
+    distinct: dict[tuple[bytes, bytes], ScoredText] = {}
+    keys = []
+    for text in texts:
+        key = text.prompt_ids.tobytes(), text.text_ids.tobytes()
+        distinct[key] = text
+        keys.append(key)
+    if scorer == "reference":
+        logprobs = context.get(ReferenceScores).logprobs(list(distinct.values()))
+    else:
+        logprobs = _score_by_engine(context, list(distinct.values()))
+    logprobs_by_key = dict(zip(distinct, logprobs, strict=True))
+    cost = {
+        "credit/scored_texts": len(distinct),
+        "credit/value_tokens": sum(len(text.text_ids) for text in distinct.values()),
+        "credit/scored_prompt_tokens": sum(len(text.prompt_ids) for text in distinct.values()),
+    }
+    cost_by_rank = context.ranks.exchange("scored-texts", cost)
+    metrics = {name: float(sum(of_rank[name] for of_rank in cost_by_rank)) for name in cost}
+    return [logprobs_by_key[key] for key in keys], metrics
+
+
+def _score_by_engine(context: RolloutContext, texts: Sequence[ScoredText]) -> list[Column]:
+    engine = context.engine
+    assert engine is not None, "answers that are sampled have an engine"
+
+    async def score_all() -> list[Column]:
+        scores = (engine.score(text.prompt_ids, text.text_ids) for text in texts)
+        return await asyncio.gather(*scores)
+
+    return engine.run(score_all())
+
+
+class ProblemState(NamedTuple):
+    """A state of an answer after which the reference answer is scored."""
+
+    problem: Problem
+    token_ids: TokenIds
+    """The prompt's tokens, and those of the answer so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldScores:
+    """The settings of parts that score a problem's reference answer after states of answers, and the way in
+    which they do it."""
+
+    lead_in: str = ""
+    """The text between a state and the reference answer, such as ``"\\n#### "``. It isn't scored. Choose the
+    text after which the policy writes its results."""
+    scorer: Literal["policy", "reference"] = "policy"
+    """The model that scores: the policy that sampled the answers, by the engine, or the trainer's
+    ``reference`` (the start model)."""
+
+    def gold_logprobs(
+        self, context: RolloutContext, states: Sequence[ProblemState]
+    ) -> tuple[list[Column | None], Metrics]:
+        """Returns the log-probs of the reference answer's tokens after each state, and the cost; None for a
+        state after which the text doesn't fit into the context. Collective.
+
+        Raises:
+            ValueError: A problem has no reference answer.
+        """
+        lead_in_ids = token_array(context.codec.encode(self.lead_in)) if self.lead_in else token_array([])
+        gold_ids_by_problem: dict[str, TokenIds] = {}
+        texts: list[ScoredText | None] = []
+        for problem, token_ids in states:
+            if problem.id not in gold_ids_by_problem:
+                gold_ids_by_problem[problem.id] = _gold_ids(context, problem)
+            text = ScoredText(joined([token_ids, lead_in_ids]), gold_ids_by_problem[problem.id])
+            fits = len(text.prompt_ids) + len(text.text_ids) < context.settings.context_length
+            texts.append(text if fits else None)
+        fitting_texts = [text for text in texts if text is not None]
+        scores, metrics = score_texts(context, fitting_texts, self.scorer)
+        upcoming = (logprobs_T.clip(min=LEAST_LOGPROB) for logprobs_T in scores)
+        return [None if text is None else next(upcoming) for text in texts], metrics
+
+    def gold_needs(self) -> tuple[Need, ...]:
+        """Returns what the part needs for its scores."""
+        one_line = Need(
+            OneLine(turns=True),
+            "it scores the reference answer after the tokens so far",
+            "set the rollout's parallel to false, or choose the credit 'group'",
+        )
+        engine = Need(TextScores(), "it scores the reference answer after each state")
+        return (one_line, engine) if self.scorer == "policy" else (one_line,)
+
+    def check_gold(self, experiment: Experiment) -> Iterable[Finding]:
+        """Yields a finding for a task without reference answers, and for a run without a reference model that
+        can score."""
+        yield from check_reference_answers(experiment)
+        if self.scorer == "reference":
+            yield from check_reference_model(experiment)
+
+
+def check_reference_answers(experiment: Experiment) -> Iterator[Finding]:
+    """Yields a finding for a task without reference answers."""
+    examples = experiment.task.examples(EXAMPLES)
+    if examples and not any(problem.gold for problem in examples):
+        yield Finding(
+            "it reads the problems' reference answers, and the first problems of the task have none",
+            "type",
+            "choose a task with reference answers, or the credit 'group'",
+        )
+
+
+def check_reference_model(experiment: Experiment) -> Iterator[Finding]:
+    """Yields a finding for a run whose reference model can't score texts for the credit."""
+    if not experiment.trainer.keeps_reference:
+        yield Finding(
+            "scorer is 'reference', and the trainer keeps no reference model",
+            "scorer",
+            "set trainer.measure_kl to true, or scorer to 'policy'",
+        )
+    elif experiment.trainer.reference_scores == "while_sampling":
+        yield Finding(
+            "scorer is 'reference', and with trainer.reference_scores 'while_sampling' the reference may"
+            " still score answers in another thread",
+            "scorer",
+            "set trainer.reference_scores to 'before_training', or scorer to 'policy'",
+        )
+
+
+def _gold_ids(context: RolloutContext, problem: Problem) -> TokenIds:
+    """Returns the tokens of the problem's reference answer."""
+    ids = token_array(context.codec.encode(problem.gold)) if problem.gold else token_array([])
+    if not len(ids):
+        raise ValueError(
+            f"problem {problem.id!r} has no reference answer, which the credit scores: leave the problem out,"
+            " or choose the credit 'group'"
+        )
+    return ids

@@ -1,0 +1,250 @@
+"""Self-distillation: the policy, told more about the problem, is the teacher of its own answers
+(arXiv:2601.18734, arXiv:2601.20802, arXiv:2607.14614).
+
+Example: the policy sampled the tokens of an answer with the probabilities 0.5 and 0.2. With the reference
+answer in the prompt it gives the same tokens the probabilities 0.9 and 0.1. They get log(0.9 / 0.5) = 0.59
+and log(0.1 / 0.2) = −0.69.
+
+    own prompt         "2 + 3?"                       ── answer ──>  log π(y_t | x, y_<t), from sampling
+    privileged prompt  "2 + 3?  The answer is 5."     ── answer ──>  log π(y_t | c, x, y_<t), scored
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
+from typing_extensions import override
+
+from treetune.contracts import (
+    Advantages,
+    Answers,
+    CreditForRewards,
+    Experiment,
+    Feature,
+    Finding,
+    Need,
+    OneLine,
+    SampledAnswers,
+    TextScores,
+    UseOfAdvantages,
+)
+from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit
+from treetune.credit.episodes import advantage_metrics, make_episode
+from treetune.credit.grpo import group_advantages
+from treetune.credit.literature.scored_texts import (
+    LEAST_LOGPROB,
+    ScoredText,
+    check_reference_answers,
+    check_reference_model,
+    score_texts,
+)
+from treetune.engine.requests import SamplingParams
+from treetune.rollouts.context import RolloutContext
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Column, Episode, Message, Metrics, Problem, TokenIds, Trajectory
+
+PROMPT, CONTEXT = "{prompt}", "{context}"
+"""The places of the problem's text and of the privileged text in a template."""
+
+
+@Credit.register("self_distillation")
+@dataclass(frozen=True, kw_only=True)
+class SelfDistillation(Credit):
+    """Self-distillation: A_t = `weight` · δ_t + `outcome_weight` · A_out with
+    δ_t = log π_T(y_t | c, x, y_<t) − log π(y_t | x, y_<t), where c is a privileged text that the teacher π_T
+    sees and the policy doesn't, and A_out is GRPO's advantage.
+
+    * OPSD (Zhao et al., arXiv:2601.18734, sampled-token objective): c is the reference answer, and the
+      teacher the start model (`scorer` ``reference``) or the policy itself. Rewards don't count.
+    * SDPO (Hübotter et al., arXiv:2601.20802): c is another right answer of the group, or the grader's
+      feedback. Of its variants this is the reverse KL at the sampled token with the present policy as the
+      teacher; neither its top-k and whole distributions nor its moving average are implemented.
+    * CPO (Xu et al., arXiv:2607.14614): δ_t shapes A_out, and `keeps_sign` limits it so that the sign of
+      A_out remains. The formula is from the abstract and from public summaries.
+
+    Answers that were sampled from π have the expected gradient −∇ KL(π ‖ π_T) at each of their tokens from δ
+    alone, with π_T held fixed. The tokens of an answer without a privileged text have δ = 0, and
+    ``credit/without_context`` is the share of such answers.
+
+    **Biased**: it leads to the teacher, and not to rewards. If the teacher used the news that the answer will
+    be right as Bayes' rule has it, δ_t would be log V(s_{t+1}) / V(s_t). On the tests' language the cosine of
+    its expected gradient with the true one is then 0.87 with `clip` 1, and 0.57 without a bound, since a
+    token after which no answer is right gets −100. A real teacher also makes likelier what only repeats the
+    privileged text."""
+
+    context: Literal["gold", "right_answer", "feedback"] = "gold"
+    """The privileged text: the problem's reference answer (``gold``), the text of another right answer to the
+    same problem, or the grader's message on the answer."""
+    template: str = "{prompt}\n\nFor reference, this is known about the problem:\n{context}\n"
+    """The privileged prompt. ``{prompt}`` is the problem's text (of a conversation, its last message), and
+    ``{context}`` the privileged text. The model's chat template is put around it, as around every prompt."""
+    weight: Annotated[float, Gt(0)] = 1.0
+    """The weight of δ."""
+    clip: Annotated[float, Gt(0)] | None = None
+    """Bounds the size of δ; null: there is no bound."""
+    outcome_weight: Annotated[float, Ge(0)] = 0.0
+    """The weight of A_out."""
+    keeps_sign: bool = False
+    """Whether a token's advantage is 0 where it would have another sign than A_out. Where A_out is 0, δ
+    counts alone."""
+    std: bool = True
+    """Whether A_out is divided by the standard deviation of the group's rewards."""
+    scorer: Literal["policy", "reference"] = "policy"
+    """The teacher: the policy that sampled the answers, by the engine, or the trainer's ``reference`` (the
+    start model)."""
+
+    @property
+    @override
+    def gives(self) -> tuple[Feature, ...]:
+        advantages = Advantages(before_training=True)
+        return (advantages, CreditForRewards()) if self.outcome_weight else (advantages,)
+
+    @property
+    @override
+    def needs(self) -> tuple[Need, ...]:
+        needs = [
+            Need(SampledAnswers(), "it compares the teacher with the probabilities of sampling"),
+            Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
+            Need(UseOfAdvantages(), "it scores all answers for them", UNUSED_REMEDY),
+        ]
+        if self.scorer == "policy":
+            needs.append(Need(TextScores(), "it scores all answers after other prompts"))
+        if self.outcome_weight or self.context == "right_answer":
+            needs.append(Need(Answers(2), "it compares or shows an answer with the others to its problem"))
+        return tuple(needs)
+
+    @property
+    @override
+    def asks_reference(self) -> bool:
+        return self.scorer == "reference"
+
+    def __post_init__(self) -> None:
+        missing = [place for place in (PROMPT, CONTEXT) if place not in self.template]
+        if missing:
+            raise ValueError(
+                f"template doesn't contain {' and '.join(missing)}: put the problem's text and the privileged"
+                " text into it"
+            )
+        if self.keeps_sign and not self.outcome_weight:
+            raise ValueError(
+                "keeps_sign compares with the group's advantage, and outcome_weight is 0: set outcome_weight"
+                " to 1, or keeps_sign to false"
+            )
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if self.context == "gold":
+            yield from check_reference_answers(experiment)
+        if self.scorer == "reference":
+            yield from check_reference_model(experiment)
+        sampling = experiment.rollout.sampling
+        if sampling is not None and not _samples_whole_distributions(sampling):
+            yield Finding(
+                "the teacher's log-probs are those of whole distributions at temperature 1, and answers are"
+                f" sampled at temperature {sampling.temperature:g} with top_p {sampling.top_p:g} and top_k"
+                f" {sampling.top_k}",
+                "$.rollout.temperature",
+                "set rollout's temperature and top_p to 1 and top_k to -1",
+            )
+
+    @override
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        answers = answers_of(trees)
+        outcome_advantages: list[float] = []
+        texts: list[ScoredText | None] = []
+        for tree in trees:
+            rewards = [leaf.reward for leaf in tree.leaves]
+            outcome_advantages += group_advantages(rewards, self.std, 1e-6)
+            for leaf in range(len(tree.leaves)):
+                texts.append(self._scored_text(context, tree, leaf))
+        scores, metrics = score_texts(context, [text for text in texts if text is not None], self.scorer)
+        upcoming = iter(scores)
+        episodes = []
+        for answer, text, outcome_advantage in zip(answers, texts, outcome_advantages, strict=True):
+            teacher_T = None if text is None else next(upcoming)
+            episodes.append(self._episode(context, answer, teacher_T, outcome_advantage))
+        without = context.ranks.exchange("without-context", (texts.count(None), len(texts)))
+        answers_of_ranks = sum(count for _, count in without)
+        if answers_of_ranks:
+            metrics["credit/without_context"] = sum(missing for missing, _ in without) / answers_of_ranks
+        return episodes, metrics | advantage_metrics(context, episodes)
+
+    def _scored_text(self, context: RolloutContext, tree: Tree, leaf: int) -> ScoredText | None:
+        """Returns an answer after its privileged prompt; None where there is no privileged text, or where
+        both don't fit into the context."""
+        answer = tree.leaves[leaf]
+        privileged = self._privileged_text(tree, leaf)
+        if not privileged:
+            return None
+        prompt_ids = privileged_prompt(context, answer.problem, self.template, privileged)
+        fits = len(prompt_ids) + len(answer.response_ids) < context.settings.context_length
+        return ScoredText(prompt_ids, answer.response_ids) if fits else None
+
+    def _privileged_text(self, tree: Tree, leaf: int) -> str | None:
+        """Returns what the teacher sees in addition, if there is anything."""
+        answer = tree.leaves[leaf]
+        if self.context == "gold":
+            return answer.problem.gold
+        if self.context == "feedback":
+            return answer.grade.message
+        others = [other for index, other in enumerate(tree.leaves) if index != leaf and other.grade.correct]
+        return others[0].text if others else None
+
+    def _episode(
+        self,
+        context: RolloutContext,
+        answer: Trajectory,
+        teacher_T: Column | None,
+        outcome_advantage: float,
+    ) -> Episode:
+        """Returns the training row of an answer.
+
+        Args:
+            teacher_T: The teacher's log-probs of its tokens; None without a privileged text.
+        """
+        import numpy as np
+
+        episode = make_episode(context, answer)
+        assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
+        differences_T = np.zeros(len(answer.response_ids))
+        if teacher_T is not None:
+            differences_T = teacher_T.clip(min=LEAST_LOGPROB) - episode.behaviour_logprobs.astype(np.float64)
+            differences_T = np.where(episode.trained, differences_T, 0.0)  # a tool's tokens were not sampled
+        if self.clip is not None:
+            differences_T = differences_T.clip(-self.clip, self.clip)
+        advantages_T = self.weight * differences_T + self.outcome_weight * outcome_advantage
+        if self.keeps_sign and outcome_advantage:
+            advantages_T = np.where(advantages_T * outcome_advantage > 0, advantages_T, 0.0)
+        return replace(episode, advantages=advantages_T)
+
+
+def _samples_whole_distributions(sampling: SamplingParams) -> bool:
+    return sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k <= 0
+
+
+def privileged_prompt(context: RolloutContext, problem: Problem, template: str, privileged: str) -> TokenIds:
+    """Returns the tokens of a problem's prompt with a privileged text in it.
+
+    Example: with the template ``"{prompt} ({context})"``, the problem ``2 + 3?`` and the text ``5``, the
+    prompt is that of ``2 + 3? (5)``.
+
+    Raises:
+        ValueError: The tokenizer doesn't have a character of the template or of the text.
+    """
+
+    def fill(prompt: str) -> str:
+        # Not str.format, since problems and answers contain braces.
+        before, _, after = template.partition(PROMPT)
+        return before.replace(CONTEXT, privileged) + prompt + after.replace(CONTEXT, privileged)
+
+    messages: tuple[Message, ...] = problem.messages
+    if messages:
+        messages = (*messages[:-1], replace(messages[-1], content=fill(messages[-1].content)))
+    privileged_problem = replace(problem, prompt=fill(problem.prompt), messages=messages)
+    try:
+        return context.codec.encode_prompt(privileged_problem)
+    except ValueError as error:
+        raise ValueError(f"problem {problem.id!r} with the credit's template: {error}") from error

@@ -1,0 +1,349 @@
+"""Credits that score a text: each gives what a plain reference of its formula gives, and its expected
+gradient is as far off as stated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, pstdev
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.columns import plain
+from tests.credit.expectations import expectation
+from tests.rollouts import tabular_mdp as mdp
+from tests.support.shipped import experiment_of
+from treetune.credit.base import Credit
+from treetune.credit.literature.rredcot import GoldLikelihood
+from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
+from treetune.credit.literature.self_distillation import SelfDistillation
+from treetune.credit.literature.trace import Trace, td_credits
+from treetune.credit.vineppo import MonteCarlo
+from treetune.engine.requests import ScoreRequest
+from treetune.engine.settings import EngineSettings
+from treetune.findings import findings
+from treetune.tree import trees_of
+from treetune.vocabulary import (
+    Column,
+    Episode,
+    Message,
+    Metrics,
+    Problem,
+    Segment,
+    TextCodec,
+    Trajectory,
+)
+
+from .test_credits_of_the_literature import GROUP, group
+
+RREDCOT = MonteCarlo(values=GoldLikelihood())
+OF_REFERENCE = MonteCarlo(values=GoldLikelihood(scorer="reference"))
+STEPS_ALONE = Trace(td_steps=1, outcome_weight=0.0, step_weight=1.0, terminal_weight=0.0)
+
+TOLD = "{context}{prompt}"
+"""A template whose prompts begin with the reference answer ``a``, which tells the policy of the tests'
+language that the answer will earn 1."""
+OPSD = SelfDistillation(template=TOLD)
+BY_THE_REFERENCE = [OF_REFERENCE, Trace(scorer="reference"), replace(OPSD, scorer="reference")]
+CPO = SelfDistillation(template=TOLD, outcome_weight=1.0, weight=0.5, clip=0.3, keeps_sign=True, std=False)
+
+
+def credited(
+    credit: Credit, answers: Sequence[Trajectory] = GROUP, **given: Any
+) -> tuple[list[Episode], Metrics]:
+    return credit.assign(mdp.context(**given), trees_of(answers))
+
+
+def logprob(text: str, prefix: mdp.Ids) -> float:
+    """Of a text after a prefix of an answer, by the policy."""
+    ids = mdp.encode(text)
+    chances = [mdp.policy((*prefix, *ids[:t])).get(token, 0.0) for t, token in enumerate(ids)]
+    return sum(math.log(chance) if chance else -100.0 for chance in chances)
+
+
+def states_of(answer: Trajectory) -> list[mdp.Ids]:
+    ids = plain(answer.response_ids)
+    return [ids[:start] for start in (0, *answer.step_ends[:-1])]
+
+
+def steps_of(answer: Trajectory, row: Episode) -> list[float]:
+    """The advantage of each step."""
+    parts = [row.advantages[start:end] for start, end in pairwise((0, *answer.step_ends))]
+    assert all(len(set(part.tolist())) == 1 for part in parts)
+    return [float(part[0]) for part in parts]
+
+
+@pytest.mark.parametrize("lead_in", ["", "b;"])
+def test_rredcots_values_are_the_probabilities_of_the_reference_answer(lead_in: str) -> None:
+    credit = MonteCarlo(values=GoldLikelihood(lead_in=lead_in))
+    rows, _ = credited(credit)
+    lead_in_ids = mdp.encode(lead_in)
+    for answer, row in zip(GROUP, rows, strict=True):
+        values = [math.exp(logprob("a", (*state, *lead_in_ids))) for state in states_of(answer)]
+        expected = [after - before for before, after in pairwise([*values, answer.reward])]
+        assert steps_of(answer, row) == pytest.approx(expected)
+        assert row.step_values == pytest.approx(values)
+
+
+def test_a_text_is_scored_once_for_each_state_and_its_tokens_are_the_cost() -> None:
+    engine = mdp.TabularEngine()
+    _, metrics = credited(RREDCOT, engine=engine)
+    states = {state for answer in GROUP for state in states_of(answer)}
+    assert all(isinstance(request, ScoreRequest) for request in engine.requests)
+    assert len(engine.requests) == len(states)
+    assert metrics["credit/scored_texts"] == metrics["credit/value_tokens"] == len(states)
+    prompt_tokens = len(GROUP[0].prompt_ids)
+    assert metrics["credit/scored_prompt_tokens"] == sum(prompt_tokens + len(state) for state in states)
+    assert RREDCOT.needs_engine and RREDCOT.continuations(8, 10.0, 20) == (0, 0)
+
+
+def test_a_state_after_which_the_reference_answer_does_not_fit_has_no_value() -> None:
+    longest = max(len(state) for answer in GROUP for state in states_of(answer))
+    fits = len(GROUP[0].prompt_ids) + longest  # and one token of text, where vLLM needs another
+    rows, _ = credited(RREDCOT, context_length=fits + 1)
+    for answer, row in zip(GROUP, rows, strict=True):
+        values = [math.exp(logprob("a", state)) for state in states_of(answer) if len(state) < longest]
+        changes = [after - before for before, after in pairwise([*values, answer.reward])]
+        missing = len(states_of(answer)) - len(values)
+        assert steps_of(answer, row) == pytest.approx([*changes, *changes[-1:] * missing])
+    rows, _ = credited(Trace(), context_length=fits + 1)
+    assert len(rows) == len(GROUP)
+
+
+@pytest.mark.parametrize("std", [True, False])
+@pytest.mark.parametrize("value", ["log_gap", "log_probability"])
+@pytest.mark.parametrize("td_steps", [1, 2, 5])
+def test_trace_adds_the_changes_of_the_gap_to_the_groups_advantage(
+    value: str, td_steps: int, std: bool
+) -> None:
+    """Algorithm 1, written out for each step."""
+    credit = Trace(value=value, td_steps=td_steps, std=std, step_weight=0.3)  # type: ignore[arg-type]
+    rewards = [answer.reward for answer in GROUP]
+    rows, _ = credited(credit)
+    for answer, row in zip(GROUP, rows, strict=True):
+        outcome = (answer.reward - fmean(rewards)) / (pstdev(rewards) if std else 1.0)
+        scores = [logprob("a", state) for state in states_of(answer)]
+        values = scores
+        if value == "log_gap":
+            values = [math.log((0.1 - scores[0]) / (0.1 - score)) for score in scores]
+        last = len(values) - 1
+        expected = []
+        for t in range(last):
+            reached = min(t + td_steps, last)
+            total = sum(0.8 ** (k - t) * (values[k + 1] - values[k]) for k in range(t, reached))
+            turn = total / sum(0.8 ** (k - t) for k in range(t, reached))
+            if reached == last:
+                turn += 2.0 * 0.8 ** (last - t) * outcome
+            expected.append(outcome + 0.3 * turn)
+        assert steps_of(answer, row) == pytest.approx([*expected, outcome])
+
+
+def test_the_gap_is_that_of_the_mean_log_prob_of_the_reference_answers_tokens() -> None:
+    answers = [replace(one, problem=replace(one.problem, gold="a;a")) for one in GROUP]
+    rows, _ = credited(STEPS_ALONE, answers)
+    for answer, row in zip(answers, rows, strict=True):
+        gaps = [0.1 - logprob("a;a", state) / 3 for state in states_of(answer)]
+        assert steps_of(answer, row)[:-1] == pytest.approx([math.log(b / a) for b, a in pairwise(gaps)])
+
+
+def test_answers_of_one_step_and_equal_rewards_have_no_step_credit() -> None:
+    assert td_credits([0.0], 3, 0.8, 2.0) == [] == td_credits([], 3, 0.8, 2.0)
+    same = [replace(GROUP[0], sample=i) for i in range(2)]
+    rows, _ = credited(Trace(step_weight=1e-9), same)
+    assert max(abs(row.advantages).max() for row in rows) < 1e-8
+
+
+class OtherModel:
+    """A reference that gives every token the same log-prob, and remembers what it scored."""
+
+    def __init__(self) -> None:
+        self.texts: list[ScoredText] = []
+
+    def logprobs(self, texts: Sequence[ScoredText]) -> list[Column]:
+        self.texts += texts
+        return [np.full(len(text.text_ids), -0.25) for text in texts]
+
+
+@pytest.mark.parametrize("credit", BY_THE_REFERENCE)
+def test_the_reference_scores_in_place_of_the_engine_if_so_configured(credit: Credit) -> None:
+    assert credit.asks_reference and not credit.needs_engine
+    model = OtherModel()
+    rows, metrics = credited(credit, engine=None, services=[ReferenceScores(model.logprobs)])
+    assert metrics["credit/value_tokens"] == sum(len(text.text_ids) for text in model.texts) > 0
+    if isinstance(credit, MonteCarlo):
+        assert rows[0].step_values == pytest.approx([math.exp(-0.25)] * len(rows[0].step_values))
+
+
+def test_a_problem_without_a_reference_answer_is_named() -> None:
+    answers = [replace(one, problem=replace(one.problem, gold="")) for one in GROUP]
+    with pytest.raises(
+        ValueError, match="problem 'train/0' has no reference answer, which the credit scores"
+    ):
+        credited(Trace(), answers)
+
+
+@pytest.mark.parametrize("credit", [RREDCOT, Trace(), OPSD])
+def test_two_ranks_share_the_work_and_agree(credit: Credit) -> None:
+    def work(context: Any) -> tuple[list[Any], Metrics]:
+        share = [GROUP, group("a;a;b b;a a", problem=1)]
+        trees = [
+            answer
+            for number, answers in enumerate(share)
+            if number * context.ranks.world_size // 2 == context.ranks.rank
+            for answer in answers
+        ]
+        rows, metrics = credit.assign(context, trees_of(trees))
+        return [row.advantages.tolist() for row in rows], metrics
+
+    mdp.assert_ranks_agree(2, work)
+
+
+# Self-distillation
+
+
+def differences(answer: Trajectory) -> list[float]:
+    """Of the teacher's log-probs from the policy's. If it is told by Bayes' rule, log V(s') / V(s)."""
+    ids = plain(answer.response_ids)
+    values = [mdp.value(ids[:t]) for t in range(len(ids) + 1)]
+    floor = [-100.0 - math.log(mdp.policy(ids[:t])[token]) for t, token in enumerate(ids)]
+    return [
+        (math.log(after / before) if after else lowest) if before else 0.0
+        for (before, after), lowest in zip(pairwise(values), floor, strict=True)
+    ]
+
+
+def test_a_token_gets_the_teachers_log_prob_minus_the_policys() -> None:
+    rows, metrics = credited(OPSD)
+    for answer, row in zip(GROUP, rows, strict=True):
+        assert row.advantages == pytest.approx(differences(answer), abs=1e-6)
+    assert metrics["credit/value_tokens"] == sum(len(answer.response_ids) for answer in GROUP)
+    assert metrics["credit/without_context"] == 0.0
+
+
+def test_cpo_shapes_the_groups_advantage_and_keeps_its_sign() -> None:
+    rows, _ = credited(CPO)
+    mean_reward = fmean(answer.reward for answer in GROUP)
+    was_cut = False
+    for answer, row in zip(GROUP, rows, strict=True):
+        outcome = answer.reward - mean_reward
+        shaped = [outcome + 0.5 * min(max(delta, -0.3), 0.3) for delta in differences(answer)]
+        expected = [advantage if advantage * outcome > 0 else 0.0 for advantage in shaped]
+        was_cut = was_cut or expected != shaped
+        assert row.advantages == pytest.approx(expected, abs=1e-6)
+    rows, _ = credited(replace(CPO, weight=2.0), GROUP)
+    assert any(0.0 in row.advantages for row in rows)
+
+
+def test_equal_rewards_leave_cpo_the_teachers_part() -> None:
+    right = [one for one in group("a;a;b a;a") if one.reward == 1.0]
+    assert len(right) == 2
+    for answer, row in zip(right, credited(CPO, right)[0], strict=True):
+        expected = [0.5 * min(max(delta, -0.3), 0.3) for delta in differences(answer)]
+        assert row.advantages == pytest.approx(expected, abs=1e-6)
+
+
+def asked_prompts(credit: SelfDistillation, answers: Sequence[Trajectory], **given: Any) -> list[str]:
+    """The texts of the privileged prompts, in the order of the answers."""
+    engine = mdp.TabularEngine()
+    credited(credit, answers, engine=engine, **given)
+    return [mdp.decode(request.prompt_ids) for request in engine.requests]
+
+
+def test_the_privileged_text_is_another_right_answer_of_the_group() -> None:
+    answers = group("a;a;b b;b a;a")
+    credit = SelfDistillation(context="right_answer", template=TOLD)
+    assert asked_prompts(credit, answers) == ["a;a0?", "a;a;b0?", "a;a;b0?"]
+    rows, metrics = credited(credit, group("a;a;b b;b"))
+    assert metrics["credit/without_context"] == 0.5
+    assert set(rows[0].advantages) == {0.0} != set(rows[1].advantages)
+
+
+def test_the_privileged_text_may_be_the_graders_message() -> None:
+    told = replace(GROUP[0], grade=replace(GROUP[0].grade, message="b1"))
+    credit = SelfDistillation(context="feedback", template="{prompt}{context}")
+    assert asked_prompts(credit, [told, GROUP[1]]) == ["0?b1"]
+
+
+def test_the_privileged_text_goes_into_a_conversations_last_message_and_braces_are_only_text() -> None:
+    def show(messages: Sequence[Message]) -> str:
+        return "".join(message.content for message in messages)
+
+    codec = TextCodec(encode=mdp.encode, decode=mdp.decode, eos_id=mdp.EOS, conversation=show)
+    messages = (Message("system", "1"), Message("user", "2?"))
+    answer = replace(GROUP[0], problem=replace(GROUP[0].problem, messages=messages, gold="ab"))
+    assert asked_prompts(SelfDistillation(template="{context}{prompt}3"), [answer], codec=codec) == ["1ab2?3"]
+
+
+def test_a_tools_tokens_are_not_compared() -> None:
+    first, tool, last = GROUP[0].response_ids[:2], GROUP[0].response_ids[2:4], GROUP[0].response_ids[4:]
+    segments = (
+        Segment(first, logprobs=(-0.5,) * len(first), policy_version=3),
+        Segment(tool, "injected"),
+        Segment(last, logprobs=(-0.5,) * len(last), policy_version=3),
+    )
+    ((row,), _) = credited(OPSD, [replace(GROUP[0], segments=segments)])
+    assert row.trained.tolist() == [True] * 2 + [False] * 2 + [True] * len(last)
+    assert row.advantages[2:4].tolist() == [0.0, 0.0] and row.advantages[0] != 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"template": "{prompt}"}, r"template doesn't contain \{context\}: put"),
+        ({"template": "no place"}, r"template doesn't contain \{prompt\} and \{context\}"),
+        ({"keeps_sign": True}, "keeps_sign compares with the group's advantage, and outcome_weight is 0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SelfDistillation(**settings)
+
+
+# What `check` says
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlySamples(EngineSettings):
+    """A user's engine that can't score."""
+
+    canary_tolerance: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutGold(mdp.LetterTask):
+    def examples(self, count: int) -> Sequence[Problem]:
+        return [replace(problem, gold="") for problem in mdp.problems(count)]
+
+
+@pytest.mark.parametrize("credit", ["trace", "rredcot", "self_distillation"])
+def test_an_engine_that_cannot_score_and_a_task_without_reference_answers_are_reported(credit: str) -> None:
+    experiment = experiment_of(f"quickstart/grpo,credit/{credit}")
+    assert not [finding for _, finding in findings(experiment) if finding.level == "error"]
+    without_scores = replace(experiment, engines=replace(experiment.engines, policy=OnlySamples()))
+    (message,) = [finding.what for _, finding in findings(without_scores) if finding.level == "error"]
+    assert "needs an engine that scores given texts" in message
+    (message,) = [
+        finding.what
+        for _, finding in findings(replace(experiment, task=WithoutGold()))
+        if "reference answers" in finding.what
+    ]
+    assert "the first problems of the task have none" in message
+
+
+@pytest.mark.parametrize(
+    ("credit", "answers", "bias", "cosine"),
+    [
+        (STEPS_ALONE, 3, 0.9034, 0.7953),
+        (replace(STEPS_ALONE, value="log_probability"), 3, 0.8919, 0.6902),
+        (Trace(std=False, value="log_probability", td_steps=1), 3, 0.2173, 0.9768),
+    ],
+)
+def test_the_expected_gradient_is_as_far_off_as_stated(
+    credit: Credit, answers: int, bias: float, cosine: float
+) -> None:
+    found = expectation(credit, answers, None)
+    assert found.bias_and_cosine == pytest.approx((bias, cosine), abs=5e-5)
