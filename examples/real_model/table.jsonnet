@@ -13,6 +13,12 @@ local method(name, seconds) = {
   baseline: 'GRPO',
   experiments: { grpo: method('grpo', 45), vineppo: method('vineppo', 80) },
   columns: [{ name: 'test pass@1', evaluation: 'test', curve: 'validation' }],
+  panels: [
+    { name: 'reward of 64 sampled answers', metric: 'episodes/reward' },
+    { name: 'validation pass@1, 100 sums', evaluation: 'validation' },
+    { name: 'entropy, nats per token', metric: 'train/entropy' },
+    { name: 'KL to the start model, nats per token', metric: 'train/kl' },
+  ],
   rows: [
     { name: 'GRPO', experiment: 'grpo' },
     { name: 'VinePPO', experiment: 'vineppo' },
