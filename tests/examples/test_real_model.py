@@ -10,12 +10,14 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.many_runs import ROOT
+from tests.support.shipped import ROOT, experiment_of
+from treetune.vocabulary import Problem
 
 FOLDER = ROOT / "pretrained/SmolLM2-135M-Instruct"
 
@@ -61,6 +63,26 @@ def test_no_held_out_sum_is_trained_on_or_shown_in_any_order(rows: dict[str, lis
     assert len(shown) == 3
     for first, second in itertools.combinations([*digits.values(), shown], 2):
         assert first.isdisjoint(second)
+
+
+def test_grpo_and_vineppo_differ_in_their_credit_only() -> None:
+    grpo, vineppo = (experiment_of(f"{ROOT}/examples/real_model/{name}") for name in ("grpo", "vineppo"))
+    assert grpo.credit != vineppo.credit
+    assert replace(vineppo, credit=grpo.credit, experiment_name=grpo.experiment_name) == grpo
+
+
+def test_the_grader_reads_the_marked_sum_of_an_answer(rows: dict[str, list[dict[str, Any]]]) -> None:
+    row = rows["test"][0]
+    problem = Problem(
+        id="test/0",
+        prompt=row["prompt"][-1]["content"],
+        gold=row["reward_model"]["ground_truth"],
+        data={"data_source": row["data_source"]},
+    )
+    grader = experiment_of(f"{ROOT}/examples/real_model/grpo").task.grader
+    solution = row["extra_info"]["solution"]
+    assert grader.grade(solution, problem).reward == 1.0
+    assert grader.grade(solution.replace("####", "The sum is"), problem).reward == 0.0
 
 
 def test_a_folder_that_exists_is_not_overwritten(tmp_path: Path) -> None:
