@@ -15,7 +15,7 @@ local method(name, seconds) = {
   columns: [{ name: 'test pass@1', evaluation: 'test', curve: 'validation' }],
   panels: [
     { name: 'reward of 64 sampled answers', metric: 'episodes/reward' },
-    { name: 'validation pass@1, 100 sums', evaluation: 'validation' },
+    { name: 'answers cut off at 40 tokens', metric: 'episodes/unfinished' },
     { name: 'entropy, nats per token', metric: 'train/entropy' },
     { name: 'KL to the start model, nats per token', metric: 'train/kl' },
   ],

@@ -166,6 +166,12 @@ def test_a_tree_of_answers_is_planned_with_its_prompt_once():
     assert seconds_of_tree["training"] < seconds["training"]
 
 
+def test_a_plan_without_a_server_lists_the_phases_that_it_does_not_estimate():
+    in_process = plan(SMALL, "{engines: {policy: {type: 'in_process'}}}")
+    assert "not estimated: sampling, continuations, sync and evaluation" in as_text(in_process)
+    assert "not estimated" not in as_text(plan(SMALL))
+
+
 def test_tokens_of_continuations_lie_behind_two_thirds_of_an_answer():
     length, prompt = 300, 40
     contexts = [prompt + place for begin in range(length) for place in range(begin, length)]

@@ -267,6 +267,8 @@ def as_text(plan: Plan) -> str:
     lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
     lines += [f"    {estimate.seconds:8.1f}  {estimate.phase}: {estimate.source}" for estimate in by_phase]
     lines.append(f"    {sum(estimate.seconds for estimate in by_phase):8.1f}  in all")
+    if plan.engine is None and work.is_sampled:
+        lines.append("not estimated: sampling, continuations, sync and evaluation without a vLLM server")
     if plan.engine is not None:
         lines.append(f"    {START[plan.machine.device]:8.1f}  once, until a server samples")
     return "\n".join([*lines, "", verdict_of(plan)])
