@@ -5,7 +5,6 @@ local steps = '{problem}\n\nReason step by step, ';
   context_length: 640,
   evaluation: {
     sets: [
-      { name: 'test', split: 'test', problems: 100, samples: 1 },
       { name: 'test_greedy', split: 'test', problems: 100, temperature: 0 },
       {
         name: 'gsm8k',
