@@ -37,6 +37,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 PARTS = {
     "generation": ("generation.measure", "generation.measure_replicas"),
+    "routes": ("generation.measure_public_routes",),
     "training": ("training.measure",),
     "grading": ("grading.measure",),
     "threads": ("threads.measure",),

@@ -23,8 +23,9 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from treetune.credit.grpo import Group
-from treetune.engine.base import Completion, Engine, OnResult, Request
+from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine, completions_of_row
+from treetune.engine.requests import Completion, OnResult, Request
 from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import (

@@ -1,10 +1,12 @@
-"""The run's generation and credit phases against vLLM's own ``LLM.generate`` on the same requests."""
+"""The run's generation and credit phases against vLLM's own ``LLM.generate`` on the same requests, and its
+route against vLLM's own routes."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -16,20 +18,13 @@ import torch
 from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
 from benchmarks.peers import Child, digest
 from benchmarks.setting import Setting
-from treetune.engine.base import (
-    Canary,
-    Chunk,
-    Completion,
-    Engine,
-    EngineLaunch,
-    OnResult,
-    Request,
-    SyncReport,
-)
-from treetune.engine.launch import ServerLaunch
-from treetune.engine.settings import VllmSettings
+from treetune.engine.base import Canary, Chunk, Engine, EngineLaunch, SyncReport
+from treetune.engine.engine import start_engine
+from treetune.engine.launch import ServerLaunch, ServerProcess
+from treetune.engine.requests import Completion, OnResult, Request
+from treetune.engine.settings import PlainVllmSettings, VllmSettings
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.tasks.drawing import draw_problems
 
@@ -89,7 +84,7 @@ def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
     with (
         Session.open(config, {}) as session,
         PolicyServer.start(session) as server,
-        Sampler.open(session, server) as sampler,
+        RunResources.open(session, server) as resources,
     ):
         server.ready()
         # Short, since sockets are made there, whose paths have a limit.
@@ -100,7 +95,7 @@ def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
         ):
             for one in (apart, together):
                 one.wait_ready(deadline=START_S)
-            rollout_context = lambda: _context(sampler, setting)  # noqa: E731
+            rollout_context = lambda: _context(resources, setting)  # noqa: E731
             problems = draw_problems(session.train_problems, setting.problems, config.seed, 0)
             trees, _ = config.rollout.run(rollout_context(), problems)
             phases: dict[str, Callable[[], Any]] = {
@@ -108,9 +103,123 @@ def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
                 "credit": lambda: config.credit.assign(rollout_context(), trees),
             }
             return {
-                f"generation/{name}{of}": _against_offline(sampler, apart, together, setting, phase)
+                f"generation/{name}{of}": _against_offline(resources, apart, together, setting, phase)
                 for name, phase in phases.items()
             }
+
+
+def measure_public_routes(setting: Setting) -> dict[str, Measurement]:
+    """The route of servers that treetune starts, against vLLM's own routes of a plain server with the same
+    flags, weights, requests and seeds."""
+    config = setting.configuration(
+        "vineppo", "{engines+: {policy+: {replicas: 1, gpu_memory_utilization: 0.3}}}"
+    )
+    with (
+        Session.open(config, {}) as session,
+        PolicyServer.start(session) as server,
+        RunResources.open(session, server) as resources,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        server.ready()
+        private = server.engine
+        assert private is not None
+        server.engine = recording = RecordingEngine(private)
+        problems = draw_problems(session.train_problems, setting.problems, config.seed, 0)
+        config.rollout.run(_context(resources, setting), problems)
+        server.engine = private
+        requests = recording.requests
+
+        launch = engine_launch(session, server, Path(scratch))
+        settings = session.config.engines.policy
+        assert isinstance(settings, VllmSettings)
+        plain_launch = PlainLaunch(replace(settings, replicas=1), launch)
+        process = ServerProcess(plain_launch, launch.weights, Path(scratch) / "plain.log")
+        try:
+            return _public_against_private(private, process.url, settings, launch, requests, setting.repeats)
+        finally:
+            process.end()
+
+
+class PlainLaunch(ServerLaunch):
+    """The launch of a server with vLLM's own scheduler and routes alone."""
+
+    def command(self, weights: Path, port: int) -> list[str]:
+        command = super().command(weights, port)
+        for option in ("--scheduler-cls", "--middleware", "--middleware"):
+            position = command.index(option)
+            del command[position : position + 2]
+        return [*command, "--enable-scale-out"]
+
+
+def _public_against_private(
+    private: Engine,
+    url: str,
+    settings: VllmSettings,
+    launch: EngineLaunch,
+    requests: Sequence[Request],
+    repeats: int,
+) -> dict[str, Measurement]:
+    routes: dict[str, Engine] = {}
+    for route in ("tokens", "completions"):
+        plain = PlainVllmSettings(
+            addresses=(url,),
+            route=route,  # type: ignore[arg-type]
+            weight_transfer="none",
+            max_num_seqs=settings.max_num_seqs,
+            max_concurrency=settings.max_concurrency,
+        )
+        routes[route] = start_engine(plain, launch)
+    digests = set()
+
+    def ask(engine: Engine) -> Side:
+        def side(turn: int) -> float:
+            start = time.perf_counter()
+            results = engine.generate(requests)
+            seconds = time.perf_counter() - start
+            completions = itertools.chain.from_iterable(results)
+            digests.add(digest(completion.token_ids for completion in completions))
+            return seconds
+
+        return side
+
+    try:
+        for engine in routes.values():
+            engine.wait_ready()
+        before = private.tokens
+        private.generate(requests)
+        tokens = private.tokens - before
+        sides = {"private": ask(private)} | {route: ask(engine) for route, engine in routes.items()}
+        seconds = in_turns(sides, repeats)
+    finally:
+        for engine in routes.values():
+            engine.close()
+    return {
+        f"generation/private route, against {route}": Measurement(
+            unit="tokens/s",
+            ours=rates(tokens, seconds["private"]),
+            theirs=rates(tokens, seconds[route]),
+            what={
+                "ours": "the server that treetune starts, with whole answers by its own route",
+                "theirs": f"a plain vLLM server by its route of {route}; same flags, weights, requests and"
+                " seeds",
+            },
+            details={"requests": len(requests), "tokens": tokens, "same_tokens": len(digests) == 1},
+        )
+        for route in routes
+    }
+
+
+def engine_launch(session: Session, server: PolicyServer, logs: Path) -> EngineLaunch:
+    """The run's facts with which a second engine on its start weights is started."""
+    assert server.folder is not None
+    return EngineLaunch(
+        weights=server.folder.of(0),
+        logs=logs,
+        seed=session.config.seed,
+        context_length=session.config.context_length,
+        device=session.ranks.device.type,
+        end_ids=session.model.codec.end_ids,
+    )
 
 
 def offline_engine(session: Session, server: PolicyServer, scratch: Path, *, core: bool) -> Child:
@@ -118,14 +227,7 @@ def offline_engine(session: Session, server: PolicyServer, scratch: Path, *, cor
     or all of it in one."""
     settings = session.config.engines.policy
     assert isinstance(settings, VllmSettings)
-    assert server.folder is not None
-    run = EngineLaunch(
-        weights=server.folder.of(0),
-        logs=scratch,
-        seed=session.config.seed,
-        context_length=session.config.context_length,
-        device=session.ranks.device.type,
-    )
+    run = engine_launch(session, server, scratch)
     launch = ServerLaunch(replace(settings, replicas=1), run)
     command = launch.command(run.weights, port=0)
     arguments = command[command.index("--host") :]
@@ -133,17 +235,17 @@ def offline_engine(session: Session, server: PolicyServer, scratch: Path, *, cor
     return Child("offline_vllm", {"arguments": arguments, "core": core}, environment=environment)
 
 
-def _context(sampler: Sampler, setting: Setting) -> Any:
+def _context(resources: RunResources, setting: Setting) -> Any:
     """What the runtime lends to a phase; a new journal each time, or the answers would be found there."""
     journal = Path(tempfile.mkdtemp(dir=setting.workspace)) / "journal.jsonl"
-    rollout = sampler.session.config.rollout
-    return sampler.context(rollout, seed=sampler.session.config.seed, iteration=0, journal=journal)
+    rollout = resources.session.config.rollout
+    return resources.context(rollout, seed=resources.session.config.seed, iteration=0, journal=journal)
 
 
 def _against_offline(
-    sampler: Sampler, apart: Child, together: Child, setting: Setting, phase: Callable[[], Any]
+    resources: RunResources, apart: Child, together: Child, setting: Setting, phase: Callable[[], Any]
 ) -> Measurement:
-    server = sampler.server
+    server = resources.server
     engine = server.engine
     assert engine is not None
     recording = RecordingEngine(engine)

@@ -27,10 +27,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks import pairs  # noqa: E402
 from benchmarks.peers import Child, digest  # noqa: E402
 from benchmarks.stub_core import RATE  # noqa: E402
-from treetune.engine.base import EngineLaunch, Request, SamplingParams  # noqa: E402
+from treetune.engine.base import EngineLaunch  # noqa: E402
 from treetune.engine.engine import VllmEngine  # noqa: E402
 from treetune.engine.guard import descendants  # noqa: E402
 from treetune.engine.launch import ServerLaunch  # noqa: E402
+from treetune.engine.requests import Request, SamplingParams  # noqa: E402
 from treetune.engine.server import close_servers, servers_of  # noqa: E402
 from treetune.engine.settings import VllmSettings  # noqa: E402
 from treetune.models.policy_files import write_for_engine  # noqa: E402

@@ -25,7 +25,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
 from treetune.runtime.generation import generate
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
 from treetune.tasks.drawing import draw_problems
@@ -68,7 +68,7 @@ def _against_trl(setting: Setting, config: PolicyIteration) -> Measurement:
     with (
         Session.open(config, {}) as session,
         PolicyServer.start(session, trains=True) as server,
-        Sampler.open(session, server) as sampler,
+        RunResources.open(session, server) as resources,
         _trl(session, turns) as trl,
     ):
         trainer = make_trainer(session)
@@ -78,7 +78,7 @@ def _against_trl(setting: Setting, config: PolicyIteration) -> Measurement:
         theirs: list[dict[str, Any]] = []
 
         def iterate(turn: int) -> float:
-            ours.append(_iteration(sampler, trainer, turn))
+            ours.append(_iteration(resources, trainer, turn))
             return ours[-1]["seconds"]
 
         def ask(turn: int) -> float:
@@ -103,16 +103,16 @@ def _against_trl(setting: Setting, config: PolicyIteration) -> Measurement:
     )
 
 
-def _iteration(sampler: Sampler, trainer: PolicyTrainer, turn: int) -> dict[str, Any]:
+def _iteration(resources: RunResources, trainer: PolicyTrainer, turn: int) -> dict[str, Any]:
     """As the loop runs one, but for evaluation and checkpoint."""
     clock = Clock()
     start = time.perf_counter()
-    episodes, metrics = generate(sampler, turn, clock)
+    episodes, metrics = generate(resources, turn, clock)
     with clock.phase("training"):
         metrics |= trainer.train(turn, episodes)
     with clock.phase("sync"):
-        sampler.server.offer(trainer, turn + 1)
-        sampler.server.ready()
+        resources.server.offer(trainer, turn + 1)
+        resources.server.ready()
     return {
         "seconds": time.perf_counter() - start,
         "tokens": sum(len(episode.response_ids) for episode in episodes),

@@ -62,6 +62,10 @@ CPU are predicted within 6 %.
 No memory on this page was measured on a GPU; the memory that GPU kernels use in addition is assumed.
 [GPU](gpu.md) has one measurement of a tiny model.
 
+The seconds leave out the fixed costs of each optimiser step. With a model of a few million parameters
+and many small steps, they are most of an iteration. The command says so for models below 10 million
+parameters.
+
 ## Shipped experiments on GPUs
 
 A cell is the memory of each GPU, in GiB, in the phase that needs most; an 80 GB GPU has 79.2 GiB. In

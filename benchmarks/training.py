@@ -14,7 +14,7 @@ from benchmarks.setting import Setting
 from treetune.credit.episodes import make_episode
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.seeds import derived_random
 from treetune.tasks.drawing import draw_problems
@@ -32,22 +32,24 @@ def measure(setting: Setting) -> dict[str, Measurement]:
     with (
         Session.open(config, {}) as session,
         PolicyServer.start(session, needed=False) as server,
-        Sampler.open(session, server) as sampler,
+        RunResources.open(session, server) as resources,
     ):
         return {
-            "training/grpo": _against_bare(sampler, setting, config, setting.problems * setting.samples),
-            "training/sft": _against_bare(sampler, setting, sft, SFT_MINIBATCHES * 64),
+            "training/grpo": _against_bare(resources, setting, config, setting.problems * setting.samples),
+            "training/sft": _against_bare(resources, setting, sft, SFT_MINIBATCHES * 64),
         }
 
 
-def _against_bare(sampler: Sampler, setting: Setting, config: PolicyIteration, count: int) -> Measurement:
+def _against_bare(
+    resources: RunResources, setting: Setting, config: PolicyIteration, count: int
+) -> Measurement:
     # A constant rate, which both sides know without a schedule.
     settings = replace(config.trainer, schedule=Warmup(), measure_kl=False)
-    episodes = _episodes(sampler, count)
-    trainers = {"ours": _trainer(sampler.session, settings)}
+    episodes = _episodes(resources, count)
+    trainers = {"ours": _trainer(resources.session, settings)}
     if config.trainer.objective.needs_advantages:
-        trainers["with_kl_metric"] = _trainer(sampler.session, replace(settings, measure_kl=True))
-    model = sampler.session.model.load().to(sampler.session.ranks.device)
+        trainers["with_kl_metric"] = _trainer(resources.session, replace(settings, measure_kl=True))
+    model = resources.session.model.load().to(resources.session.ranks.device)
     bare = BareLoop(model, settings, [Row.of(episode) for episode in episodes])
     norms: dict[str, list[float]] = {"ours": [], "theirs": []}
 
@@ -96,13 +98,13 @@ def _trainer(session: Session, settings: Trainer) -> PolicyTrainer:
     )
 
 
-def _episodes(sampler: Sampler, count: int) -> list[Episode]:
+def _episodes(resources: RunResources, count: int) -> list[Episode]:
     """Demonstrations, which are as long as answers, with advantages and log-probs made up."""
     from treetune.rollouts.demonstrations import Demonstrations
 
-    session, rollout = sampler.session, Demonstrations()
+    session, rollout = resources.session, Demonstrations()
     problems = draw_problems(session.train_problems, count, session.config.seed, 0)
-    context = sampler.context(rollout, seed=session.config.seed, iteration=0, journal=None)
+    context = resources.context(rollout, seed=session.config.seed, iteration=0, journal=None)
     trees, _ = rollout.run(context, problems)
     generator = derived_random(session.config.seed, "benchmark advantages")
     episodes = []

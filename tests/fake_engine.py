@@ -10,17 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from treetune.engine.base import (
-    Canary,
-    Chunk,
-    Completion,
-    Engine,
-    Later,
-    OnResult,
-    Request,
-    SamplingParams,
-    SyncReport,
-)
+from treetune.engine.base import Canary, Chunk, Engine, SyncReport
+from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams
 from treetune.exceptions import EngineError
 from treetune.vocabulary import FinishReason
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from treetune.engine.launch import scratch_folder
-from treetune.runtime.weights_folder import weights_folder
+from treetune.runtime.weights_folder import make_weights_folder
 from treetune.store.files import new_own_folder, own_folder
 
 from .engine.stubs import Stub, below
@@ -110,7 +110,7 @@ def test_nobody_else_reads_the_weights_that_the_engine_is_given(place: Path) -> 
         barrier=lambda name: None,
         exchange=lambda name, own: [own],
     )
-    folder, _, _ = weights_folder(place / "experiment", "run", ranks)
+    folder, _, _ = make_weights_folder(place / "experiment", "run", ranks)
     try:
         (folder / "server.json").write_text("key")
         assert as_nobody(reads(folder / "server.json")) == "PermissionError"

@@ -14,7 +14,7 @@ from treetune import exceptions
 PACKAGE = ROOT / "src" / "treetune"
 ALONE = (
     "domains/sandbox/inside",  # nothing of the package is in the sandbox
-    "cluster/submission.py",  # a script of its own, which a login node's Python runs
+    "cluster/slurm.py",  # a script of its own, which a login node's Python runs
     "domains/puzzles/reasoning_gym_maker.py",  # a process of its own
 )
 DEFINED = {

@@ -226,7 +226,7 @@ class NothingToSee(Analyzer):
     def points(self, config, directory):
         return []
 
-    def analyse(self, sampler, points, work):
+    def analyse(self, resources, points, work):
         return Findings({})
 
     @staticmethod

@@ -1,4 +1,4 @@
-// On the right of estimate_difficulty: each shard is a task of a SLURM array with one GPU. `setup` are lines of the shell
+// Append to the files of estimate_difficulty: each shard is a task of a SLURM array with one GPU. `setup` are lines of the shell
 // before the command; `options` go to sbatch.
 {
   jobs: {

@@ -47,8 +47,8 @@ class Calculations(GeneratedTask):
         a, b, c = generated
         return Problem(id=id, prompt=f"{a}*{b}+{c}", gold=str(a * b + c), data={"numbers": generated})
 
-    def made(self, split: str) -> Sequence[Problem]:
-        questions = super().made(split)
+    def make_problems(self, split: str) -> Sequence[Problem]:
+        questions = super().make_problems(split)
         return [self._turn(one) for one in questions] if self.taught and split == "train" else questions
 
     def _turn(self, question: Problem) -> Problem:

@@ -11,7 +11,7 @@ configs=$1
 shift
 if [ $# -eq 0 ]; then set -- run_iteration_loop run_evaluation; fi
 
-ranks=${GPUS_PER_NODE:-${SLURM_GPUS_ON_NODE:-8}}
+ranks=${GPUS_PER_NODE:-${SLURM_GPUS_ON_NODE:?set GPUS_PER_NODE, or submit with --gpus-per-node}}
 port=${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
 threads=$((${SLURM_CPUS_PER_TASK:-$(nproc)} / ranks))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}

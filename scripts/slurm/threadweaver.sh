@@ -5,8 +5,8 @@
 #   ./scripts/slurm/threadweaver.sh parallel     answers with threads
 #   ./scripts/slurm/threadweaver.sh sequential   their baseline
 #
-# Environment: STAGES (default "sft rl"), SFT_NODES (1), NODES (4, for rl); CONFIGS, comma-separated, go on the right of
-# both; all that submit.sh reads. The same line again goes on with what was interrupted.
+# Environment: STAGES (default "sft rl"), SFT_NODES (1), NODES (4, for rl); CONFIGS, comma-separated, are appended to
+# both; all that submit.sh reads. The same line again resumes what was interrupted.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 form=${1:-}

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from treetune.domains.sandbox.base import ProgramLimits, Sandbox
     from treetune.domains.sandbox.bubblewrap import choose_sandbox
     from treetune.domains.sandbox.python_tool import PythonTool
-    from treetune.engine.base import Completion, Engine, EngineLaunch, Request, SamplingParams, Tolerance
+    from treetune.engine.base import Engine, EngineLaunch, Tolerance
+    from treetune.engine.requests import Completion, Request, SamplingParams
     from treetune.engine.settings import EngineSettings
     from treetune.exceptions import SandboxUnavailable, Unavailable
     from treetune.lab.trees.branching import Branches, Branching

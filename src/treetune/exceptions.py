@@ -34,6 +34,7 @@ OSError and ends it with exit code 1. The project catches exceptions that derive
     ├── Unanswered                   a request came to nothing                  domains.endpoints
     │   └── RequestRefused           the endpoint doesn't take this request     domains.endpoints
     ├── ServerFailure                a server failed; another may do it         engine
+    │   └── TemporaryFailure         the same request may succeed later         engine
     ├── NotInParts                   weights can't be read one after the other  models.shards
     ├── Incomplete                   a check looked at a value that was wrong   findings
     ├── Endless                      a Jsonnet program comes to no end          config.jsonnet
@@ -48,7 +49,7 @@ OSError and ends it with exit code 1. The project catches exceptions that derive
 
 Not listed are private ones, and those of programs that run alone, where nothing of this package can be
 imported: in `domains/sandbox/inside`, `domains/puzzles/reasoning_gym_maker.py` (Refused) and
-`cluster/submission.py` (SlurmRefused, SlurmBusy).
+`cluster/slurm.py` (SlurmRefused, SlurmBusy).
 """
 
 from __future__ import annotations
@@ -193,6 +194,10 @@ class RequestRefused(Unanswered):
 
 class ServerFailure(Exception):
     """A server's failure to do its work; another server may do it."""
+
+
+class TemporaryFailure(ServerFailure):
+    """A server can't be reached or is overloaded; the same request may succeed a little later."""
 
 
 class NotInParts(Exception):

@@ -6,7 +6,6 @@ has been checked.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import sys
@@ -14,14 +13,17 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__" and sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
     # Started as a script. `models` and `config` in this folder would hide other packages of these names.
     sys.path[0] = os.path.dirname(sys.path[0])
 
-from treetune.cli.arguments import COMMANDS, grammar, parse
 from treetune.exceptions import ClosedPipe
 from treetune.store.files import why_not_written
+
+if TYPE_CHECKING:
+    from treetune.cli.command import Options
 
 USER_ERROR, FAILURE, INTERRUPTED, CLOSED_PIPE = 2, 1, 130, 141
 
@@ -31,10 +33,10 @@ FIRST_RANK_SPEAKS_WITHIN_S = 5.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code: 2 for a user's mistake, 1 for a failure."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what could follow
-        from treetune.cli.arguments import complete
-
-        complete(grammar())
+    try:
+        from treetune.cli.arguments import COMMANDS, parse
+    except ModuleNotFoundError as error:  # click, in a Python without this project's packages
+        return _report_missing_package(error)
     options = parse(arguments)
     options.commands = COMMANDS
     try:
@@ -45,22 +47,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ClosedPipe:
         return CLOSED_PIPE
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("treetune"):
-            raise
-        what = error.name or f"a set of packages that go together ({error.__cause__ or error})"
-        print(
-            f"{what} is not installed for {sys.executable}: in a checkout run ./scripts/setup.sh, then"
-            " `source .venv/bin/activate`; else pip install 'treetune[cpu]' or 'treetune[cuda]'",
-            file=sys.stderr,
-        )
-        return USER_ERROR
+        return _report_missing_package(error)
     except ValueError as error:
         return _failed(error, USER_ERROR, options)
     except (OSError, RuntimeError, MemoryError) as error:
         return _failed(error, FAILURE, options)
 
 
-def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
+def _report_missing_package(error: ModuleNotFoundError) -> int:
+    """Prints how to install what is missing. Raises the error again if it is a module of our own."""
+    if (error.name or "").startswith("treetune"):
+        raise error
+    what = error.name or f"a set of packages that go together ({error.__cause__ or error})"
+    print(
+        f"{what} is not installed for {sys.executable}: in a checkout run ./scripts/setup.sh, then"
+        " `source .venv/bin/activate`; else pip install 'treetune[cpu]' or 'treetune[cuda]'",
+        file=sys.stderr,
+    )
+    return USER_ERROR
+
+
+def _failed(error: Exception, code: int, options: Options) -> int:
     """Prints one message on standard error. The traceback goes to the log or, with --debug, to standard
     error."""
     from treetune.exceptions import SameOnAllRanks

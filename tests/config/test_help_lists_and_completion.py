@@ -1,18 +1,18 @@
-"""What the command line says of itself: help with examples, slips of the pen, parts, completion."""
+"""The command line: help with examples, suggestions for misspelled words, lists of parts, completion."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from treetune.cli import arguments as completion
-from treetune.cli.arguments import BY_NAME, COMMANDS, SHORT, overview, parse
+from treetune.cli.arguments import BY_NAME, COMMANDS, PROGRAM, SHORT, overview, parse
+from treetune.cli.completion import complete_configs, complete_keys
 from treetune.config.layers import find_file
 from treetune.main import main
 
@@ -39,13 +39,15 @@ def test_every_command_has_help_of_its_own_with_an_example(
         parse([name, "--help"])
     out = capsys.readouterr().out
     assert end.value.code == 0
-    assert "examples:" in out
-    assert f"usage: treetune {SHORT.get(name, name)}" in out
+    assert "Examples:" in out
+    assert f"Usage: treetune {SHORT.get(name, name)}" in out
     assert [line for line in out.splitlines() if len(line) > 80] == []
 
 
 def test_the_first_help_fits_a_screen_and_leads_to_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
     screen = capsys.readouterr().out.splitlines()
     assert screen == overview().splitlines()
     assert len(screen) < 24 and max(map(len, screen)) <= 80
@@ -60,7 +62,7 @@ def test_the_first_help_fits_a_screen_and_leads_to_every_command(capsys: pytest.
     assert "treetune score_responses --configs configs/tasks/math.jsonnet" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["help", "check"])
-    assert capsys.readouterr().out.startswith("usage: treetune check ")
+    assert capsys.readouterr().out.startswith("Usage: treetune check ")
     assert main(["help", "dta"]) == 2
     assert "did you mean data?" in capsys.readouterr().err
 
@@ -68,34 +70,35 @@ def test_the_first_help_fits_a_screen_and_leads_to_every_command(capsys: pytest.
 @pytest.mark.parametrize("short", SHORT.values())
 def test_a_short_name_is_the_command_whose_old_name_goes_on_working(short: str) -> None:
     command = BY_NAME[short]
-    needed = [argument.name for argument in command.arguments if "nargs" not in argument.settings]
-    words = ["x"] * len(needed)
+    words = ["x" for argument in command.arguments if argument.required]
     assert parse([short, *words]) == parse([command.name, *words])
     assert parse([short, *words]).command == command.name
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        (["--config", "a.jsonnet", "check_config"], "no option --config: did you mean --configs?"),
-        (["--configs=a", "check_config", "--overide={}"], "no option --overide: did you mean --override?"),
+        (["--config", "a.jsonnet", "check_config"], "No such option '--config'. Did you mean '--configs'?"),
+        (["--configs=a", "check_config", "--overide={}"], "'--overide'. Did you mean '--override'?"),
         (["--configs", "a", "chek_config"], "no command 'chek_config': did you mean check?"),
         (["chek"], "no command 'chek': did you mean check?"),
         (["train"], "no command 'train': did you mean run?"),
         (["xyzzy"], "no command 'xyzzy': `treetune help` lists the commands"),
         (["grpo.jsonnet"], "grpo.jsonnet is a file, and a command comes first: treetune run grpo.jsonnet"),
-        (["report", "x", "--plan"], "no option --plan"),
-        ([], "COMMAND"),
+        (["report", "x", "--plan"], "treetune report: No such option '--plan'"),
+        (["plan", "--gpus", "0"], "'--gpus': 0 is not in the range x>=1"),
+        (["serve_engine", "--host", "a"], "Missing option"),
+        ([], "Missing command"),
     ],
 )
-def test_a_slip_of_the_pen_is_told_what_was_meant(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_a_misspelled_word_is_answered_with_the_nearest_right_one(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
         parse(words)
     err = capsys.readouterr().err
     assert end.value.code == 2
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 2
 
 
@@ -128,8 +131,28 @@ def test_files_follow_a_command_as_well_as_the_option_and_keep_their_order(
 
 
 def test_a_command_without_a_configuration_keeps_its_words() -> None:
-    assert parse(["view", "a.json"]).paths == ["a.json"]
+    assert parse(["view", "a.json"]).paths == ("a.json",)
     assert parse(["parts", "credit"]).family == "credit"
+
+
+def test_an_option_of_several_words_takes_those_up_to_the_next_option() -> None:
+    options = parse(["arena", "mine", "--languages", "first of 8", "slips", "--problems", "5"])
+    assert (options.modules, options.languages, options.problems) == (("mine",), ("first of 8", "slips"), 5)
+
+
+def test_options_before_the_command_count_as_those_after_it() -> None:
+    words = [
+        "--override",
+        "{a: 1}",
+        "--debug",
+        "--local_rank=0",
+        "--configs",
+        "a.jsonnet",
+        "run_iteration_loop",
+    ]
+    options = parse([*words, "--configs", "b.jsonnet", "--override", "{b: 2}"])
+    assert options.configs == ["a.jsonnet", "b.jsonnet"]
+    assert options.override == ["{a: 1}", "{b: 2}"] and options.debug
 
 
 def test_version_says_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,27 +206,40 @@ def test_describe_knows_objects_without_type_and_offers_the_nearest(
 
 def test_the_last_of_several_configurations_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    found = completion.configs("configs/quickstart/sft.jsonnet,configs/presets/grp")
-    assert found == ["configs/quickstart/sft.jsonnet,configs/presets/grpo_as_published.jsonnet"]
-    assert "quickstart/vineppo.jsonnet" in completion.configs("quickstart/v")  # below configs/
+    context = click.Context(PROGRAM)
+
+    def completions(prefix: str) -> list[str]:
+        return complete_configs(context, COMMANDS["check_config"].params[0], prefix)
+
+    preset = "configs/quickstart/sft.jsonnet,configs/presets/grpo_as_published.jsonnet"
+    assert completions("configs/quickstart/sft.jsonnet,configs/presets/grp") == [preset]
+    assert "quickstart/vineppo.jsonnet" in completions("quickstart/v")  # below configs/
+    assert "quickstart/vineppo.jsonnet" in completions("quicksta"), "the files of the only folder"
 
 
 def test_key_paths_of_the_configuration_on_the_line_are_completed() -> None:
-    options = argparse.Namespace(configs=["quickstart/vineppo.jsonnet"], override=None)
-    assert "trainer.learning_rate" in completion.keys("trainer.l", options)
-    assert completion.keys("", argparse.Namespace(configs=["no.jsonnet"], override=None)) == []
+    command = COMMANDS["explain_config"]
+
+    def completions(configs: str, prefix: str) -> list[str]:
+        context = click.Context(command)
+        context.params = {"configs": (configs,), "override": ()}
+        return complete_keys(context, command.params[0], prefix)
+
+    assert "trainer.learning_rate" in completions("quickstart/vineppo.jsonnet", "trainer.l")
+    assert completions("no.jsonnet", "") == []
 
 
-def test_a_shell_that_asks_is_answered_with_commands_and_parts(tmp_path: Path) -> None:
-    def completions(line: str) -> list[str]:
-        answer = tmp_path / "answer"
-        environ = os.environ | {
-            "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n",
-            "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
-        }  # fmt: skip
-        subprocess.run([sys.executable, "-m", "treetune.main"], env=environ, timeout=60, cwd=ROOT)
-        return [word.strip() for word in answer.read_text().split("\n")]
+def test_a_shell_that_asks_is_answered_with_commands_and_parts() -> None:
+    def completions(*words: str) -> list[str]:
+        variables = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
+        environ = os.environ | variables | {"_TREETUNE_COMPLETE": "bash_complete"}
+        command = [sys.executable, "-m", "treetune.main"]
+        done = subprocess.run(command, env=environ, timeout=60, cwd=ROOT, capture_output=True, text=True)
+        return [line.removeprefix("plain,") for line in done.stdout.splitlines()]
 
-    assert sorted(completions("treetune check")) == ["check", "check_config", "check_finished"]
-    assert completions("treetune run run_an") == ["run_analyzers"]
-    assert "credit.monte_carlo" in completions("treetune describe credit.")
+    assert sorted(completions("treetune", "check")) == ["check", "check_finished"]
+    assert completions("treetune", "run", "run_an") == ["run_analyzers"]
+    assert "credit.monte_carlo" in completions("treetune", "describe", "credit.")
+    assert "trainer.learning_rate" in completions(
+        "treetune", "explain", "quickstart/sft.jsonnet", "trainer.l"
+    )

@@ -14,6 +14,7 @@ import treetune
 from treetune.config import folders
 from treetune.config.imports import function_at
 from treetune.config.moved import MOVED, RENAMED, present_name
+from treetune.tasks.base import Task
 
 MAIN = Path(__file__).parents[2] / "src" / "treetune" / "main.py"
 
@@ -97,3 +98,9 @@ def test_a_library_that_a_module_of_ours_lacks_is_not_taken_for_an_old_name(tmp_
     with pytest.raises(ValueError, match="not_installed_anywhere is not installed") as error:
         function_at("needs_much:score")
     assert "write `from treetune" not in str(error.value)
+
+
+@pytest.mark.parametrize(("old", "new"), [("made", "make_problems"), ("sampling", "adjust_sampling")])
+def test_a_task_that_overrides_a_method_by_its_former_name_is_refused(old: str, new: str) -> None:
+    with pytest.raises(TypeError, match=f"Mine.{old} is called {new} now"):
+        type("Mine", (Task,), {old: lambda self, *arguments: None})

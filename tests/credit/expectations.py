@@ -17,7 +17,7 @@ from treetune.credit.base import Credit, Critic
 from treetune.credit.states.base import Budget
 from treetune.credit.values.base import StepValues, Valuation, ValueEstimator
 from treetune.credit.vineppo import MonteCarlo
-from treetune.engine.base import Completion, Request
+from treetune.engine.requests import Completion, Request
 from treetune.lab.trees.rollout import TreeRollout
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Column, Trajectory

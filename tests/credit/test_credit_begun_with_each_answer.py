@@ -25,8 +25,9 @@ from treetune.credit.values.sequential import Sequential, UntilSure
 from treetune.credit.values.siblings import Siblings, ToppedUp
 from treetune.credit.values.smoothed import Smoothed
 from treetune.credit.vineppo import MonteCarlo
-from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Engine, Later, OnResult, Request
+from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
+from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Later, OnResult, Request
 from treetune.exceptions import EngineError
 from treetune.rollouts.context import FurtherProblems, RolloutContext
 from treetune.rollouts.single_turn import SingleTurn

@@ -41,8 +41,8 @@ from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.environments.base import Environment, Turn
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.multi_turn import TurnStates
-from treetune.engine.base import Completion, Request, SamplingParams
 from treetune.engine.journal import JournaledEngine
+from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.exceptions import EngineError, Unavailable
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext

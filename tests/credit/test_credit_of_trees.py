@@ -27,7 +27,7 @@ from treetune.credit.trees import TreeCredit
 from treetune.credit.values.continuations import FreshContinuations
 from treetune.credit.values.siblings import Siblings
 from treetune.credit.vineppo import MonteCarlo
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
 from treetune.lab.trees.rollout import TreeRollout
 from treetune.rollouts.context import RolloutContext

@@ -16,7 +16,7 @@ from treetune.credit.states.base import Budget, ContinuationPlan, Estimate, Fixe
 from treetune.credit.states.one_line import StepBoundaries
 from treetune.credit.values.estimates import ProblemStates, estimate_states
 from treetune.credit.vineppo import MonteCarlo, step_advantages
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.exceptions import ConfigError
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn

@@ -18,13 +18,12 @@ from tests.data import command
 from tests.data.command import write_lines
 from tests.data.oracle import Oracle, sums
 from tests.data.scripted import serving
-from treetune.cluster.jobs import ranges
 from treetune.data.difficulty.answering import AskingShard, AtAddresses, SampleQuestion
 from treetune.data.difficulty.merging import RowRate, bin_of, read_rates
 from treetune.domains.domain_rows import domain_row
 from treetune.domains.endpoints.settings import EndpointSettings
-from treetune.engine.base import SamplingParams
 from treetune.engine.guard import descendants
+from treetune.engine.requests import SamplingParams
 from treetune.main import main
 from treetune.vocabulary import Problem
 
@@ -341,13 +340,6 @@ def test_without_slurm_it_says_so(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert work.run(jobs=SLURM) == 2
     assert "there is no squeue here" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("shards", "text"), [([0, 1, 2, 5], "0-2,5"), ([3], "3"), ([7, 1], "1,7"), ([1, 2, 4, 5], "1-2,4-5")]
-)
-def test_shards_as_an_array_of_slurm(shards: list[int], text: str) -> None:
-    assert ranges(shards) == text
 
 
 def _command_line(pid: int) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,6 +56,49 @@ def test_a_built_in_task_and_own_rows_each_come_to_their_first_iteration() -> No
         for stage in stages:
             policy = Path(folder, "experiments", folder, stage, "checkpoints", "0001", "policy")
             assert (policy / "model.safetensors").is_file()
+
+
+def test_check_tries_the_reward_function_on_the_first_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert new("mine", "rows.jsonl", "tiny", "sft", "in_process") == 0
+    monkeypatch.chdir("mine")
+    capsys.readouterr()
+    command = ["check", "sft.jsonnet"]
+    assert main(command) == 0
+    assert "reward:score gives the reference answer of example/0 the reward 1" in capsys.readouterr().err
+    Path("reward.py").write_text("def score(response, gold):\n    return float({}[gold])\n")
+    # A process of its own: this one has already imported `reward`.
+    done = subprocess.run(
+        [sys.executable, "-m", "treetune.main", *command], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    message = " ".join(done.stderr.split())
+    assert "task.grader: reward:score can't grade the reference answer of example/0 as a response" in message
+    assert "KeyError: '4' (reward.py, line 2)" in message
+
+
+def test_a_table_of_new_experiments_is_refused_without_the_one_that_trains_the_start_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert new("mine", "rows.jsonl", "tiny", "grpo", "in_process") == 0
+    monkeypatch.chdir("mine")
+    table = {
+        "type": "reproduction",
+        "name": "mine",
+        "seeds": [3, 4],
+        "directory": "experiments",
+        "rows": [{"name": "GRPO", "experiment": "grpo"}],
+        "columns": [{"name": "test", "evaluation": "test"}],
+    }
+    grpo, sft = {"configs": ["grpo.jsonnet"]}, {"configs": ["sft.jsonnet"]}
+    for experiments, code in (({"grpo": grpo}, 2), ({"sft": sft, "grpo": grpo | {"needs": ["sft"]}}, 0)):
+        Path("table.json").write_text(json.dumps(table | {"experiments": experiments}))
+        capsys.readouterr()
+        assert main(["check", "table.json"]) == code
+        message = " ".join(capsys.readouterr().err.split())
+        missing = "starts from experiments/seed-3/mine/sft/checkpoints/last/policy, which doesn't exist"
+        assert (missing in message) == (code == 2)
 
 
 def test_own_rows_are_looked_at_and_three_answers_graded_before_anything_is_trained(

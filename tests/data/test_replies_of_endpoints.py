@@ -17,7 +17,7 @@ from treetune.domains.endpoints.client import LONGEST_WAIT_S, EndpointClient, wa
 from treetune.domains.endpoints.replies import read_reply
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.domains.graders.judge import JudgeGrader
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.exceptions import Unanswered
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem

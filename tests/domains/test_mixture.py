@@ -27,7 +27,7 @@ from treetune.domains.mixture import (
     allocate_problems,
     first_of_shuffle,
 )
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.exceptions import NoSplit
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.tasks.base import Split, Task
@@ -243,7 +243,7 @@ def test_stop_and_budget_are_the_domains_own() -> None:
     )
 
     def sampling(domain: str) -> SamplingParams:
-        return task.of(Problem("x", "x", "x", domain=domain)).sampling(PARAMS)
+        return task.of(Problem("x", "x", "x", domain=domain)).adjust_sampling(PARAMS)
 
     assert sampling("plain") == PARAMS
     assert sampling("rows") == SamplingParams(max_tokens=30, stop=("task's",))

@@ -27,8 +27,8 @@ from treetune.domains.environments.mcp_tools import Mcp, end_servers
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.environments.tools import Function, Python, Tool, Tools
 from treetune.domains.multi_turn import MultiTurn
-from treetune.engine.base import Completion, SamplingParams
 from treetune.engine.journal import JournaledEngine
+from treetune.engine.requests import Completion, SamplingParams
 from treetune.exceptions import EngineError
 from treetune.findings import missing_requirements
 from treetune.models.chat import Chat

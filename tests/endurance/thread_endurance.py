@@ -29,9 +29,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.support.bigram_model import MANY_THREADS, BigramModel, bigram_model  # noqa: E402
 from tests.support.processes import process_named  # noqa: E402
-from treetune.engine.base import Completion, Engine, EngineLaunch, OnResult, Request  # noqa: E402
+from treetune.engine.base import Engine, EngineLaunch  # noqa: E402
 from treetune.engine.engine import VllmEngine, start_engine  # noqa: E402
 from treetune.engine.journal import request_key  # noqa: E402
+from treetune.engine.requests import Completion, OnResult, Request  # noqa: E402
 from treetune.engine.settings import VllmSettings  # noqa: E402
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext  # noqa: E402
 from treetune.tasks.arithmetic import AdditionChain  # noqa: E402

@@ -9,20 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treetune.engine.base import (
-    Canary,
-    Chunk,
-    Completion,
-    EngineLaunch,
-    Rendezvous,
-    Request,
-    SamplingParams,
-    TransferMethod,
-)
+from treetune.engine.base import Canary, Chunk, EngineLaunch, Rendezvous, TransferMethod
 from treetune.engine.client import SAMPLES
 from treetune.engine.engine import VllmEngine
 from treetune.engine.guard import descendants
 from treetune.engine.launch import ServerLaunch
+from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.server import servers_of
 from treetune.engine.settings import VllmSettings
 from treetune.vocabulary import TokenIds, token_array

@@ -89,8 +89,10 @@ def test_what_comes_by_ipc_is_what_the_worker_unpacks(
     client = Recorder(cuda)
     transfer = CudaIpc(client, 1.0)  # type: ignore[arg-type]
     buffers: list[torch.Tensor] = []
-    room = transfer._room
-    monkeypatch.setattr(transfer, "_room", lambda *asked: buffers.append(room(*asked)) or buffers[-1])
+    buffer_of = transfer._buffer_of
+    monkeypatch.setattr(
+        transfer, "_buffer_of", lambda *asked: buffers.append(buffer_of(*asked)) or buffers[-1]
+    )
     larger = {"c": torch.arange(64, dtype=torch.float32)}
     assert sent(transfer, chunk(rank), chunk(rank, larger)) is None
     assert client.paths() == [*UPDATE[:3], "/update_weights", "/finish_weight_update"]
@@ -199,7 +201,7 @@ def test_this_sides_part_of_a_broadcast_has_a_deadline(fault: str, cuda: FakeCud
         go_on.wait(20)
 
     with pytest.raises(ServerFailure, match=r"unhandled system error|NCCL didn't finish"):
-        transfer._beside(work, HERE, "/update_weights", {})
+        transfer._post_while_working(work, HERE, "/update_weights", {})
     go_on.set()
 
 

@@ -11,19 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from treetune.engine.base import (
-    ANSWERS,
-    CONTINUATIONS,
-    Canary,
-    Chunk,
-    Completion,
-    Later,
-    Request,
-    SyncReport,
-    Tolerance,
-)
+from treetune.engine.base import Canary, Chunk, SyncReport, Tolerance
 from treetune.engine.client import Address
 from treetune.engine.engine import VllmEngine
+from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Later, Request
 from treetune.engine.server import OwnServer
 from treetune.engine.transfer import FromFolder
 from treetune.exceptions import EngineError, ServerFailure

@@ -10,19 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from treetune.engine.base import (
-    ANSWERS,
-    CONTINUATIONS,
-    Canary,
-    Completion,
-    Engine,
-    EngineLaunch,
-    Later,
-    Request,
-    SamplingParams,
-)
+from treetune.engine.base import Canary, Engine, EngineLaunch
 from treetune.engine.engine import start_engine
 from treetune.engine.in_process import FEWEST_ROWS
+from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Later, Request, SamplingParams
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
 from treetune.models.tokenizer import character_tokenizer

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fake_engine import FakeEngine
-from treetune.engine.base import Completion, Later, Request, SamplingParams
 from treetune.engine.journal import JournaledEngine, completions_of_row, journal_row, request_key
+from treetune.engine.requests import Completion, Later, Request, SamplingParams
 from treetune.exceptions import EngineError
 from treetune.store.journal import Journal
 from treetune.vocabulary import FinishReason

@@ -135,6 +135,21 @@ def test_adapters_are_served_as_the_policy_on_the_model_that_they_belong_to(tmp_
         with_run(launch(), adapter_rank=513).command(tmp_path, 1)
 
 
+@pytest.mark.parametrize(
+    ("model", "length", "refused"), [("cohere2", 64, True), ("cohere2", 16, False), ("gemma2", 64, False)]
+)
+def test_a_model_that_vllm_computes_with_wider_windows_is_refused(
+    tmp_path: Path, model: str, length: int, refused: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model, "sliding_window": 16}))
+    server = launch(context_length=length)
+    if not refused:
+        assert server.command(tmp_path, 8000)
+        return
+    with pytest.raises(ValueError, match=r"17 tokens wide.* set context_length to 16 or less"):
+        server.command(tmp_path, 8000)
+
+
 def test_a_server_answers_those_alone_who_know_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(key.VARIABLE, "secret")
 

@@ -18,8 +18,9 @@ import pytest
 
 from tests.columns import plain
 from tests.fake_engine import FakeEngine
-from treetune.engine.base import Completion, Engine, Request, SamplingParams
+from treetune.engine.base import Engine
 from treetune.engine.programs import result_of
+from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.exceptions import EngineError
 
 

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from treetune.engine import server
-from treetune.engine.base import CONTINUATIONS, Completion, Rendezvous, Request, SamplingParams
+from treetune.engine.base import Rendezvous
 from treetune.engine.client import Address
 from treetune.engine.engine import VllmEngine
 from treetune.engine.journal import JournaledEngine
+from treetune.engine.requests import CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.engine.sampling import BLOCK_TOKENS, Prefixes
 from treetune.engine.server import OwnServer, RemoteServer
 from treetune.engine.settings import VllmSettings

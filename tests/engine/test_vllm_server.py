@@ -21,20 +21,12 @@ from urllib.request import urlopen
 import pytest
 
 from tests.support.processes import process_named, processes_named
-from treetune.engine.base import (
-    Canary,
-    Chunk,
-    Completion,
-    EngineLaunch,
-    Request,
-    SamplingParams,
-    Tolerance,
-    TransferMethod,
-)
+from treetune.engine.base import Canary, Chunk, EngineLaunch, Tolerance, TransferMethod
 from treetune.engine.client import MODEL_NAME, SAMPLES, Address
 from treetune.engine.engine import VllmEngine, start_engine
 from treetune.engine.journal import JournaledEngine
 from treetune.engine.key import header
+from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.settings import VllmSettings
 from treetune.models.sources import TinyModel
 from treetune.vocabulary import TokenIds

@@ -13,8 +13,9 @@ from safetensors import safe_open
 
 from tests.engine.test_vllm_server import CONTEXT, Policy, policy, requests
 from tests.gpu.conftest import ON_A_GPU, rehearse_if_asked
-from treetune.engine.base import Chunk, EngineLaunch, Request
+from treetune.engine.base import Chunk, EngineLaunch
 from treetune.engine.engine import VllmEngine, start_engine
+from treetune.engine.requests import Request
 from treetune.engine.settings import VllmSettings
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

@@ -19,7 +19,7 @@ from treetune.models.attention import (
     PackedRow,
     attach_packed_attention,
     attach_tree_attention,
-    variable_length,
+    run_variable_length_kernel,
 )
 from treetune.models.logprobs import ModelInputs, Nucleus, PolicyModule
 from treetune.prefix_tree import PrefixTree
@@ -75,7 +75,7 @@ def test_the_kernel_for_packed_rows_is_right_at_the_widths_of_real_models(
 
     tensors = [drawn(heads), drawn(kv_heads), drawn(kv_heads)]
     wanted = [one.detach().float().requires_grad_() for one in tensors]
-    found = variable_length(*tensors, row, width**-0.5)
+    found = run_variable_length_kernel(*tensors, row, width**-0.5)
     parts = []
     for query, key, value in zip(*(one.split(lengths) for one in wanted), strict=True):
         asked = [one.transpose(0, 1)[None] for one in (query, key, value)]

@@ -26,7 +26,8 @@ from treetune.credit.values.continuations import FreshContinuations
 from treetune.credit.values.filtered import Filtered
 from treetune.credit.values.siblings import Siblings, ToppedUp
 from treetune.credit.vineppo import MonteCarlo
-from treetune.engine.base import Engine, Later, OnResult, Request
+from treetune.engine.base import Engine
+from treetune.engine.requests import Later, OnResult, Request
 from treetune.lab.arena import languages
 from treetune.lab.arena.gain import BATCH, TRUE_ADVANTAGES, at_ratio, best_at, gain, half_width
 from treetune.lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of

@@ -15,8 +15,8 @@ import torch
 from tests.support import contexts
 from tests.trainer.helpers import tiny_model
 from treetune.credit.episodes import make_episode
-from treetune.engine.base import SamplingParams
-from treetune.lab.analyzers.credit_measures import Credited, Truth, measure, reliability
+from treetune.engine.requests import SamplingParams
+from treetune.lab.analyzers.credit_measures import CreditOfMethod, Truth, measure, reliability
 from treetune.lab.analyzers.true_values import (
     EstimatedValue,
     PolicySteps,
@@ -36,7 +36,7 @@ from treetune.tree import answers_of
 from treetune.vocabulary import TextCodec, Trajectory, token_array
 
 
-def true_credit(answers: Sequence[Trajectory], factor: float = 1.0) -> tuple[list[Truth], Credited]:
+def true_credit(answers: Sequence[Trajectory], factor: float = 1.0) -> tuple[list[Truth], CreditOfMethod]:
     """What is true of answers of a language, and episodes whose advantages are that times a factor."""
     truths, episodes = [], []
     for answer in answers:
@@ -47,7 +47,7 @@ def true_credit(answers: Sequence[Trajectory], factor: float = 1.0) -> tuple[lis
         context = context_of_language(language, 1, seed=1)
         own = [factor * one for one in truths[-1].advantages]
         episodes.append(make_episode(context, answer, own, values if factor else None))
-    return truths, Credited(episodes)
+    return truths, CreditOfMethod(episodes)
 
 
 @pytest.mark.parametrize(

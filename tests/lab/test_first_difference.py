@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 from tests.rollouts import tabular_mdp as mdp
 from treetune.credit.rloo import Rloo
-from treetune.engine.base import Completion
 from treetune.engine.journal import journal_row
+from treetune.engine.requests import Completion
 from treetune.lab.analyzers.first_difference import first_difference
 from treetune.main import main
 from treetune.rollouts.storage import (

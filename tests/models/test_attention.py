@@ -125,7 +125,7 @@ def test_pytorchs_kernel_takes_the_shapes_and_types_that_it_is_given() -> None:
     query = torch.empty(tokens, 4, 64, dtype=torch.bfloat16, device="meta")
     key = torch.empty(tokens, 2, 64, dtype=torch.bfloat16, device="meta")
     on_meta = replace(row, starts_S=row.starts_S.to("meta"))
-    result = attention.variable_length(query, key, key, on_meta, 0.125)
+    result = attention.run_variable_length_kernel(query, key, key, on_meta, 0.125)
     assert (result.shape, result.dtype) == (query.shape, query.dtype)
 
 
@@ -279,7 +279,7 @@ def test_models_that_take_no_such_mask_are_refused_with_the_remedy():
 
 
 def test_flex_attention_needs_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr("treetune.models.pretrained._GPUS", ("none",))
+    monkeypatch.setattr("treetune.models.pretrained._GPU_DEVICES", ("none",))
     (tmp_path / "config.json").write_text("{}")
     model = PretrainedModel(name_or_path=str(tmp_path), attention="flex_attention")
     with pytest.raises(ValueError, match="'flex_attention' needs an NVIDIA GPU"):

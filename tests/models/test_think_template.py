@@ -15,7 +15,7 @@ from tests.models.chat_models import END, TURN_END
 from tests.models.chat_models import template as template_of
 from treetune.main import main
 from treetune.models.chat import Chat, render
-from treetune.threads.commands import OPENING, SYSTEM, write_think_model
+from treetune.threads.think_template import OPENING, SYSTEM, write_think_model
 
 QWEN, LLAMA2, GEMMA, PLAIN, DEAF = map(template_of, ("qwen", "llama2", "gemma", "plain", "deaf"))
 OPENED = PLAIN + "{{ '<think>\\n' }}"
@@ -64,7 +64,7 @@ def test_the_template_is_as_before_with_a_system_message_and_an_opened_thought(
     made = write_think_model(model, tmp_path / "out")
     after = loaded(tmp_path / "out")
     system = {"role": "system", "content": SYSTEM}
-    assert made.system_in == "system" and made.opened
+    assert made.system_in == "system" and made.opens_thought
     for turns in (ASKED, TURNS):
         assert render(after, Chat(), turns) == render(before, Chat(), [system, *turns]) + OPENING
         alone = render(after, Chat(), turns, add_generation_prompt=False)
@@ -90,7 +90,7 @@ def test_a_thought_is_not_opened_where_it_is_open_already_or_the_model_is_told_n
     quiet = Chat(template_arguments={"enable_thinking": False})
     assert not render(loaded(tmp_path / "out"), quiet, ASKED).endswith(OPENING)
     with_template(model, OPENED)
-    assert not write_think_model(model, tmp_path / "opened").opened
+    assert not write_think_model(model, tmp_path / "opened").opens_thought
     assert render(loaded(tmp_path / "opened"), Chat(), ASKED).count("<think>\n") == 1
 
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.columns import plain
 from tests.models.chat_models import BEGIN, CHATML, END, TURN, TURN_END, bpe_tokenizer
-from treetune.engine.base import Request, SamplingParams
 from treetune.engine.client import RequestPart, payload
+from treetune.engine.requests import Request, SamplingParams
 from treetune.models.chat import Chat
 from treetune.models.control_tokens import refuse_hidden_stops, special_tokens
 from treetune.models.pretrained import PretrainedModel

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from tests.rollouts.tabular_mdp import as_read
 from tests.threads.threads import CODEC, decode, encode
-from treetune.engine.base import Completion, Engine, OnResult, Request
+from treetune.engine.base import Engine
+from treetune.engine.requests import Completion, OnResult, Request
 
 Ids = tuple[int, ...]
 Script = Callable[[str, Request], str]

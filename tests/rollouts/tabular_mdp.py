@@ -21,7 +21,8 @@ from tests.columns import plain
 from tests.fake_engine import FakeEngine
 from tests.support.contexts import context_of
 from treetune.credit.base import Credit
-from treetune.engine.base import Completion, Engine, OnResult, Request, SamplingParams
+from treetune.engine.base import Engine
+from treetune.engine.requests import Completion, OnResult, Request, SamplingParams
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.tasks.base import Task

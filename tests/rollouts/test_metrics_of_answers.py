@@ -17,7 +17,7 @@ from tests.trees import answered
 from treetune.credit.grpo import Group
 from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.mixture import Domain, Mixture
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.rollouts import numbers
 from treetune.rollouts.answers import before_stop, contiguous_share
 from treetune.rollouts.context import FurtherProblems, RolloutContext

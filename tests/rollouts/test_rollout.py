@@ -14,7 +14,7 @@ from tests.rollouts import tabular_mdp as mdp
 from tests.threads import threads
 from tests.trees import answered
 from treetune.credit.vineppo import MonteCarlo
-from treetune.engine.base import Completion, OnResult, Request, SamplingParams
+from treetune.engine.requests import Completion, OnResult, Request, SamplingParams
 from treetune.rollouts.answers import before_stop
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.demonstrations import Demonstrations

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.trees import answered
-from treetune.engine.base import Completion, Request
+from treetune.engine.requests import Completion, Request
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext
 from treetune.rollouts.partial import PartialAnswers
 from treetune.rollouts.single_turn import SingleTurn

@@ -27,7 +27,7 @@ from treetune.rollouts.storage import (
     write_tokens,
     write_trajectories,
 )
-from treetune.runtime.generation import episodes_everywhere, trajectories_on_first
+from treetune.runtime.generation import episodes_on_all, trajectories_on_first
 from treetune.store.checksums import SEALED
 from treetune.vocabulary import Episode, Grade, Message, Problem, Segment, Trajectory
 
@@ -165,7 +165,7 @@ class Others:
 def test_what_ranks_hand_each_other_is_what_one_rank_would_have(ranks: int) -> None:
     for exchanged, to_bytes, rows in (
         (trajectories_on_first, trajectories_to_bytes, mdp.all_trajectories()),
-        (episodes_everywhere, episodes_to_bytes, [episode(number) for number in range(7)]),
+        (episodes_on_all, episodes_to_bytes, [episode(number) for number in range(7)]),
     ):
         shares = [contiguous_share(rows, rank, ranks) for rank in range(ranks)]
         others: Any = Others([to_bytes(share) for share in shares])

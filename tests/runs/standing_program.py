@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.runs.in_process import FakeSettings, small
-from treetune.engine.base import Completion, Engine, EngineLaunch, OnResult, Request
+from treetune.engine.base import Engine, EngineLaunch
 from treetune.engine.journal import FLUSH_S
+from treetune.engine.requests import Completion, OnResult, Request
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
 

@@ -18,7 +18,7 @@ from treetune.rollouts.selection import CorrectOnly, PreferencePairs
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.training import choose
 from treetune.store.files import write_json, write_text
 from treetune.trainer.core import PolicyTrainer
@@ -60,12 +60,12 @@ def scripted(monkeypatch: pytest.MonkeyPatch, accuracies: Table) -> list[tuple[i
     for."""
     asked: list[tuple[int, int]] = []
 
-    def measure(sampler: Sampler, done: int, chosen: EvaluationSet, folder: Path, name: str) -> None:
+    def measure(resources: RunResources, done: int, chosen: EvaluationSet, folder: Path, name: str) -> None:
         assert chosen.label == "validation"
         iteration, epoch = int(folder.parts[-3]), int(folder.name)
-        sampler.server.ready()
-        assert sampler.server.engine is not None
-        assert sampler.server.engine.version == done == iteration + 1, "the weights are in the engine"
+        resources.server.ready()
+        assert resources.server.engine is not None
+        assert resources.server.engine.version == done == iteration + 1, "the weights are in the engine"
         asked.append((iteration, epoch))
         names = ("ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
         write_text(folder / "answers.jsonl", "")

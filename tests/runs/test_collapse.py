@@ -34,7 +34,7 @@ from treetune.runtime.diagnostics import (
     Diagnostics,
     Row,
     Sign,
-    Watched,
+    WatchedRun,
     diagnose,
     last_good,
     verdict,
@@ -43,7 +43,7 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.record import CollapseWatch, Record
 from treetune.store.files import write_json
 
-SAMPLED = Watched(sampled=True, max_tokens=64)
+SAMPLED = WatchedRun(sampled=True, max_tokens=64)
 
 
 def healthy(iteration: int, **more: float) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def history(*changes: dict[str, float]) -> list[dict[str, Any]]:
     return rows + [healthy(10 + i, **change) for i, change in enumerate(changes)]
 
 
-def counting(chosen: Diagnostics, rows: Sequence[Row], watched: Watched = SAMPLED) -> set[Sign]:
+def counting(chosen: Diagnostics, rows: Sequence[Row], watched: WatchedRun = SAMPLED) -> set[Sign]:
     return {sign for sign, one in diagnose(chosen, watched, rows).items() if one.counts}
 
 
@@ -145,14 +145,14 @@ def test_gradient_norms_that_do_not_settle_are_noise_and_those_that_fall_are_not
     assert counting(chosen, norms(*[0.0] * 6)) == set()
     # Two values, x in five of six iterations: the coefficient of variation is known in closed form.
     found = diagnose(chosen, SAMPLED, norms(*wild))["gradient_noise"]
-    assert f"{(4.9 / 6**0.5) / ((5 + 0.5) / 6):.3g} of its mean" in found.words
+    assert f"{(4.9 / 6**0.5) / ((5 + 0.5) / 6):.3g} of its mean" in found.description
 
 
 def test_what_a_run_lacks_is_not_looked_for() -> None:
     shown = {name: value for change in SHOWN.values() for name, value in change.items()}
     collapsed = history(*[shown] * 3)
-    assert set(diagnose(Diagnostics(), Watched(sampled=False), collapsed)) == {"gradient_noise"}
-    assert "answers_at_limit" not in diagnose(Diagnostics(), Watched(sampled=True), collapsed)
+    assert set(diagnose(Diagnostics(), WatchedRun(sampled=False), collapsed)) == {"gradient_noise"}
+    assert "answers_at_limit" not in diagnose(Diagnostics(), WatchedRun(sampled=True), collapsed)
     alone = history(*[shown | {"episodes/problems": 512.0}] * 3)  # one answer to a problem
     assert "no_spread" not in counting(Diagnostics(), alone)
     bare = [{"iteration": i, "episodes/reward": 0.5} for i in range(5)]
@@ -165,12 +165,12 @@ def test_rewards_that_are_levelled_teach_nothing_though_scores_differ() -> None:
     levelled = {"credit/advantage_zero": 1.0}
     assert counting(chosen, history(levelled, levelled)) == {"no_spread"}
     assert counting(chosen, history(levelled, {"credit/advantage_zero": 0.999})) == set()
-    words = diagnose(chosen, SAMPLED, history(levelled))["no_spread"].words
+    words = diagnose(chosen, SAMPLED, history(levelled))["no_spread"].description
     assert words == "every advantage is 0, though answers differ in score for 0.6 of the problems"
     assert counting(chosen, history(levelled | SHOWN["no_spread"], levelled)) == {"no_spread"}
     alone = levelled | {"episodes/problems": 512.0, "episodes/mixed": 0.0}  # one answer to a problem
     assert counting(chosen, history(alone, alone)) == {"no_spread"}
-    assert diagnose(chosen, SAMPLED, history(alone))["no_spread"].words == "every advantage is 0"
+    assert diagnose(chosen, SAMPLED, history(alone))["no_spread"].description == "every advantage is 0"
 
 
 def test_before_its_window_or_beginning_is_over_it_is_too_early_for_a_sign() -> None:
@@ -248,8 +248,10 @@ def entropies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training is real, and the entropy that it reports is from the table."""
     real = loop.train
 
-    def train_with_known_entropy(sampler: Any, trainer: Any, iteration: int, *rest: Any) -> dict[str, float]:
-        return real(sampler, trainer, iteration, *rest) | {"train/entropy": ENTROPIES[iteration]}
+    def train_with_known_entropy(
+        resources: Any, trainer: Any, iteration: int, *rest: Any
+    ) -> dict[str, float]:
+        return real(resources, trainer, iteration, *rest) | {"train/entropy": ENTROPIES[iteration]}
 
     monkeypatch.setattr(loop, "train", train_with_known_entropy)
 

@@ -24,7 +24,8 @@ from tests.runs.in_process import (
 )
 from tests.runs.standing_program import SETS
 from treetune.credit.vineppo import MonteCarlo
-from treetune.engine.base import Completion, Tolerance
+from treetune.engine.base import Tolerance
+from treetune.engine.requests import Completion
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
 from treetune.models.policy_files import read_policy

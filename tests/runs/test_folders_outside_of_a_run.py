@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from treetune.runtime.weights_folder import MEMORY, remembered_folder, weights_folder
+from treetune.runtime.weights_folder import MEMORY, make_weights_folder, read_name_file
 from treetune.store import held_folders
 from treetune.store.files import remove_folder
 from treetune.trainer.ranks import _private_folder
@@ -40,9 +40,9 @@ def within_the_deadline(work: Callable[[], Any]) -> Any:
 
 
 def test_the_name_of_the_folder_in_memory_can_not_be_guessed(tmp_path: Path) -> None:
-    first, *_ = weights_folder(tmp_path, "run", ALONE)
+    first, *_ = make_weights_folder(tmp_path, "run", ALONE)
     shutil.rmtree(first)
-    second, *_ = weights_folder(tmp_path, "run", ALONE)
+    second, *_ = make_weights_folder(tmp_path, "run", ALONE)
     try:
         assert first != second and {first.parent, second.parent} == {MEMORY}
         assert stat.S_IMODE(second.stat().st_mode) == 0o700
@@ -51,9 +51,9 @@ def test_the_name_of_the_folder_in_memory_can_not_be_guessed(tmp_path: Path) -> 
 
 
 def test_the_next_start_deletes_what_a_killed_run_left_before_it_held_its_folder(tmp_path: Path) -> None:
-    first, *_ = weights_folder(tmp_path, "run", ALONE)
+    first, *_ = make_weights_folder(tmp_path, "run", ALONE)
     (first / "held").unlink()  # killed before: no sweep knows whose the folder is
-    second, *_ = weights_folder(tmp_path, "run", ALONE)
+    second, *_ = make_weights_folder(tmp_path, "run", ALONE)
     try:
         assert not first.exists() and second.is_dir()
     finally:
@@ -64,14 +64,14 @@ def test_the_next_start_deletes_what_a_killed_run_left_before_it_held_its_folder
 def test_a_remembered_name_that_is_no_folder_of_ours_is_not_deleted(tmp_path: Path, name: str) -> None:
     remembered = tmp_path / "remembered"
     remembered.write_text(name)
-    assert remembered_folder(remembered) is None
+    assert read_name_file(remembered) is None
 
 
 def test_a_named_pipe_where_a_run_wants_its_folder_holds_nothing_up(tmp_path: Path) -> None:
-    folder, *_ = weights_folder(tmp_path, "run", ALONE, in_memory=False)
+    folder, *_ = make_weights_folder(tmp_path, "run", ALONE, in_memory=False)
     remove_folder(folder)
     os.mkfifo(folder)
-    again, *_ = within_the_deadline(lambda: weights_folder(tmp_path, "run", ALONE, in_memory=False))
+    again, *_ = within_the_deadline(lambda: make_weights_folder(tmp_path, "run", ALONE, in_memory=False))
     assert again == folder and folder.is_dir()
 
 
@@ -79,7 +79,7 @@ def test_a_pipe_that_is_called_like_a_runs_folder_holds_no_start_up(tmp_path: Pa
     planted = MEMORY / f"{held_folders.PREFIX}planted-{os.getpid()}"
     os.mkfifo(planted)
     try:
-        folder, *_ = within_the_deadline(lambda: weights_folder(tmp_path, "run", ALONE))
+        folder, *_ = within_the_deadline(lambda: make_weights_folder(tmp_path, "run", ALONE))
         shutil.rmtree(folder)
     finally:
         planted.unlink()

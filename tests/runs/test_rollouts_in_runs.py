@@ -201,7 +201,7 @@ def test_stored_rounds_are_dealt_to_any_number_of_ranks_by_whole_groups(
     shares = []
     for rank in range(world_size):
         ranks: Any = SimpleNamespace(rank=rank, world_size=world_size)
-        shares.append(answers_of_trees(generation.own_trees(ranks, stored)))
+        shares.append(answers_of_trees(generation.trees_of_rank(ranks, stored)))
     assert [trajectory for share in shares for trajectory in share] == stored
     counts = [len({t.problem.id for t in share}) for share in shares]
     assert all(len(share) == 2 * count for share, count in zip(shares, counts, strict=True))

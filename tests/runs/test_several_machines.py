@@ -27,7 +27,7 @@ from treetune.exceptions import MachinesDiffer
 from treetune.runtime import several_machines
 from treetune.runtime.policy_server import refuse_unreachable_server
 from treetune.runtime.several_machines import Facts, MachineView, differences, refuse_machines_that_differ
-from treetune.runtime.weights_folder import weights_folder
+from treetune.runtime.weights_folder import make_weights_folder
 from treetune.trainer.ranks import Meeting
 
 
@@ -53,7 +53,7 @@ def weights_folders(
 
         ranks = rank(*machines, number=number)
         ranks.exchange = exchange
-        return weights_folder(experiment, purpose, ranks, in_memory)
+        return make_weights_folder(experiment, purpose, ranks, in_memory)
 
     with ThreadPoolExecutor(len(machines)) as threads:
         return list(threads.map(of_rank, range(len(machines))))

@@ -19,11 +19,11 @@ from tests.support.faults import ROOT, Experiment, Running
 
 SUPERVISED = ROOT / "tests/support/small_supervised.jsonnet"
 SAMPLED = ROOT / "tests/support/small.jsonnet"
-ITERATIONS = 5
+ITERATIONS = 7
 
 SPARSE = (
     f"{{iterations: {ITERATIONS}, checkpoints: {{every: {ITERATIONS}}}, evaluation+: {{sets: []}},"
-    " trainer+: {epochs: 40}}"
+    " trainer+: {epochs: 25}}"
 )
 IN_PROCESS = "{engines: {policy: {type: 'in_process'}}}"
 LONGER = "{trainer+: {epochs: 100}}"
@@ -62,16 +62,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exp
     return run_of_kind
 
 
-def start_and_signal(experiment: Experiment, number: int, *overrides: str) -> Running:
-    """Starts a run and sends it a signal while it trains the fourth iteration."""
+def start_and_signal(experiment: Experiment, number: int, *overrides: str, iteration: int = 4) -> Running:
+    """Starts a run and sends it a signal while it trains an iteration, by default the fourth."""
     running = experiment.start("run_iteration_loop", *overrides)
-    episodes = experiment.directory.iteration(3) / "episodes.arrow"
+    episodes = experiment.directory.iteration(iteration - 1) / "episodes.arrow"
     over = (experiment.directory.iteration(ITERATIONS - 1) / "metrics.json").is_file
 
     def is_training() -> bool:
         return episodes.is_file() and time.time() - episodes.stat().st_mtime > 0.2
 
-    running.freeze(is_training, over, "the training of iteration 4")
+    running.freeze(is_training, over, f"the training of iteration {iteration}")
     os.kill(running.launcher.pid, number)
     running.signal_ranks(signal.SIGCONT)
     return running
@@ -79,28 +79,30 @@ def start_and_signal(experiment: Experiment, number: int, *overrides: str) -> Ru
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "number"),
+    ("kind", "signals"),
     [
-        ("supervised, one rank", signal.SIGINT),
-        ("supervised, one rank", signal.SIGHUP),
-        ("supervised, two ranks", signal.SIGTERM),
-        ("sampled, one rank", signal.SIGUSR1),
+        # By the iteration in which a signal comes. Between the two, an iteration ends that would be lost.
+        ("supervised, one rank", {4: signal.SIGINT, 6: signal.SIGHUP}),
+        ("supervised, two ranks", {4: signal.SIGTERM}),
+        ("sampled, one rank", {4: signal.SIGUSR1}),
     ],
 )
 def test_a_signal_writes_a_checkpoint_from_which_the_run_ends_with_the_same_bits(
-    kind: str, number: int, tmp_path: Path, undisturbed: Callable[[str], Experiment]
+    kind: str, signals: dict[int, signal.Signals], tmp_path: Path, undisturbed: Callable[[str], Experiment]
 ) -> None:
+    overrides = KINDS[kind].overrides
     experiment = KINDS[kind].experiment(tmp_path / "stopped")
-    running = start_and_signal(experiment, number, *KINDS[kind].overrides)
-    assert running.wait() == 128 + number, running.tail()
-    running.assert_all_gone()
-    assert experiment.directory.checkpoints() == [4]
-    assert "stopping with a checkpoint at the end of iteration 4" in running.tail()
-    ended = "stopped" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
-    assert f"\n{ended} after iteration 4" in running.tail()
+    for iteration, number in signals.items():
+        running = start_and_signal(experiment, number, *overrides, iteration=iteration)
+        assert running.wait() == 128 + number, running.tail()
+        running.assert_all_gone()
+        assert experiment.directory.checkpoints()[-1] == iteration
+        assert f"stopping with a checkpoint at the end of iteration {iteration}" in running.tail()
+        ended = "stopped" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+        assert f"\n{ended} after iteration {iteration}" in running.tail()
 
-    printed = experiment.run("run_iteration_loop", *KINDS[kind].overrides)
-    assert f"continuing after iteration 4 of {ITERATIONS}\n" in printed, "nothing is done again"
+    printed = experiment.run("run_iteration_loop", *overrides)
+    assert f"continuing after iteration {iteration} of {ITERATIONS}\n" in printed, "nothing is done again"
     assert experiment.policy(ITERATIONS) == undisturbed(kind).policy(ITERATIONS)
     rows = [row["iteration"] for row in experiment.directory.read_metrics()]
     assert rows == list(range(ITERATIONS))

@@ -52,7 +52,7 @@ def begin(config: PolicyIteration, **keys: Any) -> list[str]:
         **keys,
     }
     directory_of(config).path.mkdir(parents=True, exist_ok=True)
-    return manifest.begin(directory_of(config), config, plain, 1)
+    return manifest.begin_or_resume(directory_of(config), config, plain, 1)
 
 
 def test_a_start_model_that_has_moved_on_is_refused_and_going_on_is_a_choice(tmp_path: Path) -> None:

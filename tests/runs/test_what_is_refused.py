@@ -22,7 +22,7 @@ from treetune.credit.values.smoothed import Smoothed
 from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.graders.judge import JudgeModel
 from treetune.domains.mixture import Curriculum, Domain, Mixture
-from treetune.engine.base import CONTINUATIONS, Request, SamplingParams
+from treetune.engine.requests import CONTINUATIONS, Request, SamplingParams
 from treetune.engine.settings import Engines, InProcessSettings, VllmSettings
 from treetune.exceptions import ConfigError, SameOnAllRanks
 from treetune.objectives.mle import MaximumLikelihood

@@ -95,7 +95,9 @@ def test_killed_before_credit_it_may_go_on_with_two_waves_and_finds_what_was_ask
     whole, killed = credited(tmp_path / "whole"), credited(tmp_path / "killed")
     train(whole, **STORED)
     with monkeypatch.context() as patch:
-        patch.setattr(generation, "credited", raises_after(generation.credited, 0, RuntimeError("struck")))
+        patch.setattr(
+            generation, "assign_credit", raises_after(generation.assign_credit, 0, RuntimeError("struck"))
+        )
         with pytest.raises(RuntimeError, match="struck"):
             train(killed, **STORED)
     again = credited(tmp_path / "killed", pipelined=False)
@@ -166,7 +168,7 @@ def test_an_iteration_is_sampled_while_the_one_before_is_trained_from_the_versio
     seen: list[bool] = []
 
     def waits(train: Callable[..., Any]) -> Callable[..., Any]:
-        def waiting(sampler: Any, trainer: Any, iteration: int, *rest: Any) -> Any:
+        def waiting(resources: Any, trainer: Any, iteration: int, *rest: Any) -> Any:
             following = directory_of(config).iteration(iteration + 1) / "episodes.arrow"
             pause = threading.Event()
             for _ in range(6000):
@@ -174,7 +176,7 @@ def test_an_iteration_is_sampled_while_the_one_before_is_trained_from_the_versio
                     break
                 pause.wait(0.01)
             seen.append(following.is_file())
-            return train(sampler, trainer, iteration, *rest)
+            return train(resources, trainer, iteration, *rest)
 
         return waiting
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 import treetune.parts  # noqa: F401  (registers the groups of numbers that a line tells)
+from tests.engine.stubs import until
 from treetune.config.jsonnet import load
+from treetune.rollouts.storage import write_trajectories
 from treetune.runtime import console as console_module
 from treetune.runtime.console import PHASES, Clock, Console, duration
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
@@ -28,7 +31,9 @@ from treetune.runtime.sinks import (
     TrackioSink,
     WandbSink,
     _steps_in,
+    with_mirrors_of_environment,
 )
+from treetune.vocabulary import Grade, Problem, Segment, Trajectory
 
 ROOT = Path(__file__).parents[2]
 
@@ -240,6 +245,73 @@ def test_trackio_is_begun_with_name_and_configuration_and_gets_each_iteration(
     mirrors.close()
     begun = ("treetune", "quickstart/vineppo", {"seed": 1}, {"resume": "allow", "embed": False})
     assert said == [begun, (0, {"train/loss": 0.5}), "finished"]
+
+
+def history_of_wandb(folder: Path) -> list[dict[str, Any]]:
+    """The logged points, by the keys of W&B's file."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    from treetune.runtime.sinks import _records_in
+
+    points = []
+    for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        for content in _records_in(file.read_bytes()):
+            record = Record.FromString(content)
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                points.append(
+                    {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+                )
+    return points
+
+
+@pytest.mark.usefixtures("offline")
+def test_wandb_gets_further_names_and_a_table_of_answers_where_they_are_due(tmp_path: Path) -> None:
+    directory = ExperimentDirectory(tmp_path)
+    for iteration in range(2):
+        problem = Problem(id=f"train/{iteration}", prompt="1+2=", gold="3")
+        answers = [
+            Trajectory(
+                problem=problem,
+                sample=i,
+                prompt_ids=[1, 2],
+                segments=(Segment([3, 4], logprobs=[-1.0, -2.0], policy_version=iteration),),
+                finish_reason="stop",
+                text=f"text {i}",
+                grade=Grade(reward=1.0, outcome="ok", extracted="3"),
+                step_ends=(2,),
+            )
+            for i in range(3)
+        ]
+        directory.iteration(iteration).mkdir(parents=True)
+        write_trajectories(directory.iteration(iteration) / "trajectories.arrow", answers, iteration)
+    sink = WandbSink(further_names={"actor/entropy": "train/entropy", "a": "b"}, answers_every=2, answers=2)
+    mirrors = Mirrors((sink,), tmp_path, "name", {})
+    mirrors.log(0, {"train/entropy": 0.5})
+    mirrors.log(1, {"train/entropy": 0.25})
+    mirrors.close()
+    # W&B's own process may still be writing its file.
+    assert until(lambda: len(history_of_wandb(tmp_path)) == 2)
+    first, second = history_of_wandb(tmp_path)
+    assert (first["train/entropy"], first["actor/entropy"]) == (0.5, 0.5)
+    assert "a" not in first and not any("answers" in key for key in first)
+    assert any(key.startswith("answers") for key in second)
+    (file,) = tmp_path.glob("wandb/offline-run-*/files/media/table/answers_*.table.json")
+    table = json.loads(file.read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [(row["iteration"], row["problem"], row["text"]) for row in rows] == [
+        (1, "train/1", "text 0"),
+        (1, "train/1", "text 1"),
+    ]
+
+
+def test_a_run_mirrors_itself_if_the_environment_names_a_run_or_a_key_of_wandb() -> None:
+    tensorboard, wandb = TensorboardSink(), WandbSink(project="chosen")
+    assert with_mirrors_of_environment((tensorboard,), {}) == (tensorboard,)
+    for variable in ("WANDB_RUN_ID", "WANDB_API_KEY"):
+        assert with_mirrors_of_environment((tensorboard,), {variable: "x"}) == (tensorboard, WandbSink())
+        assert with_mirrors_of_environment((wandb,), {variable: "x"}) == (wandb,)
+        assert with_mirrors_of_environment((), {variable: "x", "WANDB_MODE": "disabled"}) == ()
 
 
 # Mirrors are whole: after a kill, and where they are switched on late

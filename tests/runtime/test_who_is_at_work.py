@@ -219,9 +219,9 @@ def test_a_holder_shows_signs_of_life_and_learns_that_it_was_taken_over(tmp_path
     claim = taken(Claims(beat_s=0.01).take(tmp_path))
     os.utime(claim.file, (5, 5))
     assert until(lambda: claim.file.stat().st_mtime > 5)
-    assert not claim.lost()
+    assert not claim.is_lost()
     claimed_elsewhere(tmp_path, number=1)
-    assert claim.lost()
+    assert claim.is_lost()
     claim.release()
     assert Claims().take(tmp_path) is None, "a late release frees nothing of its successor's"
 

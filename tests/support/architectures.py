@@ -66,7 +66,8 @@ CASES: dict[str, dict[str, Any]] = {
     "diffllama": {"attention_dropout": 0.0},
     "falcon": {"num_kv_heads": 1, "alibi": False},
     "falcon_mamba": {"intermediate_size": 128},
-    "gemma2": {"sliding_window": 16},
+    # vLLM knows Gemma 2 with a tied head only, as it was published.
+    "gemma2": {"sliding_window": 16, "tie_word_embeddings": True},
     "gemma3_text": {"num_hidden_layers": 6, "sliding_window": 16},
     "gemma4_text": {"num_hidden_layers": 6, "sliding_window": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 16},
@@ -399,8 +400,9 @@ def check_vllm(case: Case) -> Cell:
 
 def _sampled(case: Case, settings: Any) -> Cell:
     """Log-probs of what an engine samples, on weights that it is given after its start."""
-    from treetune.engine.base import EngineLaunch, Rendezvous, Request, SamplingParams
+    from treetune.engine.base import EngineLaunch, Rendezvous
     from treetune.engine.engine import start_engine
+    from treetune.engine.requests import Request, SamplingParams
     from treetune.models.policy_files import write_for_engine
 
     weights = weights_of(policy_of(case.fresh()))

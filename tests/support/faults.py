@@ -23,7 +23,7 @@ from typing import Literal
 from treetune.engine.guard import descendants
 from treetune.processes.lifetime import ProcessIdentity, process_fields
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.weights_folder import remembered_folder
+from treetune.runtime.weights_folder import read_name_file
 from treetune.store.journal import read_rows
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ class Experiment:
     def weights_folder(self) -> Path:
         """The folder of weights that the run's present start has made, or the last one did."""
         remembered = list(self.directory.path.glob(".treetune-*"))
-        there = [folder for file in remembered if (folder := remembered_folder(file)) is not None]
+        there = [folder for file in remembered if (folder := read_name_file(file)) is not None]
         return there[0] if there else self.directory.path / "no weights folder"
 
     def start(self, command: str = "run_iteration_loop", *overrides: str) -> Running:

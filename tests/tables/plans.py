@@ -10,7 +10,7 @@ import treetune.parts  # noqa: F401  (registers numbers of answers)
 from tests.view.report import fabricated
 from treetune.config.build import checked
 from treetune.tables.columns import MeasuredColumn
-from treetune.tables.runs import PlannedRun, TableRuns, refreshed
+from treetune.tables.runs import PlannedRun, TableRuns, inspect_again
 from treetune.tables.settings import CellSource, MethodRow, Reproduction, TableExperiment
 
 BY_NAME = {"SFT": "sft", "PPO": "ppo", "Vine_PPO": "vine"}
@@ -62,7 +62,7 @@ def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **more: Any) -> Tabl
         for seed in seeds
         for name in table.order()
     ]
-    return refreshed(TableRuns(table, runs))
+    return inspect_again(TableRuns(table, runs))
 
 
 def finish(plan: TableRuns, shares: Mapping[str, float]) -> TableRuns:
@@ -70,4 +70,4 @@ def finish(plan: TableRuns, shares: Mapping[str, float]) -> TableRuns:
         assert run.config is not None
         if run.name in shares:
             fabricated.write_run(run.config, shares[run.name] + 0.025 * run.seed)
-    return refreshed(plan)
+    return inspect_again(plan)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from treetune.tables.curves import curves, curves_json, panel_curves, panel_note
 from treetune.tables.figures import draw_curves, draw_panels, draw_table
 from treetune.tables.launch import Launcher, launch_lines, slurm_script
 from treetune.tables.measure import measure
-from treetune.tables.runs import TableRuns, _measurements_of, refreshed
+from treetune.tables.runs import TableRuns, _measurements_of, inspect_again
 from treetune.tables.settings import CellSource, MethodRow, TableExperiment
 from treetune.tables.text import as_latex, as_markdown
 from treetune.tables.write import as_html, as_json
@@ -32,7 +31,7 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
     plan = finish(plan_of(tmp_path), {"ppo": 0.525, "vine": 0.8})
     for seed, share in {1: 0.6, 2: 0.5}.items():  # once above PPO, once below
         fabricated.write_run(config(tmp_path, seed, "sft"), share)
-    results = measure(refreshed(plan))
+    results = measure(inspect_again(plan))
     sft, vine = results.cells["SFT", "test"], results.cells["Vine_PPO", "test"]
     assert (sft.difference.mean, sft.called) == (pytest.approx(-0.0125), None)
     assert (vine.difference.mean, vine.called) == (pytest.approx(0.275), "better")
@@ -63,7 +62,7 @@ def test_seeds_are_paired_so_that_a_bad_start_is_no_difference(tmp_path: Path) -
     for run in plan.runs:
         share = {1: 0.2, 2: 0.5, 3: 0.7}[run.seed] + (0.1 if run.name == "vine" else 0)
         fabricated.write_run(run.config, share)
-    cell = measure(refreshed(plan)).cells["Vine_PPO", "test"]
+    cell = measure(inspect_again(plan)).cells["Vine_PPO", "test"]
     assert cell.estimate.mean - cell.estimate.low > 0.2
     assert cell.difference.mean - cell.difference.low < 0.1
     assert cell.called == "better"
@@ -225,34 +224,13 @@ def test_launch_lines_say_what_goes_first_and_what_is_set(tmp_path: Path) -> Non
     assert "OMP_NUM_THREADS=3 python -u" in alone[1] and " run " not in "".join(alone)
 
 
-def test_a_slurm_script_submits_one_wave_after_the_other(tmp_path: Path) -> None:
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    for name, text in {
-        "sbatch": 'echo "$@" >> "$CALLS"; echo "$(wc -l < "$CALLS")00;cluster"',
-        "python": 'echo "$APP_SEED $@" >> "$CALLS"',
-    }.items():
-        (bin_folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (bin_folder / name).chmod(0o755)
-    script = tmp_path / "some.sh"
-    text = slurm_script(plan_of(tmp_path / "runs"), LAUNCHER, tmp_path)
-    # The stand-ins go before this environment's own launcher.
-    script.write_text(text.replace("export PATH=", f"export PATH={bin_folder}:"))
-
-    def run(*words: str, **more: str) -> list[str]:
-        calls = tmp_path / "calls"
-        calls.unlink(missing_ok=True)
-        environment = {"PATH": f"{bin_folder}:/usr/bin:/bin", "CALLS": str(calls), **more}
-        subprocess.run(["bash", str(script), *words], env=environment, check=True, timeout=60)
-        return calls.read_text().splitlines()
-
-    first, second = run("--partition=gpu")
-    assert first == f"--parsable --array=0-1 --partition=gpu {script}"
-    assert second == f"--parsable --dependency=afterany:100 --array=2-5 --partition=gpu {script}"
-    (task,) = run(SLURM_ARRAY_TASK_ID="3")
-    assert task.startswith("1 -u ") and " run --ranks=2 " in task
-    assert task.endswith("--configs vine --override { it: 'is' } run_iteration_loop")
-    assert "#SBATCH --cpus-per-task=6" in text
+def test_a_slurm_script_has_the_command_of_each_missing_run_in_waves(tmp_path: Path) -> None:
+    lines = slurm_script(plan_of(tmp_path / "runs"), LAUNCHER, tmp_path).splitlines()
+    assert "    for wave in 0-1 2-5; do" in lines, "sft in two seeds, and then what starts from it"
+    task = lines[lines.index("    3) # vine, seed 1") + 1]
+    assert task.startswith("        APP_SEED=1 ") and " run --ranks=2 " in task
+    assert task.endswith("run_iteration_loop ;;")
+    assert "#SBATCH --gpus-per-node=2" in lines and "#SBATCH --cpus-per-task=6" in lines
 
 
 CIRCLE = {

@@ -21,7 +21,7 @@ from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import MethodRow, Pair, Reproduction, Seeds, TableExperiment, Until
 from treetune.tables.statistics import WEIGHT, confidence_sequence, normal_sequence, over_seeds
 from treetune.tables.text import main_grid, until_lines
-from treetune.tables.until import DifferenceVerdict, grown, verdicts
+from treetune.tables.until import DifferenceVerdict, add_needed_seeds, verdicts
 
 NOISE = (0.0, 0.2, 0.05, 0.15, 0.1, 0.12, 0.08, 0.11)
 """By which PPO's share differs from GRPO's, seed by seed."""
@@ -40,11 +40,11 @@ def fill(plan: TableRuns) -> TableRuns:
             share = 0.4 + (NOISE[run.seed - 1] if run.name == "ppo" else 0.0)
             assert run.config is not None
             fabricated.write_run(run.config, share)
-    return grown(make_plan(plan.table))
+    return add_needed_seeds(make_plan(plan.table))
 
 
 def filled(of: Reproduction) -> TableRuns:
-    plan = grown(make_plan(of))
+    plan = add_needed_seeds(make_plan(of))
     while len((more := fill(plan)).runs) > len(plan.runs):
         plan = more
     return more
@@ -85,7 +85,7 @@ def test_the_bound_ends_it(tmp_path: Path) -> None:
 def test_seeds_beyond_those_that_suffice_change_nothing(tmp_path: Path) -> None:
     """As where a narrower interval was asked for before."""
     filled(growing(tmp_path, 0.13))
-    later = grown(make_plan(growing(tmp_path, 0.15)))
+    later = add_needed_seeds(make_plan(growing(tmp_path, 0.15)))
     fresh = filled(growing(tmp_path / "fresh", 0.15))
     assert verdicts(later) == verdicts(fresh)
     assert seeds(later) == seeds(fresh)
@@ -93,10 +93,10 @@ def test_seeds_beyond_those_that_suffice_change_nothing(tmp_path: Path) -> None:
 
 def test_a_run_without_result_ends_it_and_says_so(tmp_path: Path) -> None:
     of = growing(tmp_path, 0.15)
-    fill(grown(make_plan(of)))
+    fill(add_needed_seeds(make_plan(of)))
     (stored,) = tmp_path.glob("seed-2/quickstart/ppo/config.json")
     stored.write_text(json.dumps(json.loads(stored.read_text()) | {"iterations": 7, "context_length": 1}))
-    (verdict,) = verdicts(grown(make_plan(of)))
+    (verdict,) = verdicts(add_needed_seeds(make_plan(of)))
     assert verdict == DifferenceVerdict("PPO", "GRPO", 2, "lacking", verdict.known)
 
 
@@ -107,7 +107,7 @@ def test_one_command_runs_them_all_and_a_second_one_none(
     of = growing(tmp_path, 0.15)
     assert reproduce(of, show, FAKE, at_once=2) == 0
     ran = sorted(calls(tmp_path))
-    (verdict,) = verdicts(grown(make_plan(of)))
+    (verdict,) = verdicts(add_needed_seeds(make_plan(of)))
     assert verdict.reason == "narrow"
     expected = [f"{name}:{seed}" for name in ("grpo", "ppo", "sft") for seed in range(1, verdict.seeds + 1)]
     assert ran == expected
@@ -255,7 +255,7 @@ def test_comparisons_that_were_declared_are_alone_called_better_by_their_sequenc
 
 def test_while_seeds_run_it_says_what_is_known_and_what_more_would_cost(tmp_path: Path) -> None:
     of = declaring(tmp_path, 0.15)
-    plan = fill(grown(make_plan(of)))
+    plan = fill(add_needed_seeds(make_plan(of)))
     for run in plan.runs:
         if run.name != "sft" and plan.statuses[run.key].state == "finished":
             run.record.parent.mkdir(parents=True, exist_ok=True)
@@ -290,12 +290,12 @@ def test_the_area_under_the_curve_can_be_what_is_compared(tmp_path: Path) -> Non
     )
     until = Until(difference=1, assume="normal", seeds=Seeds(at_least=3, at_most=8), column="area")
     of = declaring(tmp_path, 0.1, columns=columns, until=until)
-    plan = grown(make_plan(of))
+    plan = add_needed_seeds(make_plan(of))
     fill(plan)
     for run in plan.runs:
         if run.name != "sft":
             fabricated.write_answers(run.directory.evaluation(0, "validation"), 0.2, split="validation")
-    (verdict,) = verdicts(grown(make_plan(of)))
+    (verdict,) = verdicts(add_needed_seeds(make_plan(of)))
     assert verdict.reason == "narrow" and verdict.known is not None
     # The test set's differ by 0.083 on average; from one start to there the area's are half of it.
     assert verdict.known.mean == pytest.approx(np.mean(NOISE[:3]) / 2, abs=0.005)

@@ -18,7 +18,7 @@ from treetune.lab.paired import paired
 from treetune.tables.columns import Area, MeasuredColumn, Reach
 from treetune.tables.curves import area_under, cost_to_reach
 from treetune.tables.measure import measure
-from treetune.tables.runs import TableRuns, refreshed
+from treetune.tables.runs import TableRuns, inspect_again
 from treetune.tables.settings import MethodRow, Pair, TableExperiment
 from treetune.tables.statistics import (
     holm,
@@ -180,7 +180,7 @@ def many(base: Path, rows: int) -> TableRuns:
     for run in plan.runs:
         better = {1: 0.14, 2: 0.01, 3: 0.1, 4: 0.03, 5: 0.12}[run.seed] if run.name != "ppo" else 0.0
         fabricated.write_run(config(base, run.seed, run.name), 0.5 + better)
-    return refreshed(plan)
+    return inspect_again(plan)
 
 
 def test_what_is_a_difference_among_two_is_none_among_twenty_and_other_rows_are_compared_and_counted(
@@ -244,7 +244,7 @@ def test_curves_become_cells(tmp_path: Path) -> None:
     for run in plan.runs:
         share = {"sft": 0.4, "ppo": 0.6, "vine": 0.7}[run.name]
         fabricated.write_run(config(tmp_path, run.seed, run.name), share + 0.025 * run.seed)
-    results = measure(refreshed(plan))
+    results = measure(inspect_again(plan))
     areas, reached = (
         [one.value for one in results.cells["PPO", column].seeds] for column in ("area", "to 50 %")
     )

@@ -16,7 +16,7 @@ from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import curves_json, panel_curves, panel_notes
 from treetune.tables.figures import draw_panels, draw_table
 from treetune.tables.measure import measure
-from treetune.tables.runs import TableRuns, _measurements_of, refreshed
+from treetune.tables.runs import TableRuns, _measurements_of, inspect_again
 from treetune.tables.settings import CellSource, MethodRow
 from treetune.tables.text import as_latex, as_markdown
 from treetune.tables.write import as_html, as_json
@@ -72,7 +72,7 @@ def counted(
     for (name, seed), (total, longest) in tokens.items():
         run = plan.run(name, seed)
         count_threads(run.directory.evaluation(run.iterations, "test"), total, longest, spread=spread)
-    return refreshed(plan)
+    return inspect_again(plan)
 
 
 TOKENS = {

@@ -142,12 +142,12 @@ def _solution_with(
         number = next(numbers, None)
         return line.value + next(errors) if number is None else number
 
-    return task._written(problem, write)[-1][1]
+    return task._write_lines(problem, write)[-1][1]
 
 
 def chance_by_enumeration(task: WrittenArithmetic, problem: Problem, prefix: list[int]) -> float:
     """The chance to end right after lines with these numbers, over all ways to slip in the others."""
-    lines = task._written(problem, lambda line: line.value)
+    lines = task._write_lines(problem, lambda line: line.value)
     chance = 0.0
     for slips in itertools.product((0, *SLIPS), repeat=len(lines) - len(prefix)):
         written = _solution_with(task, problem, prefix, slips)
@@ -175,7 +175,7 @@ def test_the_teachers_value_is_exact_after_any_prefix(
         task = AdditionChain(demonstration_noise=noise)
     problem = problem_of(task, *numbers)
     error = iter(errors)
-    lines = task._written(problem, lambda line: line.value + next(error, 0))
+    lines = task._write_lines(problem, lambda line: line.value + next(error, 0))
     prefix = lines[: len(errors)]
     text = "".join(f"{line.lead}{value}\n" for line, value in prefix)
     exact = chance_by_enumeration(task, problem, [value for _, value in prefix])

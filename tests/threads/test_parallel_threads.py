@@ -15,8 +15,9 @@ from tests.columns import plain
 from tests.rollouts.scripted_engine import Script, ScriptedEngine
 from tests.threads.threads import CODEC, TAG_IDS, context, decode, encode
 from tests.trees import answered
-from treetune.engine.base import Engine, Request
+from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
+from treetune.engine.requests import Request
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_trajectories, write_trajectories

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.cases import cases
 from tests.support.thread_text import without_threads
-from treetune.threads.format import TAGS, Numbers, TextSegment, faults, outline_numbers, text_segments
+from treetune.threads.format import TAGS, OutlineNumbers, TextSegment, faults, outline_numbers, text_segments
 from treetune.vocabulary import Branch
 
 CASES = Path(__file__).parent / "cases/threads.txt"
@@ -105,7 +105,7 @@ def test_what_a_rollout_would_not_have_made_is_refused(right: str, wrong: str, m
 
 @pytest.mark.parametrize(("text", "numbers", "duplicates"), cases(CASES, "outlines"))
 def test_outlines_are_read_as_laxly_as_published(text: str, numbers: list[str], duplicates: int) -> None:
-    assert outline_numbers(f"{text}</Outlines>") == Numbers(tuple(numbers), duplicates)
+    assert outline_numbers(f"{text}</Outlines>") == OutlineNumbers(tuple(numbers), duplicates)
 
 
 NESTED = BLOCK.replace(" first", f" first\n{BLOCK}")

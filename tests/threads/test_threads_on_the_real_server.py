@@ -22,8 +22,9 @@ from tests.support.processes import process_named
 from treetune.credit.base import Credit
 from treetune.credit.grpo import Group
 from treetune.credit.vineppo import MonteCarlo
-from treetune.engine.base import Completion, Engine, EngineLaunch, OnResult, Request
+from treetune.engine.base import Engine, EngineLaunch
 from treetune.engine.engine import VllmEngine, start_engine
+from treetune.engine.requests import Completion, OnResult, Request
 from treetune.engine.settings import Engines, VllmSettings
 from treetune.models.pretrained import PretrainedModel
 from treetune.objectives.policy_gradient import ClippedPolicyGradient

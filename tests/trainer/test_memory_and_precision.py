@@ -101,7 +101,7 @@ def test_on_a_gpu_adam_is_fused_and_heads_run_on_larger_chunks(monkeypatch):
     def chunks(is_cuda: bool) -> int:
         seen = []
         module = PolicyModule(tiny_model())
-        monkeypatch.setattr(logprobs, "_hidden", lambda backbone, inputs: None)
+        monkeypatch.setattr(logprobs, "_hidden_at_positions", lambda backbone, inputs: None)
         monkeypatch.setattr(module, "_score_in_chunks", lambda *given: seen.append(given[-1]))
         inputs = ModelInputs(SimpleNamespace(is_cuda=is_cuda), None, torch.zeros(100))
         module(inputs, 1.0)

@@ -14,7 +14,7 @@ from tests.trainer.helpers import episodes, paired_episodes, threaded_episodes
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.rollouts.storage import StoredEpisodes, write_episodes
 from treetune.runtime import generation
-from treetune.runtime.generation import stored_for_all
+from treetune.runtime.generation import wait_for_stored_episodes
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import micro_batches, rows_of_rank
 from treetune.trainer.ranks import Ranks
@@ -34,12 +34,12 @@ def test_each_of_eight_ranks_keeps_its_part_and_all_have_every_row(kind: str, tm
         rows = [row for row, _ in threaded_episodes(16)]
     write_episodes(tmp_path / "episodes.arrow", rows)
     stored = StoredEpisodes(tmp_path / "episodes.arrow")
-    whole, known = Sequences.of(rows), Sequences.of(stored, kept=())
+    whole, known = Sequences.of(rows), Sequences.of(stored, rows_with_tokens=())
     assert len(stored) == len(rows) and rows[3] in stored
     assert all(row.token_ids is None for row in known.rows)
     assert [row.length for row in known.rows] == [
         row.length for row in whole.rows
-    ] and known.once() == whole.once()
+    ] and known.distinct_rows() == whole.distinct_rows()
     assert dataclasses.replace(known, rows=[]) == dataclasses.replace(whole, rows=[])
     units = [known.rows_of(unit) for unit in units_of(stored, in_pairs=kind == "pairs")]
     settings, device, seen = trainer(), torch.device("cpu"), set()
@@ -58,10 +58,10 @@ def test_each_of_eight_ranks_keeps_its_part_and_all_have_every_row(kind: str, tm
 
 
 def test_ranks_that_share_a_sequence_both_have_it() -> None:
-    known = Sequences.of(episodes(16), kept=())
+    known = Sequences.of(episodes(16), rows_with_tokens=())
     settings = trainer(layout="packed", sequence_parallel_size=2)
     ranks = [Ranks(rank, 4, torch.device("cpu"), 60.0) for rank in range(4)]
-    of_ranks = [rows_of_rank(known, known.once(), settings, rank) for rank in ranks]
+    of_ranks = [rows_of_rank(known, known.distinct_rows(), settings, rank) for rank in ranks]
     assert of_ranks[0] == of_ranks[1] != of_ranks[2] == of_ranks[3]
 
 
@@ -76,7 +76,7 @@ def test_what_another_machine_shows_late_or_old_is_waited_for(
     monkeypatch.setattr(Ranks, "from_first", lambda self, name, own: seal)
     comes = iter([lambda: None, lambda: old.rename(shown), lambda: new.rename(shown)])
     monkeypatch.setattr(time, "sleep", lambda seconds: next(comes)())
-    assert len(stored_for_all(Ranks(1, 2, torch.device("cpu"), 60.0), shown)) == 8
+    assert len(wait_for_stored_episodes(Ranks(1, 2, torch.device("cpu"), 60.0), shown)) == 8
     shown.unlink()
     with pytest.raises(RuntimeError, match=r"doesn't see .*episodes\.arrow as the first rank has written it"):
-        stored_for_all(Ranks(1, 2, torch.device("cpu"), -1.0), shown)
+        wait_for_stored_episodes(Ranks(1, 2, torch.device("cpu"), -1.0), shown)

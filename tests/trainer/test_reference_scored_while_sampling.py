@@ -16,7 +16,7 @@ import torch
 
 from tests.trainer.helpers import are_same, assert_close, episodes, policy_trainer, weights_of
 from treetune.contracts import SampledAnswers, Turns
-from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.models.lora import Lora
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
@@ -177,7 +177,7 @@ def test_two_ranks_know_what_either_has_heard_of_and_share_out_the_rest(
         assert one.reference is not None
         own = ReferencePrefetch(one.reference, dataclasses.replace(one.scorer, ranks=ranks))
         hear(own, [rows[place] for place in heard[rank]])
-        kept = rows_scored_by(Sequences.of(rows, kept=()), ranks)
+        kept = rows_scored_by(Sequences.of(rows, rows_with_tokens=()), ranks)
         found_N = own.logprobs(Sequences.of(rows, kept))
         own.close()
         return found_N, own.metrics[AHEAD]

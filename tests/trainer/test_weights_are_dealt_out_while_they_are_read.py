@@ -109,6 +109,6 @@ def test_why_a_model_is_read_whole_is_told_once(tmp_path: Path, monkeypatch: pyt
     told: list[str] = []
     monkeypatch.setattr(start_model.log, "info", lambda words, *more: told.append(words % more))
     for _ in range(2):
-        assert not any(map(is_in_file, model.in_parts().parameters()))
+        assert not any(map(is_in_file, model.load_in_parts().parameters()))
     assert len(told) == 1
     assert told[0].endswith("its weights are drawn, and not read from files")

@@ -27,11 +27,11 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
 
     from tests.trainer.helpers import critic_of, episodes, paired_episodes, threaded_episodes, tiny_model
     from treetune.credit.gae import Gae
-    from treetune.engine.base import Completion, Request, SamplingParams
+    from treetune.engine.requests import Completion, Request, SamplingParams
     from treetune.models import logprobs
     from treetune.models.lora import Lora
     from treetune.rollouts.storage import write_episodes
-    from treetune.runtime.generation import stored_for_all
+    from treetune.runtime.generation import wait_for_stored_episodes
     from treetune.trainer import core
     from treetune.trainer.base import Trainer
     from treetune.trainer.core import PolicyTrainer
@@ -58,7 +58,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
         path = out.with_suffix(".arrow")
         if ranks.is_first:
             write_episodes(path, rows)
-        rows = stored_for_all(ranks, path)  # type: ignore[assignment]
+        rows = wait_for_stored_episodes(ranks, path)  # type: ignore[assignment]
 
     def trainer() -> PolicyTrainer:
         return PolicyTrainer(

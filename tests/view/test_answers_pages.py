@@ -20,8 +20,8 @@ from tests.view.report import threaded
 from tests.view.report.synthetic import CODEC
 from treetune.credit.states.base import AnswerPrefix
 from treetune.credit.states.one_line import continuation_request
-from treetune.engine.base import Completion, SamplingParams
 from treetune.engine.journal import journal_row, request_key
+from treetune.engine.requests import Completion, SamplingParams
 from treetune.objectives.base import TokenBatch
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.context import AnswerSettings
@@ -439,7 +439,7 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     one = trajectory(0, 0, "a\nb\nc")
     record_iteration(run, 0, [one])
     beginning = AnswerPrefix.of(one.problem, one.prompt_ids, one.segments, 2)
-    sampling = AdditionChain().sampling(SamplingParams(max_tokens=48))
+    sampling = AdditionChain().adjust_sampling(SamplingParams(max_tokens=48))
     request = continuation_request(AnswerSettings(64), 1, 0, beginning, sampling, "value", 0, 3)
     sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
     rows = journal_row("another", sampled[:1]), journal_row(request_key(request, 0), sampled)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
-import platform
-import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+import click
 
 import treetune.cluster.commands
 import treetune.data.commands
@@ -22,7 +20,15 @@ import treetune.threads.commands
 import treetune.view.commands
 import treetune.view.exports.commands
 from treetune.cli import configuration, experiments
-from treetune.cli.command import Argument, Command, say
+from treetune.cli.command import (
+    SHARED_OPTIONS,
+    WIDTH,
+    Command,
+    Options,
+    example_lines,
+    say,
+)
+from treetune.cli.completion import CONFIGURATION_SUFFIXES
 from treetune.overriding import override
 
 OWN_MODULES = (
@@ -59,19 +65,20 @@ def _commands() -> dict[str, Command]:
     return commands
 
 
-def show_help(options: argparse.Namespace) -> int:
+def show_help(options: Options) -> int:
     """Prints the help of a command, of a group of commands with their examples, of all, or the overview."""
     topic, groups = options.topic, _groups()
     if topic in BY_NAME:
-        grammar(topic).parse_args([topic, "--help"])  # ends the program
+        parse([topic, "--help"])  # ends the program
     if topic is None:
         say(overview())
     elif topic == "all":
-        options_of_all = _CommandParser(usage=argparse.SUPPRESS, epilog=EPILOG, formatter_class=_layout)
-        _add_shared(options_of_all)
-        say("\n\n".join([*map(_listed, groups), options_of_all.format_help()]))
+        context = click.Context(PROGRAM, **CONTEXT)
+        formatter = context.make_formatter()
+        click.Command.format_options(PROGRAM, context, formatter)  # a group's would list its commands again
+        say("\n\n".join([*map(_listed, groups), f"{formatter.getvalue()}\n{EPILOG}"]))
     elif topic in groups:
-        say(f"{_listed(topic)}\n\n{_examples(*groups[topic])}")
+        say(f"{_listed(topic)}\n\n{example_lines(*groups[topic])}")
     else:
         raise ValueError(f"there is no command or group {topic!r}{_suggest(topic, [*BY_NAME, *groups])}")
     return 0
@@ -84,7 +91,7 @@ HELP = (
         "show the help of a command, of a group of commands, or of all",
         "Shows the help of a command, the commands of a group with their examples, or all commands.",
         ("treetune help data", "treetune help check", "treetune help all"),
-        (Argument("topic", {"nargs": "?", "metavar": "COMMAND|GROUP|all"}),),
+        (click.Argument(["topic"], required=False, metavar="[COMMAND|GROUP|all]"),),
     ),
 )
 GROUPS = {
@@ -124,45 +131,15 @@ OTHERS_CALL_IT = {
 COMMANDS = _commands()
 BY_NAME = COMMANDS | {short: COMMANDS[name] for name, short in SHORT.items() if name in COMMANDS}
 
-WIDTH = 80
 EPILOG = """\
 APP_* environment variables are std.extVar('APP_…') in a configuration;
 APP_SEED, APP_DIRECTORY and APP_EXPERIMENT_NAME set the keys of these names."""
 
-_SHARED: dict[str, dict[str, Any]] = {
-    "--configs": {
-        "action": "append",
-        "metavar": "A,B,…",
-        "help": "Jsonnet, JSON or YAML files; each overrides those before it; treetune's own are found"
-        " from any folder",
-    },
-    "--override": {
-        "action": "append",
-        "metavar": "'{…}'",
-        "help": "a Jsonnet object that overrides the files; repeatable",
-    },
-    "--debug": {"action": "store_true", "help": "show tracebacks"},
-}
-
-
-CONFIGURATION_SUFFIXES = (".jsonnet", ".json", ".yaml", ".yml")
-"""Endings of the words that are taken for configuration files."""
-
-FILES = "configuration_files"
-"""The argument of commands that take configuration files."""
-
-
-class _CommandParser(argparse.ArgumentParser):
-    """Reports a wrong command line in two lines: the mistake, and where to find help."""
-
-    @override
-    def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}\n{self.prog} --help lists the options", file=sys.stderr)
-        sys.exit(2)
-
 
 def version() -> str:
     """Returns the versions of treetune and Python, and the commit: for the first line of a bug report."""
+    import platform
+
     import treetune
     from treetune.runtime.manifest import code_commit
 
@@ -173,71 +150,73 @@ def version() -> str:
     return ", ".join(parts)
 
 
-class _Version(argparse.Action):
-    @override
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        print(version())
-        parser.exit()
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of one command.
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Returns the options of one command. Ends the program for help and for a wrong command line.
 
     The options of all commands (--configs, --override, --debug) may come before or after the command.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    shared = _CommandParser(prog="treetune", add_help=False, allow_abbrev=False)
-    _add_shared(shared)
-    options, command_words = shared.parse_known_args(_name_files_by_option(words))
-    _refuse_unknown(shared, command_words)
-    if command_words[:1] in (["-h"], ["--help"]):
-        command_words = ["help"]
-    name = command_words[0] if command_words else ""
-    options = grammar(name).parse_args(command_words, namespace=options)
-    options.command = BY_NAME[options.command].name
-    # Words such as `grpo`, which may be a file's name without its ending: a message says which was meant.
-    names_without_ending = vars(options).pop(FILES, [])
-    if names_without_ending:
-        options.configs = [*(options.configs or ()), *names_without_ending]
+    try:
+        options = PROGRAM.main(words, "treetune", standalone_mode=False, obj=COMMANDS, **CONTEXT)
+    except click.ClickException as error:
+        program = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "treetune"
+        print(f"{program}: {error.format_message()}\n{program} --help lists the options", file=sys.stderr)
+        sys.exit(2)
+    if not isinstance(options, Options):
+        sys.exit(options)  # help and the version have been printed
     return options
 
 
-def _name_files_by_option(words: Sequence[str]) -> list[str]:
-    """Returns a command line with ``--configs FILE`` in place of each configuration file that follows a
-    command.
-
-    ``run a.jsonnet --num_gpus 2 b.jsonnet`` becomes ``run --configs a.jsonnet --num_gpus 2 --configs
-    b.jsonnet``, so that files keep their order, whichever way each was named.
-    """
-    command: Command | None = None
-    changed_words: list[str] = []
-    is_value = False  # of the option before it
-    for word in words:
-        is_file = False
-        if is_value:
-            is_value = False
-        elif word.startswith("-"):
-            is_value = "=" not in word and _takes_value(word, command)
-        elif command is None:
-            command = BY_NAME.get(word)
-            if command is None or not command.takes_files:
-                return list(words)
-        else:
-            is_file = word.endswith(CONFIGURATION_SUFFIXES)
-        changed_words += ["--configs", word] if is_file else [word]
-    return changed_words
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "terminal_width": WIDTH}
+"""Settings of click that hold for all commands."""
 
 
-def _takes_value(option: str, command: Command | None) -> bool:
-    """Returns whether the word after an option is the option's value."""
-    settings = _SHARED.get(option)
-    if settings is None and command is not None:
-        settings = next(
-            (argument.settings for argument in command.arguments if argument.name == option), None
+class _Program(click.Group):
+    """The program `treetune`: finds the command that a command line names."""
+
+    def __init__(self) -> None:
+        show_version = click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+            help="version, commit, Python",
         )
-    if settings is None:
-        return option in ("--local_rank", "--local-rank")
-    return settings.get("action") in (None, "append")
+        super().__init__("treetune", params=[show_version, *SHARED_OPTIONS], no_args_is_help=False)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return BY_NAME.get(cmd_name)
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [SHORT.get(name, name) for name in COMMANDS]
+
+    @override
+    def get_help(self, ctx: click.Context) -> str:
+        return overview()
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Returns the name that help shows, the command, and the words after it."""
+        word, *words = args
+        if word in BY_NAME:
+            command = BY_NAME[word]
+            return SHORT.get(command.name, command.name), command, words
+        if word.endswith(CONFIGURATION_SUFFIXES):
+            ctx.fail(f"{word} is a file, and a command comes first: treetune run {shlex.quote(word)}")
+        near = OTHERS_CALL_IT.get(word) or next(iter(get_close_matches(word, BY_NAME, n=1, cutoff=0.6)), None)
+        hint = f"did you mean {SHORT.get(near, near)}?" if near else "`treetune help` lists the commands"
+        ctx.fail(f"there is no command {word!r}: {hint}")
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        print(version())
+        ctx.exit()
 
 
 def _groups() -> dict[str, list[Command]]:
@@ -281,156 +260,10 @@ def _listed(group: str) -> str:
     return "\n".join(lines)
 
 
-def _examples(*commands: Command) -> str:
-    """Returns examples of commands as one types them into a shell, wrapped to the width of a screen."""
-    lines = ["examples:"]
-    for command in commands:
-        for example in command.examples:
-            # A quoted text stays on one line: its spaces are unbreakable until the lines are wrapped.
-            unbroken = re.sub(r"'[^']*'|\"[^\"]*\"", lambda quoted: quoted[0].replace(" ", "\xa0"), example)
-            pieces = textwrap.wrap(unbroken, WIDTH - 6, break_long_words=False, break_on_hyphens=False)
-            lines.append("  " + " \\\n      ".join(pieces).replace("\xa0", " "))
-    return "\n".join(lines)
-
-
-def grammar(name: str = "") -> argparse.ArgumentParser:
-    """Returns the parser of the command called `name`. Without such a command, it parses all commands, for
-    help and completion."""
-    parser = _CommandParser(prog="treetune", allow_abbrev=False)
-    parser.add_argument("--version", action=_Version, nargs=0, help="version, commit, Python")
-    _add_shared(parser, default=argparse.SUPPRESS)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in [BY_NAME[name]] if name in BY_NAME else COMMANDS.values():
-        sub = commands.add_parser(
-            SHORT.get(command.name, command.name),
-            aliases=[command.name] if command.name in SHORT else [],
-            help=command.words,
-            description=textwrap.fill(command.more, WIDTH - 1),
-            epilog=_examples(command),
-            formatter_class=_layout,
-            allow_abbrev=False,
-        )
-        _add_shared(sub, default=argparse.SUPPRESS)
-        for argument in command.arguments:
-            added = sub.add_argument(argument.name, **argument.settings)
-            if argument.completes:
-                added.completer = COMPLETERS[argument.completes]  # type: ignore[attr-defined]
-        if command.takes_files:
-            # Last, since argparse gives words to arguments from left to right, and this one takes all.
-            files = sub.add_argument(
-                FILES, nargs="*", metavar="FILE", help="configuration files, as --configs names them"
-            )
-            files.completer = configs  # type: ignore[attr-defined]
-    return parser
-
-
-def _layout(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=WIDTH)
-
-
-def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:
-    """Adds the options of all commands; `settings` go to each of them."""
-    for name, own_settings in _SHARED.items():
-        action = parser.add_argument(name, **own_settings, **settings)
-        if name == "--configs":
-            action.completer = configs  # type: ignore[attr-defined]
-    # DeepSpeed's launcher adds it without --no_local_rank. The rank is read from the environment.
-    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS, **settings)
-
-
-def _refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Ends the program for an unknown command or option, with the nearest one that exists."""
-    if words and not words[0].startswith("-") and words[0] not in BY_NAME:
-        word = words[0]
-        if word.endswith(CONFIGURATION_SUFFIXES):
-            parser.error(f"{word} is a file, and a command comes first: treetune run {shlex.quote(word)}")
-        near = OTHERS_CALL_IT.get(word) or next(iter(get_close_matches(word, BY_NAME, n=1, cutoff=0.6)), None)
-        hint = f"did you mean {SHORT.get(near, near)}?" if near else "`treetune help` lists the commands"
-        parser.error(f"there is no command {word!r}: {hint}")
-    command = BY_NAME.get(words[0]) if words else None
-    command_arguments = [argument.name for argument in command.arguments] if command else ["--version"]
-    command_options = [name for name in command_arguments if name.startswith("-")]
-    options = [*_SHARED, *command_options, "--help"]
-    for argument in words:
-        name = argument.partition("=")[0]
-        if name.startswith("--") and name not in options:
-            parser.error(f"there is no option {name}{_suggest(name, options)}")
-
-
 def _suggest(name: str, choices: Sequence[str] | dict[str, Command]) -> str:
     """Returns the end of a message about a wrong name: the nearest right name, or else all names."""
     near = get_close_matches(name, choices, n=1, cutoff=0.6)
     return f": did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(choices))}"
 
 
-# Completion in a shell, if the user has set up argcomplete
-
-
-def complete(parser: argparse.ArgumentParser) -> None:
-    """Prints completions and ends the program, if a shell asks for them."""
-    import argcomplete
-
-    argcomplete.autocomplete(parser, always_complete_options="long")
-
-
-def configs(prefix: str, **_: object) -> list[str]:
-    """Returns the files that complete the last name of ``a.jsonnet,b.jsonn``: those here, then treetune's."""
-    from treetune.config.layers import CONFIGS
-
-    earlier_names, comma, last = prefix.rpartition(",")
-    folder, name = (Path(last), "") if last.endswith("/") else (Path(last).parent, Path(last).name)
-    completions: dict[str, None] = {}  # in their order, each once
-    for base in (Path.cwd(), CONFIGS, CONFIGS.parent):
-        for path in sorted((base / folder).iterdir()) if (base / folder).is_dir() else ():
-            if not path.name.startswith(name):
-                continue
-            shown = str(folder / path.name) if str(folder) != "." else path.name
-            if path.is_dir() and not path.name.startswith("."):
-                completions[f"{earlier_names}{comma}{shown}/"] = None
-            elif path.suffix in (".jsonnet", ".json", ".yaml", ".yml"):
-                completions[f"{earlier_names}{comma}{shown}"] = None
-    return list(completions)
-
-
-def keys(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """Returns the key paths of the configuration that the command line names so far."""
-    from treetune.cli.command import evaluated
-    from treetune.config.errors import dotted
-    from treetune.config.explain import key_paths
-    from treetune.exceptions import ConfigError
-
-    try:
-        data = evaluated(parsed_args).data
-    except ConfigError:
-        return []
-    return [path for path in map(dotted, key_paths(data)) if path.startswith(prefix)]
-
-
-def part_names(prefix: str, **_: object) -> list[str]:
-    import treetune.parts  # noqa: F401  (registers them)
-    from treetune.config.reference import describable
-
-    return [name for name in describable() if name.startswith(prefix)]
-
-
-def family_names(prefix: str, **_: object) -> list[str]:
-    import treetune.parts  # noqa: F401  (registers them)
-    from treetune.config import reference, schema
-
-    names = [reference.as_word(schema.family_word(family)) for family in reference.families()]
-    return [name for name in names if name.startswith(prefix)]
-
-
-def rank_commands(prefix: str, **_: object) -> list[str]:
-    """Returns the commands that `treetune run` starts."""
-    names = [command.name for command in COMMANDS.values() if command.in_ranks]
-    return [name for name in names if name.startswith(prefix)]
-
-
-COMPLETERS: dict[str, Callable[..., list[str]]] = {
-    "configs": configs,
-    "keys": keys,
-    "parts": part_names,
-    "families": family_names,
-    "rank_commands": rank_commands,
-}
+PROGRAM = _Program()

@@ -2,33 +2,76 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from treetune.cli.completion import CONFIGURATION_SUFFIXES, complete_configs
 from treetune.exceptions import ClosedPipe
+from treetune.overriding import override
 
 if TYPE_CHECKING:
     from treetune.config.layers import Config
     from treetune.config.registrable import Registrable
 
 
-@dataclass(frozen=True)
-class Argument:
-    """An argument of a command, as `argparse` takes it. `completes` names the completer of a shell."""
+WIDTH = 80
+"""Characters of a line of help."""
 
-    name: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    completes: str | None = None
+PATH = click.Path(path_type=Path)
+"""The type of arguments that name a file or a folder."""
+
+SHARED_OPTIONS = (
+    click.Option(
+        ["--configs"],
+        multiple=True,
+        metavar="A,B,…",
+        help="Jsonnet, JSON or YAML files; each overrides those before it; treetune's own are found from any"
+        " folder",
+        shell_complete=complete_configs,
+    ),
+    click.Option(
+        ["--override"],
+        multiple=True,
+        metavar="'{…}'",
+        help="a Jsonnet object that overrides the files; repeatable",
+    ),
+    click.Option(["--debug"], is_flag=True, help="show tracebacks"),
+    # DeepSpeed's launcher adds it without --no_local_rank. The rank is read from the environment.
+    click.Option(["--local_rank", "--local-rank"], hidden=True),
+)
+"""The options of all commands, which may come before or after the command's name."""
+
+FILES = click.Argument(
+    ["configuration_files"],
+    nargs=-1,
+    metavar="[FILE]...",
+    help="configuration files, as --configs names them",
+    shell_complete=complete_configs,
+)
 
 
-@dataclass(frozen=True)
-class Command:
+class Options(SimpleNamespace):
+    """What a command line says: an attribute for each option and argument of the command, and `command`, its
+    full name."""
+
+
+class WordsOption(click.Option):
+    """An option that takes all words up to the next option: ``--languages slips "first of 8"``."""
+
+    def __init__(self, names: Sequence[str], **settings: Any) -> None:
+        super().__init__(names, multiple=True, **settings)
+
+
+class Command(click.Command):
     """A command of the command line.
 
     Example: ``Command("doctor", doctor, "check this machine (…)", "Checks versions, …", ("treetune
@@ -36,20 +79,95 @@ class Command:
     """
 
     name: str
-    run: Callable[[argparse.Namespace], int]
-    """Returns the exit code."""
-    words: str
-    """What it does, in the list of commands: a verb first, without a full stop."""
-    more: str
-    """The description in its own help."""
-    examples: tuple[str, ...]
-    """Command lines that help shows."""
-    arguments: tuple[Argument, ...] = ()
-    in_ranks: bool = False
-    """Whether `treetune run` may start it, in as many processes as there are GPUs."""
-    takes_files: bool = False
-    """Whether configuration files may follow it, as in ``treetune check grpo.jsonnet``. They are added as
-    those of --configs are."""
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[Options], int],
+        words: str,
+        more: str,
+        examples: tuple[str, ...],
+        arguments: tuple[click.Parameter, ...] = (),
+        in_ranks: bool = False,
+        takes_files: bool = False,
+    ) -> None:
+        """Makes a command.
+
+        Args:
+            run: Carries it out, and returns the exit code.
+            words: What it does, in the list of commands: a verb first, without a full stop.
+            more: The description in its own help.
+            examples: Command lines that help shows.
+            arguments: Its own options and arguments.
+            in_ranks: Whether `treetune run` may start it, in as many processes as there are GPUs.
+            takes_files: Whether configuration files may follow it, as in ``treetune check grpo.jsonnet``.
+                They are added as those of --configs are.
+        """
+        # Files last: click gives words to arguments from left to right, and this one takes all.
+        parameters = [*SHARED_OPTIONS, *arguments, *([FILES] if takes_files else [])]
+        super().__init__(name, params=parameters, help=more, short_help=words)
+        self.run, self.words, self.more, self.examples = run, words, more, examples
+        self.arguments, self.in_ranks, self.takes_files = arguments, in_ranks, takes_files
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._name_options(args))
+
+    def _name_options(self, words: Sequence[str]) -> list[str]:
+        """Returns a command line in which an option stands before each word that belongs to one.
+
+        ``run a.jsonnet --num_gpus 2 b.jsonnet`` becomes ``run --configs a.jsonnet --num_gpus 2 --configs
+        b.jsonnet``, so that files keep their order, whichever way each was named. ``--languages a b`` becomes
+        ``--languages a --languages b``.
+        """
+        options = {
+            name: option
+            for option in self.params
+            if isinstance(option, click.Option) and not option.is_flag
+            for name in option.opts
+        }
+        changed_words: list[str] = []
+        option: click.Option | None = None  # the latest option, if it takes a value
+        has_value = False
+        for word in words:
+            if option is not None and not has_value:
+                has_value = True
+            elif word.startswith("-"):
+                option, has_value = options.get(word), False
+            elif isinstance(option, WordsOption):
+                changed_words.append(option.opts[0])
+            elif self.takes_files and word.endswith(CONFIGURATION_SUFFIXES):
+                changed_words.append("--configs")
+            changed_words.append(word)
+        return changed_words
+
+    @override
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write(f"\n{example_lines(self)}\n")
+
+    @override
+    def invoke(self, ctx: click.Context) -> Options:
+        """Returns the options: those that came before the command, and its own."""
+        before = ctx.parent.params if ctx.parent else {}
+        options = Options(**ctx.params, command=self.name)
+        # Words such as `grpo`, which may be a file's name without its ending: a message says which was meant.
+        files_without_ending = vars(options).pop(FILES.name, ())
+        options.configs = [*before["configs"], *options.configs, *files_without_ending]
+        options.override = [*before["override"], *options.override]
+        options.debug = before["debug"] or options.debug
+        return options
+
+
+def example_lines(*commands: Command) -> str:
+    """Returns examples of commands as one types them into a shell, wrapped to the width of a screen."""
+    lines = ["Examples:"]
+    for command in commands:
+        for example in command.examples:
+            # A quoted text stays on one line: its spaces are unbreakable until the lines are wrapped.
+            unbroken = re.sub(r"'[^']*'|\"[^\"]*\"", lambda quoted: quoted[0].replace(" ", "\xa0"), example)
+            pieces = textwrap.wrap(unbroken, WIDTH - 6, break_long_words=False, break_on_hyphens=False)
+            lines.append("  " + " \\\n      ".join(pieces).replace("\xa0", " "))
+    return "\n".join(lines)
 
 
 def say(text: str) -> None:
@@ -62,12 +180,12 @@ def say(text: str) -> None:
         raise ClosedPipe from error
 
 
-def files_of(options: argparse.Namespace) -> list[str]:
+def files_of(options: Options) -> list[str]:
     """Returns the configuration files of a command line: ``--configs a,b --configs c`` gives a, b and c."""
     return [name.strip() for text in options.configs or () for name in text.split(",") if name.strip()]
 
 
-def evaluated(options: argparse.Namespace) -> Config:
+def evaluated(options: Options) -> Config:
     """Returns the configuration of a command line, evaluated. Raises ConfigError."""
     from treetune.config.jsonnet import ENVIRONMENT_KEYS, load
     from treetune.config.schema import keys_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import textwrap
@@ -10,7 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from treetune.cli.command import Argument, Command, built, evaluated, root_families, root_family, say
+import click
+
+from treetune.cli.command import Command, Options, built, evaluated, root_families, root_family, say
+from treetune.cli.completion import complete_family_names, complete_keys, complete_part_names
 
 WIDTH = 110
 
@@ -22,17 +24,17 @@ if TYPE_CHECKING:
     from treetune.config.schema import Key
 
 
-def print_config(options: argparse.Namespace) -> int:
+def print_config(options: Options) -> int:
     say(json.dumps(evaluated(options).data, indent=2, ensure_ascii=False))
     return 0
 
 
-def check_config(options: argparse.Namespace) -> int:
+def check_config(options: Options) -> int:
     config = evaluated(options)
     root = built(config, options.command, None)
     from treetune.config.errors import wrapped
     from treetune.config.explain import Explanation
-    from treetune.config.remedies import missing_here
+    from treetune.config.remedies import issues_of_this_machine
     from treetune.contracts import Root
     from treetune.exceptions import ConfigError
 
@@ -41,12 +43,13 @@ def check_config(options: argparse.Namespace) -> int:
         notes = list(root.examine(config.data)) if isinstance(root, Root) else []
     except ConfigError as error:
         raise ConfigError([_located(issue, explanation) for issue in error.issues]) from error
-    missing = missing_here(root, explanation)
-    if missing and not options.config_only:
-        raise ConfigError(missing, "missing on this machine (`check --config-only` leaves this out)")
-    notes += [f"missing here: {issue.key}: {issue.what}" for issue in missing]
     for note in notes:
         print(wrapped("note: ", note), file=sys.stderr)
+    missing = issues_of_this_machine(root, explanation)
+    if missing and not options.config_only:
+        raise ConfigError(missing, "missing on this machine (`check --config-only` leaves this out)")
+    for issue in missing:
+        print(wrapped("note: ", f"missing here: {issue.key}: {issue.what}"), file=sys.stderr)
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
 
@@ -59,7 +62,7 @@ def _located(issue: ConfigIssue, explanation: Explanation) -> ConfigIssue:
     return replace(issue, source=issue.source or source(path, explanation))
 
 
-def explain_config(options: argparse.Namespace) -> int:
+def explain_config(options: Options) -> int:
     from treetune.config.explain import MISSING, Explanation
     from treetune.config.imports import import_parts
 
@@ -120,11 +123,11 @@ def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
 
 def _as_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
     """Yields the override that sets a key, if one object can set it."""
-    from treetune.config.remedies import nested
+    from treetune.config.remedies import override_of
     from treetune.config.schema import REQUIRED
 
     if value is not REQUIRED and not isinstance(value, dict | list) and all(map(str.isidentifier, path)):
-        yield f"  example   --override '{nested(path).replace('…', _as_text(value))}'"
+        yield f"  example   --override '{override_of(path).replace('…', _as_text(value))}'"
 
 
 def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:
@@ -173,7 +176,7 @@ def _as_text(value: Any) -> str:
 # Parts
 
 
-def list_parts(options: argparse.Namespace) -> int:
+def list_parts(options: Options) -> int:
     from treetune.config import reference, schema
 
     _register_parts(options)
@@ -205,7 +208,7 @@ def list_parts(options: argparse.Namespace) -> int:
     return 0
 
 
-def describe(options: argparse.Namespace) -> int:
+def describe(options: Options) -> int:
     from treetune.config import reference
 
     _register_parts(options)
@@ -219,7 +222,7 @@ def describe(options: argparse.Namespace) -> int:
     return 0
 
 
-def print_schema(options: argparse.Namespace) -> int:
+def print_schema(options: Options) -> int:
     from treetune.config.reference import json_schema
 
     _register_parts(options)
@@ -240,7 +243,7 @@ def _describe_part(entry: PartEntry) -> list[str]:
     return lines
 
 
-def _register_parts(options: argparse.Namespace) -> None:
+def _register_parts(options: Options) -> None:
     """Registers our parts, those of installed packages, and those that a configuration imports."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.explain import Explanation
@@ -261,7 +264,7 @@ def _unknown(what: str, name: str, names: list[str]) -> ValueError:
     )
 
 
-def list_configurations(options: argparse.Namespace) -> int:
+def list_configurations(options: Options) -> int:
     from treetune.config.catalogue import entries
 
     listed = list(entries(options.word or ""))
@@ -301,12 +304,10 @@ COMMANDS = (
         " the experiment needs and this machine doesn't have. The exit code is then 2. Nothing is started.",
         ("treetune check quickstart/sft.jsonnet", f"treetune check {VINEPPO} --config-only"),
         (
-            Argument(
-                "--config-only",
-                {
-                    "action": "store_true",
-                    "help": "what this machine doesn't have is a note, for a run on another one",
-                },
+            click.Option(
+                ["--config-only"],
+                is_flag=True,
+                help="what this machine doesn't have is a note, for a run on another one",
             ),
         ),
         takes_files=True,
@@ -322,8 +323,11 @@ COMMANDS = (
             f"treetune explain {VINEPPO} credit",
         ),
         (
-            Argument(
-                "key", {"metavar": "KEY.PATH", "help": "such as trainer.learning_rate"}, completes="keys"
+            click.Argument(
+                ["key"],
+                metavar="KEY.PATH",
+                help="such as trainer.learning_rate",
+                shell_complete=complete_keys,
             ),
         ),
         takes_files=True,
@@ -335,7 +339,11 @@ COMMANDS = (
         "Lists the experiments, tables, data sets, presets and fragments below configs/, each with the first"
         " sentence of its file. With WORD it lists those whose name or sentence contains it.",
         ("treetune configs", "treetune configs grpo"),
-        (Argument("word", {"nargs": "?", "metavar": "WORD", "help": "such as grpo or MATH; default: all"}),),
+        (
+            click.Argument(
+                ["word"], required=False, metavar="[WORD]", help="such as grpo or MATH; default: all"
+            ),
+        ),
     ),
     Command(
         "list_parts",
@@ -345,10 +353,12 @@ COMMANDS = (
         " includes the parts that this imports.",
         ("treetune parts", "treetune parts credit"),
         (
-            Argument(
-                "family",
-                {"nargs": "?", "metavar": "FAMILY", "help": "such as credit; default: all"},
-                completes="families",
+            click.Argument(
+                ["family"],
+                required=False,
+                metavar="[FAMILY]",
+                help="such as credit; default: all",
+                shell_complete=complete_family_names,
             ),
         ),
         takes_files=True,
@@ -361,10 +371,11 @@ COMMANDS = (
         " (grader.math), or an object without type (evaluation_set).",
         ("treetune describe group", "treetune describe grader.math", "treetune describe evaluation_set"),
         (
-            Argument(
-                "part",
-                {"metavar": "PART", "help": "such as group, grader.math or evaluation_set"},
-                completes="parts",
+            click.Argument(
+                ["part"],
+                metavar="PART",
+                help="such as group, grader.math or evaluation_set",
+                shell_complete=complete_part_names,
             ),
         ),
         takes_files=True,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from treetune.cli.command import Argument, Command, built, evaluated
+import click
+
+from treetune.cli.command import Command, Options, built, evaluated
+from treetune.cli.completion import complete_rank_commands
 
 if TYPE_CHECKING:
     from treetune.config.layers import Config
@@ -16,14 +19,18 @@ if TYPE_CHECKING:
 VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
 
 
-def run_experiment(options: argparse.Namespace) -> int:
+def run_experiment(options: Options) -> int:
     config, root = load_experiment(options)
+    is_first_rank = os.environ.get("RANK", "0") == "0"
+    if is_first_rank and options.commands[options.command].in_ranks:
+        # The imports take ten seconds, in which a terminal would show nothing.
+        print("the configuration is fine; loading PyTorch", file=sys.stderr, flush=True)
     from treetune.runtime.commands import run
 
     return run(options.command, root, config.data, options)
 
 
-def run_ranks(options: argparse.Namespace) -> int:
+def run_ranks(options: Options) -> int:
     """Starts the command `options.what` in this machine's ranks. A wrong configuration is reported before any
     rank starts."""
     from treetune.runtime import front_door
@@ -35,7 +42,6 @@ def run_ranks(options: argparse.Namespace) -> int:
             f"`treetune run` can't start {options.what!r}: it starts {', '.join(in_ranks)}; configuration"
             " files end in .jsonnet, .json or .yaml"
         )
-    load_experiment(options)
     nodes = options.nodes.split(",") if options.nodes else ["localhost"]
     if not 0 <= options.node_rank < len(nodes):
         raise ValueError(
@@ -48,6 +54,7 @@ def run_ranks(options: argparse.Namespace) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", front_door.threads_each(1))
         options.command = options.what
         return options.commands[options.what].run(options)
+    load_experiment(options)
     arguments: list[str] = []
     for names in options.configs or ():
         arguments += ["--configs", names]
@@ -60,7 +67,7 @@ def run_ranks(options: argparse.Namespace) -> int:
     )
 
 
-def load_experiment(options: argparse.Namespace) -> tuple[Config, Runtime]:
+def load_experiment(options: Options) -> tuple[Config, Runtime]:
     config = evaluated(options)
     root = built(config, options.command, "an experiment")
     options.log_file = log_file(config)
@@ -88,42 +95,36 @@ COMMANDS = (
             f"treetune run {VINEPPO} --nodes n1,n2 --node_rank 1 --master_port 29500",
         ),
         (
-            Argument(
-                "what",
-                {
-                    "nargs": "?",
-                    "default": "run_iteration_loop",
-                    "metavar": "COMMAND",
-                    "help": "such as evaluate or run_analyzers; default: train",
-                },
-                completes="rank_commands",
+            click.Argument(
+                ["what"],
+                required=False,
+                default="run_iteration_loop",
+                metavar="[COMMAND]",
+                help="such as evaluate or run_analyzers; default: train",
+                shell_complete=complete_rank_commands,
             ),
-            Argument(
-                "--num_gpus",
-                {"type": int, "metavar": "N", "help": "GPUs of this machine to use; default: all"},
+            click.Option(
+                ["--num_gpus"], type=int, metavar="N", help="GPUs of this machine to use; default: all"
             ),
-            Argument(
-                "--ranks",
-                {
-                    "type": int,
-                    "metavar": "N",
-                    "help": "processes on this machine, also on a CPU; default: NUM_GPUS, else one for each"
-                    " GPU",
-                },
+            click.Option(
+                ["--ranks"],
+                type=int,
+                metavar="N",
+                help="processes on this machine, also on a CPU; default: NUM_GPUS, else one for each GPU",
             ),
-            Argument("--nodes", {"metavar": "A,B,…", "help": "names of all machines, this one included"}),
-            Argument(
-                "--node_rank",
-                {
-                    "type": int,
-                    "default": 0,
-                    "metavar": "I",
-                    "help": "this machine's place among --nodes, from 0",
-                },
+            click.Option(["--nodes"], metavar="A,B,…", help="names of all machines, this one included"),
+            click.Option(
+                ["--node_rank"],
+                type=int,
+                default=0,
+                metavar="I",
+                help="this machine's place among --nodes, from 0",
             ),
-            Argument(
-                "--master_port",
-                {"type": int, "metavar": "PORT", "help": "port of the first machine, where ranks connect"},
+            click.Option(
+                ["--master_port"],
+                type=int,
+                metavar="PORT",
+                help="port of the first machine, where ranks connect",
             ),
         ),
         takes_files=True,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import click
+
 from treetune.cli.arguments import COMMANDS, SHORT
 from treetune.config import reference, schema
 from treetune.config.reference import PartEntry
@@ -89,8 +91,8 @@ def _commands_page() -> str:
     for command in COMMANDS.values():
         lines += [f"## `{SHORT.get(command.name, command.name)}`", "", command.more, ""]
         for argument in command.arguments:
-            about = argument.settings.get("help") or argument.settings.get("metavar", "")
-            lines.append(f"* `{argument.name}`: {about}")
+            name = argument.opts[0] if isinstance(argument, click.Option) else argument.name
+            lines.append(f"* `{name}`: {argument.help or argument.metavar}")
         lines += ["", "```bash", *command.examples, "```", ""]
     return "\n".join(lines)
 

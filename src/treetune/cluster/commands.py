@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import secrets
 import signal
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from treetune.cli.command import Argument, Command, built, evaluated, say
+import click
+
+from treetune.cli.command import PATH, Command, Options, built, evaluated, say
 
 if TYPE_CHECKING:
     from treetune.engine.launch import ServerLaunch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 
 
-def serve_engine(options: argparse.Namespace) -> int:
+def serve_engine(options: Options) -> int:
     """Serves until it is interrupted (0), or the server ends; the server's exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignored
         signal.signal(number, signal.default_int_handler)
@@ -43,7 +43,8 @@ def serve_engine(options: argparse.Namespace) -> int:
 
 
 def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
-    """As the run's own servers are started, but for where it listens. Raises ValueError."""
+    """Returns the launch of a server like the run's own, except that it listens on `host`. Raises ValueError
+    if the experiment has no engine of which a server could be started, or if a GPU is unusable."""
     import torch
 
     from treetune.engine.base import EngineLaunch
@@ -63,11 +64,15 @@ def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
         device="cuda" if torch.cuda.is_available() else "cpu",
         transfer="nccl" if settings.weight_transfer == "nccl" else "file",
     )
-    alone = replace(settings, addresses=None, key_file=None, replicas=None, sleep=False, servers="one")
-    return ServerLaunch(alone, run, host=host)
+    # Without the settings that concern other servers, or a trainer on the same GPU.
+    one_server = replace(settings, addresses=None, key_file=None, replicas=None, sleep=False, servers="one")
+    return ServerLaunch(one_server, run, host=host)
 
 
 def _make_key(path: Path) -> None:
+    """Writes a new key into a file for this user alone, unless the file exists."""
+    import secrets  # slow: it loads OpenSSL
+
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -85,7 +90,7 @@ def _write_start(root: PolicyIteration, folder: Path) -> None:
     from treetune.runtime.session import StartModel
 
     start = StartModel(root, torch.device("cpu"))
-    write_for_engine(*start.weights(), start.tokenizer, folder)
+    write_for_engine(*start.load_weights(), start.tokenizer, folder)
 
 
 def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
@@ -129,13 +134,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
         process.end()
 
 
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 2**16:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a port from 1 to 65535")
-    return int(text)
-
-
-def print_plan(options: argparse.Namespace) -> int:
+def print_plan(options: Options) -> int:
     """Returns 0 if the run fits the machine, 1 if it doesn't."""
     config = evaluated(options)
     root = cast("PolicyIteration", built(config, options.command, "an experiment"))
@@ -147,93 +146,63 @@ def print_plan(options: argparse.Namespace) -> int:
     return 0 if plan.fits and plan.checkpoints.problem is None else 1
 
 
-def _machine(options: argparse.Namespace) -> Machine:
-    from treetune.runtime.machine import described_machine, here
+def _machine(options: Options) -> Machine:
+    from treetune.runtime.machine import described_machine, this_machine
 
     if (options.gpus is None) != (options.memory is None):
         raise ValueError("--gpus and --memory go together, as in --gpus 8 --memory 80: give both, or neither")
     if options.gpus is None:
-        return here()
+        return this_machine()
     return described_machine(options.gpus, options.memory, options.machines, options.host_memory)
 
 
 def start_shape(root: PolicyIteration) -> Shape | None:
-    """The sizes of the model that the experiment starts from. Where that is a checkpoint that isn't there
-    yet, they are those of the experiment that makes it, as far as a configuration of its name is among ours.
-    Raises ValueError where it isn't.
+    """Returns the sizes of the model that the experiment starts from.
+
+    If that is a checkpoint that isn't there yet, they are those of the experiment that makes it, provided
+    that a shipped configuration has its name. Raises ValueError if none has.
     """
     try:
         return root.model.shape(root.task.alphabet)
     except ValueError:
-        name = Path(getattr(root.model, "name_or_path", ""))
-        maker = _maker(name)
-        if maker is None:
+        checkpoint = Path(getattr(root.model, "name_or_path", ""))
+        config_file = _configuration_that_makes(checkpoint)
+        if config_file is None:
             raise
         from treetune.config.jsonnet import load
 
-        made_by = built(load([str(maker)], environment_keys=()), "plan", "an experiment")
-        return start_shape(cast("PolicyIteration", made_by))
+        earlier_root = built(load([str(config_file)], environment_keys=()), "plan", "an experiment")
+        return start_shape(cast("PolicyIteration", earlier_root))
 
 
-def _maker(name: Path) -> Path | None:
+def _configuration_that_makes(checkpoint: Path) -> Path | None:
+    """Returns the shipped configuration whose experiment has this checkpoint; None if there is none.
+
+    Example: ``configs/quickstart/sft.jsonnet`` for ``experiments/quickstart/sft/checkpoints/last/policy``.
+    """
     from treetune.config.layers import CONFIGS
     from treetune.models.policy_files import CHECKPOINTS
 
-    if CHECKPOINTS not in name.parts:
+    if CHECKPOINTS not in checkpoint.parts:
         return None
-    experiment = Path(*name.parts[: name.parts.index(CHECKPOINTS)])
+    experiment = Path(*checkpoint.parts[: checkpoint.parts.index(CHECKPOINTS)])
+    # The first folders are those in which experiments are kept, whatever their number.
     for depth in range(1, len(experiment.parts)):
         *folders, last = experiment.parts[depth:]
-        joined = (
-            [*folders[:-1], f"{folders[-1]}_{last}"] if folders else [last]
-        )  # fork/sft is fork_sft.jsonnet
-        for named in ([*folders, last], joined):
-            likely = CONFIGS.joinpath(*named).with_suffix(".jsonnet")
-            if likely.is_file():
-                return likely
+        # The experiment fork/sft may be that of fork_sft.jsonnet.
+        joined = [*folders[:-1], f"{folders[-1]}_{last}"] if folders else [last]
+        for parts in ([*folders, last], joined):
+            candidate = CONFIGS.joinpath(*parts).with_suffix(".jsonnet")
+            if candidate.is_file():
+                return candidate
     return None
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number above 0")
-    return int(text)
+_COUNT = click.IntRange(min=1)
+_AMOUNT = click.FloatRange(min=0.0, min_open=True)
 
 
-def _amount(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a number above 0")
-    return number
-
-
-_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "--gpus": {"type": _count, "metavar": "N", "help": "GPUs of a machine; default: this machine's"},
-    "--memory": {"type": _amount, "metavar": "GIB", "help": "memory of each GPU"},
-    "--machines": {
-        "type": _count,
-        "default": 1,
-        "metavar": "N",
-        "help": "number of such machines; default: 1",
-    },
-    "--host-memory": {
-        "type": _amount,
-        "metavar": "GIB",
-        "help": "main memory of a machine; default: unlimited",
-    },
-    "--answer-tokens": {
-        "type": _amount,
-        "metavar": "N",
-        "help": "mean length of an answer; default: half of the longest",
-    },
-    "--json": {"action": "store_true", "help": "print JSON, with sizes in bytes"},
-}
-
-
-def doctor(options: argparse.Namespace) -> int:
+def doctor(options: Options) -> int:
     from treetune.cluster.doctor import run
 
     return run()
@@ -251,7 +220,32 @@ COMMANDS = (
             "treetune plan --configs configs/polIter_rho1bSft2_vineppo_MATH.jsonnet --gpus 4 --memory 80",
             "treetune plan --configs configs/quickstart/vineppo.jsonnet",
         ),
-        tuple(Argument(name, settings) for name, settings in _ARGUMENTS.items()),
+        (
+            click.Option(
+                ["--gpus"], type=_COUNT, metavar="N", help="GPUs of a machine; default: this machine's"
+            ),
+            click.Option(["--memory"], type=_AMOUNT, metavar="GIB", help="memory of each GPU"),
+            click.Option(
+                ["--machines"],
+                type=_COUNT,
+                default=1,
+                metavar="N",
+                help="number of such machines; default: 1",
+            ),
+            click.Option(
+                ["--host-memory"],
+                type=_AMOUNT,
+                metavar="GIB",
+                help="main memory of a machine; default: unlimited",
+            ),
+            click.Option(
+                ["--answer-tokens"],
+                type=_AMOUNT,
+                metavar="N",
+                help="mean length of an answer; default: half of the longest",
+            ),
+            click.Option(["--json"], is_flag=True, help="print JSON, with sizes in bytes"),
+        ),
         takes_files=True,
     ),
     Command(
@@ -268,15 +262,22 @@ COMMANDS = (
             " --key-file engine.key",
         ),
         (
-            Argument(
-                "--host", {"required": True, "metavar": "ADDRESS", "help": "of this machine, to listen on"}
+            click.Option(["--host"], required=True, metavar="ADDRESS", help="of this machine, to listen on"),
+            click.Option(
+                ["--port"],
+                required=True,
+                type=click.IntRange(1, 2**16 - 1),
+                metavar="PORT",
+                help="to listen on",
             ),
-            Argument("--port", {"type": _port, "required": True, "metavar": "PORT", "help": "to listen on"}),
-            Argument(
-                "--key-file",
-                {"type": Path, "required": True, "metavar": "FILE", "help": "of mode 600; made if not there"},
+            click.Option(
+                ["--key-file"],
+                required=True,
+                type=PATH,
+                metavar="FILE",
+                help="of mode 600; made if not there",
             ),
-            Argument("--log", {"type": Path, "metavar": "FILE", "help": "default: serve_engine-PORT.log"}),
+            click.Option(["--log"], type=PATH, metavar="FILE", help="default: serve_engine-PORT.log"),
         ),
         takes_files=True,
     ),

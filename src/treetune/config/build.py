@@ -126,8 +126,8 @@ class _Builder:
         """
         inner, constraints = schema.bare(annotation)
         if not schema.holds_parts(inner):
-            return self._leaf(annotation, data, key)
-        if constraints and not self._fits(annotation, constraints, data, key):
+            return self._plain_value(annotation, data, key)
+        if constraints and not self._fits_constraints(annotation, constraints, data, key):
             return UNKNOWN
         alternatives = schema.members(inner)
         if data is None and type(None) in alternatives:
@@ -135,7 +135,7 @@ class _Builder:
         parts = [member for member in alternatives if schema.holds_parts(member)]
         plain = [member for member in alternatives if member not in parts and member is not type(None)]
         if plain and not isinstance(data, dict | list):
-            return self._leaf(functools.reduce(operator.or_, plain), data, key)
+            return self._plain_value(functools.reduce(operator.or_, plain), data, key)
         families = [member for member in parts if schema.is_family(member)]
         if families and (isinstance(data, dict) or len(families) == len(parts)):
             return self._family_part(families, data, key)
@@ -155,7 +155,7 @@ class _Builder:
                 self.warnings.append(finding.what)
             # A value that is wrong by itself is reported as that alone.
             elif finding.level == "error" and key not in keys_with_issues:
-                issue = remedies.issue_of(key, finding, self._explanation)
+                issue = remedies.issue_of_finding(key, finding, self._explanation)
                 self._issues.append((key, issue))
 
     def issues(self) -> list[ConfigIssue]:
@@ -163,11 +163,11 @@ class _Builder:
         issues = list(self._issues)
         misspelled: set[KeyPath] = set()
         for key, owner in self._unknown:
-            issues.append((key, remedies.unknown_key(key, owner, self._keys_at, self._explanation)))
+            issues.append((key, remedies.issue_of_unknown_key(key, owner, self._keys_at, self._explanation)))
             misspelled.add((*key[:-1], remedies.meant_key(key, owner) or ""))
         for key, declared in self._missing:
             if key not in misspelled:  # one misspelling is one mistake, not an unknown and a missing key
-                issues.append((key, remedies.missing_key(key, declared, self._explanation)))
+                issues.append((key, remedies.issue_of_missing_key(key, declared, self._explanation)))
         return [issue for _, issue in sorted(issues, key=lambda key_and_issue: key_and_issue[0])]
 
     def _family_part(self, families: Sequence[type[Registrable]], data: Any, key: KeyPath) -> Any:
@@ -181,10 +181,10 @@ class _Builder:
             # A list, since data may be a list, which a dictionary can't look up.
             is_type = data in list(registered)
             remedy = f"write {{type: '{data}'}}" if is_type else remedies.how_to_set(key)
-            return self._wrong(key, fault, f"{remedy}; types of {word}: {names}")
+            return self._note_wrong(key, fault, f"{remedy}; types of {word}: {names}")
         name = data.get("type", families[0].default)
         if name is None and "type" not in data:
-            self._issues.append((key, remedies.missing_type(key, families[0], self._explanation)))
+            self._issues.append((key, remedies.issue_of_missing_type(key, families[0], self._explanation)))
             return UNKNOWN
         if not isinstance(name, str) or name not in registered:
             near = nearest(str(name), registered)
@@ -192,7 +192,7 @@ class _Builder:
             remedy = f"{suggestion}Types of {word}: {names}"
             if not near:
                 remedy += "; for a part of your own, set imports: ['my_package.my_part']"
-            return self._wrong((*key, "type"), f"there is no {word} {remedies.shortened(name)}", remedy)
+            return self._note_wrong((*key, "type"), f"there is no {word} {remedies.shortened(name)}", remedy)
         rest = {field: item for field, item in data.items() if field != "type"}
         return self._object(remedies.Owner(registered[name], name, families[0]), rest, key)
 
@@ -200,7 +200,7 @@ class _Builder:
         """Makes an object of one class, and notes unknown, missing and wrong keys."""
         if not isinstance(data, dict):
             fault = f"should be {schema.describe(owner.part)}, is {remedies.shortened(data)}"
-            return self._wrong(key, fault, remedies.how_to_set(key))
+            return self._note_wrong(key, fault, remedies.how_to_set(key))
         keys = schema.keys_of(owner.part)
         mistakes_before = self._mistakes()
         self._keys_at[key] = list(keys)
@@ -218,7 +218,9 @@ class _Builder:
             try:
                 return owner.part(**values)
             except ValueError as error:
-                self._issues.append((key, remedies.refused(key, owner, data, error, self._explanation)))
+                self._issues.append(
+                    (key, remedies.issue_of_refusal(key, owner, data, error, self._explanation))
+                )
         return _as_far_as_known(owner.part, keys, values)
 
     def _mistakes(self) -> int:
@@ -231,12 +233,12 @@ class _Builder:
         kind, item_annotations = container
         if not isinstance(data, dict if kind == "object" else list):
             fault = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
-            return self._wrong(key, fault, remedies.how_to_set(key))
+            return self._note_wrong(key, fault, remedies.how_to_set(key))
         if isinstance(data, dict):
             return {name: self.value(item_annotations[0], item, (*key, name)) for name, item in data.items()}
         if kind == "tuple" and len(item_annotations) != len(data):
             fault = f"should be {schema.describe(annotation)}, has {len(data)}"
-            return self._wrong(key, fault, remedies.how_to_set(key))
+            return self._note_wrong(key, fault, remedies.how_to_set(key))
         # A tuple has an annotation for each item, a list one for all.
         annotations = item_annotations if kind == "tuple" else item_annotations * len(data)
         values = []
@@ -245,7 +247,7 @@ class _Builder:
         origin = getattr(annotation, "__origin__", list)
         return origin(values) if origin in (list, set, frozenset) else tuple(values)
 
-    def _leaf(self, annotation: Any, data: Any, key: KeyPath) -> Any:
+    def _plain_value(self, annotation: Any, data: Any, key: KeyPath) -> Any:
         try:
             # Strict and from JSON: "3" isn't taken for a number, and a list may become a tuple.
             return schema.adapter(annotation).validate_json(json.dumps(data), strict=True)
@@ -262,9 +264,13 @@ class _Builder:
         fault = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
         if details["type"] in ("value_error", "predicate_failed"):
             fault += f" ({details['msg']})"
-        return self._wrong(key, fault, remedies.right_value(annotation, data) or remedies.how_to_set(key))
+        return self._note_wrong(
+            key, fault, remedies.right_value(annotation, data) or remedies.how_to_set(key)
+        )
 
-    def _fits(self, annotation: Any, constraints: tuple[Any, ...], data: Any, key: KeyPath) -> bool:
+    def _fits_constraints(
+        self, annotation: Any, constraints: tuple[Any, ...], data: Any, key: KeyPath
+    ) -> bool:
         """Returns whether a list or object of parts fits its constraints (its length); else notes it."""
         if not isinstance(data, list | dict):
             return True  # its type is checked where it is built
@@ -275,11 +281,11 @@ class _Builder:
             schema.adapter(plain).validate_json(json.dumps(data), strict=True)
         except ValidationError:
             fault = f"should be {schema.describe(annotation)}, has {len(data)}"
-            self._wrong(key, fault, remedies.how_to_set(key))
+            self._note_wrong(key, fault, remedies.how_to_set(key))
             return False
         return True
 
-    def _wrong(self, key: KeyPath, fault: str, remedy: str | None) -> Any:
+    def _note_wrong(self, key: KeyPath, fault: str, remedy: str | None) -> Any:
         """Notes a mistake at a key. Returns UNKNOWN."""
         source = remedies.source(key, self._explanation)
         self._issues.append((key, ConfigIssue(fault, dotted(key) or "configuration", source, remedy)))

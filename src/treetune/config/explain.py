@@ -25,13 +25,16 @@ from treetune.config.layers import Config, Layer, add_layers, evaluate, find_fil
 from treetune.config.registrable import Registrable
 from treetune.exceptions import ConfigError, Endless
 
+# An object of Jsonnet with these keys takes the place of an import (`Explanation._with_marks`).
 _MARK = "<import> "
-_ALONE = "<alone>"
+_NAME_OF_TEXT = "<alone>"
 _SENTINEL = "<set by the import>"
-_NUMBER = f"(if {json.dumps(_MARK)} in super then super[{json.dumps(_MARK)}] else 0) + 1"
+_MERGE_NUMBER = f"(if {json.dumps(_MARK)} in super then super[{json.dumps(_MARK)}] else 0) + 1"
 """A Jsonnet expression: the number of imports that have been merged so far, this one included."""
 
-_WALK = """
+# Functions for the expressions that `Explanation._probe` evaluates: `step` goes from an object or a list to
+# the value at one part of a path, and `keys` lists the names that such a part may have.
+_FUNCTIONS = """
 local step(x, s) =
   if std.isObject(x) && std.objectHasAll(x, s.key) then x[s.key]
   else if std.isArray(x) && s.index >= 0 && s.index < std.length(x) then x[s.index]
@@ -87,7 +90,7 @@ class Explanation:
         self._config = config
         self._more_folders = more_folders
         self._files: dict[Path, Layer] = {}
-        self._alone: dict[Layer, Any] | None = None
+        self._objects_of_files: dict[Layer, Any] | None = None
         self._probes: dict[tuple[Layer, str, KeyPath], Any] = {}
 
     @property
@@ -133,7 +136,7 @@ class Explanation:
         of_file = self._set_by_file(layer, key)
         # An import may be merged into the whole object, or into one of the objects on the way to the key.
         for depth in range(len(key) + 1):
-            for name, imported in self._mounted(layer, key[:depth]):
+            for name, imported in self._merged_imports(layer, key[:depth]):
                 of_import = self._in_layer(imported, key[depth:], (*active, layer))
                 if of_file and of_import and self._import_wins(layer, name, key, key[depth:]):
                     winning_imports += of_import
@@ -147,13 +150,13 @@ class Explanation:
         caller = None if text is layer else layer.name
         line = lexer.field_line(text.text, key) if key and text.path else None
         if key:
-            names = self._names(layer, key[:-1])
+            names = self._keys_of_object(layer, key[:-1])
             if names is None:
                 is_mentioned = lexer.mentions(text.text, key[-1])
                 return [Setting(text.name, line, COMPUTED, caller)] if is_mentioned else []
             if key[-1] not in names:
                 return []
-        value = self._value(layer, key)
+        value = self._own_value(layer, key)
         if isinstance(value, dict) and any(name.startswith(_MARK) for name in value):
             value = {name: item for name, item in value.items() if not name.startswith(_MARK)}
             if not value:
@@ -168,23 +171,23 @@ class Explanation:
                     return library
         return layer
 
-    def _mounted(self, layer: Layer, prefix: KeyPath) -> Iterator[tuple[str, Layer]]:
+    def _merged_imports(self, layer: Layer, prefix: KeyPath) -> Iterator[tuple[str, Layer]]:
         """Yields the imports whose content is merged into the object at `prefix`, in the order of merging."""
-        names = self._names(layer, prefix) or ()
+        names = self._keys_of_object(layer, prefix) or ()
         merged = [(name, imported) for name, imported in self._imports(layer) if _MARK + name in names]
         # The value of an import's mark is its number in that order, unless the file computes it.
-        numbers = {name: self._value(layer, (*prefix, _MARK + name)) for name, _ in merged}
+        numbers = {name: self._own_value(layer, (*prefix, _MARK + name)) for name, _ in merged}
         if COMPUTED not in numbers.values():
             merged.sort(key=lambda name_and_layer: numbers[name_and_layer[0]])
         yield from merged
 
-    def _names(self, layer: Layer, prefix: KeyPath) -> list[str] | None:
+    def _keys_of_object(self, layer: Layer, prefix: KeyPath) -> list[str] | None:
         """Returns the keys of the object at `prefix`, among them the marks of the imports that are merged
         into it; None if the object depends on other files."""
-        whole = self._whole(layer)
+        whole = self._own_object(layer)
         if whole is MISSING:
             # Jsonnet is lazy. So this object may be evaluated even if another part of the file fails.
-            parent_names = self._names(layer, prefix[:-1]) if prefix else None
+            parent_names = self._keys_of_object(layer, prefix[:-1]) if prefix else None
             if parent_names is not None and prefix[-1] not in parent_names:
                 return []
             names = self._probe(layer, "keys(at)", prefix)
@@ -194,26 +197,26 @@ class Explanation:
             return [str(index) for index in range(len(value))]
         return list(value) if isinstance(value, dict) else []
 
-    def _value(self, layer: Layer, key: KeyPath) -> Any:
+    def _own_value(self, layer: Layer, key: KeyPath) -> Any:
         """Returns the value that a file sets by itself; COMPUTED if that depends on other files."""
-        whole = self._whole(layer)
+        whole = self._own_object(layer)
         if whole is MISSING:
             # The file fails as a whole, but perhaps not at this key.
             return self._probe(layer, "at", key)
         return value_at(whole, key)
 
-    def _whole(self, layer: Layer) -> Any:
+    def _own_object(self, layer: Layer) -> Any:
         """Returns the file's own object with marks, or MISSING if it can't be evaluated as a whole.
 
         Jsonnet parses its standard library again for every evaluation and every import, which takes tens of
         milliseconds. So all files are evaluated as one text. If a file fails, it is left out and the others
         are tried again.
         """
-        if self._alone is None:
-            candidates = self._graph()
-            self._alone = {}
+        if self._objects_of_files is None:
+            candidates = self._layers_and_imports()
+            self._objects_of_files = {}
             while candidates:
-                texts = [f"(\n{self._marked(candidate)}\n),\n" for candidate in candidates]
+                texts = [f"(\n{self._with_marks(candidate)}\n),\n" for candidate in candidates]
                 try:
                     values = self._evaluate(f"[{''.join(texts)}]")
                 except RuntimeError as error:
@@ -222,11 +225,11 @@ class Explanation:
                         break
                     candidates = [*candidates[:failed], *candidates[failed + 1 :]]
                 else:
-                    self._alone = dict(zip(candidates, values, strict=True))
+                    self._objects_of_files = dict(zip(candidates, values, strict=True))
                     break
-        return self._alone.get(layer, MISSING)
+        return self._objects_of_files.get(layer, MISSING)
 
-    def _graph(self) -> list[Layer]:
+    def _layers_and_imports(self) -> list[Layer]:
         """Returns the layers and all files that they import, directly or not."""
         layers = list(dict.fromkeys(self._config.layers))
         for layer in layers:  # the list grows meanwhile
@@ -235,21 +238,21 @@ class Explanation:
 
     def _imports(self, layer: Layer) -> list[tuple[str, Layer]]:
         """Returns the files that may be merged into this one, by itself or by the libraries that it calls."""
-        imports = self._files_of(layer, libraries=False)
+        imports = self._imported_files(layer, libraries=False)
         for library in self._libraries(layer):
-            imports += [(file.name, file) for _, file in self._files_of(library, libraries=False)]
+            imports += [(file.name, file) for _, file in self._imported_files(library, libraries=False)]
         return list(dict(imports).items())  # each name once
 
     def _libraries(self, layer: Layer) -> list[Layer]:
         """Returns the libraries that a file calls, directly or not."""
-        libraries = [library for _, library in self._files_of(layer, libraries=True)]
+        libraries = [library for _, library in self._imported_files(layer, libraries=True)]
         for library in libraries:  # the list grows meanwhile
-            for _, further in self._files_of(library, libraries=True):
+            for _, further in self._imported_files(library, libraries=True):
                 if further not in libraries:
                     libraries.append(further)
         return libraries
 
-    def _files_of(self, layer: Layer, libraries: bool) -> list[tuple[str, Layer]]:
+    def _imported_files(self, layer: Layer, libraries: bool) -> list[tuple[str, Layer]]:
         """Returns the imports of a text: the name in the import, and the file."""
         files = []
         for name in lexer.imports(layer.text):
@@ -283,7 +286,7 @@ class Explanation:
             steps = [{"key": part, "index": int(part) if part.isdecimal() else -1} for part in path]
             try:
                 answer = self._evaluate(
-                    f"local file = (\n{self._marked(layer, instead)}\n);\n{_WALK}"
+                    f"local file = (\n{self._with_marks(layer, instead)}\n);\n{_FUNCTIONS}"
                     f"local at = std.foldl(step, {json.dumps(steps)}, file);\n{result}",
                     instead,
                 )
@@ -292,13 +295,16 @@ class Explanation:
             self._probes[question] = answer
         return self._probes[question]
 
-    def _marked(self, layer: Layer, instead: Mapping[str, str] | None = None, library: bool = False) -> str:
+    def _with_marks(
+        self, layer: Layer, instead: Mapping[str, str] | None = None, library: bool = False
+    ) -> str:
         """Returns the text of a file with a marked empty object in place of each import."""
-        merged = {name: file.name if library else name for name, file in self._files_of(layer, False)}
+        merged = {name: file.name if library else name for name, file in self._imported_files(layer, False)}
 
         def mark(keyword: str, name: str) -> str:
             if keyword == "import" and name in merged:
-                marked = f"local n = {_NUMBER}, {json.dumps(_MARK + merged[name])}: n, {json.dumps(_MARK)}: n"
+                mark_of_import = json.dumps(_MARK + merged[name])
+                marked = f"local n = {_MERGE_NUMBER}, {mark_of_import}: n, {json.dumps(_MARK)}: n"
                 return (instead or {}).get(merged[name], f"{{ {marked} }}")
             return f"{keyword} {json.dumps(str(_resolved(name, layer) or name))}"
 
@@ -308,10 +314,10 @@ class Explanation:
         def importer(directory: str, name: str) -> tuple[str, bytes]:
             path = find_file(name, Path(directory or "."))
             if path.suffix == ".libsonnet":
-                return str(path), self._marked(read_layer(path), instead, library=True).encode()
+                return str(path), self._with_marks(read_layer(path), instead, library=True).encode()
             return str(path), text_of(path).encode()
 
-        return evaluate(_ALONE, text, self._config.variables, importer)
+        return evaluate(_NAME_OF_TEXT, text, self._config.variables, importer)
 
 
 def _first_inside(texts: Sequence[str], error: RuntimeError) -> int | None:
@@ -321,7 +327,7 @@ def _first_inside(texts: Sequence[str], error: RuntimeError) -> int | None:
         line = frame.line
         for number, text in enumerate(texts):
             line -= text.count("\n")
-            if frame.file == _ALONE and line <= 0:
+            if frame.file == _NAME_OF_TEXT and line <= 0:
                 return number
     return None
 

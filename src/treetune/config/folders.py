@@ -58,7 +58,8 @@ def ask_for(module: str) -> None:
 
 
 def searched() -> tuple[list[str], list[str]]:
-    """Folders and names, for `search_in` in another process."""
+    """Returns the arguments with which `search_in` finds the same modules in another process: the folders and
+    the names."""
     return list(_OWN.folders), sorted(_OWN.names)
 
 

@@ -43,11 +43,13 @@ def import_parts(data: Any, explanation: Explanation | None = None) -> None:
     to the schema of the object that holds them.
     """
     folders.search_in([Path.cwd(), *(explanation.folders if explanation else ())])
-    issues = list(_installed())
+    issues = list(_import_installed_parts())
     names = data.get(IMPORTS.name) if isinstance(data, dict) else None
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         for number, name in enumerate(names):
-            issues += _issues_of(name, (IMPORTS.name, str(number)), _named_in(name, explanation))
+            issues += _import_and_check(
+                name, (IMPORTS.name, str(number)), _place_that_names(name, explanation)
+            )
     if issues:
         raise ConfigError(issues)
 
@@ -80,7 +82,7 @@ def function_at(path: str) -> Callable[..., Any]:
     try:
         function = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        issue = _not_imported(module, "path", None, error)
+        issue = _issue_of_failed_import(module, "path", None, error)
         raise ValueError("; ".join(filter(None, [issue.what, issue.remedy]))) from error
     if not callable(function):
         functions = [other for other, value in vars(sys.modules[module]).items() if callable(value)]
@@ -91,18 +93,18 @@ def function_at(path: str) -> Callable[..., Any]:
 
 
 @functools.cache
-def _installed() -> tuple[ConfigIssue, ...]:
+def _import_installed_parts() -> tuple[ConfigIssue, ...]:
     issues: list[ConfigIssue] = []
     for entry in importlib.metadata.entry_points(group=GROUP):
         package = entry.dist.name if entry.dist else "?"
         if package == OWN_PACKAGE:  # an installation of version 0.1, which named its own packages here
             continue
         source = f"the installed package {package}, entry point {entry.name!r} of the group {GROUP!r}"
-        issues += _issues_of(entry.value.partition(":")[0], (), source)
+        issues += _import_and_check(entry.value.partition(":")[0], (), source)
     return tuple(issues)
 
 
-def _named_in(name: str, explanation: Explanation | None) -> str | None:
+def _place_that_names(name: str, explanation: Explanation | None) -> str | None:
     """Returns the file that names a module in `imports`. Several files may add to that list."""
     settings = explanation.settings((IMPORTS.name,)) if explanation else []
     naming = [setting for setting in settings if isinstance(setting.value, list) and name in setting.value]
@@ -110,7 +112,7 @@ def _named_in(name: str, explanation: Explanation | None) -> str | None:
     return candidates[-1].place if candidates else None
 
 
-def _issues_of(name: str, key: KeyPath, source: str | None) -> Iterator[ConfigIssue]:
+def _import_and_check(name: str, key: KeyPath, source: str | None) -> Iterator[ConfigIssue]:
     """Imports a module, or all of a package, and yields what is wrong with it or with a part in it."""
     label = ".".join(key) or name
     if not _MODULE.fullmatch(name):
@@ -124,15 +126,15 @@ def _issues_of(name: str, key: KeyPath, source: str | None) -> Iterator[ConfigIs
         if hasattr(module, "__path__"):
             import_package(module)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        yield _not_imported(name, label, source, error)
+        yield _issue_of_failed_import(name, label, source, error)
         return
     for family in Registrable.__subclasses__():
         for registered, part in family.registered().items():
             if part.__module__ == name or part.__module__.startswith(f"{name}."):
-                yield from _wrong_part(family, registered, part, label, source)
+                yield from _issues_of_part(family, registered, part, label, source)
 
 
-def _wrong_part(
+def _issues_of_part(
     family: type[Registrable], name: str, part: type, label: str, source: str | None
 ) -> Iterator[ConfigIssue]:
     """Yields mistakes in a part's class because of which its keys can't be read."""
@@ -189,11 +191,11 @@ def _unreadable_field(part: type) -> str | None:
     return None
 
 
-def _not_imported(name: str, label: str, source: str | None, error: BaseException) -> ConfigIssue:
+def _issue_of_failed_import(name: str, label: str, source: str | None, error: BaseException) -> ConfigIssue:
     """Returns the issue of a module whose import ended in an error, with file, line and the line's text."""
     missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
     if missing and (name == missing or name.startswith(f"{missing}.")):
-        return _not_found(name, missing, label, source)
+        return _issue_of_missing_module(name, missing, label, source)
     frame = _frame_within(name, error)
     where = f"{relative(frame[0])}:{frame[1]}" if frame else None
     fault = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
@@ -202,7 +204,7 @@ def _not_imported(name: str, label: str, source: str | None, error: BaseExceptio
     if frame and isinstance(error, ImportError) and _OURS.match(error.name or ""):
         remedy = remedy_for_import(*frame)
     if remedy is None and missing:
-        remedy = f"{missing} is not installed for {sys.executable}, nor found in {_looked_in()}"
+        remedy = f"{missing} is not installed for {sys.executable}, nor found in {_describe_folders()}"
     return ConfigIssue(fault, label, source, remedy, f"    {text.strip()}" if text else None)
 
 
@@ -221,13 +223,13 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
     return None
 
 
-def _not_found(name: str, missing: str, label: str, source: str | None) -> ConfigIssue:
+def _issue_of_missing_module(name: str, missing: str, label: str, source: str | None) -> ConfigIssue:
     """Returns the issue of a module that isn't there: itself, or the package on its way, `missing`."""
     package, _, last = missing.rpartition(".")
     if not package:
         searched: Sequence[str] = folders.import_folders()
         fault = f"there is no module {missing!r}"
-        looked = f"looked among the installed packages, then in {_looked_in()}"
+        looked = f"looked among the installed packages, then in {_describe_folders()}"
     else:
         parent = sys.modules.get(package)
         searched = getattr(parent, "__path__", [])
@@ -244,7 +246,7 @@ def _not_found(name: str, missing: str, label: str, source: str | None) -> Confi
     return ConfigIssue(fault, label, source, f"{suggestion}{looked}")
 
 
-def _looked_in() -> str:
+def _describe_folders() -> str:
     """Returns the folders that are searched for users' modules, in one line."""
     working_directory = str(Path.cwd())
     shown = []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.errors import ConfigIssue
-from treetune.config.jsonnet_errors import issue
+from treetune.config.jsonnet_errors import issue_of_message
 from treetune.config.jsonnet_frames import frames, location_of
 from treetune.config.layers import (
     DEADLINE_S,
@@ -67,22 +67,22 @@ def load(
         layers.append(Layer("--override" if len(overrides) == 1 else f"--override {number}", text))
     binary_files = [layer.name for layer in layers if "\0" in layer.text]
     if binary_files:
-        issue = ConfigIssue("has a character of code 0", binary_files[0], remedy="save it as plain text")
-        raise ConfigError([issue])
+        remedy = "save it as plain text"
+        raise ConfigError([ConfigIssue("has a character of code 0", binary_files[0], remedy=remedy)])
     variables = {name: value for name, value in environ.items() if name.startswith("APP_")}
     data = sum_of(layers, variables)
     if not isinstance(data, dict):
-        raise ConfigError([_not_an_object(layers, variables)])
-    if issues := list(_inexact(data, "")):
+        raise ConfigError([_issue_of_no_object(layers, variables)])
+    if issues := list(_issues_of_inexact_numbers(data, "")):
         raise ConfigError(issues)
     return Config(data, tuple(layers), variables)
 
 
-def _inexact(value: Any, key: str) -> Iterator[ConfigIssue]:
+def _issues_of_inexact_numbers(value: Any, key: str) -> Iterator[ConfigIssue]:
     """Yields an issue for each whole number that Jsonnet can't represent, and may therefore have changed."""
     if isinstance(value, dict | list):
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _inexact(item, f"{key}.{name}" if key else str(name))
+            yield from _issues_of_inexact_numbers(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, int) and abs(value) > LARGEST_WHOLE:
         fault = f"{value} is beyond 2**53 - 1 = {LARGEST_WHOLE}, where Jsonnet's numbers lose digits"
         yield ConfigIssue(fault, key, remedy=f"give a whole number of at most {LARGEST_WHOLE}")
@@ -97,7 +97,7 @@ def sum_of(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
             # Jsonnet's message would refer to the flattened text. With imports it names the files.
             return _evaluate_with_imports(layers, variables)
     except Endless as error:
-        raise ConfigError([_endless(layers, variables)]) from error
+        raise ConfigError([_issue_of_endless_layer(layers, variables)]) from error
 
 
 def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
@@ -119,7 +119,8 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
             raise
 
     total = import_sum(layers)
-    values, unset = dict(variables), []
+    values = dict(variables)
+    unset: list[ConfigIssue] = []  # an issue for each external variable that isn't set
     while True:
         try:
             data = evaluate(TOTAL, total, values, importer)
@@ -127,19 +128,19 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
             variable = _MISSING_VARIABLE.search(str(error))
             if variable and variable[1] not in values:
                 # With a placeholder, the evaluation continues to the next variable that isn't set.
-                unset.append(_missing_variable(variable[1], str(error)))
+                unset.append(_issue_of_unset_variable(variable[1], str(error)))
                 values[variable[1]] = "0"
                 continue
             if unset:
                 raise ConfigError(unset) from error
             if not frames(str(error)) and len(layers) > 1:  # it is the sum that failed: what was added?
-                raise ConfigError([_not_an_object(layers, variables)]) from error
+                raise ConfigError([_issue_of_no_object(layers, variables)]) from error
             if "couldn't open import" in str(error) and unread_file:
                 unread, importing = unread_file[0], frames(str(error))
                 imported_in = f"imported in {location_of(importing[0])}" if importing else None
                 source = "; ".join(filter(None, [imported_in, unread.source]))
                 raise ConfigError([replace(unread, source=source or None)]) from error
-            raise ConfigError([issue(str(error), layers, variables)]) from error
+            raise ConfigError([issue_of_message(str(error), layers, variables)]) from error
         if unset:
             raise ConfigError(unset)
         return data
@@ -156,12 +157,14 @@ def _environment_layers(environ: Mapping[str, str], keys: Sequence[str]) -> list
         if key == "seed":
             if not re.fullmatch(r"[+-]?[0-9]+", text) or abs(int(text)) > LARGEST_WHOLE:
                 issues.append(
-                    _bad_variable(variable, environ[variable], "a whole number", "export APP_SEED=1")
+                    _issue_of_bad_variable(variable, environ[variable], "a whole number", "export APP_SEED=1")
                 )
                 continue
             value = int(text)
         elif not text:
-            issues.append(_bad_variable(variable, environ[variable], "not empty", f"unset {variable}"))
+            issues.append(
+                _issue_of_bad_variable(variable, environ[variable], "not empty", f"unset {variable}")
+            )
             continue
         layers.append(Layer(f"environment variable {variable}", json.dumps({key: value})))
     if issues:
@@ -169,11 +172,11 @@ def _environment_layers(environ: Mapping[str, str], keys: Sequence[str]) -> list
     return layers
 
 
-def _bad_variable(variable: str, value: str, should: str, remedy: str) -> ConfigIssue:
+def _issue_of_bad_variable(variable: str, value: str, should: str, remedy: str) -> ConfigIssue:
     return ConfigIssue(f"should be {should}, is {value!r}", variable, "the environment variable", remedy)
 
 
-def _missing_variable(variable: str, message: str) -> ConfigIssue:
+def _issue_of_unset_variable(variable: str, message: str) -> ConfigIssue:
     frame = next(iter(frames(message)), None)
     remedy = f"export {variable}=…"
     if not variable.startswith("APP_"):
@@ -182,7 +185,7 @@ def _missing_variable(variable: str, message: str) -> ConfigIssue:
     return ConfigIssue("external variable is not set", variable, where, remedy)
 
 
-def _endless(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
+def _issue_of_endless_layer(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
     """Returns the issue of the layer whose evaluation alone doesn't end, or else of all layers together."""
     guilty = ", ".join(layer.name for layer in layers)
     for layer in layers if len(layers) > 1 else ():
@@ -199,7 +202,7 @@ def _endless(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIss
     )
 
 
-def _not_an_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
+def _issue_of_no_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
     """Returns the issue of the layer because of which the sum isn't an object."""
     fault = "should be an object {…}"
     for layer in layers:

@@ -20,19 +20,19 @@ SHOWN_COLUMNS = 100
 _REFERENCE = re.compile(r"(?:\$|\bself|\bsuper)((?:\.[A-Za-z_]\w*)+)")
 
 
-def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
+def issue_of_message(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
     """Returns the issue of an evaluation that failed: file and line, the key that was being computed, the
     keys that it is computed from, and a remedy."""
     texts = {layer.import_name: layer.text for layer in layers}
     places = frames(message)
     static = STATIC.match(message)
     what = static["what"] if static else message.splitlines()[0].removeprefix("RUNTIME ERROR: ")
-    itself = "max stack frames" in what
+    is_recursive = "max stack frames" in what
     remedy = _remedy(what)
     if not places:
         return ConfigIssue(f"Jsonnet: {what.strip()}", remedy=remedy)
     first = places[0]
-    where = None if static or itself else _where(places, texts, layers, variables)
+    where = None if static or is_recursive else _describe_origin(places, texts, layers, variables)
     return ConfigIssue(f"Jsonnet: {what.strip()}", location_of(first), where, remedy, _excerpt(first, texts))
 
 
@@ -52,8 +52,10 @@ _REMEDIES = (
     ("division by zero", "check the divisor"),
     ("no super class", "a key is extended with +: if an earlier file has it, and set with : otherwise"),
 )
-_FIX = "fix it where the arrow points: {…} around keys, a comma between them, quotes around texts"
-_LOOK = "look at the expression that the arrow points at; `treetune print_config` shows the values of keys"
+_FIX_SYNTAX = "fix it where the arrow points: {…} around keys, a comma between them, quotes around texts"
+_LOOK_AT_VALUES = (
+    "look at the expression that the arrow points at; `treetune print_config` shows the values of keys"
+)
 
 
 def _remedy(message: str) -> str:
@@ -62,22 +64,22 @@ def _remedy(message: str) -> str:
         if phrase in message:
             return remedy
     is_syntax = re.match(r"(?i)(expected|unexpected|unterminated|unclosed|could not lex|not a)", message)
-    return _FIX if is_syntax else _LOOK
+    return _FIX_SYNTAX if is_syntax else _LOOK_AT_VALUES
 
 
-def _where(
+def _describe_origin(
     places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
 ) -> str | None:
     """Returns the key that was being computed, and the user's file that led there if the error is in another
     file."""
-    key_and_setters = _key_at_work(places, texts, layers, variables)
+    key_and_setters = _describe_computed_key(places, texts, layers, variables)
     caller = next((location_of(frame) for frame in places if frame.file in texts), None)
     if caller and places[0].file not in texts and caller not in (key_and_setters or ""):
         return "; ".join(filter(None, [key_and_setters, f"called from {caller}"]))
     return key_and_setters
 
 
-def _key_at_work(
+def _describe_computed_key(
     places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
 ) -> str | None:
     """Returns the key whose value was being computed, the keys that it is computed from, and the files that
@@ -96,11 +98,11 @@ def _key_at_work(
         if inner_frame.file == frame.file:
             for match in _REFERENCE.finditer(inner_frame.text(text)):
                 made_from[tuple(match[1].strip(".").split("."))] = None
-    setters = [_setter(path, layers, variables) for path in made_from]
+    setters = [_describe_setter(path, layers, variables) for path in made_from]
     return "; ".join([f"in the value of {dotted(key)} ({location_of(frame)})", *filter(None, setters)])
 
 
-def _setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[str, str]) -> str | None:
+def _describe_setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[str, str]) -> str | None:
     """Returns what sets a key, or an object around it. The whole can't be evaluated, so that the files alone
     have to tell."""
     explanation = Explanation(Config({}, tuple(layers), variables))
@@ -129,7 +131,8 @@ def _excerpt(frame: Frame, texts: Mapping[str, str]) -> str | None:
     lines = _text(frame.file, texts).splitlines()
     if not 0 < frame.line <= len(lines):
         return None
-    line, at = lines[frame.line - 1].replace("\t", " "), frame.column - 1
-    start = max(0, min(at - SHOWN_COLUMNS // 2, len(line) - SHOWN_COLUMNS))
+    line, column = lines[frame.line - 1].replace("\t", " "), frame.column - 1
+    # The column is in the middle of the part that is shown, unless the line begins or ends there.
+    start = max(0, min(column - SHOWN_COLUMNS // 2, len(line) - SHOWN_COLUMNS))
     shown = line[start : start + SHOWN_COLUMNS]
-    return f"    {shown}\n    {' ' * (at - start)}^"
+    return f"    {shown}\n    {' ' * (column - start)}^"

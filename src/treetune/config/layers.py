@@ -17,7 +17,7 @@ from treetune.config.lexer import flattened
 from treetune.config.yaml_files import jsonnet_of_yaml
 from treetune.exceptions import ConfigError, Endless
 
-_IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[above] / "configs" for above in (1, 3))
+_IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[levels] / "configs" for levels in (1, 3))
 CONFIGS = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
 """The shipped configurations, found from any working directory: a wheel has them in the package, next to the
 examples."""
@@ -138,7 +138,7 @@ def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Impor
     after its deadline."""
     results: list[str | BaseException] = []  # empty until the thread has ended
 
-    def work() -> None:
+    def evaluate_and_store() -> None:
         try:
             results.append(
                 _jsonnet.evaluate_snippet(name, text, ext_vars=dict(variables), import_callback=importer)
@@ -147,7 +147,7 @@ def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Impor
             results.append(error)
 
     # Jsonnet can't be interrupted. A daemon thread ends with the process.
-    thread = threading.Thread(target=work, name="jsonnet", daemon=True)
+    thread = threading.Thread(target=evaluate_and_store, name="jsonnet", daemon=True)
     thread.start()
     thread.join(DEADLINE_S)
     if not results:
@@ -187,7 +187,7 @@ def add_layers(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
     try:
         return evaluate_flattened(layers, variables)
     except RuntimeError:
-        # Such as a file that asks for its own name.
+        # Some files can't be flattened, such as one that asks for its own name.
         texts = {layer.import_name: layer.text for layer in layers}
 
         def importer(directory: str, name: str) -> tuple[str, bytes]:

@@ -99,55 +99,62 @@ def mentions(text: str, name: str) -> bool:
 
 def field_at(text: str, line: int, column: int) -> tuple[str, ...]:
     """The key path (relative to the file's own object) of the field whose value holds this place."""
-    start = sum(map(len, text.splitlines(keepends=True)[: line - 1])) + column - 1
-    open_keys: list[str | None] = []
-    pending: str | None = None
+    length_of_earlier_lines = sum(map(len, text.splitlines(keepends=True)[: line - 1]))
+    position = length_of_earlier_lines + column - 1
+    keys_of_open_objects: list[str | None] = []  # None for an object that is no field's value
+    last_key: str | None = None  # the field whose value is being read
     previous: Token | None = None
     for token in tokens(text):
-        if token.start >= start:
+        if token.start >= position:
             break
         if token.text == "{" and token.kind == "other":
-            open_keys.append(pending)
-            pending = None
-        elif token.text == "}" and token.kind == "other" and open_keys:
-            pending = open_keys.pop()
+            keys_of_open_objects.append(last_key)
+            last_key = None
+        elif token.text == "}" and token.kind == "other" and keys_of_open_objects:
+            last_key = keys_of_open_objects.pop()
         elif token.text in _FIELD_COLONS and previous is not None and previous.is_field_name:
-            pending = previous.value
+            last_key = previous.value
         previous = token
-    return tuple(key for key in (*open_keys, pending) if key is not None)
+    return tuple(key for key in (*keys_of_open_objects, last_key) if key is not None)
 
 
 def field_line(text: str, path: tuple[str, ...]) -> int | None:
-    """Returns the line on which the file sets `path` (relative to its own object); None if that isn't"
-    " clear."""
-    exact, by_name = [], []
-    open_keys: list[str | None] = []
-    pending: str | None = None
+    """Returns the line on which the file sets `path` (relative to its own object).
+
+    If no field has this path, which is the case if a function makes the object, it is the line of the only
+    field with the last name of the path. None if several have this name, or none.
+    """
+    lines_of_path: list[int] = []
+    lines_of_name: list[int] = []
+    keys_of_open_objects: list[str | None] = []  # None for an object that is no field's value
+    last_key: str | None = None  # the field whose value is being read
     previous: Token | None = None
     for token in tokens(text):
         if token.text == "{" and token.kind == "other":
-            open_keys.append(pending)
-            pending = None
-        elif token.text == "}" and token.kind == "other" and open_keys:
-            open_keys.pop()
+            keys_of_open_objects.append(last_key)
+            last_key = None
+        elif token.text == "}" and token.kind == "other" and keys_of_open_objects:
+            keys_of_open_objects.pop()
         elif token.text in _FIELD_COLONS and previous is not None and previous.is_field_name:
-            pending = previous.value
-            if pending == path[-1]:
-                by_name.append(previous.line)
-                if tuple(key for key in (*open_keys, pending) if key is not None) == path:
-                    exact.append(previous.line)
+            last_key = previous.value
+            if last_key == path[-1]:
+                lines_of_name.append(previous.line)
+                if tuple(key for key in (*keys_of_open_objects, last_key) if key is not None) == path:
+                    lines_of_path.append(previous.line)
         elif token.text == "," and token.kind == "other":
-            pending = None
+            last_key = None
         previous = token
-    if exact:
-        return exact[-1]
-    return by_name[0] if len(by_name) == 1 else None
+    if lines_of_path:
+        return lines_of_path[-1]  # of two settings in one file, the later one wins
+    return lines_of_name[0] if len(lines_of_name) == 1 else None
 
 
 def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> str:
-    """Returns the sum of the texts, each with the folder that its imports are relative to, without an import:
-    Jsonnet reads its standard library anew for every import, 10 to 20 ms a file, which is nearly all of the
-    time of a configuration of thirty fragments.
+    """Returns one text without imports whose value is the sum of the operands. Each of them is a text and the
+    folder that its imports are relative to.
+
+    Jsonnet reads its standard library anew for every import, which takes 10 to 20 ms a file. That is nearly
+    all of the time of a configuration of thirty fragments.
 
     Every imported file is a local variable, which Jsonnet evaluates once and only if it is needed, as it
     does an import. Raises RuntimeError where a file asks for its own name; what `find` and `read_text` raise

@@ -22,7 +22,7 @@ from treetune.config.explain import as_plain
 from treetune.config.registrable import Registrable
 
 _ABBREVIATION = re.compile(r"(?:\b(?:al|dr|eq|sec|e\.g|i\.e|vs|cf|fig|no)\.)$", re.IGNORECASE)
-_END = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])")
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ def key_meaning(part: type, key: schema.Key) -> str:
         return "Modules of your own, such as 'my_package.my_part': their parts can then be chosen by `type`."
     if text := meaning(part, key.name):
         return text
-    objects = [inner for inner in held(key.annotation) if summary(inner)]
+    objects = [inner for inner in objects_within(key.annotation) if summary(inner)]
     return summary(objects[0]) if objects else ""
 
 
-def held(annotation: Any) -> Iterator[type]:
+def objects_within(annotation: Any) -> Iterator[type]:
     """The families and plain parts that a value of this type may hold."""
     inner, _ = schema.bare(annotation)
     if schema.is_family(inner) or schema.is_plain_part(inner):
@@ -104,7 +104,7 @@ def held(annotation: Any) -> Iterator[type]:
     for contained in contained_types:
         # A type without members is its own; tuple[int, ...] contains an Ellipsis.
         if contained is not inner and contained is not Ellipsis:
-            yield from held(contained)
+            yield from objects_within(contained)
 
 
 def plain_parts(part: type) -> list[type]:
@@ -113,7 +113,7 @@ def plain_parts(part: type) -> list[type]:
     to_visit = [part]
     while to_visit:
         for key in schema.keys_of(to_visit.pop()).values():
-            for inner in held(key.annotation):
+            for inner in objects_within(key.annotation):
                 if schema.is_plain_part(inner) and inner not in plain:
                     plain.append(inner)
                     to_visit.append(inner)
@@ -287,7 +287,7 @@ def sentences(text: str) -> list[str]:
     result: list[str] = []
     for paragraph in re.split(r"\n\s*\n", textwrap.dedent(text)):
         is_first = True
-        for piece in _END.split(" ".join(paragraph.split())):
+        for piece in _SENTENCE_END.split(" ".join(paragraph.split())):
             # "by Kim et al. (2023)": no sentence ended there, unless a paragraph did.
             if result and not is_first and _ABBREVIATION.search(result[-1]):
                 result[-1] += f" {piece}"

@@ -44,7 +44,7 @@ class Owner:
         )
 
 
-def unknown_key(
+def issue_of_unknown_key(
     key: KeyPath,
     owner: Owner,
     keys_by_object: Mapping[KeyPath, Sequence[str]],
@@ -64,7 +64,7 @@ def unknown_key(
     elif name == "type" and owner.family is None:
         remedy = f"there is only one kind of {owner.label}: leave it out"
     elif elsewhere and not meant_key(key, owner):
-        remedy = f"it belongs elsewhere: --override '{nested((*elsewhere[0], name))}'"
+        remedy = f"it belongs elsewhere: --override '{override_of((*elsewhere[0], name))}'"
     else:
         remedy = did_you_mean(name, list(schema.keys_of(owner.part)))
     where = source(key, explanation)
@@ -80,19 +80,25 @@ def meant_key(key: KeyPath, owner: Owner) -> str | None:
     return match[0] if match else None
 
 
-def missing_key(key: KeyPath, declared: schema.Key, explanation: Explanation | None) -> ConfigIssue:
-    return _missing(key, f"missing, should be {schema.describe(declared.annotation)}", None, explanation)
+def issue_of_missing_key(key: KeyPath, declared: schema.Key, explanation: Explanation | None) -> ConfigIssue:
+    return _issue_of_missing(
+        key, f"missing, should be {schema.describe(declared.annotation)}", None, explanation
+    )
 
 
-def missing_type(key: KeyPath, family: type[Registrable], explanation: Explanation | None) -> ConfigIssue:
+def issue_of_missing_type(
+    key: KeyPath, family: type[Registrable], explanation: Explanation | None
+) -> ConfigIssue:
     """Returns the issue of an object at `key` that has no `type`."""
     word = schema.family_word(family)
     names = f"types of {word}: {schema.names(schema.choices(family))}"
     what = f"missing: `type` says which {word} this is"
-    return _missing((*key, "type"), what, names, explanation)
+    return _issue_of_missing((*key, "type"), what, names, explanation)
 
 
-def _missing(key: KeyPath, what: str, more: str | None, explanation: Explanation | None) -> ConfigIssue:
+def _issue_of_missing(
+    key: KeyPath, what: str, more: str | None, explanation: Explanation | None
+) -> ConfigIssue:
     owner = source(key[:-1], explanation) if len(key) > 1 else None
     replaced = explanation.settings(key) if explanation else []
     if replaced and owner:
@@ -107,7 +113,7 @@ def _missing(key: KeyPath, what: str, more: str | None, explanation: Explanation
     return ConfigIssue(what, dotted(key), where, remedy)
 
 
-def refused(
+def issue_of_refusal(
     key: KeyPath, owner: Owner, data: Mapping[str, Any], error: ValueError, explanation: Explanation | None
 ) -> ConfigIssue:
     """Returns the issue of an object whose values are right one by one, and wrong together.
@@ -120,7 +126,7 @@ def refused(
     places = [f"{name} from {source((*key, name), explanation)}" for name in named if name in data]
     if named:
         paths = " or ".join(dotted((*key, name)) for name in named)
-        remedy = f"change {paths}, e.g. --override '{nested((*key, named[0]))}'"
+        remedy = f"change {paths}, e.g. --override '{override_of((*key, named[0]))}'"
     elif key:
         remedy = f"change {dotted(key)}"
     else:
@@ -130,16 +136,16 @@ def refused(
     return ConfigIssue(str(error), dotted(key) or "configuration", where, remedy)
 
 
-def issue_of(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
+def issue_of_finding(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
     """Returns the issue of a finding of a part, at the key to change."""
     where = source(key, explanation)
     example = ""
     if key and _is_writable(key) and "--override" not in finding.remedy:
-        example = f"; e.g. --override '{nested(key)}'"
+        example = f"; e.g. --override '{override_of(key)}'"
     return ConfigIssue(finding.what, dotted(key) or "configuration", where, finding.remedy + example)
 
 
-def missing_here(root: Any, explanation: Explanation | None) -> list[ConfigIssue]:
+def issues_of_this_machine(root: Any, explanation: Explanation | None) -> list[ConfigIssue]:
     """Returns an issue for everything that the parts of a configuration need and this machine doesn't
     have: files, models, GPUs, packages."""
     issues = []
@@ -171,7 +177,7 @@ def right_value(annotation: Any, data: Any) -> str | None:
 
 
 def how_to_set(key: KeyPath) -> str | None:
-    return f"set {dotted(key)} in a file, or --override '{nested(key)}'" if key else None
+    return f"set {dotted(key)} in a file, or --override '{override_of(key)}'" if key else None
 
 
 def source(key: KeyPath, explanation: Explanation | None) -> str | None:
@@ -184,7 +190,7 @@ def source(key: KeyPath, explanation: Explanation | None) -> str | None:
     return None
 
 
-def nested(key: KeyPath) -> str:
+def override_of(key: KeyPath) -> str:
     """Returns an override that sets a key, such as ``{trainer+: {learning_rate: …}}``. Jsonnet can't change
     an item of a list, so that the override sets the first list on the path as a whole."""
     text = "…"

@@ -26,7 +26,7 @@ OWN_PACKAGE = "treetune"
 REQUIRED = object()
 """The default of a key that has none."""
 
-_NAMES = {
+_DESCRIPTIONS = {
     int: "a whole number",
     float: "a number",
     str: "a string",
@@ -224,8 +224,8 @@ def describe(annotation: Any) -> str:
 
 def _describe_type(annotation: Any) -> str:
     """Returns a type in words, without constraints: "a whole number", "a list of: a text"."""
-    if annotation in _NAMES:
-        return _NAMES[annotation]
+    if annotation in _DESCRIPTIONS:
+        return _DESCRIPTIONS[annotation]
     if typing.get_origin(annotation) is Literal:
         return "one of " + ", ".join(json.dumps(value) for value in typing.get_args(annotation))
     if is_family(annotation):

@@ -56,13 +56,13 @@ def jsonnet_of_yaml(text: str, name: str) -> str:
     equal keys, and for values that a configuration can't hold.
     """
     reader = _YamlReader(name)
-    top = _composed(text, reader)
+    top = _parse(text, reader)
     writer = _Writer(reader)
     writer.write_value(top, depth=1)
     return "".join(writer.pieces)
 
 
-def _composed(text: str, reader: _YamlReader) -> yaml.Node:
+def _parse(text: str, reader: _YamlReader) -> yaml.Node:
     """Returns the only document of a file. Raises ConfigError where there is none, or another one."""
     import yaml
 
@@ -263,9 +263,12 @@ class _Writer:
 
     reader: _YamlReader
     pieces: list[str] = field(default_factory=list)
-    lines: int = 1
+    """The Jsonnet text so far."""
+    line: int = 1
+    """The line on which the text ends so far."""
     values: int = 0
     characters: int = 0
+    """Characters of all single values."""
 
     def write_value(self, node: yaml.Node, depth: int, around: tuple[int, ...] = ()) -> None:
         import yaml
@@ -312,6 +315,6 @@ class _Writer:
 
     def _go_to_line(self, line: int) -> None:
         """Begins new lines up to that one. Values that an alias repeats are on the alias's line."""
-        if line > self.lines:
-            self.pieces.append("\n" * (line - self.lines))
-            self.lines = line
+        if line > self.line:
+            self.pieces.append("\n" * (line - self.line))
+            self.line = line

@@ -179,14 +179,14 @@ class GroupCredit(Credit):
         return whole_answer_episodes(context, answers_of(trees), advantages)
 
 
-def _describe_wrong_count(returned: Any, wanted: int) -> str | None:
-    """Returns what a user's method returned in place of so many values, such as "None" or "2 values"; None if
-    it returned as many."""
+def _describe_wrong_count(returned: Any, expected_count: int) -> str | None:
+    """Returns what a user's method returned in place of `expected_count` values, such as "None" or "2
+    values"; None if it returned as many."""
     try:
         count = len(returned)
     except TypeError:  # neither a list nor an array
         return repr(returned)
-    if count == wanted:
+    if count == expected_count:
         return None
     return "1 value" if count == 1 else f"{count} values"
 
@@ -260,7 +260,7 @@ class Critic:
     injected tokens. Collective."""
 
 
-def check_critic_goes_on(experiment: Experiment, part: str, remedy: str) -> Iterator[Finding]:
+def check_critic_is_kept(experiment: Experiment, part: str, remedy: str) -> Iterator[Finding]:
     """Returns a finding where training restarts in every iteration, which would discard the critic.
 
     Args:

@@ -30,7 +30,7 @@ from treetune.credit.base import (
     UNUSED_REMEDY,
     Credit,
     CriticSettings,
-    check_critic_goes_on,
+    check_critic_is_kept,
 )
 from treetune.credit.episodes import make_episode
 from treetune.rollouts.context import RolloutContext
@@ -44,7 +44,8 @@ Number = TypeVar("Number", bound=Any)
 @Credit.register("gae")
 @dataclass(frozen=True, kw_only=True)
 class Gae(Credit):
-    """PPO's credit: the trainer's critic values every token, `gae` makes advantages of the values.
+    """PPO with a critic (Schulman et al., arXiv:1707.06347, arXiv:1506.02438): A_t = Σ_k (γλ)^k δ_{t+k},
+    where δ_t = r_t + γ V(s_{t+1}) − V(s_t) and the trainer's critic gives V.
 
     The defaults, γ = λ = 1, are those of the PPO baseline in VinePPO (arXiv:2410.01679): the critic is only a
     baseline, and the gradient is unbiased however wrong the critic is. **Biased** with a smaller λ, by the
@@ -73,7 +74,7 @@ class Gae(Credit):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         remedy = "choose a credit without a critic, such as 'none'"
-        yield from check_critic_goes_on(experiment, "credit 'gae'", remedy)
+        yield from check_critic_is_kept(experiment, "credit 'gae'", remedy)
 
     @override
     def from_values(

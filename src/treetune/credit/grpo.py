@@ -21,8 +21,8 @@ from treetune.credit.base import Credit, GroupCredit
 @Credit.register("group")
 @dataclass(frozen=True, kw_only=True)
 class Group(GroupCredit):
-    """GRPO's credit (`std` true): (reward − mean) / (standard deviation + `eps`) over the answers to a
-    problem, with the unbiased standard deviation (n − 1). Dr. GRPO's (`std` false): reward − mean."""
+    """GRPO (`std` true): A_i = (r_i − mean) / (standard deviation + `eps`) over the answers to a problem,
+    with the unbiased standard deviation (n − 1). Dr. GRPO (`std` false): A_i = r_i − mean."""
 
     std: bool = True
     """Whether advantages are divided by the standard deviation of the group's rewards."""

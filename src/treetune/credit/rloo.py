@@ -20,7 +20,7 @@ from treetune.rollouts.context import RolloutContext
 @Credit.register("rloo")
 @dataclass(frozen=True, kw_only=True)
 class Rloo(GroupCredit):
-    """RLOO's credit: an answer's reward relative to the mean of the other answers, see
+    """RLOO (Ahmadian et al., arXiv:2402.14740): A_i = r_i − mean of r_j over the problem's other answers, see
     `leave_one_out_advantages`."""
 
     gives = (Advantages(before_training=True), CreditForRewards())

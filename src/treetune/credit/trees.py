@@ -39,9 +39,11 @@ SAME = 1e-8
 @Credit.register("tree")
 @dataclass(frozen=True, kw_only=True)
 class TreeCredit(Credit):
-    """Gives each node of a tree an advantage, from the rewards of the answers below nodes. A node is a
-    stretch of tokens from one branching to the next. V(n) is the mean of V over the nodes that follow n, and
-    at the end of an answer its reward.
+    """Trees of answers (SPO-tree arXiv:2505.23564, TreeRL arXiv:2506.11902, TreePO): A(n) = V(n) − baseline
+    for each node n, where V(n) is the mean reward of the answers below n.
+
+    A node is a stretch of tokens from one branching to the next. V(n) is the mean of V over the nodes that
+    follow n, and at the end of an answer its reward.
 
     `advantage` of a node n that follows p:
 
@@ -178,6 +180,7 @@ def _leave_one_out(
         for node in siblings:
             others = [values[sibling] for sibling in siblings if sibling != node]
             weights = [1.0] * len(others)
+            # The prompt has no baseline: only nodes below other nodes have a parent's.
             if parent in baselines and (prior or not others):
                 # The parent's baseline counts as `prior` siblings, or alone where there are none.
                 others.append(baselines[parent])

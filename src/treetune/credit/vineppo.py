@@ -55,7 +55,7 @@ from treetune.credit.values.base import (
     rewards_below,
 )
 from treetune.credit.values.continuations import FreshContinuations, check_continuations
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
 from treetune.rollouts.unavailable import least_answers
@@ -98,8 +98,8 @@ def step_advantages(
 @Credit.register("monte_carlo")
 @dataclass(frozen=True, kw_only=True)
 class MonteCarlo(Credit):
-    """VinePPO's credit (Kazemnejad et al., arXiv:2410.01679): the value of a state is the mean reward of
-    continuations from it, and a step's advantage the difference of the values after and before it.
+    """VinePPO (Kazemnejad et al., arXiv:2410.01679): A_i = V(s_{i+1}) − V(s_i), where V is the mean reward of
+    continuations from a state.
 
     There is a state before every step, the prompt first; `states` says what steps are. Continuations are
     sampled from token ids and graded together with the prefix that they continue, as in the rollout. They are
@@ -160,18 +160,20 @@ class MonteCarlo(Credit):
                 continue  # the prompt has no value: there is nothing to compare the other values with
             episodes.append(self._episode(context, valuation, answer, step_values))
         metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
-        unvalued = len(answers_of(trees)) - len(episodes)
-        lost = _report_lost(context, valuation.all_estimates, unvalued)
-        return episodes, metrics | valuation.metrics | lost
+        unvalued_answers = len(answers_of(trees)) - len(episodes)
+        metrics_of_ungraded = _report_ungraded(context, valuation.all_estimates, unvalued_answers)
+        return episodes, metrics | valuation.metrics | metrics_of_ungraded
 
     def _prompt_value(self, valuation: Valuation, answer: ValuedAnswer) -> Value | None:
         """Returns the mean reward of the prompt's continuations and of the other answers to the problem."""
-        continued = valuation.estimates[answer.states[0].state].rewards
-        # At the prompt, all answers have the same beginning of 0 tokens.
+        prompt = answer.states[0].state
+        rewards_of_continuations = valuation.estimates[prompt].rewards
+        # `rewards_below` asks for the number of tokens that each pair of answers shares. At the prompt, whose
+        # state has no response tokens, it needs none: 0 for all pairs does.
         answers = len(answer.tree.leaves)
-        shared = [[0] * answers for _ in range(answers)]
-        siblings = rewards_below(answer.tree, shared, answer.leaf, length=0)
-        return mean_of([*continued, *siblings])
+        shared_tokens = [[0] * answers for _ in range(answers)]
+        rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
+        return mean_of([*rewards_of_continuations, *rewards_of_siblings])
 
     def _episode(
         self,
@@ -196,10 +198,12 @@ class MonteCarlo(Credit):
         # The states after the last estimated one.
         unestimated = len(self.states.step_starts(trajectory)) - len(values)
         if self.behind_max_states == "no_advantage":
+            # All of them are worth the reward, so that the differences between them are 0.
             values += [trajectory.reward] * unestimated
             baselines += [trajectory.reward] * unestimated
             errors += [0.0] * unestimated
         else:
+            # No boundaries: `step_advantages` credits these steps together with the last estimated one.
             values += [None] * unestimated
             baselines += [None] * unestimated
             errors += [math.inf] * unestimated
@@ -216,12 +220,13 @@ class MonteCarlo(Credit):
             # A token that several answers share was sampled once, and is trained in the first of them.
             episode = sharing_of(answer.tree).trained_once(answer.leaf, episode)
 
-        earned = {}
+        # For the viewer and analyses: the rewards of each state's continuations, by the state's length.
+        rewards_of_continuations = {}
         for answer_state in answer.states:
             estimate = valuation.estimates.get(answer_state.state)
             if estimate is not None:
-                earned[answer_state.length] = estimate.earned
-        return replace(episode, continuations=earned)
+                rewards_of_continuations[answer_state.length] = estimate.earned
+        return replace(episode, continuations=rewards_of_continuations)
 
     # What the configuration has to know
 
@@ -321,7 +326,7 @@ class MonteCarlo(Credit):
             plan=ContinuationPlan(self.values.budget(self.samples), self._sampling(context)),
             first_states=self.values.first_states,
             max_states=self.max_states,
-            least=least_answers(self),
+            least_answers=least_answers(self),
         )
 
     def _sampling(self, context: RolloutContext) -> SamplingParams:
@@ -335,14 +340,14 @@ class MonteCarlo(Credit):
 
 def _check_values(estimator: ValueEstimator, valuation: Valuation, values: Sequence[StepValues]) -> None:
     """Raises ValueError where an estimator doesn't give each state of each answer its value."""
-    if not _fit(valuation, values):
+    if not _has_value_of_each_state(valuation, values):
         raise ValueError(
             f"{type(estimator).__name__}: give each state of each answer a Value or None, in a list for each"
             " of `Valuation.answers`"
         )
 
 
-def _fit(valuation: Valuation, values: Sequence[StepValues]) -> bool:
+def _has_value_of_each_state(valuation: Valuation, values: Sequence[StepValues]) -> bool:
     """Returns whether there is a `Value` or None for each state of each answer. The estimator may be a
     user's, so that `values` may be anything."""
     try:
@@ -376,22 +381,30 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
     }
 
 
-def _report_lost(context: RolloutContext, estimates: Sequence[Estimate], unvalued: int) -> Metrics:
-    """Logs and counts continuations that could not be graded, if there are any. Collective."""
+def _report_ungraded(
+    context: RolloutContext, estimates: Sequence[Estimate], unvalued_answers: int
+) -> Metrics:
+    """Logs and counts continuations that could not be graded, if there are any. Collective.
+
+    Args:
+        context: The context of the credit phase.
+        estimates: The estimates of all ranks.
+        unvalued_answers: The answers of this rank that are left out, since their prompt has no value.
+    """
     # The estimates are those of all ranks, so that all ranks return here or none does.
-    lost = sum(estimate.earned.count(None) for estimate in estimates)
-    if not lost:
+    ungraded = sum(estimate.earned.count(None) for estimate in estimates)
+    if not ungraded:
         return {}
     total = sum(len(estimate.earned) for estimate in estimates)
-    unknown = sum(not estimate.rewards for estimate in estimates)
-    answers = sum(context.ranks.exchange("unvalued", unvalued))
+    unknown_states = sum(not estimate.rewards for estimate in estimates)
+    answers = sum(context.ranks.exchange("unvalued", unvalued_answers))
     context.log.say(
-        f"iteration {context.iteration + 1}: {lost} of {total} continuations could not be graded and don't"
-        f" count; {unknown} of {len(estimates)} states have no value, and {answers} answers are left out with"
-        " their prompt's"
+        f"iteration {context.iteration + 1}: {ungraded} of {total} continuations could not be graded and"
+        f" don't count; {unknown_states} of {len(estimates)} states have no value, and {answers} answers are"
+        " left out with their prompt's"
     )
     return {
-        "credit/value_unavailable": float(lost),
-        "credit/value_unknown": float(unknown),
+        "credit/value_unavailable": float(ungraded),
+        "credit/value_unknown": float(unknown_states),
         "credit/unvalued": float(answers),
     }

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.cli.command import Argument, Command, built, evaluated, say
+import click
+
+from treetune.cli.command import PATH, Command, Options, built, evaluated, say
 
 if TYPE_CHECKING:
     from treetune.config.layers import Config
     from treetune.tasks.base import Task
 
 
-def _task_of(options: argparse.Namespace) -> Task:
+def _task_of(options: Options) -> Task:
     """Returns the configuration's task. The rest of the configuration isn't built: ``{task: …}`` is
     enough."""
     import treetune.parts  # noqa: F401  (registers them)
@@ -31,7 +31,7 @@ def _task_of(options: argparse.Namespace) -> Task:
     return build(Task, config.data.get("task"), explanation, key=("task",))
 
 
-def create_experiment(options: argparse.Namespace) -> int:
+def create_experiment(options: Options) -> int:
     """Creates the folder of an experiment. Only its name may be asked for; all else has a default."""
     if options.name is None:
         if not sys.stdin.isatty():
@@ -44,7 +44,7 @@ def create_experiment(options: argparse.Namespace) -> int:
     return 0
 
 
-def score_responses(options: argparse.Namespace) -> int:
+def score_responses(options: Options) -> int:
     from treetune.data.scoring import score_responses
     from treetune.runtime.console import Console
 
@@ -59,7 +59,7 @@ def score_responses(options: argparse.Namespace) -> int:
     return 0
 
 
-def export_rows(options: argparse.Namespace) -> int:
+def export_rows(options: Options) -> int:
     from treetune.domains.routed_rows import export_rows
 
     written = export_rows(_task_of(options), options.split, options.output)
@@ -67,7 +67,7 @@ def export_rows(options: argparse.Namespace) -> int:
     return 0
 
 
-def carry_out(options: argparse.Namespace) -> int:
+def carry_out(options: Options) -> int:
     """Carries out `prepare_data`, `filter_data` or `make_threads`, and returns the exit code."""
     config, root = _pipeline(options)
     from treetune.data import making_threads, preparing
@@ -80,7 +80,7 @@ def carry_out(options: argparse.Namespace) -> int:
     return functions[options.command](root, options.input, options.output, config.data)
 
 
-def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
+def _pipeline(options: Options) -> tuple[Config, Any]:
     """Returns the configuration, and the pipeline that it describes. Raises ConfigError where the pipeline is
     that of another command."""
     from treetune.config.errors import ConfigIssue
@@ -106,7 +106,7 @@ def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
     return config, root
 
 
-def estimate_difficulty(options: argparse.Namespace) -> int:
+def estimate_difficulty(options: Options) -> int:
     """The command, and with --shard one of the jobs that it starts."""
     from treetune.data.difficulty.shard import FAILURE, shard_folder, work_on_shard
     from treetune.data.difficulty.watching import estimate, refuse_another
@@ -140,52 +140,42 @@ def estimate_difficulty(options: argparse.Namespace) -> int:
 
 def _input(
     help_text: str = "Parquet or JSON lines; a pattern for several", required: bool = True
-) -> Argument:
-    settings = {"type": Path, "metavar": "FILE", "help": help_text}
-    return Argument("--input", settings | ({"required": True} if required else {}))
+) -> click.Option:
+    return click.Option(["--input"], required=required, type=PATH, metavar="FILE", help=help_text)
 
 
-def _output(help_text: str, kind: str = "DIR") -> Argument:
-    return Argument("--output", {"type": Path, "required": True, "metavar": kind, "help": help_text})
+def _output(help_text: str, kind: str = "DIR") -> click.Option:
+    return click.Option(["--output"], required=True, type=PATH, metavar=kind, help=help_text)
 
 
 OF_NEW_EXPERIMENTS = (
-    Argument("--name", {"metavar": "NAME", "help": "name of the experiment and its folder"}),
-    Argument(
-        "--data",
-        {
-            "default": "addition_chain",
-            "metavar": "FILE|TASK",
-            "help": "your rows (.jsonl, .csv, .parquet), or a task of configs/tasks; default: addition_chain",
-        },
+    click.Option(["--name"], metavar="NAME", help="name of the experiment and its folder"),
+    click.Option(
+        ["--data"],
+        default="addition_chain",
+        metavar="FILE|TASK",
+        help="your rows (.jsonl, .csv, .parquet), or a task of configs/tasks; default: addition_chain",
     ),
-    Argument(
-        "--model",
-        {
-            "default": "tiny",
-            "metavar": "MODEL",
-            "help": "tiny (random weights), a name in configs/models, a folder, or owner/name; default: tiny",
-        },
+    click.Option(
+        ["--model"],
+        default="tiny",
+        metavar="MODEL",
+        help="tiny (random weights), a name in configs/models, a folder, or owner/name; default: tiny",
     ),
-    Argument(
-        "--method",
-        {
-            "default": "grpo",
-            "metavar": "METHOD",
-            "help": "sft, vineppo, ppo, grpo, rloo, restem, dpo_positive, or a name in configs/presets;"
-            " default: grpo",
-        },
+    click.Option(
+        ["--method"],
+        default="grpo",
+        metavar="METHOD",
+        help="sft, vineppo, ppo, grpo, rloo, restem, dpo_positive, or a name in configs/presets;"
+        " default: grpo",
     ),
-    Argument(
-        "--hardware",
-        {
-            "metavar": "KIND",
-            "help": "gpu, cpu, or in_process (a CPU without a server); default: what this machine has",
-        },
+    click.Option(
+        ["--hardware"],
+        metavar="KIND",
+        help="gpu, cpu, or in_process (a CPU without a server); default: what this machine has",
     ),
-    Argument(
-        "--fields",
-        {"metavar": "PROBLEM,ANSWER", "help": "names of your rows' fields; default: the likeliest"},
+    click.Option(
+        ["--fields"], metavar="PROBLEM,ANSWER", help="names of your rows' fields; default: the likeliest"
     ),
 )
 
@@ -218,11 +208,9 @@ COMMANDS = (
         (
             _input("problem, gold, response"),
             _output("the graded rows", "FILE"),
-            Argument("--steps", {"action": "store_true", "help": "add the offsets of step boundaries"}),
-            Argument("--workers", {"type": int, "metavar": "N", "help": "grader processes; default: 2"}),
-            Argument(
-                "--deadline", {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "default: 10"}
-            ),
+            click.Option(["--steps"], is_flag=True, help="add the offsets of step boundaries"),
+            click.Option(["--workers"], type=int, metavar="N", help="grader processes; default: 2"),
+            click.Option(["--deadline"], type=float, default=10.0, metavar="SECONDS", help="default: 10"),
         ),
         takes_files=True,
     ),
@@ -237,9 +225,11 @@ COMMANDS = (
             " data/math_train.parquet",
         ),
         (
-            Argument(
-                "--split",
-                {"choices": ("train", "validation", "test"), "default": "train", "help": "default: train"},
+            click.Option(
+                ["--split"],
+                type=click.Choice(("train", "validation", "test")),
+                default="train",
+                help="default: train",
             ),
             _output("the Parquet file", "FILE"),
         ),
@@ -277,9 +267,7 @@ COMMANDS = (
         (
             _input(),
             _output("rates, histogram, answers"),
-            Argument(
-                "--shard", {"type": int, "metavar": "N", "help": "work on this shard only, as a job does"}
-            ),
+            click.Option(["--shard"], type=int, metavar="N", help="work on this shard only, as a job does"),
         ),
         takes_files=True,
     ),

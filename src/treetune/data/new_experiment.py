@@ -6,7 +6,6 @@ learning rate), with values that suit the rows. Its text comes from `examples/ne
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import json
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from treetune.cli.command import built, evaluated
+from treetune.cli.command import Options, built, evaluated
 from treetune.config.errors import nearest
 from treetune.config.jsonnet import load
 from treetune.config.layers import CONFIGS, find_file
@@ -45,8 +44,8 @@ FEW_TESTS = 100
 TEMPLATES = CONFIGS.parent / "examples/new"
 
 HARDWARE = ("in_process", "cpu", "gpu")
-LARGE = 300_000_000
-"""Weights of a model that is slow to train on a CPU."""
+SLOW_ON_A_CPU = 300_000_000
+"""From this number of weights, a model is slow to train on a CPU."""
 
 UNKNOWN_ROWS = 10_000
 """Training rows that are assumed where they aren't known."""
@@ -152,7 +151,7 @@ class TrainingAmount:
     passes: str = ""
 
 
-def make(options: argparse.Namespace) -> Iterator[str]:
+def make(options: Options) -> Iterator[str]:
     """Creates the folder `options.name`, whole or not at all, and yields what to tell the user.
 
     Raises ValueError for wrong options and rows.
@@ -172,6 +171,7 @@ def make(options: argparse.Namespace) -> Iterator[str]:
             f" reference answer {own_rows.gold_field!r}"
         )
         if own_rows.held_out < FEW_TESTS:
+            # It is largest where half of the answers are right: 1.96 · √(½ · ½ / n).
             half_width = 0.98 / math.sqrt(own_rows.held_out)
             yield (
                 f"note: {own_rows.held_out} test problems are few: pass@1 is uncertain by ±{half_width:.2f}"
@@ -183,13 +183,13 @@ def make(options: argparse.Namespace) -> Iterator[str]:
     stages = ["sft", options.method] if is_small and options.method != "sft" else [options.method]
     commands = [f"treetune {word} {stages[0]}.jsonnet" for word in ("check", "plan")]
     commands += [f"treetune run {stage}.jsonnet" for stage in stages]
-    with whole_folder(folder) as made:
-        _write_readme(made, options, commands, has_reward=own_rows is not None)
+    with whole_folder(folder) as unfinished:
+        _write_readme(unfinished, options, commands, has_reward=own_rows is not None)
         for stage in stages:
-            write_text(made / f"{stage}.jsonnet", _configuration(options, stage, own_rows))
+            write_text(unfinished / f"{stage}.jsonnet", _configuration(options, stage, own_rows))
         if own_rows is not None:
-            _write_rows(made, own_rows)
-        with contextlib.chdir(made):
+            _write_rows(unfinished, own_rows)
+        with contextlib.chdir(unfinished):
             for stage in reversed(stages):
                 options.configs = [f"{stage}.jsonnet"]
                 root: Any = built(evaluated(options), "check", "an experiment")
@@ -242,12 +242,12 @@ def _model_name(model: str) -> str:
     )
 
 
-def _note_on_large_model(options: argparse.Namespace) -> Iterator[str]:
+def _note_on_large_model(options: Options) -> Iterator[str]:
     """Yields a note if a large model is to be trained on a CPU."""
     if options.hardware == "gpu" or options.model == "tiny":
         return
     weights = _number_of_weights(_hub_name_or_path(options.model))
-    if weights is not None and weights >= LARGE:
+    if weights is not None and weights >= SLOW_ON_A_CPU:
         yield (
             f"note: --hardware is {options.hardware}, and {options.model} has {weights / 1e9:.1f} billion"
             " weights: on a CPU, an iteration takes hours; give --hardware gpu, or a smaller model. `treetune"
@@ -293,12 +293,11 @@ def _own_rows(path: Path, fields: str | None) -> OwnRows:
         rows = [row for _, row in read_rows(path)]
     if len(rows) < 2 * HELD_OUT:
         raise ValueError(f"{path} has {len(rows)} rows: give at least {2 * HELD_OUT}")
-    chosen = (
-        fields.split(",")
-        if fields
-        else [_likely_field(rows[0], PROBLEM_FIELDS), _likely_field(rows[0], GOLD_FIELDS)]
-    )
-    if len(chosen) != 2 or not all(chosen):
+    if fields:
+        field_names = fields.split(",")
+    else:
+        field_names = [_likely_field(rows[0], PROBLEM_FIELDS), _likely_field(rows[0], GOLD_FIELDS)]
+    if len(field_names) != 2 or not all(field_names):
         names = ", ".join(map(repr, rows[0]))
         raise ValueError(
             f"{path}: it isn't clear which fields hold problem and answer: give --fields PROBLEM,ANSWER of"
@@ -306,7 +305,7 @@ def _own_rows(path: Path, fields: str | None) -> OwnRows:
         )
     faults = []
     for number, row in enumerate(rows, start=1):
-        for name in chosen:
+        for name in field_names:
             fault = missing(row, name)
             if fault:
                 faults.append((number, fault))
@@ -315,7 +314,7 @@ def _own_rows(path: Path, fields: str | None) -> OwnRows:
         raise ValueError(
             f"{path}, row {number}: {fault} ({len(faults)} such faults): fix the rows, or give --fields"
         )
-    return OwnRows(path, rows, *chosen)
+    return OwnRows(path, rows, *field_names)
 
 
 def _likely_field(row: dict[str, Any], names: Sequence[str]) -> str:
@@ -358,9 +357,7 @@ def _graded_examples(task: Task) -> Iterator[str]:
 # The configuration
 
 
-def _write_readme(
-    folder: Path, options: argparse.Namespace, commands: Sequence[str], has_reward: bool
-) -> None:
+def _write_readme(folder: Path, options: Options, commands: Sequence[str], has_reward: bool) -> None:
     text = TEMPLATES.joinpath("README.template").read_text()
     about_experiment, about_reward = text.split("\n## The reward", 1)
     if has_reward:
@@ -371,7 +368,7 @@ def _write_readme(
     write_text(folder / "README.md", filled)
 
 
-def _configuration(options: argparse.Namespace, stage: str, own_rows: OwnRows | None) -> str:
+def _configuration(options: Options, stage: str, own_rows: OwnRows | None) -> str:
     """Returns the text of a stage's configuration: of ``sft`` or of the method."""
     from jinja2 import Environment, StrictUndefined
 
@@ -394,9 +391,10 @@ def _configuration(options: argparse.Namespace, stage: str, own_rows: OwnRows | 
     amount = _training_amount(method.kind, n_rows or UNKNOWN_ROWS, is_small)
     if n_rows is None:
         amount = replace(amount, passes="")
-    more = ", ".join(filter(None, [method.more, SMALL_MODEL.get(stage, "") if is_small else ""]))
+    further_keys = [method.more, SMALL_MODEL.get(stage, "") if is_small else ""]
     if method.kind in ("filtered", "preferences"):
-        more = ", ".join(filter(None, [more, "choose_checkpoint: { set: 'validation', rule: 'best' }"]))
+        further_keys.append("choose_checkpoint: { set: 'validation', rule: 'best' }")
+    more = ", ".join(filter(None, further_keys))
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     text = environment.from_string(TEMPLATES.joinpath("experiment.template").read_text()).render(
         about=about,
@@ -484,6 +482,7 @@ def _sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
             mean_answer=_mean(golds) + 1,
         )
     # A model reasons before it answers: it gets twice the longest reference answer, from 512 tokens on.
+    # A token is taken for three characters, and not for four, so that the bounds are on the safe side.
     answer = min(1024, max(512, _up_to(2 * max(golds) / 3, 128)))
     prompt = (max(problems) + len(REASONING_PROMPT)) / 3
     return Sizes(
@@ -584,9 +583,7 @@ def _supervised_amount(rows: int, is_small: bool) -> TrainingAmount:
     )
 
 
-def _model_text(
-    options: argparse.Namespace, stage: str, sizes: Sizes, texts: Sequence[tuple[str, str]] | None
-) -> str:
+def _model_text(options: Options, stage: str, sizes: Sizes, texts: Sequence[tuple[str, str]] | None) -> str:
     """Returns the value of `model`. `texts` are a user's rows, whose characters a small model has to know."""
     if options.model == "tiny" and stage != "sft":
         start = _as_jsonnet(f"/{options.name}/sft/checkpoints/last/policy")

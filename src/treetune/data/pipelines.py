@@ -23,7 +23,7 @@ from treetune.data.rules.base import Rule
 from treetune.data.templates import check_text, check_value, text_of, value_of
 from treetune.domains.domain_rows import Row, domain_of, domain_row, normalise_row
 from treetune.domains.endpoints.settings import EndpointSettings, Prices, check_extra
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.exceptions import MissingField
 from treetune.findings import UNKNOWN
 from treetune.rollouts.answers import check_sampling

@@ -127,7 +127,7 @@ def _carry_out(
         divide: returns for the numbers of rows that the rules leave the names of their files; rows without
             one are left out.
     """
-    with alone(output, "prepare_data" if isinstance(pipeline, PrepareData) else "filter_data"):
+    with locked_folder(output, "prepare_data" if isinstance(pipeline, PrepareData) else "filter_data"):
         console = Console(output / "logs" / "run.log", visible=True)
         try:
             write_json(output / "config.json", config)
@@ -169,8 +169,8 @@ class _Stages:
         self.total = 0
         """Rows that were read, those that were left out included."""
 
-    def read(self, read: Callable[[], Iterator[RowRead]], identity: str, rules: Sequence[str]) -> None:
-        """Reads the rows, unless an earlier command has read the same ones. `rules` are the reasons for which
+    def read(self, read: Callable[[], Iterator[RowRead]], identity: str, reasons: Sequence[str]) -> None:
+        """Reads the rows, unless an earlier command has read the same ones. `reasons` are those for which
         data may be left out, in the order of the summary."""
         self._id = identity
         record = self._read_record("read.json")
@@ -192,11 +192,11 @@ class _Stages:
             write_json(self._folder / "read.json", record)
         self._kept = record["kept"]
         self.total = self._kept + len(record["left_out"])
-        rows = self.total
-        for rule in rules:
-            why_by_place = [(place, why) for name, place, why in record["left_out"] if name == rule]
-            self.stages.append(_Stage(rule, rows, dict(why_by_place), {}))
-            rows -= len(why_by_place)
+        rows_before = self.total
+        for reason in reasons:
+            why_by_place = [(place, why) for name, place, why in record["left_out"] if name == reason]
+            self.stages.append(_Stage(reason, rows_before, dict(why_by_place), {}))
+            rows_before -= len(why_by_place)
 
     def judge(self, rule: Rule, number: int) -> None:
         """Applies a rule, unless an earlier command has applied the same one to the same rows."""
@@ -426,7 +426,7 @@ def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
     return {number: name for name, numbers in numbers_by_split.items() for number in numbers}
 
 
-def alone(folder: Path, command: str) -> AbstractContextManager[None]:
+def locked_folder(folder: Path, command: str) -> AbstractContextManager[None]:
     """Locks a folder for one command at a time, on this machine. Raises ValueError where another command has
     it."""
     message = f"another {command} is running in {folder}: wait for it, or name another output"

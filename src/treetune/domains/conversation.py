@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from treetune.domains.environments.base import Turn
-from treetune.engine.base import Completion
+from treetune.engine.requests import Completion
 from treetune.rollouts.answers import before_stop
 from treetune.tasks.thoughts import opening_at_end
 from treetune.vocabulary import FinishReason, GradeOutcome, Segment, TextCodec, TokenIds, joined, token_array

@@ -136,8 +136,8 @@ class DomainTask(Task):
         return self._named(self.task.examples(count))
 
     @override
-    def sampling(self, params: Params) -> Params:
-        task_params: Any = self.task.sampling(params)
+    def adjust_sampling(self, params: Params) -> Params:
+        task_params: Any = self.task.adjust_sampling(params)
         stop = self.domain.stop
         if stop is None:
             stop = getattr(self.task, "stop", ()) or task_params.stop

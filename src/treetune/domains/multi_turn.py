@@ -36,8 +36,8 @@ from treetune.credit.states.whole_answers import WholeAnswers
 from treetune.domains.conversation import EVENTS, Conversation, TurnLimits, actions_of, unpack_snapshot
 from treetune.domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune.domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
-from treetune.engine.base import Request
 from treetune.engine.programs import result_of
+from treetune.engine.requests import Request
 from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import Announcer, GrowingRollout, Start, is_decided
 from treetune.rollouts.base import Rollout
@@ -176,9 +176,12 @@ class MultiTurn(GrowingRollout):
 
     @override
     def prepare(self, codec: TextCodec) -> None:
-        native = self.environment is not None and self.environment.reads_specials
-        if codec.turn_frame is not None and (native or self.frame(codec) is None):
-            codec.turn_frame([TOOL_RESULT] if native else "")  # raises if the template doesn't support turns
+        calls_natively = self.environment is not None and self.environment.reads_specials
+        uses_chat_template = codec.turn_frame is not None and (calls_natively or self.frame(codec) is None)
+        if uses_chat_template:
+            assert codec.turn_frame is not None
+            # Formats an example, and raises if the template can't put such a message between two turns.
+            codec.turn_frame([TOOL_RESULT] if calls_natively else "")
 
     @override
     async def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
@@ -212,12 +215,15 @@ class MultiTurn(GrowingRollout):
         """Alternates turns of the policy and of the environment until the answer ends."""
         assert context.engine is not None, "a rollout that samples needs an engine"
         conversation, play = self._begin(context, start)
-        if start.segments:  # an answer that is continued
-            played = await result_of(play.begin())
-            if any(segment.snapshot for segment in start.segments):
+        if start.segments:
+            # An answer that is continued from its middle. The environment has to get into the state after
+            # these turns first: from a copy of that state in the segments, or by playing the turns again.
+            played_again = await result_of(play.begin())
+            has_snapshot = any(segment.snapshot for segment in start.segments)
+            if has_snapshot:
                 conversation.restore(start.segments)
             else:
-                conversation.replay(start.segments, played.turns)
+                conversation.replay(start.segments, played_again.turns)
         while (turn := conversation.next_turn) is not None:
             request = Request(
                 turn.context_ids,
@@ -238,7 +244,8 @@ class MultiTurn(GrowingRollout):
     def _begin(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
         """Returns a conversation without turns, and the play of its environment."""
         task = context.task.of(start.problem)
-        environment, sampling = self.environment_of(task), task.sampling(self.sampling)
+        environment = self.environment_of(task)
+        sampling = task.adjust_sampling(self.sampling)
         limits = TurnLimits(
             turn_tokens=self.turn_tokens or sampling.max_tokens,
             max_turns=self.max_turns,
@@ -246,24 +253,23 @@ class MultiTurn(GrowingRollout):
             stop=sampling.stop,
             reads_specials=environment.reads_specials,
         )
+        budget = context.settings.token_budget(start.prompt_ids, sampling.max_tokens)
         conversation = Conversation(
-            context.codec,
-            self.frame(context.codec),
-            limits,
-            start.prompt_ids,
-            context.settings.token_budget(start.prompt_ids, sampling.max_tokens),
+            context.codec, self.frame(context.codec), limits, start.prompt_ids, budget
         )
+        # The actions and the state of the environment at the beginning: empty and None for a new answer.
         actions = actions_of(context.codec, start.prompt_ids, start.segments, limits)
         _, _, snapshot = unpack_snapshot(start.segments)
         journal = context.find(TurnJournal)
         play = context.get(EnvironmentPool).begin(
             environment,
             start.problem,
-            derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
-            actions,
-            snapshot,
-            None if journal is None else (journal, start.seed),
-            self.answer_deadline or math.inf,
+            seed=derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
+            actions=actions,
+            snapshot=snapshot,
+            # The journal knows an answer by its seed.
+            journal=None if journal is None else (journal, start.seed),
+            seconds=self.answer_deadline or math.inf,
         )
         return conversation, play
 
@@ -279,7 +285,8 @@ class MultiTurn(GrowingRollout):
         if context.grader.grader.of(problem).reads_turns:
             message = self.environment_of(context.task.of(problem)).message
             problem = replace(problem, transcript=conversation.transcript(message))
-        # The action begins with the tag if its turn began within a thought (`action_of`).
+        # `follows_prompt` is False, since only the first turn follows the prompt, which may have opened a
+        # thought. If this turn began within a thought, its action begins with the tag already (`action_of`).
         grade = context.grader.submit(
             conversation.actions[-1], problem, decided=decided, follows_prompt=False
         )
@@ -291,7 +298,7 @@ class MultiTurn(GrowingRollout):
     def _trajectory(
         self, context: RolloutContext, start: Start, conversation: Conversation, grade: Grade
     ) -> Trajectory:
-        rewards = conversation.rewards
+        rewards = conversation.rewards  # of each turn, from the environment
         if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
         rewards_of_grader = grade.step_rewards or (grade.reward,)
@@ -326,6 +333,7 @@ class MultiTurn(GrowingRollout):
             text=context.codec.decode(response_ids),
             grade=replace(grade, reward=sum(rewards), outcome=outcome, message=message),
             step_ends=conversation.step_ends,
+            # Without a reward before the last turn, the answer's reward says all.
             step_rewards=tuple(rewards) if any(rewards[:-1]) else (),
             numbers={
                 "turns/count": float(len(conversation.step_ends)),

@@ -4,8 +4,8 @@ place.
 The nouns, in the order in which a run meets them::
 
     EngineLaunch    the facts of the run with which an engine is started
-    Request         samples that are asked for after a prompt
-    Completion      one of these samples
+    Request         samples that are asked for after a prompt (in `engine.requests`)
+    Completion      one of these samples (in `engine.requests`)
     Chunk           some of the new weights, on their way into the engine
     Canary          a check that the new weights have arrived
     SyncReport      the result of loading new weights
@@ -17,143 +17,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from treetune.engine.programs import ProgramLoop, running_program_loop
+from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams
 from treetune.store.files import write_json
-from treetune.vocabulary import (
-    Branch,
-    Column,
-    Columnar,
-    FinishReason,
-    Segment,
-    TokenIds,
-    logprob_array,
-    token_array,
-)
+from treetune.vocabulary import TokenIds
 
 T = TypeVar("T")
 
 TransferMethod = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
 """The ways in which new weights are transferred to a server (see `treetune.engine.transfer`)."""
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """The settings of sampling.
-
-    The engine ends a sample at a stop string, at a token of `stop_ids` and at an end token of the model. The
-    tokens of the stop string or the stop token stay in the sample, since they were sampled.
-    """
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    stop: tuple[str, ...] = ()
-    stop_ids: tuple[int, ...] = ()
-
-    def with_special_stops(self, special_ids: Mapping[str, int]) -> SamplingParams:
-        """Returns settings in which stop strings that are special tokens have become `stop_ids`. An engine
-        looks for stop strings in the text of a sample, which doesn't contain special tokens.
-
-        Args:
-            special_ids: The ids of special tokens, such as ``{"<|im_end|>": 151645}``.
-        """
-        ids = [special_ids[text] for text in self.stop if text in special_ids]
-        texts = tuple(text for text in self.stop if text not in special_ids)
-        return replace(self, stop=texts, stop_ids=(*self.stop_ids, *ids)) if ids else self
-
-
-ANSWERS, CONTINUATIONS = 0, 1
-"""The priorities of requests. Requests with the lower number are sampled first."""
-
-
-@dataclass(frozen=True, eq=False)
-class Request(Columnar):
-    """A request for `n` samples after one prompt.
-
-    Sample i is drawn with the seed ``seed + i``, and depends on nothing else: neither on `priority`, which
-    orders requests, nor on `reads_logprobs`, nor on the other requests.
-
-    Example: eight answers of at most 64 tokens to a prompt of four::
-
-        Request(prompt_ids=array([17, 10, 17, 28]), seed=5122, n=8, sampling=SamplingParams(max_tokens=64))
-    """
-
-    prompt_ids: TokenIds
-    seed: int
-    n: int
-    sampling: SamplingParams
-    priority: int = field(default=ANSWERS, compare=False)
-    reads_logprobs: bool = True
-    """Whether the caller needs the samples' log-probs. Without them, less is sent and stored."""
-
-    def __post_init__(self) -> None:
-        self._set("prompt_ids", token_array(self.prompt_ids))
-
-
-@dataclass(frozen=True, eq=False)
-class Completion(Columnar):
-    """A sample of a request.
-
-    Example: the text ``4`` and the end token, sampled by the policy after three iterations::
-
-        Completion(token_ids=array([20, 2]), logprobs=array([-0.11, -0.02]), finish_reason='stop',
-                   policy_version=3, seconds=0.8)
-    """
-
-    token_ids: TokenIds
-    """The sampled tokens, with the end token."""
-    logprobs: Column | None
-    """The log-probs of the tokens; None if the request doesn't need them."""
-    finish_reason: FinishReason
-    policy_version: int
-    """The number of iterations of the weights that sampled it."""
-    seconds: float = field(default=0.0, compare=False)
-    """The seconds until all samples of the request had arrived. They differ from run to run."""
-
-    def __post_init__(self) -> None:
-        self._set("token_ids", token_array(self.token_ids))
-        if self.logprobs is not None:
-            self._set("logprobs", logprob_array(self.logprobs))
-
-    def segment(self, branch: Branch = ()) -> Segment:
-        """Returns the sample as a segment of an answer."""
-        return Segment(
-            self.token_ids,
-            logprobs=self.logprobs,
-            policy_version=self.policy_version,
-            branch=branch,
-            seconds=self.seconds,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Later:
-    """Requests that depend on something that isn't known yet, such as the reply of an environment.
-
-    Once `ready` is done, with a result or an error, the thread that runs `generate` calls `requests`. Its
-    requests are treated as those that `OnResult` returns. If it raises, `generate` raises.
-
-    Only engines and `ProgramLoop` use this class. A program awaits `result_of(future)` instead.
-    """
-
-    ready: Future[Any]
-    requests: Callable[[], Sequence[Request | Later]]
-
-
-OnResult = Callable[[int, list[Completion]], Sequence[Request | Later] | None]
-"""A function that is called with a request's index and its completions as soon as they have arrived, in any
-order of requests.
-
-It may return further requests, which follow from these completions. Their indices continue those of the
-earlier requests. They are sent before waiting requests of the same priority, so that answers which have begun
-are finished first. Requests that have to wait for something else are returned as `Later`; `generate`
-continues meanwhile, and doesn't return before they are answered, too."""
 
 
 class Tolerance(NamedTuple):
@@ -282,6 +159,8 @@ class EngineLaunch:
     ranks: Rendezvous = field(default_factory=Rendezvous)
     transfer: TransferMethod = "file"
     """The way in which new weights are transferred."""
+    trains: bool = False
+    """Whether a trainer will send new weights."""
     adapter_rank: int | None = None
     """The rank of adapters, if `weights` and the folders that are loaded later hold adapters."""
 
@@ -343,9 +222,6 @@ class Engine:
         Returns:
             The coroutine's result.
         """
-        # Imported here, because `programs` imports Request and Completion from this file.
-        from treetune.engine.programs import ProgramLoop
-
         # mypy takes ProgramLoop for abstract: it implements only those methods of an event loop that tasks,
         # futures and semaphores call.
         loop = ProgramLoop(self.generate)  # type: ignore[abstract]
@@ -355,8 +231,6 @@ class Engine:
         """Returns the samples of a request. Only a program that `run` runs may await it; other tasks of the
         program run meanwhile. A task's next request is sent before waiting requests of the same priority, so
         that answers which have begun are finished first."""
-        from treetune.engine.programs import running_program_loop
-
         return await running_program_loop().sample(request)
 
     def load(

@@ -85,7 +85,8 @@ def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
       that the engine has against the trainer at all times, which could make the first one positive, is not
       in it.
     """
-    nearer, stayed = [], []
+    # For each common token, the two differences of the docstring.
+    nearer_to_old, stayed = [], []
     for now, then in zip(probes, before, strict=False):
         if now.prompt_ids.tolist() != then.prompt_ids.tolist():
             continue
@@ -94,9 +95,10 @@ def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
         for token in range(same_tokens):
             engine, trainer = now.engine_logprobs[token], now.trainer_logprobs[token]
             engine_before, trainer_before = then.engine_logprobs[token], then.trainer_logprobs[token]
-            nearer.append(abs(engine - trainer) - abs(engine - trainer_before))
+            nearer_to_old.append(abs(engine - trainer) - abs(engine - trainer_before))
             stayed.append(abs(trainer - trainer_before) - abs(engine - engine_before))
-    return len(nearer) >= FEWEST_TOKENS and _is_positive(nearer) and _is_positive(stayed)
+    has_enough_tokens = len(nearer_to_old) >= FEWEST_TOKENS
+    return has_enough_tokens and _is_positive(nearer_to_old) and _is_positive(stayed)
 
 
 def _is_positive(values: Sequence[float]) -> bool:

@@ -14,17 +14,20 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from treetune.engine.base import Completion, Request
 from treetune.engine.key import header
-from treetune.exceptions import EngineError, ServerFailure
+from treetune.engine.requests import Completion, Request
+from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
 from treetune.vocabulary import logprob_array, token_array
 
 if TYPE_CHECKING:
+    import ssl
+
     import aiohttp
 
 T = TypeVar("T")
@@ -145,6 +148,8 @@ class Client:
         """The event loop of the client's `thread`."""
         self.thread = threading.Thread(target=self.loop.run_forever, name="engine-client", daemon=True)
         self.thread.start()
+        self.certificates: ssl.SSLContext | None = None
+        """The certificates with which servers at https addresses are verified; None: the system's."""
         self._session: aiohttp.ClientSession | None = None
 
     def post(
@@ -190,6 +195,15 @@ class Client:
         finally:
             future.cancel()
 
+    async def sample(
+        self, address: Address, part: RequestPart, version: int, timeout: float
+    ) -> list[Completion]:
+        """Returns a part's samples; for the errors see `post`. It is called in the client's thread."""
+        started = time.monotonic()
+        body = payload(part, version, self.end_ids, self.special_ids)
+        answer = await self.ask(address, SAMPLES, body, timeout)
+        return completions_of(answer, part, version, time.monotonic() - started)
+
     async def ask(
         self,
         address: Address,
@@ -199,31 +213,44 @@ class Client:
         answers: str = "JSON",
     ) -> dict[str, Any]:
         """Posts one request; see `post`. It is called in the client's thread."""
+        status, text = await self.exchange("POST", address, path, body, timeout)
+        return self.read_answer(path, status, text, answers)
+
+    async def exchange(
+        self, method: str, address: Address, path: str, body: Mapping[str, Any] | None, timeout: float
+    ) -> tuple[int, bytes]:
+        """Sends one HTTP request, and returns the status and the body of the answer. Raises ServerFailure if
+        there is no answer."""
         import aiohttp
 
         if self._session is None:
             # The caller limits the number of requests in flight.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+            connector = aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=self.certificates or True
+            )
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         limit = aiohttp.ClientTimeout(total=timeout)
+        headers = self.headers(address)
         try:
-            async with self._session.post(
-                address.url + path, json=body, timeout=limit, headers=header(address.key, address.weights)
+            async with self._session.request(
+                method, address.url + path, json=body, timeout=limit, headers=headers
             ) as response:
                 text = await response.read()
-                status = response.status
+                return response.status, text
         except TimeoutError as error:
             raise ServerFailure(f"{path}: no answer in {timeout:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ServerFailure(f"{path}: {type(error).__name__}: {error}") from error
+            raise TemporaryFailure(f"{path}: {type(error).__name__}: {error}") from error
+
+    def headers(self, address: Address) -> dict[str, str]:
+        """Returns the headers of a request."""
+        return header(address.key, address.weights)
+
+    def read_answer(self, path: str, status: int, text: bytes, answers: str = "JSON") -> dict[str, Any]:
+        """Returns the JSON object of an answer; see `post`."""
         beginning = text[:500].decode(errors="replace")
-        if status == 409:
-            raise ServerFailure(f"{path}: {beginning}")
-        if 400 <= status < 500:
-            # The request is wrong, so a restarted server would refuse it again.
-            raise EngineError(f"the server refused {path} with HTTP {status}: {beginning}")
         if status != 200:
-            raise ServerFailure(f"{path}: HTTP {status}: {beginning}")
+            self.raise_for_status(path, status, beginning)
         if not text:
             return {}
         if answers == "text":
@@ -233,3 +260,10 @@ class Client:
         except ValueError as error:
             raise ServerFailure(f"{path}: not JSON: {beginning}") from error
         return answer if isinstance(answer, dict) else {"answer": answer}
+
+    def raise_for_status(self, path: str, status: int, beginning: str) -> NoReturn:
+        """Raises the error for an answer that isn't 200: EngineError if the request is wrong, so that a
+        restarted server would refuse it again, and ServerFailure otherwise."""
+        if status != 409 and 400 <= status < 500:
+            raise EngineError(f"the server refused {path} with HTTP {status}: {beginning}")
+        raise ServerFailure(f"{path}: HTTP {status}: {beginning}")

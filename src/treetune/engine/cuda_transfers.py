@@ -75,7 +75,8 @@ class CudaIpc(ByRoutes):
         sizes = [weight.numel() for weight in weights]
         # A new thread uses the first GPU, and the trainer's may be another one.
         with torch.cuda.device(weights[0].device):
-            torch.cat(weights, out=self._room(sum(sizes), weights[0].device)[: sum(sizes)])
+            buffer = self._buffer_of(sum(sizes), weights[0].device)
+            torch.cat(weights, out=buffer[: sum(sizes)])
             torch.cuda.current_stream().synchronize()
             info = weight_headers(chunk.tensors) | {
                 "tensor_sizes": sizes,
@@ -96,7 +97,7 @@ class CudaIpc(ByRoutes):
             self._buffer = None
             torch.cuda.ipc_collect()
 
-    def _room(self, size: int, device: Any) -> Tensor:
+    def _buffer_of(self, size: int, device: Any) -> Tensor:
         """Returns a buffer of at least `size` bytes. Its handle is in `_handle`."""
         import torch
         from torch.multiprocessing.reductions import reduce_tensor
@@ -139,7 +140,7 @@ class Nccl(ByRoutes):
             with torch.cuda.device(self._device):
                 self._group = trainer_init(rendezvous)
 
-        self._beside(join, address, "/init_weight_transfer_engine", {"init_info": info})
+        self._post_while_working(join, address, "/init_weight_transfer_engine", {"init_info": info})
 
     @override
     def send(self, address: Address, chunk: Chunk) -> None:
@@ -157,7 +158,8 @@ class Nccl(ByRoutes):
                     num_buffers=BUFFERS,
                 )
 
-        self._beside(broadcast, address, "/update_weights", {"update_info": weight_headers(chunk.tensors)})
+        info = {"update_info": weight_headers(chunk.tensors)}
+        self._post_while_working(broadcast, address, "/update_weights", info)
 
     @override
     def close(self) -> None:
@@ -166,7 +168,9 @@ class Nccl(ByRoutes):
             self._group = None
         self._met = None
 
-    def _beside(self, work: Callable[[], None], address: Address, path: str, body: dict[str, Any]) -> None:
+    def _post_while_working(
+        self, work: Callable[[], None], address: Address, path: str, body: dict[str, Any]
+    ) -> None:
         """Posts to the server while a thread does this rank's part, `work`. Both sides wait for each other in
         NCCL. If either fails or is late, the process group is destroyed, since it can't be used again.
 

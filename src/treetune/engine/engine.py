@@ -40,12 +40,8 @@ from typing_extensions import override
 from treetune.engine.base import (
     Canary,
     Chunk,
-    Completion,
     Engine,
     EngineLaunch,
-    Later,
-    OnResult,
-    Request,
     SyncReport,
     TransferMethod,
     check_request,
@@ -56,9 +52,11 @@ from treetune.engine.cuda_transfers import CudaIpc, Nccl
 from treetune.engine.given import servers_at_addresses
 from treetune.engine.in_process import InProcessEngine
 from treetune.engine.launch import ServerLaunch, with_time_for
+from treetune.engine.plain_servers import connect
+from treetune.engine.requests import Completion, Later, OnResult, Request
 from treetune.engine.sampling import Answered, Lost, Prefixes, Sampling
 from treetune.engine.server import Server, close_servers, servers_of
-from treetune.engine.settings import EngineSettings, InProcessSettings, VllmSettings
+from treetune.engine.settings import EngineSettings, InProcessSettings, PlainVllmSettings, VllmSettings
 from treetune.engine.transfer import Delivery, FromFolder, SharedMemory, drop_cache, send_all
 from treetune.exceptions import EngineError, ServerFailure
 from treetune.vocabulary import TokenIds
@@ -68,7 +66,7 @@ T = TypeVar("T")
 RATE_WINDOW_S = 5.0
 """The rate of tokens is the mean over the last `RATE_WINDOW_S` to ``2 * RATE_WINDOW_S`` seconds."""
 
-QUEUED = 2
+QUEUE_FACTOR = 2
 """A server gets up to this many times the samples that it draws at the same time, so that the next ones wait
 there. All others wait here, for the server that is free first."""
 
@@ -100,6 +98,8 @@ def start_engine(settings: EngineSettings, launch: EngineLaunch) -> Engine:
         return InProcessEngine(settings, launch)
     if isinstance(settings, VllmSettings):
         return start_vllm(settings, launch)
+    if isinstance(settings, PlainVllmSettings):
+        return start_plain_vllm(settings, launch)
     return settings.start(launch)
 
 
@@ -123,26 +123,50 @@ def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> VllmEngine:
     return VllmEngine(settings, launch, servers)
 
 
+def start_plain_vllm(settings: PlainVllmSettings, launch: EngineLaunch) -> VllmEngine:
+    """Begins to connect to servers that `vllm serve` started; see `start_engine`."""
+    settings = with_time_for(settings, launch.weights)
+    plain = connect(settings, launch)
+    return VllmEngine(settings, launch, plain.servers, client=plain.client, router=plain.router)
+
+
 class VllmEngine(Engine):
     """An engine of one or several vLLM servers; see `Engine`. `version` is 0 for the weights that it starts
     with.
 
     All servers have the same weights and settings, so that a request's samples don't depend on the server
     that draws them. If a server is lost, it is restarted, and the others get its unanswered requests.
+
+    Args:
+        client: The client that samples; None: one for the routes of servers that treetune started.
+        router: A router for all servers, which is asked for samples instead of them.
     """
 
-    def __init__(self, settings: VllmSettings, launch: EngineLaunch, servers: Sequence[Server]) -> None:
+    def __init__(
+        self,
+        settings: VllmSettings | PlainVllmSettings,
+        launch: EngineLaunch,
+        servers: Sequence[Server],
+        *,
+        client: Client | None = None,
+        router: Server | None = None,
+    ) -> None:
         self.version = 0
         self.tokens = 0
         self.sleeps = settings.sleep
         self.at_once = settings.max_num_seqs * len(servers)
         self._settings, self._ranks, self._device = settings, launch.ranks, launch.device
         self._context_length = settings.context_length or launch.context_length
-        self._client = Client(launch.end_ids, launch.special_ids)
+        self._client = client or Client(launch.end_ids, launch.special_ids)
         self._replicas = [
             Replica(number, server, self._client, settings, launch.transfer)
             for number, server in enumerate(servers)
         ]
+        """The servers, which get new weights."""
+        self._sampled = self._replicas
+        """The servers that are asked for samples, or the router."""
+        if router is not None:
+            self._sampled = [Replica(0, router, self._client, settings, launch.transfer)]
         self._transfer: TransferMethod = launch.transfer
         self._logs = launch.logs
         self._new_servers_in_a_row = 0
@@ -166,9 +190,14 @@ class VllmEngine(Engine):
         seconds = self._recent[-1][0] - self._recent[0][0]
         return sum(count for _, count in self._recent[1:]) / seconds if seconds > 0 else 0.0
 
+    @property
+    def _targets(self) -> list[Replica]:
+        """The servers, and the router if there is one."""
+        return list(dict.fromkeys([*self._replicas, *self._sampled]))
+
     @override
     def wait_ready(self) -> None:
-        for replica in self._replicas:
+        for replica in self._targets:
             replica.server.ready()
 
     @override
@@ -195,7 +224,7 @@ class VllmEngine(Engine):
                     continue
                 index = len(results)
                 check_request(index, request, self._context_length)
-                parts += parts_of(index, request, self._settings.max_num_seqs)
+                parts += parts_of(index, request, self._settings.largest_part)
                 results.append([])
             return parts, laters
 
@@ -204,14 +233,14 @@ class VllmEngine(Engine):
         addresses: dict[int, Address] = {}  # of the servers that take requests
         servers_with_answers: set[int] = set()
         self._recent = [(time.monotonic(), 0)]
-        for replica in self._replicas:
+        for replica in self._targets:
             replica.server.wait_anew()
         settings = self._settings
         with Sampling(
             self._client,
             self.version,
             most_parts=settings.max_concurrency,
-            most_samples=QUEUED * settings.max_num_seqs,
+            most_samples=QUEUE_FACTOR * settings.max_num_seqs * len(self._replicas) // len(self._sampled),
             timeout=settings.request_timeout,
             prefixes=self._prefixes,
         ) as sampling:
@@ -224,7 +253,7 @@ class VllmEngine(Engine):
                 if event is None:
                     self._lose_gone_servers(sampling, addresses)
                 elif isinstance(event, Lost):
-                    self._replicas[event.server].server.failed(event.address, event.reason)
+                    self._sampled[event.server].server.failed(event.address, event.reason)
                     servers_with_answers.discard(event.server)
                 elif isinstance(event, Later):
                     sampling.add(*split_requests(event.requests()))
@@ -238,20 +267,21 @@ class VllmEngine(Engine):
                     results[index] = whole
                     if on_result is not None:
                         sampling.add(*split_requests(on_result(index, whole) or ()))
+        # Their earlier failures no longer count towards `max_restarts`.
         for number in servers_with_answers:
-            self._replicas[number].server.succeeded()
+            self._sampled[number].server.succeeded()
         return results
 
     def _lose_gone_servers(self, sampling: Sampling, addresses: dict[int, Address]) -> None:
         """Gives up the servers whose requests would wait in vain."""
         for number in sampling.opened:
-            if reason := self._replicas[number].server.gone(addresses[number]):
+            if reason := self._sampled[number].server.gone(addresses[number]):
                 sampling.lose(number, reason)
 
     def _open_servers(self, sampling: Sampling, addresses: dict[int, Address]) -> bool:
         """Opens the servers that are running and don't take requests yet, and adds their addresses. Returns
         whether all servers take requests now."""
-        closed = [replica for replica in self._replicas if replica.number not in sampling.opened]
+        closed = [replica for replica in self._sampled if replica.number not in sampling.opened]
         addresses_of_closed = self._each(closed, Replica.awake)
         opened = {}
         for replica, address in zip(closed, addresses_of_closed, strict=True):
@@ -344,7 +374,7 @@ class VllmEngine(Engine):
             )
         self.version = version
         self._forget_prefixes()
-        for replica in self._replicas:
+        for replica in self._targets:
             replica.server.use(directory)
             replica.server.succeeded()
         return SyncReport(
@@ -422,7 +452,7 @@ class VllmEngine(Engine):
 
     def _forget_prefixes(self) -> None:
         """Forgets which prefixes the servers have cached, since they have dropped their caches."""
-        is_cached = len(self._replicas) > 1 and self._settings.caches_prefixes(self._device)
+        is_cached = len(self._sampled) > 1 and self._settings.caches_prefixes(self._device)
         self._prefixes = Prefixes() if is_cached else None
 
     # Memory
@@ -436,6 +466,7 @@ class VllmEngine(Engine):
         self._ranks.gather(None)
         loading = [replica for replica in self._replicas if replica.server.loads]
         self._each(loading, lambda replica: replica.fall_asleep(1 if keep_weights else 2))
+        # A server that dies while the trainer has its memory must not be started before the block ends.
         for replica in self._replicas:
             replica.server.hold(True)
         self._ranks.gather(None)
@@ -449,9 +480,9 @@ class VllmEngine(Engine):
     @override
     def close(self) -> None:
         atexit.unregister(self.close)
-        for replica in self._replicas:
+        for replica in self._targets:
             replica.transfer.close()
-        close_servers([replica.server for replica in self._replicas])
+        close_servers([replica.server for replica in self._targets])
         self._threads.shutdown(wait=False)
         with contextlib.suppress(RuntimeError):  # raised if the interpreter is ending
             self._client.close()
@@ -507,7 +538,12 @@ class Replica:
     """
 
     def __init__(
-        self, number: int, server: Server, client: Client, settings: VllmSettings, method: TransferMethod
+        self,
+        number: int,
+        server: Server,
+        client: Client,
+        settings: VllmSettings | PlainVllmSettings,
+        method: TransferMethod,
     ) -> None:
         self.number, self.server = number, server
         self.transfer = TRANSFERS[method](client, settings.sync_timeout, settings.tensor_parallel_size)

@@ -23,20 +23,9 @@ import numpy as np
 from typing_extensions import override
 
 from treetune.architectures import length_rule, probe_rows
-from treetune.engine.base import (
-    Canary,
-    Chunk,
-    Completion,
-    Engine,
-    EngineLaunch,
-    Later,
-    OnResult,
-    Request,
-    SamplingParams,
-    SyncReport,
-    check_request,
-)
+from treetune.engine.base import Canary, Chunk, Engine, EngineLaunch, SyncReport, check_request
 from treetune.engine.canary import Probe, judge
+from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
 from treetune.vocabulary import TokenIds, token_array
@@ -61,8 +50,8 @@ class _Sample:
     number: int
     """The number of the sample among those of the request."""
     request: Request
-    chances: np.ndarray
-    """The numbers in [0, 1) that choose its tokens, drawn from its seed."""
+    uniforms: np.ndarray
+    """One number in [0, 1) for each token, drawn from its seed, which chooses the token."""
     ids: list[int] = field(default_factory=list)
     """The tokens so far."""
     logprobs: list[float] = field(default_factory=list)
@@ -104,8 +93,8 @@ class InProcessEngine(Engine):
                 check_request(index, request, self._context_length)
                 for number in range(request.n):
                     generator = np.random.default_rng(request.seed + number)
-                    chances = generator.random(request.sampling.max_tokens)
-                    sample = _Sample(index, number, request, chances)
+                    uniforms = generator.random(request.sampling.max_tokens)
+                    sample = _Sample(index, number, request, uniforms)
                     new_samples.setdefault(request.priority, []).append(sample)
                 results.append([None] * request.n)
             for priority, samples in new_samples.items():
@@ -302,8 +291,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
 
     Raises:
         ValueError: They differ. Recurrent states and convolutions, for example, are not in a cache of keys
-        and
-            values.
+            and values.
     """
     import torch
 
@@ -427,14 +415,16 @@ class _RowBatch:
         computed = dict(self._prefill(prompts))
         lengths = [len(s.request.prompt_ids) + s.request.sampling.max_tokens for s in all_samples]
         width = max(_padded(length) for length in lengths)
-        if len(all_samples) > self._height or width > self._width or 2 * len(all_samples) <= self._height:
+        is_too_small = len(all_samples) > self._height or width > self._width
+        is_too_large = 2 * len(all_samples) <= self._height
+        if is_too_small or is_too_large:
             layers = next(iter(computed.values()), self._cache.layers)
             self._resize(max(FEWEST_ROWS, len(all_samples)), width, layers)
         free_rows = [row for row in range(self._height) if row not in self.samples]
         for row, sample in zip(free_rows, samples, strict=False):
-            keys_and_values = computed[sample.request.prompt_ids.tobytes()]
-            for layer, of_prompt in keys_and_values.items():
-                for cached, new in zip(self._cache.layers[layer], of_prompt, strict=True):
+            layers_of_prompt = computed[sample.request.prompt_ids.tobytes()]
+            for layer, keys_and_values in layers_of_prompt.items():
+                for cached, new in zip(self._cache.layers[layer], keys_and_values, strict=True):
                     cached[row, :, : new.shape[1]] = new
             self.samples[row] = sample
 
@@ -510,10 +500,10 @@ class _RowBatch:
                     )
                 for row, name in enumerate(batch):
                     end = len(prompts[name]) - 1
-                    of_prompt = {}
+                    layers_of_prompt = {}
                     for layer, (keys, values) in cache.layers.items():
-                        of_prompt[layer] = keys[row, :, :end], values[row, :, :end]
-                    yield name, of_prompt
+                        layers_of_prompt[layer] = keys[row, :, :end], values[row, :, :end]
+                    yield name, layers_of_prompt
 
 
 def _padded(length: int) -> int:
@@ -535,20 +525,24 @@ def draw(logits_BV: Any, samples: Sequence[_Sample]) -> tuple[list[int], list[fl
     sampling = [sample.request.sampling for sample in samples]
     temperatures_B1 = logits_BV.new_tensor([[s.temperature or 1.0] for s in sampling], dtype=torch.float64)
     probs_BV = (logits_BV.double() / temperatures_B1).softmax(-1)
-    cut = [row for row, s in enumerate(sampling) if s.top_k > 0 or s.top_p < 1]
-    if cut:
-        sorted_CV, order_CV = probs_BV[cut].sort(dim=-1, descending=True, stable=True)
+    # C are the rows of the batch whose distributions are cut by top-k or top-p.
+    cut_rows = [row for row, s in enumerate(sampling) if s.top_k > 0 or s.top_p < 1]
+    if cut_rows:
+        sorted_CV, order_CV = probs_BV[cut_rows].sort(dim=-1, descending=True, stable=True)
         ranks_V = torch.arange(probs_BV.shape[1], device=probs_BV.device)
-        top_k = [sampling[row].top_k if sampling[row].top_k > 0 else len(ranks_V) for row in cut]
+        top_k = [sampling[row].top_k if sampling[row].top_k > 0 else len(ranks_V) for row in cut_rows]
         sorted_CV = sorted_CV * (ranks_V < ranks_V.new_tensor(top_k)[:, None])
-        top_p_C1 = sorted_CV.new_tensor([[sampling[row].top_p] for row in cut])
+        # A token stays if those before it have less than top-p of the remaining probability.
+        top_p_C1 = sorted_CV.new_tensor([[sampling[row].top_p] for row in cut_rows])
         mass_before_CV = sorted_CV.cumsum(-1) - sorted_CV
         sorted_CV = sorted_CV * (mass_before_CV < top_p_C1 * sorted_CV.sum(-1, keepdim=True))
         cut_CV = torch.zeros_like(sorted_CV).scatter(1, order_CV, sorted_CV)
-        probs_BV[cut] = cut_CV / cut_CV.sum(-1, keepdim=True)
-    chances_B1 = probs_BV.new_tensor([[sample.chances[len(sample.ids)]] for sample in samples])
+        probs_BV[cut_rows] = cut_CV / cut_CV.sum(-1, keepdim=True)
+    # Inverse sampling: the first token at which the cumulative probability exceeds the uniform number. It is
+    # scaled by the last sum, which rounding makes differ from 1.
+    uniforms_B1 = probs_BV.new_tensor([[sample.uniforms[len(sample.ids)]] for sample in samples])
     sums_BV = probs_BV.cumsum(-1)
-    drawn_B1 = torch.searchsorted(sums_BV, chances_B1 * sums_BV[:, -1:], right=True)
+    drawn_B1 = torch.searchsorted(sums_BV, uniforms_B1 * sums_BV[:, -1:], right=True)
     greedy_B1 = torch.tensor([[s.temperature == 0] for s in sampling], device=probs_BV.device)
     drawn_B1 = torch.where(greedy_B1, probs_BV.argmax(-1, keepdim=True), drawn_B1)
     logprobs_B = probs_BV.gather(-1, drawn_B1).log()[:, 0]

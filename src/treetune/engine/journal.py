@@ -27,16 +27,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import override
 
-from treetune.engine.base import (
-    ANSWERS,
-    Completion,
-    Engine,
-    EngineWrapper,
-    Later,
-    OnResult,
-    Request,
-)
+from treetune.engine.base import Engine, EngineWrapper
 from treetune.engine.programs import result_of
+from treetune.engine.requests import ANSWERS, Completion, Later, OnResult, Request
 from treetune.store.journal import Journal
 from treetune.vocabulary import Column
 
@@ -116,6 +109,7 @@ class JournaledEngine(EngineWrapper):
             try:
                 result = self.engine.run(program)
             finally:
+                # Of a program that raised: its futures belong to its loop, which is gone.
                 self._in_flight.clear()
         begin = self._answers_end if self._continuations_begin is None else self._continuations_begin
         overlap = max(0.0, self._answers_end - begin)
@@ -128,7 +122,7 @@ class JournaledEngine(EngineWrapper):
         if request.priority != ANSWERS and self._continuations_begin is None:
             self._continuations_begin = self.now()
         key = self._key(request)
-        if not self._find(key, request):
+        if not self._is_answered(key, request):
             if key in self._in_flight:  # another task has made the same request
                 await self._in_flight[key]
             else:
@@ -141,6 +135,7 @@ class JournaledEngine(EngineWrapper):
         return completions
 
     async def _sample_and_store(self, key: str, request: Request) -> None:
+        # Set before the engine is awaited, so that a task with the same request finds it.
         is_answered = self._in_flight[key] = asyncio.get_running_loop().create_future()
         completions = await self.engine.sample(request)
         self.sampled[request.priority] += sum(len(completion.token_ids) for completion in completions)
@@ -184,7 +179,7 @@ class JournaledEngine(EngineWrapper):
         """Returns the seconds since the engine was made."""
         return time.perf_counter() - self._made
 
-    def _find(self, key: str, request: Request) -> bool:
+    def _is_answered(self, key: str, request: Request) -> bool:
         """Returns whether the request was answered before. If it was, its completions are in memory then."""
         if key in self._completions_by_key:
             return True
@@ -275,14 +270,14 @@ def completions_of_row(row: Any) -> list[Completion]:
 
     _, samples = row
     completions = []
-    for token_ids, logprobs, *rest in samples:
+    for token_ids, logprobs, *other_fields in samples:
         if isinstance(token_ids, str):
             ids = base64.b64decode(token_ids)
             token_ids = np.frombuffer(ids, "<i4")
             if logprobs is not None:
                 numbers = base64.b64decode(logprobs)
                 logprobs = np.frombuffer(numbers, "<f8" if len(numbers) == 2 * len(ids) else "<f4")
-        completions.append(Completion(token_ids, logprobs, *rest))
+        completions.append(Completion(token_ids, logprobs, *other_fields))
     return completions
 
 

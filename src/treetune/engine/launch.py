@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -33,7 +34,7 @@ import treetune
 from treetune.engine import guard, key
 from treetune.engine.base import EngineLaunch, TransferMethod
 from treetune.engine.client import MODEL_NAME, Address
-from treetune.engine.settings import GIB, VllmSettings
+from treetune.engine.settings import GIB, PlainVllmSettings, VllmSettings
 from treetune.inherited import without_secrets
 from treetune.store import held_folders
 
@@ -55,6 +56,10 @@ BACKENDS: Mapping[TransferMethod, str] = {
 PACKED_EXPERTS = "treetune.engine.packed_experts.PackedExpertsExtension"
 WORKER_EXTENSION = "treetune.engine.shared_memory_worker.SharedMemoryExtension"
 WHOLE_ANSWERS = "treetune.engine.whole_answers"
+
+SERVER_PROGRAM = "vllm.entrypoints.launchers.api_server.entry"
+"""The module with the server that ``vllm serve`` runs. The command itself fails in the CPU build of vLLM,
+which has no package metadata under the name vllm; ``vllm.entrypoints.openai.api_server`` is deprecated."""
 
 READ_PER_SECOND = GIB / 5
 """The bytes of its weights that a server reads in a second, at least. Estimated: half the speed of a slow
@@ -86,6 +91,9 @@ _NAME_BYTES = len(_ENGINE) + 8 + 2 + len("00000000-0000-0000-0000-000000000000")
 the socket's name, which vLLM draws."""
 
 
+TimedSettings = TypeVar("TimedSettings", VllmSettings, PlainVllmSettings)
+
+
 @dataclass(frozen=True)
 class ServerLaunch:
     """The settings with which a server is started, except for its weights and its port."""
@@ -100,10 +108,15 @@ class ServerLaunch:
     """The address on which it listens: the loopback, unless other machines must reach it."""
 
     def command(self, weights: Path, port: int) -> list[str]:
-        """Returns the server's command line."""
+        """Returns the server's command line.
+
+        Raises:
+            ValueError: vLLM doesn't support the adapters, or computes this model differently.
+        """
+        _refuse_wider_windows(weights, self.context_length)
         settings, device = self.settings, self.run.device
         cuda = device == "cuda"
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command = [sys.executable, "-m", SERVER_PROGRAM]
         command += ["--host", self.host, "--port", str(port)]
         if self.run.trust_remote_code:
             command += ["--trust-remote-code"]
@@ -276,7 +289,7 @@ class ServerLaunch:
         return [visible[index] if visible else str(index) for index in indices]
 
 
-def with_time_for(settings: VllmSettings, weights: Path) -> VllmSettings:
+def with_time_for(settings: TimedSettings, weights: Path) -> TimedSettings:
     """Returns settings with longer timeouts of the start and of syncs, by the size of the weights."""
     adapter_config = weights / ADAPTER_CONFIG
     if adapter_config.is_file():
@@ -407,6 +420,21 @@ def refuse_long_paths() -> None:
             f"the path of the folder for temporary files, {os.fsdecode(folder)}, has {len(folder)} bytes. The"
             f" engine's sockets are in that folder, and Linux limits their paths to {_SOCKET_BYTES} bytes:"
             f" set TMPDIR to a folder whose path has at most {max_bytes} bytes, such as /tmp"
+        )
+
+
+def _refuse_wider_windows(weights: Path, context_length: int) -> None:
+    """Raises ValueError for a model whose sliding windows are wider in vLLM than in transformers.
+
+    The server's log-probs would differ from the trainer's. The canary is too short to notice it.
+    """
+    config_file = weights / "config.json"
+    config = json.loads(config_file.read_text()) if config_file.is_file() else {}
+    window = config.get("sliding_window")
+    if config.get("model_type") == "cohere2" and window is not None and context_length > window:
+        raise ValueError(
+            f"vLLM makes the sliding windows of Cohere2 models {window + 1} tokens wide, and transformers"
+            f" {window}: set context_length to {window} or less, or engines.policy to the type 'in_process'"
         )
 
 

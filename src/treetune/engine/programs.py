@@ -37,7 +37,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from typing_extensions import override
 
-from treetune.engine.base import Completion, Later, OnResult, Request
+from treetune.engine.requests import Completion, Later, OnResult, Request
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")

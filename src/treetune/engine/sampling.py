@@ -23,15 +23,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from treetune.engine.base import Completion, Later
-from treetune.engine.client import SAMPLES, Address, Client, RequestPart, completions_of, payload
+from treetune.engine.client import Address, Client, RequestPart
+from treetune.engine.requests import Completion, Later
 from treetune.exceptions import ServerFailure
 from treetune.vocabulary import TokenIds
 
@@ -117,7 +116,7 @@ class Sampling:
         self._prefixes = prefixes
         self._waiting: dict[int, deque[RequestPart]] = {}  # by priority
         self._servers: dict[int, _OpenServer] = {}
-        self._over = False
+        self._is_over = False
 
     def __enter__(self) -> Sampling:
         return self
@@ -141,7 +140,7 @@ class Sampling:
         `laters` once it is ready."""
         self.outstanding += len(parts) + len(laters)
         if parts:
-            self._client.loop.call_soon_threadsafe(self._accept, list(parts))
+            self._client.loop.call_soon_threadsafe(self._queue_parts, list(parts))
         for later in laters:
             later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
 
@@ -165,18 +164,20 @@ class Sampling:
     # In the event loop
 
     def _accept_servers(self, servers: Mapping[int, Address]) -> None:
-        if not self._over:
+        if not self._is_over:
             self._servers |= {number: _OpenServer(number, address) for number, address in servers.items()}
             self._send()
 
-    def _accept(self, parts: list[RequestPart]) -> None:
+    def _queue_parts(self, parts: list[RequestPart]) -> None:
+        """Puts parts before the waiting ones of the same priority, in their order, and sends what can be
+        sent."""
         for part in reversed(parts):
             self._waiting.setdefault(part.request.priority, deque()).appendleft(part)
         self._send()
 
     def _send(self) -> None:
         """Sends waiting parts as long as a server is free."""
-        while not self._over:
+        while not self._is_over:
             priorities = [priority for priority, parts in self._waiting.items() if parts]
             if not priorities:
                 return
@@ -209,13 +210,10 @@ class Sampling:
 
     async def _ask(self, part: RequestPart, server: _OpenServer) -> None:
         try:
-            before = time.monotonic()
-            body = payload(part, self._version, self._client.end_ids, self._client.special_ids)
-            answer = await self._client.ask(server.address, SAMPLES, body, self._timeout)
-            seconds = time.monotonic() - before
-            completions = completions_of(answer, part, self._version, seconds)
+            completions = await self._client.sample(server.address, part, self._version, self._timeout)
         except ServerFailure as failure:
-            if self._servers.get(server.number) is server:  # it may have been replaced meanwhile
+            # Another part of this server may have failed first, and the server may have been replaced since.
+            if self._servers.get(server.number) is server:
                 self._lose(server.number, str(failure))
             return
         except Exception as failure:  # `next` raises it in the caller's thread
@@ -244,10 +242,10 @@ class Sampling:
             if task is not asyncio.current_task():
                 task.cancel()
         self._results.put(Lost(number, server.address, reason))
-        self._accept([part for part, _ in unfinished])
+        self._queue_parts([part for part, _ in unfinished])
 
     def _stop(self) -> None:
-        self._over = True
+        self._is_over = True
         self._waiting.clear()
         for server in self._servers.values():
             for task in server.tasks.values():
@@ -276,13 +274,13 @@ class Prefixes:
     def find(self, ids: TokenIds) -> int | None:
         """Returns the server that has computed the longest prefix of `ids`, and of several the last one; None
         if no server has computed any."""
-        found_holder = None
+        holder_of_longest = None
         for block in _blocks(ids):
             holder = self._holders.get(block)
             if holder is None:
                 break
-            found_holder = holder
-        return found_holder
+            holder_of_longest = holder
+        return holder_of_longest
 
     def forget(self, holder: int) -> None:
         """Forgets a server whose cache is gone."""

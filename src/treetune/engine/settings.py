@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 from typing_extensions import override
@@ -39,6 +39,8 @@ SERVER_GIB = 3
 """GiB of memory of a server with a small model, without its cache."""
 
 _ADDRESS = re.compile(r"https?://[^/:@?#\s]+:\d+")
+_PLAIN_ADDRESS = re.compile(r"https?://[^/@?#\s]+(/[^/@?#\s]+)*")
+"""An address of `PlainVllmSettings`, which may have a path, and for routers no port."""
 
 
 class EngineSettings(Registrable):
@@ -224,13 +226,7 @@ class VllmSettings(EngineSettings):
                 "addresses",
                 "set trainer.lora.send to 'merged'",
             )
-        for key, temperature in _temperatures(experiment):
-            if 0 < temperature < LOWEST_TEMPERATURE:
-                yield Finding(
-                    f"temperature is {temperature:g}, and vLLM samples at {LOWEST_TEMPERATURE:g} or more",
-                    key,
-                    f"raise it to {LOWEST_TEMPERATURE:g}, or set it to 0 for the likeliest tokens",
-                )
+        yield from _too_low_temperatures(experiment)
         longest = experiment.model.longest
         if self.context_length is not None and self.context_length < experiment.context_length:
             yield Finding(
@@ -270,21 +266,17 @@ class VllmSettings(EngineSettings):
 
     @override
     def tolerance(self, device: str) -> Tolerance:
-        exact = self.resolved_dtype(device) == "float32"
-        mean = self.canary_tolerance or (1e-4 if exact else 5e-2)
-        # The differences of a bfloat16 policy had a standard deviation of 0.05 and a maximum of 0.48;
-        # compared with the same policy and other kernels, a maximum of 0.66. In float32, a GPU's kernels sum
-        # in another order than the trainer's.
-        if not exact:
-            factor = 40
-        else:
-            factor = 1 if device == "cpu" else 100
-        return Tolerance(mean, factor * mean)
+        return vllm_tolerance(self.canary_tolerance, self.resolved_dtype(device), device)
 
     @property
     @override
     def weights_in_memory(self) -> bool:
         return self.weight_transfer != "file" and self.addresses is None
+
+    @property
+    def largest_part(self) -> int:
+        """Most samples of one HTTP request."""
+        return self.max_num_seqs
 
     def replicas_on(self, device: str) -> int:
         """Returns the number of servers of an engine on `device`."""
@@ -383,6 +375,160 @@ class VllmSettings(EngineSettings):
         return obstacles
 
 
+@EngineSettings.register("plain_vllm")
+@dataclass(frozen=True, kw_only=True)
+class PlainVllmSettings(EngineSettings):
+    """Servers that `vllm serve` started and the run did not, of any vLLM whose routes return token ids, with
+    a router or without.
+
+    The run uses only vLLM's own routes: ``/inference/v1/generate`` (a server started with
+    ``--enable-scale-out``) or ``/v1/completions``. A run that trains needs the routes that load weights, too:
+    a server started with the environment variable VLLM_SERVER_DEV_MODE=1. Anyone who reaches such a server
+    controls it, so it belongs on a private network. Sample i of a request has the seed ``seed + i``, as with
+    the engine ``vllm``; whether the same seeds give the same tokens depends on how the servers were started.
+    Times are in seconds.
+    """
+
+    addresses: tuple[str, ...]
+    """Addresses that are asked for samples: servers, or one router for all of `servers`. Example:
+    ``http://10.0.0.2:8000``."""
+    servers: tuple[str, ...] | None = None
+    """The address of each server behind a router. Weights are loaded into each of them. Null: `addresses` are
+    the servers."""
+    model: str | None = None
+    """The model's name in the servers; null: the only one that they list."""
+    key_variable: str | None = None
+    """The environment variable with the servers' API key, such as ``VLLM_API_KEY``; null: no key is sent."""
+    certificate: str | None = None
+    """A PEM file with the certificates that https addresses are verified with; null: the system's."""
+    route: Literal["auto", "tokens", "completions"] = "auto"
+    """The route that samples: ``tokens`` (/inference/v1/generate), ``completions`` (/v1/completions), or
+    ``auto``: the first one where a server has it."""
+    weight_transfer: Literal["auto", "file", "none"] = "auto"
+    """The way in which weights get into the servers. ``file``: each server reads the experiment's folder,
+    which its machine must see under the same path. ``none``: the servers keep the weights that they have, for
+    evaluations only. ``auto``: ``file`` if the server has the routes for it, and otherwise ``none``."""
+    dtype: Dtype | None = None
+    """The servers' number format; null: float32 if the run is on a CPU, and bfloat16 on a GPU."""
+    max_concurrency: Annotated[int, Gt(0)] = 512
+    """Most requests in flight at an address."""
+    max_num_seqs: Annotated[int, Gt(0)] = 256
+    """Most sequences that each server samples at the same time."""
+    samples_per_request: Annotated[int, Gt(0)] = 16
+    """Most samples of one HTTP request. A router distributes requests, so that smaller ones fill its servers
+    more evenly; larger ones take less time on the way."""
+    retries: Annotated[int, Ge(0)] = 4
+    """How often a request is sent again if its server can't be reached or is overloaded (HTTP 429, 500, 502,
+    503, 504), after 0.5, 1, 2, 4 and then 8 seconds. Then the server counts as lost."""
+    max_restarts: Annotated[int, Ge(0)] = 3
+    """How often in a row a server may be lost and come back, during one call to sample or to load weights."""
+    start_timeout: Annotated[float, Gt(0)] = 600.0
+    """Most seconds that the run waits for a server that is away, plus 5 for each GiB of the weights."""
+    request_timeout: Annotated[float, Gt(0)] = 1800.0
+    """Most seconds for one request, with its retries."""
+    sync_timeout: Annotated[float, Gt(0)] = 300.0
+    """Most seconds for each part of a weight sync, plus 5 for each GiB of the weights."""
+    canary_tolerance: Annotated[float, Gt(0)] | None = None
+    """Largest accepted difference between log-probs of engine and trainer after a sync, as for the engine
+    ``vllm``."""
+
+    sleep: ClassVar[bool] = False
+    context_length: ClassVar[None] = None
+    tensor_parallel_size: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        for key, urls in (("addresses", self.addresses), ("servers", self.servers)):
+            if urls is None:
+                continue
+            malformed = [url for url in urls if not _PLAIN_ADDRESS.fullmatch(url)]
+            problem = None
+            if not urls:
+                problem = "is empty"
+            elif malformed:
+                problem = f"has {malformed[0]!r}"
+            elif len(set(urls)) < len(urls):
+                problem = "names a server twice"
+            if problem is not None:
+                raise ValueError(
+                    f"{key} {problem}: list addresses such as 'http://10.0.0.2:8000', each of them once,"
+                    " without a slash at the end"
+                )
+        if self.servers is not None and len(self.addresses) > 1:
+            raise ValueError(
+                f"servers are those behind a router, and addresses lists {len(self.addresses)}: list the"
+                " router's address alone in addresses, or leave servers out"
+            )
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if _sends_adapters(experiment):
+            yield Finding(
+                "plain servers take whole weights, and trainer.lora.send is 'adapters'",
+                (),
+                "set trainer.lora.send to 'merged'",
+            )
+        yield from _too_low_temperatures(experiment)
+        try:
+            self.api_key()
+        except ValueError as error:
+            yield Finding(str(error), "key_variable", level="missing")
+
+    def api_key(self) -> str:
+        """Returns the API key of the servers; empty if none is sent. Raises ValueError if its environment
+        variable isn't set."""
+        if self.key_variable is None:
+            return ""
+        key = os.environ.get(self.key_variable, "").strip()
+        if not key:
+            raise ValueError(
+                f"engines.policy.key_variable is {self.key_variable!r}, and this environment variable is not"
+                " set: export it before the start, or set key_variable to null for servers without a key"
+            )
+        return key
+
+    @override
+    def tolerance(self, device: str) -> Tolerance:
+        return vllm_tolerance(self.canary_tolerance, self.resolved_dtype(device), device)
+
+    @property
+    @override
+    def weights_in_memory(self) -> bool:
+        return False  # the servers may be on other machines
+
+    @property
+    def largest_part(self) -> int:
+        """Most samples of one HTTP request."""
+        return min(self.samples_per_request, self.max_num_seqs)
+
+    def caches_prefixes(self, device: str) -> bool:
+        """Returns whether requests with the same beginning should go to the same server, which may have its
+        keys and values."""
+        return self.servers is None
+
+    def resolved_dtype(self, device: str) -> Dtype:
+        """Returns the precision that the servers compute in."""
+        return self.dtype or ("bfloat16" if device == "cuda" else "float32")
+
+    @override
+    def computes_in(self, device: str) -> str:
+        return self.resolved_dtype(device)
+
+    @override
+    def transfer_method(
+        self, *, device: str, machines: Sequence[str], adapters: bool
+    ) -> tuple[TransferMethod, str]:
+        if adapters:
+            raise ValueError(
+                "trainer.lora.send is 'adapters', and plain servers take whole weights: set it to 'merged'"
+            )
+        if self.weight_transfer == "none":
+            raise ValueError(
+                f"{SETTING} is 'none', and this run trains, so that its servers need new weights: set it to"
+                " 'auto', and start the servers with VLLM_SERVER_DEV_MODE=1"
+            )
+        return "file", "plain servers read the experiment's folder, which their machines see"
+
+
 @EngineSettings.register("in_process")
 @dataclass(frozen=True, kw_only=True)
 class InProcessSettings(EngineSettings):
@@ -462,6 +608,26 @@ def servers_that_fill(
     return max(1, min(cores // threads, servers_in_memory, MOST_SERVERS))
 
 
+def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
+    """Returns the log-prob gap that the canary accepts for a vLLM server.
+
+    Args:
+        mean: The configured bound of the mean; None: 1e-4 in float32 and 5e-2 otherwise.
+        dtype: The precision that the server computes in.
+        device: The trainer's device.
+    """
+    exact = dtype == "float32"
+    mean = mean or (1e-4 if exact else 5e-2)
+    # The differences of a bfloat16 policy had a standard deviation of 0.05 and a maximum of 0.48; compared
+    # with the same policy and other kernels, a maximum of 0.66. In float32, a GPU's kernels sum in another
+    # order than the trainer's.
+    if not exact:
+        factor = 40
+    else:
+        factor = 1 if device == "cpu" else 100
+    return Tolerance(mean, factor * mean)
+
+
 def is_quantised(arguments: Sequence[str]) -> bool:
     """Returns whether a server's arguments quantise its weights, keys or values."""
     words: list[str] = []  # ``--option=value`` is split, so that an option is always followed by its value
@@ -503,6 +669,17 @@ def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
         temperature = getattr(part, "temperature", None)
         if isinstance(temperature, int | float):
             yield f"{key}.temperature", temperature
+
+
+def _too_low_temperatures(experiment: Experiment) -> Iterator[Finding]:
+    """Yields a finding for each temperature at which vLLM would sample with a higher one."""
+    for key, temperature in _temperatures(experiment):
+        if 0 < temperature < LOWEST_TEMPERATURE:
+            yield Finding(
+                f"temperature is {temperature:g}, and vLLM samples at {LOWEST_TEMPERATURE:g} or more",
+                key,
+                f"raise it to {LOWEST_TEMPERATURE:g}, or set it to 0 for the likeliest tokens",
+            )
 
 
 def _sends_adapters(experiment: Experiment) -> bool:

@@ -41,7 +41,7 @@ def certify(path: Path, config: PolicyIteration) -> Path:
         for part in PARTS:
             folder = directory.checkpoint(number + 1) / part
             refuse_damaged(folder, "a damaged checkpoint can't be certified")
-        hashes = _hashes(directory, number)
+        hashes = _hashes_of_iteration(directory, number)
         chain = config_hash([chain, hashes])
         links.append({"iteration": number + 1, **hashes, "chain": chain})
     if not links:
@@ -67,7 +67,7 @@ def _hashes_of_inputs(directory: ExperimentDirectory, config: PolicyIteration) -
     }
 
 
-def _hashes(directory: ExperimentDirectory, number: int) -> dict[str, Any]:
+def _hashes_of_iteration(directory: ExperimentDirectory, number: int) -> dict[str, Any]:
     """Returns a hash of each of an iteration's files and of each folder of the checkpoint after it.
 
     `number` counts from 0. None for what is not stored, or was deleted."""
@@ -111,7 +111,7 @@ def verify(
 
     stated, directory = read_record(certificate, REMEDY), ExperimentDirectory(run)
     inputs = _hashes_of_inputs(directory, config)
-    links, chain = _checked_links(certificate, stated, inputs)
+    links, chain = _check_links(certificate, stated, inputs)
     for name in ("configuration", "data"):
         if inputs[name] != stated[name]:
             raise ValueError(
@@ -119,10 +119,11 @@ def verify(
             )
     yield f"the configuration and data are the same; chain of {len(links)} iterations {chain}"
     for number, link in links.items():
-        for name, digest in _hashes(directory, number - 1).items():
+        for name, digest in _hashes_of_iteration(directory, number - 1).items():
             if digest not in (None, link[name]):
                 raise ValueError(f"iteration {number}: {name} in {run} differ from those of {certificate}")
     yield "all answers, episodes and checkpoints that are stored are those of the certificate"
+    # `exact` computes the optimiser's state, and a trainer that restarts in every iteration has none.
     needs_state = not exact and config.restart != "every_iteration"
     trainable = [number for number in links if _can_be_trained_again(directory, number, needs_state)]
     if not trainable or iteration not in (None, *trainable):
@@ -157,7 +158,7 @@ def verify(
     yield f"{result}: within the {TOLERANCE:g} that another environment explains"
 
 
-def _checked_links(
+def _check_links(
     certificate: Path, stated: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> tuple[dict[int, dict[str, Any]], str]:
     """Returns a certificate's hashes by iteration, and the last chain.

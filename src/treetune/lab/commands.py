@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from treetune.cli.command import Argument, Command, built, evaluated, files_of, import_own_parts, say
+import click
+
+from treetune.cli.command import (
+    PATH,
+    Command,
+    Options,
+    WordsOption,
+    built,
+    evaluated,
+    files_of,
+    import_own_parts,
+    say,
+)
 from treetune.cli.experiments import load_experiment
 
 if TYPE_CHECKING:
@@ -16,14 +27,14 @@ if TYPE_CHECKING:
     from treetune.runtime.base import PolicyIteration
 
 
-def run_analyzers(options: argparse.Namespace) -> int:
+def run_analyzers(options: Options) -> int:
     config, root = load_experiment(options)
     from treetune.lab.analyzers.command import run_analyzers
 
     return run_analyzers(root, config.data)
 
 
-def compare_analyses(options: argparse.Namespace) -> int:
+def compare_analyses(options: Options) -> int:
     import treetune.parts  # noqa: F401  (registers the analyzers)
     from treetune.lab.analyzers.command import compare_analyses
 
@@ -34,7 +45,7 @@ def compare_analyses(options: argparse.Namespace) -> int:
     return 0
 
 
-def bisect_runs(options: argparse.Namespace) -> int:
+def bisect_runs(options: Options) -> int:
     from treetune.lab.analyzers.first_difference import first_difference
 
     difference = first_difference(options.first, options.second)
@@ -45,17 +56,17 @@ def bisect_runs(options: argparse.Namespace) -> int:
     return 1
 
 
-def _stored(experiment: Path, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> Config:
+def _stored_config(experiment: Path, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> Config:
     """Returns the configuration that a run has stored, followed by files and overrides."""
     from treetune.config.jsonnet import load
 
-    stored = experiment / "config.json"
-    if not stored.is_file():
-        raise ValueError(f"{experiment} has no experiment: {stored} is missing")
-    return load([str(stored.resolve()), *files], overrides, environment_keys=())
+    config_file = experiment / "config.json"
+    if not config_file.is_file():
+        raise ValueError(f"{experiment} has no experiment: {config_file} is missing")
+    return load([str(config_file.resolve()), *files], overrides, environment_keys=())
 
 
-def _built(config: Config, command: str, experiment: Path, folders: Sequence[str] = ()) -> PolicyIteration:
+def _build(config: Config, command: str, experiment: Path, folders: Sequence[str] = ()) -> PolicyIteration:
     """Builds the experiment of a configuration.
 
     Users' modules are searched in `folders`, and in the folders where the run in `experiment` found them."""
@@ -66,12 +77,12 @@ def _built(config: Config, command: str, experiment: Path, folders: Sequence[str
     return cast("PolicyIteration", built(config, command, "an experiment", [*folders, *recorded]))
 
 
-def replay(options: argparse.Namespace) -> int:
+def replay(options: Options) -> int:
     from treetune.config.errors import ConfigIssue
     from treetune.exceptions import ConfigError
 
-    run_config = _stored(options.experiment)
-    new_config = _stored(options.experiment, files_of(options), options.override or ())
+    run_config = _stored_config(options.experiment)
+    new_config = _stored_config(options.experiment, files_of(options), options.override or ())
     from treetune.config.explain import Explanation
     from treetune.lab.analyzers.replay import REPLACEABLE, describe_result, replay
 
@@ -90,8 +101,8 @@ def replay(options: argparse.Namespace) -> int:
             ]
         )
     folders = list(map(str, Explanation(new_config).folders))
-    run_experiment = _built(run_config, "replay", options.experiment, folders)
-    new_experiment = _built(new_config, "replay", options.experiment, folders)
+    run_experiment = _build(run_config, "replay", options.experiment, folders)
+    new_experiment = _build(new_config, "replay", options.experiment, folders)
     result = replay(
         options.experiment.resolve(),
         options.iteration,
@@ -106,18 +117,18 @@ def replay(options: argparse.Namespace) -> int:
     return 0
 
 
-def certify(options: argparse.Namespace) -> int:
-    root = _built(_stored(options.experiment), "certify", options.experiment)
+def certify(options: Options) -> int:
+    root = _build(_stored_config(options.experiment), "certify", options.experiment)
     from treetune.lab.certificates import certify
 
     say(f"{certify(options.experiment, root)}")
     return 0
 
 
-def verify(options: argparse.Namespace) -> int:
+def verify(options: Options) -> int:
     run = (options.experiment or options.certificate.parent).resolve()
-    config = _stored(run)
-    root = _built(config, "verify", run)
+    config = _stored_config(run)
+    root = _build(config, "verify", run)
     from treetune.lab.certificates import verify
 
     for line in verify(options.certificate, root, config.data, run, options.iteration, options.exact):
@@ -126,17 +137,17 @@ def verify(options: argparse.Namespace) -> int:
     return 0
 
 
-def fork(options: argparse.Namespace) -> int:
+def fork(options: Options) -> int:
     changed = options.override or ()
-    config = evaluated(options) if options.configs else _stored(options.experiment, (), changed)
-    root = _built(config, "fork", options.experiment)
+    config = evaluated(options) if options.configs else _stored_config(options.experiment, (), changed)
+    root = _build(config, "fork", options.experiment)
     from treetune.lab.fork import fork
 
     say(f"{fork(options.experiment, options.iteration, root, config.data)}")
     return 0
 
 
-def arena(options: argparse.Namespace) -> int:
+def arena(options: Options) -> int:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.lab.arena.scores import run_arena
 
@@ -146,7 +157,7 @@ def arena(options: argparse.Namespace) -> int:
     return 0
 
 
-def credit_worth(options: argparse.Namespace) -> int:
+def credit_worth(options: Options) -> int:
     options.configs = [*(options.configs or ()), "analyzers/credit_worth.jsonnet"]
     config, root = load_experiment(options)
     from treetune.lab.analyzers.command import run_analyzers
@@ -161,14 +172,12 @@ def credit_worth(options: argparse.Namespace) -> int:
     return 0
 
 
-EXPERIMENT = Argument("experiment", {"type": Path, "metavar": "EXPERIMENT_DIR"})
-EXACT = Argument(
-    "--exact",
-    {
-        "action": "store_true",
-        "help": "if the optimiser's state was deleted, compute it again from the episodes of the earlier"
-        " iterations: slow, but bit-identical",
-    },
+EXPERIMENT = click.Argument(["experiment"], type=PATH, metavar="EXPERIMENT_DIR")
+EXACT = click.Option(
+    ["--exact"],
+    is_flag=True,
+    help="if the optimiser's state was deleted, compute it again from the episodes of the earlier"
+    " iterations: slow, but bit-identical",
 )
 
 COMMANDS = (
@@ -193,11 +202,10 @@ COMMANDS = (
             " PPO=experiments/quickstart/ppo --output value_accuracy",
         ),
         (
-            Argument("analysis", {"metavar": "NAME", "help": "such as value_accuracy"}),
-            Argument("experiments", {"nargs": "+", "metavar": "[LABEL=]DIR"}),
-            Argument(
-                "--output",
-                {"type": Path, "required": True, "metavar": "PATH", "help": "without a file ending"},
+            click.Argument(["analysis"], metavar="NAME", help="such as value_accuracy"),
+            click.Argument(["experiments"], nargs=-1, required=True, metavar="[LABEL=]DIR..."),
+            click.Option(
+                ["--output"], required=True, type=PATH, metavar="PATH", help="without a file ending"
             ),
         ),
     ),
@@ -210,8 +218,8 @@ COMMANDS = (
         " the exit code is then 1. Measured times are ignored.",
         ("treetune bisect experiments/quickstart/vineppo experiments/again/vineppo",),
         (
-            Argument("first", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
-            Argument("second", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
+            click.Argument(["first"], type=PATH, metavar="EXPERIMENT_DIR"),
+            click.Argument(["second"], type=PATH, metavar="EXPERIMENT_DIR"),
         ),
     ),
     Command(
@@ -228,7 +236,7 @@ COMMANDS = (
         ),
         (
             EXPERIMENT,
-            Argument("--iteration", {"type": int, "required": True, "metavar": "N", "help": "from 1"}),
+            click.Option(["--iteration"], required=True, type=int, metavar="N", help="from 1"),
             EXACT,
         ),
         takes_files=True,
@@ -252,9 +260,9 @@ COMMANDS = (
         " threads explains is not a failure.",
         ("treetune verify experiments/quickstart/vineppo/certificate.json",),
         (
-            Argument("certificate", {"type": Path, "metavar": "CERTIFICATE"}),
-            Argument("experiment", {"type": Path, "nargs": "?", "metavar": "EXPERIMENT_DIR"}),
-            Argument("--iteration", {"type": int, "metavar": "N", "help": "from 1 (default: at random)"}),
+            click.Argument(["certificate"], type=PATH, metavar="CERTIFICATE"),
+            click.Argument(["experiment"], required=False, type=PATH, metavar="[EXPERIMENT_DIR]"),
+            click.Option(["--iteration"], type=int, metavar="N", help="from 1 (default: at random)"),
             EXACT,
         ),
     ),
@@ -272,7 +280,7 @@ COMMANDS = (
         ),
         (
             EXPERIMENT,
-            Argument("--iteration", {"type": int, "metavar": "N", "help": "default: the newest state"}),
+            click.Option(["--iteration"], type=int, metavar="N", help="default: the newest state"),
         ),
         takes_files=True,
     ),
@@ -285,30 +293,24 @@ COMMANDS = (
         " minutes.",
         ("treetune arena my_estimator", "treetune arena --output docs/results"),
         (
-            Argument(
-                "modules", {"nargs": "*", "metavar": "MODULE", "help": "such as my_package.my_estimator"}
+            click.Argument(
+                ["modules"], nargs=-1, metavar="[MODULE]...", help="such as my_package.my_estimator"
             ),
-            Argument("--languages", {"nargs": "+", "metavar": "NAME", "help": "default: all"}),
-            Argument(
-                "--problems",
-                {
-                    "type": int,
-                    "default": 1000,
-                    "metavar": "N",
-                    "help": "problems at most, with eight answers each",
-                },
+            WordsOption(["--languages"], metavar="NAME", help="default: all"),
+            click.Option(
+                ["--problems"],
+                type=int,
+                default=1000,
+                metavar="N",
+                help="problems at most, with eight answers each",
             ),
-            Argument("--seed", {"type": int, "default": 1, "metavar": "N"}),
-            Argument(
-                "--output", {"type": Path, "metavar": "DIR", "help": "for arena.md, its data and figures"}
-            ),
-            Argument(
-                "--against",
-                {
-                    "type": Path,
-                    "metavar": "FILE",
-                    "help": "an arena.json of another seed, to compare ranks with",
-                },
+            click.Option(["--seed"], type=int, default=1, metavar="N"),
+            click.Option(["--output"], type=PATH, metavar="DIR", help="for arena.md, its data and figures"),
+            click.Option(
+                ["--against"],
+                type=PATH,
+                metavar="FILE",
+                help="an arena.json of another seed, to compare ranks with",
             ),
         ),
     ),

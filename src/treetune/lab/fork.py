@@ -45,11 +45,11 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
             " --override \"{experiment_name+: '_vineppo'}\""
         )
     stored = read_config(path)
-    begins = run.resumable() if iteration is None else iteration
-    if begins not in run.resumables():
+    finished = run.resumable() if iteration is None else iteration
+    if finished not in run.resumables():
         possible = ", ".join(map(str, run.resumables())) or "none"
         raise ValueError(
-            f"{path} can't be forked after iteration {begins}: the trainer's state was deleted (only the"
+            f"{path} can't be forked after iteration {finished}: the trainer's state was deleted (only the"
             f" two newest are kept), and it can be forked after {possible}"
         )
     refused = []
@@ -63,7 +63,7 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         )
     if stored.get("iterations") != plain.get("iterations") and config.length_matters is not None:
         raise ValueError(f"the branch can't have another number of iterations: {config.length_matters}")
-    checkpoint = run.checkpoint(begins)
+    checkpoint = run.checkpoint(finished)
     if config.credit.needs_critic and not (checkpoint / "critic").is_dir():
         raise ValueError(f"the run in {path} trained no critic, which the branch's credit needs")
     for part in filter(Path.is_dir, checkpoint.iterdir()):
@@ -72,18 +72,18 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         # Iterations are numbered from 0; checkpoints and evaluations by finished iterations, from 1.
         for kind, first in (("iterations", 0), ("checkpoints", 1), ("evaluations", 1)):
             for folder in sorted((path / kind).glob("[0-9]*")):
-                if folder.name.isdigit() and int(folder.name) < begins + first:
-                    shutil.copytree(folder, unfinished / kind / folder.name, copy_function=_linked)
+                if folder.name.isdigit() and int(folder.name) < finished + first:
+                    shutil.copytree(folder, unfinished / kind / folder.name, copy_function=_link_or_copy)
         for file in path.glob("*.arrow"):
-            _linked(str(file), str(unfinished / file.name))
-        origin = {"run": str(path), "after": begins, "config": config_hash(stored)}
+            _link_or_copy(str(file), str(unfinished / file.name))
+        origin = {"run": str(path), "after": finished, "config": config_hash(stored)}
         changes = {"config": config_hash(plain), "command": command_line(), "continued": [], "forked": origin}
         write_record(unfinished / MANIFEST, read_manifest(run) | changes)
         write_json(unfinished / CONFIG, plain)
     return branch.path
 
 
-def _linked(source: str, target: str) -> str:
+def _link_or_copy(source: str, target: str) -> str:
     """Makes `target` a hard link of a file. This is safe: runs replace files and never modify them."""
     try:
         os.link(source, target)

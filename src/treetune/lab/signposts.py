@@ -155,7 +155,7 @@ class Signposts(GeneratedTask):
 
     @override
     def __post_init__(self) -> None:
-        needed, possible = sum(self.sizes().values()), self.prompts()
+        needed, possible = sum(self.sizes().values()), self.number_of_prompts()
         if needed > possible:
             raise ValueError(
                 f"train_size + validation_size + test_size is {needed}, but {self.period} signs out of"
@@ -165,7 +165,7 @@ class Signposts(GeneratedTask):
         if self.period > self.steps:
             raise ValueError(f"period is {self.period}, more than the {self.steps} steps of a way")
 
-    def prompts(self) -> int:
+    def number_of_prompts(self) -> int:
         """Returns the number of different prompts."""
         return self.signs**self.period * self.letters**self.names
 
@@ -347,7 +347,7 @@ class Decided(ValueEstimator):
 @lru_cache(maxsize=16)
 def _prompts(task: Signposts) -> list[int]:
     """Returns the numbers of all prompts, shuffled."""
-    prompts = list(range(task.prompts()))
+    prompts = list(range(task.number_of_prompts()))
     derived_random(task.seed, "signposts", task.signs, task.period).shuffle(prompts)
     return prompts
 

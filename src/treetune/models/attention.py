@@ -85,7 +85,7 @@ def attach_packed_attention(model: nn.Module) -> None:
     """
     from transformers import AttentionInterface
 
-    if others := other_layers(model):
+    if others := layers_without_full_attention(model):
         raise ValueError(
             f"trainer.layout 'packed' with model.attention 'sdpa' needs full attention in every layer, and"
             f" {type(model).__name__} has {', '.join(sorted(others))}: set model.attention to"
@@ -111,7 +111,7 @@ def attach_tree_attention(model: nn.Module) -> None:
             f"trainer.layout 'tree' needs an attention that takes any mask, and {attention!r} doesn't: set"
             " model.attention to 'flex_attention' (on a GPU) or 'sdpa', or trainer.layout to 'packed'"
         )
-    if others := other_layers(model):
+    if others := layers_without_full_attention(model):
         raise ValueError(
             f"trainer.layout 'tree' needs full attention in every layer, and {type(model).__name__} has"
             f" {', '.join(sorted(others))}: set it to 'padded' or 'packed'"
@@ -121,7 +121,7 @@ def attach_tree_attention(model: nn.Module) -> None:
         model.set_attn_implementation(TREE)
 
 
-def other_layers(model: nn.Module) -> set[str]:
+def layers_without_full_attention(model: nn.Module) -> set[str]:
     """Returns the kinds of attention in the model's layers that are not full causal attention."""
     config: Any = model.config
     text = config.get_text_config()
@@ -144,8 +144,9 @@ def attention_arguments(
     if attention == PACKED:
         return {"packed": PackedRow.of(position_ids_BT)}
     if attention == TREE:
-        last = subtree_last_1T
-        return {"tree": QueryBlocks(None, [], []) if last is None else query_blocks(last[0])}
+        if subtree_last_1T is None:
+            return {"tree": QueryBlocks(None, [], [])}
+        return {"tree": query_blocks(subtree_last_1T[0])}
     # transformers takes a mask of four dimensions as it is, and doesn't look for packed sequences.
     return {} if subtree_last_1T is None else {"attention_mask": block_mask(subtree_last_1T[0])}
 
@@ -171,12 +172,15 @@ def packed_attention(
             " packed rows need: set trainer.layout to 'padded', or model.attention to 'flash_attention_2'"
         )
     assert attention_mask is None, "transformers makes none for an attention that it doesn't know"
-    inner = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if packed.starts_S is None:
-        return inner(module, query_BHTD, key_BHTD, value_BHTD, None, scaling=scaling, **settings)
+        return sdpa(module, query_BHTD, key_BHTD, value_BHTD, None, scaling=scaling, **settings)
     if has_kernel(query_BHTD):
-        query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query_BHTD, key_BHTD, value_BHTD))
-        return variable_length(query, key, value, packed, scaling)[None], None
+        # The kernel takes a single row, with its tokens in the first dimension: [T, H, D].
+        query, key, value = (
+            tensor_1HTD.squeeze(0).transpose(0, 1) for tensor_1HTD in (query_BHTD, key_BHTD, value_BHTD)
+        )
+        return run_variable_length_kernel(query, key, value, packed, scaling)[None], None
     # Each sequence by itself, so that no scores between sequences are computed.
     lengths = list(packed.lengths)
     queries = query_BHTD.split(lengths, dim=2)
@@ -184,7 +188,7 @@ def packed_attention(
     values = value_BHTD.split(lengths, dim=2)
     results = []
     for query, key, value in zip(queries, keys, values, strict=True):
-        result, _ = inner(module, query, key, value, None, scaling=scaling, **settings)
+        result, _ = sdpa(module, query, key, value, None, scaling=scaling, **settings)
         results.append(result)
     return torch.cat(results, dim=1), None
 
@@ -199,7 +203,7 @@ def has_kernel(query: Tensor) -> bool:
     )
 
 
-def variable_length(
+def run_variable_length_kernel(
     query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, packed: PackedRow, scaling: float | None
 ) -> Tensor:
     """Runs PyTorch's variable-length kernel, with K heads of keys for H heads of queries. Returns
@@ -242,9 +246,9 @@ def tree_attention(
             f"{type(module).__name__} doesn't hand on to its attention what its model was called with, which"
             " prefix trees need: set trainer.layout to 'padded' or 'packed'"
         )
-    inner = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if tree.keys_M is None:
-        return inner(module, query_1HTD, key_1HTD, value_1HTD, attention_mask, **settings)
+        return sdpa(module, query_1HTD, key_1HTD, value_1HTD, attention_mask, **settings)
     # The keys of all blocks are selected at once and then split. Selecting them block by block would give
     # each block a gradient as long as the row.
     queries = query_1HTD.split(BLOCK, dim=2)
@@ -252,7 +256,7 @@ def tree_attention(
     values = value_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2)
     results = []
     for query, key, value, mask_QK in zip(queries, keys, values, tree.masks, strict=True):
-        result, _ = inner(module, query, key, value, mask_QK[None, None], **settings)
+        result, _ = sdpa(module, query, key, value, mask_QK[None, None], **settings)
         results.append(result)
     return torch.cat(results, dim=1), None
 

@@ -171,9 +171,11 @@ class PolicyModule(nn.Module):
         if parallel is None:
             if inputs.position_ids_BT is not None and inputs.subtree_last_1T is None:
                 self._refuse_leaks(inputs)
-            return self._score_in_chunks(score, _hidden(backbone, inputs), inputs.labels_N, n_chunks)
+            return self._score_in_chunks(
+                score, _hidden_at_positions(backbone, inputs), inputs.labels_N, n_chunks
+            )
         # Each rank scores the M positions in its part of the sequences.
-        hidden_MD, index_M = _hidden_of_rank(backbone, parallel, inputs)
+        hidden_MD, index_M = _hidden_at_positions_of_rank(backbone, parallel, inputs)
         scores_of_rank = self._score_in_chunks(score, hidden_MD, inputs.labels_N[index_M], n_chunks)
         return parallel.gather(torch.stack(scores_of_rank), index_M, len(inputs.labels_N)).unbind()
 
@@ -256,8 +258,8 @@ class PolicyModule(nn.Module):
         alone = ModelInputs(second_T[None], predicting, second_T[1:])
         backbone = backbone_of(self.model)
         with torch.no_grad():
-            logits_packed = logits_of(self.model, _hidden(backbone, packed)).float()
-            logits_alone = logits_of(self.model, _hidden(backbone, alone)).float()
+            logits_packed = logits_of(self.model, _hidden_at_positions(backbone, packed)).float()
+            logits_alone = logits_of(self.model, _hidden_at_positions(backbone, alone)).float()
         gap_N = logits_packed.log_softmax(-1) - logits_alone.log_softmax(-1)
         gap_N = gap_N.gather(-1, second_T[1:, None]).abs()
         limit = probe_limit(next(self.model.parameters()).dtype, device)
@@ -293,8 +295,8 @@ class CriticModule(nn.Module):
     def forward(self, inputs: ModelInputs) -> Tensor:
         """Returns the values at ``inputs.positions_N``, float32 [N]."""
         if self.parallel is None:
-            return self._value(_hidden(self.backbone, inputs))
-        hidden_MD, index_M = _hidden_of_rank(self.backbone, self.parallel, inputs)
+            return self._value(_hidden_at_positions(self.backbone, inputs))
+        hidden_MD, index_M = _hidden_at_positions_of_rank(self.backbone, self.parallel, inputs)
         values_1N = self.parallel.gather(self._value(hidden_MD)[None], index_M, len(inputs.positions_N))
         return values_1N.squeeze(0)
 
@@ -302,7 +304,7 @@ class CriticModule(nn.Module):
         return self.head(hidden_ND).squeeze(-1).float()
 
 
-def _hidden(backbone: nn.Module, inputs: ModelInputs) -> Tensor:
+def _hidden_at_positions(backbone: nn.Module, inputs: ModelInputs) -> Tensor:
     """Returns the last hidden states at ``inputs.positions_N``, [N, D]."""
     positions: dict[str, Tensor] = {}
     if inputs.position_ids_BT is not None:
@@ -407,7 +409,7 @@ def _refuse_rows_of_two_lengths(rule: LengthRule | None, inputs: ModelInputs, na
         )
 
 
-def _hidden_of_rank(
+def _hidden_at_positions_of_rank(
     backbone: nn.Module, parallel: SequenceParallel, inputs: ModelInputs
 ) -> tuple[Tensor, Tensor]:
     """Returns the last hidden states at the M positions in this rank's part of the sequences, [M, D], and the

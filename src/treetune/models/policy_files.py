@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_NUMBER = re.compile(r"\d{4,}")
+_CHECKPOINT_NAME = re.compile(r"\d{4,}")
 
 CHECKPOINTS = "checkpoints"
 LAST = "last"
@@ -37,7 +37,9 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     complete = [
-        path for path in directory.iterdir() if _NUMBER.fullmatch(path.name) and (path / STATE).is_file()
+        path
+        for path in directory.iterdir()
+        if _CHECKPOINT_NAME.fullmatch(path.name) and (path / STATE).is_file()
     ]
     return sorted(complete, key=lambda path: int(path.name))
 
@@ -56,7 +58,7 @@ def resolve_policy(name_or_path: str) -> str:
     path = Path(name_or_path).expanduser()
     parts = path.parts
     for depth, (parent, name) in enumerate(itertools.pairwise(parts), start=1):
-        if parent != CHECKPOINTS or not (name == LAST or _NUMBER.fullmatch(name)):
+        if parent != CHECKPOINTS or not (name == LAST or _CHECKPOINT_NAME.fullmatch(name)):
             continue
         directory = Path(*parts[:depth])
         if name == LAST:
@@ -121,7 +123,7 @@ def write_policy(
     Args:
         weights: All parameters and persistent buffers (`saved_weights`), on any device, by their names in the
             model (``model.layers.0…``). A head that is tied to the embeddings may be among them.
-        generation_config: Has the tokens that end an answer, for programs that sample from the policy.
+        generation_config: Contains the tokens that end an answer, for programs that sample from the policy.
 
     Raises:
         ValueError: The weights are not exactly those of the model.
@@ -129,15 +131,15 @@ def write_policy(
     from huggingface_hub import save_torch_state_dict
 
     architecture = architecture_of(config)
-    architecture.refuse_others(weights, directory)
+    architecture.refuse_other_weights(weights, directory)
     with whole_folder(directory) as unfinished:
         untied = {name: weight for name, weight in weights.items() if name not in architecture.tied}
-        kept = _on_cpu(dict(architecture.convert_to_saved(untied.items())))
-        save_torch_state_dict(kept, unfinished)
-        described = copy.deepcopy(config)
-        described.dtype = _dtype(kept)
-        described.architectures = [type(architecture.skeleton).__name__]
-        _save_config(described, tokenizer, unfinished)
+        tensors = _on_cpu(dict(architecture.convert_to_saved(untied.items())))
+        save_torch_state_dict(tensors, unfinished)
+        config_to_write = copy.deepcopy(config)
+        config_to_write.dtype = _dtype(tensors)
+        config_to_write.architectures = [type(architecture.skeleton).__name__]
+        _save_config(config_to_write, tokenizer, unfinished)
         tokenizer.save_pretrained(unfinished)
         if generation_config is not None:
             # Not `save_pretrained`: it refuses what some models on the hub come with.
@@ -156,11 +158,11 @@ def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, 
     from safetensors.torch import save_file
 
     with whole_folder(directory) as unfinished:
-        kept = _on_cpu(weights)
-        save_file(kept, unfinished / WEIGHTS, metadata={"format": "pt"})
-        described = copy.deepcopy(config)
-        described.dtype = _dtype(kept)
-        described.save_pretrained(unfinished)
+        tensors = _on_cpu(weights)
+        save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
+        config_to_write = copy.deepcopy(config)
+        config_to_write.dtype = _dtype(tensors)
+        config_to_write.save_pretrained(unfinished)
 
 
 def _save_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
@@ -214,7 +216,7 @@ def read_policy(
     if architecture.is_converted:
         model = model_class(config).from_pretrained(directory, config=config, dtype="auto")
         weights = {name: weight.detach() for name, weight in saved_weights(model).items()}
-    architecture.refuse_others(weights, directory)
+    architecture.refuse_other_weights(weights, directory)
     return weights, config
 
 
@@ -226,7 +228,8 @@ def write_for_engine(
 ) -> None:
     """Writes weights for the engine, which happens in every iteration, usually into shared memory.
 
-    The output head is always written, and the configuration says that it is not tied to the embeddings.
+    The output head is written (except for `has_no_head_in_engine`), and the configuration says that it is not
+    tied to the embeddings.
     Otherwise an engine may copy the embeddings into its head when it starts, and go on sampling with that old
     head after new embeddings have come, without an error.
     Configuration and tokenizer are written only the first time. The weights appear whole or not at all.
@@ -234,23 +237,31 @@ def write_for_engine(
     from safetensors.torch import save_file
 
     architecture = architecture_of(config)
-    architecture.refuse_others(weights, directory)
+    architecture.refuse_other_weights(weights, directory)
     directory.mkdir(parents=True, exist_ok=True)
-    kept = dict(weights)
-    if config.tie_word_embeddings or HEAD not in kept:
+    tensors = dict(weights)
+    if has_no_head_in_engine(config):
+        tensors.pop(HEAD, None)
+    elif config.tie_word_embeddings or HEAD not in tensors:
         # A copy, since the format refuses two names for the same memory.
-        kept[HEAD] = kept[embeddings_among(kept)].clone()
-    kept = _on_cpu(dict(architecture.convert_to_saved(kept.items())))
+        tensors[HEAD] = tensors[embeddings_among(tensors)].clone()
+    tensors = _on_cpu(dict(architecture.convert_to_saved(tensors.items())))
     if not (directory / "config.json").is_file():
-        describe_for_engine(config, tokenizer, directory, _dtype(kept))
+        describe_for_engine(config, tokenizer, directory, _dtype(tensors))
     unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
     try:
         with explain_failed_write(directory):
-            save_file(kept, unfinished, metadata={"format": "pt"})
+            save_file(tensors, unfinished, metadata={"format": "pt"})
             sync(unfinished)
             unfinished.replace(directory / WEIGHTS)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def has_no_head_in_engine(config: PretrainedConfig) -> bool:
+    """Returns whether an engine computes the model's logits with its embeddings, and refuses a weight of the
+    head. vLLM does so for Gemma 2, which was published with a tied head."""
+    return config.model_type == "gemma2" and config.tie_word_embeddings
 
 
 def describe_for_engine(
@@ -259,7 +270,7 @@ def describe_for_engine(
     """Writes the configuration and tokenizer for weights of `dtype` with a head that is not tied."""
     tokenizer.save_pretrained(directory)
     untied = copy.deepcopy(config)
-    untied.tie_word_embeddings = False
+    untied.tie_word_embeddings = has_no_head_in_engine(config)
     untied.dtype = dtype
     _save_config(untied, tokenizer, directory)
 

@@ -41,10 +41,10 @@ QUICKLY_READ = 1_000_000
 """The largest file of a model, in bytes, that `check` reads."""
 
 _DEVICES = Path("/dev")
-_GPUS = ("nvidia[0-9]*", "dxg")
+_GPU_DEVICES = ("nvidia[0-9]*", "dxg")
 """The names of a GPU's device in /dev, on Linux and in the Windows Subsystem for Linux."""
 
-_PACKAGES = {
+_HOW_TO_INSTALL = {
     "flash_attn": "flash-attn (TREETUNE_FLASH_ATTN=1 scripts/setup.sh builds it)",
     "liger_kernel": "liger-kernel (in requirements.txt)",
 }
@@ -197,7 +197,7 @@ class PretrainedModel(ModelSource):
                 what = f"{setting} needs an NVIDIA GPU, and this machine has none"
                 yield Finding(what, key, remedy, level="missing")
             elif package is not None and importlib.util.find_spec(package) is None:
-                what = f"{setting} needs the package {_PACKAGES[package]}, which is not installed"
+                what = f"{setting} needs the package {_HOW_TO_INSTALL[package]}, which is not installed"
                 yield Finding(what, key, remedy, level="missing")
 
     @override
@@ -213,15 +213,19 @@ class PretrainedModel(ModelSource):
 
     @override
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
-        tokenizer = self._own_tokenizer()
+        tokenizer = self._tokenizer_without_added_tokens()
         add_tokens(tokenizer, self.added_tokens)
         return tokenizer
 
     @override
     def unlearned_tokens(self) -> tuple[str, ...]:
-        return missing_tokens(self._own_tokenizer(), self.added_tokens) if self.added_tokens else ()
+        return (
+            missing_tokens(self._tokenizer_without_added_tokens(), self.added_tokens)
+            if self.added_tokens
+            else ()
+        )
 
-    def _own_tokenizer(self) -> PreTrainedTokenizerBase:
+    def _tokenizer_without_added_tokens(self) -> PreTrainedTokenizerBase:
         from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
         path = resolve_policy(self.name_or_path)
@@ -229,7 +233,7 @@ class PretrainedModel(ModelSource):
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, **self._options)
         except Exception as error:  # for a damaged file, the libraries raise errors of any kind
-            raise ValueError(self._not_loaded("tokenizer", path, error)) from error
+            raise ValueError(self._describe_failed_load("tokenizer", path, error)) from error
         if not isinstance(tokenizer, PreTrainedTokenizerBase) or not hasattr(
             tokenizer, "added_tokens_decoder"
         ):
@@ -274,10 +278,10 @@ class PretrainedModel(ModelSource):
                 **self._options,
             )
         except (OSError, ValueError, ImportError, RuntimeError) as error:
-            raise ValueError(self._not_loaded("model", path, error)) from error
+            raise ValueError(self._describe_failed_load("model", path, error)) from error
         self._refuse_partial(type(model).__name__, loading, path)
         if self.added_tokens:
-            tokenizer = self._own_tokenizer()
+            tokenizer = self._tokenizer_without_added_tokens()
             new_tokens = missing_tokens(tokenizer, self.added_tokens)
             # Before the tags are added: afterwards the tokenizer would encode each tag as itself.
             word_of_token = {token: word_ids(tokenizer, token) for token in new_tokens}
@@ -313,7 +317,7 @@ class PretrainedModel(ModelSource):
             dtypes = (getattr(torch, self.dtype), dtype)
             model = in_parts(config, files, dtypes, attn_implementation=self.attention)
         except (OSError, ValueError, ImportError) as error:
-            raise ValueError(self._not_loaded("model", path, error)) from error
+            raise ValueError(self._describe_failed_load("model", path, error)) from error
         with contextlib.suppress(OSError):  # it has no such file
             model.generation_config = GenerationConfig.from_pretrained(
                 path, revision=self._options["revision"]
@@ -343,7 +347,7 @@ class PretrainedModel(ModelSource):
     def _options(self) -> dict[str, Any]:
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
-    def _not_loaded(self, what: str, path: str, error: Exception) -> str:
+    def _describe_failed_load(self, what: str, path: str, error: Exception) -> str:
         """Returns the message on a model or tokenizer (`what`) that could not be loaded."""
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if "scaled_dot_product_attention" in first_line:
@@ -361,14 +365,14 @@ class PretrainedModel(ModelSource):
         )
 
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 """The files of tokenizers that transformers reads."""
 
 
 def refuse_tekken_alone(folder: Path) -> None:
     """Raises ValueError for a folder whose only tokenizer has Mistral's format. The program that reads it
     doesn't have the interface that a run needs."""
-    if (folder / "tekken.json").is_file() and not any((folder / name).is_file() for name in _TOKENIZERS):
+    if (folder / "tekken.json").is_file() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ValueError(
             f"the only tokenizer in {folder} is tekken.json, in Mistral's format, which is not supported: add"
             " tokenizer.json and tokenizer_config.json of the same model, which the hub has for most of these"
@@ -378,7 +382,7 @@ def refuse_tekken_alone(folder: Path) -> None:
 
 def has_gpu() -> bool:
     """Returns whether the machine has an NVIDIA GPU, even if its driver doesn't work."""
-    return any(any(_DEVICES.glob(pattern)) for pattern in _GPUS)
+    return any(any(_DEVICES.glob(pattern)) for pattern in _GPU_DEVICES)
 
 
 def _apply_liger(model: PreTrainedModel) -> None:

@@ -78,7 +78,7 @@ class Architecture:
             all_names |= frozenset(getattr(self.skeleton, "all_tied_weights_keys", {}) or {})
         return all_names - self.names
 
-    def refuse_others(self, names: Iterable[str], where: object) -> None:
+    def refuse_other_weights(self, names: Iterable[str], where: object) -> None:
         """Raises ValueError if weights are missing among `names` (those in memory), or if some are not the
         architecture's."""
         given_names = set(names)
@@ -128,6 +128,8 @@ class Architecture:
         from transformers.core_model_loading import PrefixChange
 
         mapping = get_model_conversion_mapping(self.skeleton, add_legacy=False)
+        # As `revert_weight_conversion` does for a model that wasn't loaded from files: whether those had the
+        # prefix isn't known.
         return [entry for entry in mapping if not isinstance(entry, PrefixChange)]
 
     @property

@@ -111,7 +111,7 @@ def published_shape(name: str) -> Shape | None:
     return None if published is None else shape_of(published, f"published config.json of {name}")
 
 
-_KEYS = (
+_KEYS_OF_SIZES = (
     "model_type",
     "hidden_size",
     "num_hidden_layers",
@@ -121,7 +121,7 @@ _KEYS = (
     "vocab_size",
     "tie_word_embeddings",
 )
-_SIZES: dict[tuple[str | int | bool, ...], str] = {
+_MODELS_BY_SIZES: dict[tuple[str | int | bool, ...], str] = {
     ("llama", 2048, 22, 32, 4, 5632, 32_000, False): (
         "microsoft/rho-math-1b-v0.1 realtreetune/rho-1b-sft-GSM8K realtreetune/rho-1b-sft-MATH"
     ),
@@ -149,7 +149,9 @@ _SIZES: dict[tuple[str | int | bool, ...], str] = {
 }
 
 PUBLISHED: dict[str, dict[str, Any]] = {
-    name: dict(zip(_KEYS, sizes, strict=True)) for sizes, names in _SIZES.items() for name in names.split()
+    name: dict(zip(_KEYS_OF_SIZES, sizes, strict=True))
+    for sizes, names in _MODELS_BY_SIZES.items()
+    for name in names.split()
 }
 """The config.json, as far as sizes go, of the models that the shipped configurations name, as each is
 published on the Hugging Face hub. A test holds the sums against the numbers of parameters that the models'

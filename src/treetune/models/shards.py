@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-_READ = "read_weight"
+_READER = "read_weight"
 """The attribute of a parameter that is still in its file: a function that reads its values."""
 
 
@@ -39,8 +39,7 @@ def in_parts(
         config: The model's architecture.
         files: The file of each weight, by the weight's name.
         dtypes: Values are cast to the first dtype, and then to the second, which the model gets. The same
-        happens
-            if a model is loaded whole and then cast.
+            happens if a model is loaded whole and then cast.
         options: Further arguments of the model's class.
 
     Raises:
@@ -77,7 +76,7 @@ def in_parts(
     for name, weight in parameters.items():
         # It has the right shape, but only one element in memory.
         placeholder = nn.Parameter(torch.empty(1, dtype=dtypes[-1]).expand(weight.shape))
-        setattr(placeholder, _READ, partial(_read_file, name, files[name], dtypes))
+        setattr(placeholder, _READER, partial(_read_file, name, files[name], dtypes))
         placeholders[id(weight)] = placeholder
     # Modules with tied weights share a parameter, and get the same placeholder.
     for module in model.modules():
@@ -107,7 +106,7 @@ def _read_file(name: str, file: Path, dtypes: tuple[torch.dtype, ...]) -> Tensor
 
 def is_in_file(parameter: nn.Parameter) -> bool:
     """Returns whether a parameter's values are still to be read."""
-    return hasattr(parameter, _READ)
+    return hasattr(parameter, _READER)
 
 
 def read_whole(module: nn.Module) -> nn.Module:
@@ -143,8 +142,8 @@ class InTurn(nn.Module):
 
 def _read(parameter: nn.Parameter) -> Tensor:
     """Reads the values of a parameter, and marks it as read."""
-    read: Callable[[], Tensor] = getattr(parameter, _READ)
-    delattr(parameter, _READ)
+    read: Callable[[], Tensor] = getattr(parameter, _READER)
+    delattr(parameter, _READER)
     return read()
 
 

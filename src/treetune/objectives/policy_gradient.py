@@ -92,8 +92,9 @@ class PolicyGradient(Objective):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        weighs = self.importance_cap is not None or self.importance_band is not None
-        return (UseOfAdvantages(), StaleAnswers()) if weighs else (UseOfAdvantages(),)
+        # Weights by p_old / p_engine correct for answers that other weights have sampled.
+        has_weights = self.importance_cap is not None or self.importance_band is not None
+        return (UseOfAdvantages(), StaleAnswers()) if has_weights else (UseOfAdvantages(),)
 
     @property
     @override

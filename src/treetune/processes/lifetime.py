@@ -246,7 +246,7 @@ class GracefulStop:
             remaining_s = None if self._expected_end is None else self._expected_end - time.monotonic()
             if remaining_s is not None and remaining_s > self.grace_s:
                 self._say(
-                    f"{_name(number)}: {self._boundary} is about {remaining_s:.0f} s away, and"
+                    f"{_signal_name(number)}: {self._boundary} is about {remaining_s:.0f} s away, and"
                     f" checkpoints.grace is {self.grace_s:.0f} s: stopping now; {self._would_lose}"
                 )
                 return True
@@ -268,7 +268,8 @@ class GracefulStop:
             "" if self._would_lose is None else f"; once more ends at once, and then {self._would_lose}"
         )
         self._say(
-            f"{_name(number)}: stopping with a checkpoint at {self._boundary}{about}{within}{once_more}"
+            f"{_signal_name(number)}: stopping with a checkpoint at"
+            f" {self._boundary}{about}{within}{once_more}"
         )
 
     def reach_boundary(self) -> None:
@@ -295,7 +296,7 @@ class GracefulStop:
         return time.monotonic() - self._asked_at < ECHO_WITHIN_S
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
@@ -383,6 +384,7 @@ def started(
         settings: Further environment variables.
         log: The file for its output.
     """
+    # The programs of this environment come first, such as `deepspeed`.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     # APP_EXPERIMENT_NAME is the name of one experiment. Inherited, it would rename every experiment that this
     # process starts.

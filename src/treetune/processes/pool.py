@@ -57,7 +57,7 @@ from treetune.processes.worker import LENGTH, Servant, frame
 
 log = logging.getLogger(__name__)
 
-Lost = Callable[[Literal["timeout", "error", "unavailable"], str, float], Any]
+MakeLostResult = Callable[[Literal["timeout", "error", "unavailable"], str, float], Any]
 """Makes the result of a call that was given up, from the outcome, a message and seconds."""
 
 START_SECONDS = 120.0
@@ -106,16 +106,17 @@ class ServantCall:
     """Names the call in the log."""
 
     @property
-    def too_long(self) -> str:
+    def overdue_message(self) -> str:
         return f"no result within {self.deadline:g} s"
 
 
 class Pool:
     """Answers calls of servants in worker processes or in threads.
 
-    A call that takes longer than its deadline gets the result that `lost` makes of ``timeout``. A call at
-    which its process dies twice, or runs out of memory, gets that of ``error``. The worker is replaced, and
-    the others are not disturbed. A call in a thread that is overdue gets that of ``unavailable``.
+    A call that takes longer than its deadline gets the result that `make_lost_result` makes of ``timeout``.
+    A call at which its process dies twice, or runs out of memory, gets that of ``error``. The worker is
+    replaced, and the others are not disturbed. A call in a thread that is overdue gets that of
+    ``unavailable``.
 
     Workers start with the first call, and end with the pool or with this process, however it ends. Safe to
     use from several threads.
@@ -126,8 +127,10 @@ class Pool:
         memory_gib: The most memory of each process; None for no limit.
     """
 
-    def __init__(self, name: str, workers: int, memory_gib: float | None, lost: Lost) -> None:
-        self._name, self._worker_count, self._lost = name, workers, lost
+    def __init__(
+        self, name: str, workers: int, memory_gib: float | None, make_lost_result: MakeLostResult
+    ) -> None:
+        self._name, self._worker_count, self._make_lost_result = name, workers, make_lost_result
         self._memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
         self._lock = threading.Lock()
         """Guards all that callers and the thread "workers" share: the queue, the futures, the failure."""
@@ -136,7 +139,7 @@ class Pool:
         self._services: dict[int, tuple[Servant, ServiceThreads]] = {}
         """The servants in threads, by their numbers."""
         self._registered_count = 0
-        self._work_count = 0
+        self._call_count = 0
         self._futures: dict[int, Future[Any]] = {}
         """The futures of calls without a result, by the numbers of the calls."""
         self._failure: BaseException | None = None
@@ -163,7 +166,10 @@ class Pool:
         """
         number = self._registered_count
         if threads is not None:
-            self._services[number] = servant, ServiceThreads(servant, threads, self._settle, self._lost)
+            self._services[number] = (
+                servant,
+                ServiceThreads(servant, threads, self._settle, self._make_lost_result),
+            )
         else:
             self._servants[number] = pickle_servant(servant, name)
         self._registered_count += 1
@@ -180,11 +186,11 @@ class Pool:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            self._work_count += 1
-            work = ServantCall(self._work_count, servant, arguments, deadline, about)
-            self._futures[work.number] = future
+            self._call_count += 1
+            call = ServantCall(self._call_count, servant, arguments, deadline, about)
+            self._futures[call.number] = future
             if servant not in self._services:
-                self._queue.append(work)
+                self._queue.append(call)
                 if self._thread is None:
                     self._wake_read, self._wake_write = os.pipe()
                     os.set_blocking(self._wake_read, False)
@@ -195,7 +201,7 @@ class Pool:
                     os.write(self._wake_write, b"x")
                 return future
         # Without the lock: the service's threads may settle this call at once, which takes the lock.
-        self._services[servant][1].add(work)
+        self._services[servant][1].add(call)
         return future
 
     def close(self) -> None:
@@ -220,10 +226,10 @@ class Pool:
             os.close(self._wake_write)
         self._fail(CancelledError(f"{self._name} was closed before this was done"))
 
-    def _settle(self, work: ServantCall, result: Any) -> None:
+    def _settle(self, call: ServantCall, result: Any) -> None:
         """Sets the result of a call's future, unless it was cancelled."""
         with self._lock:
-            future = self._futures.pop(work.number, None)
+            future = self._futures.pop(call.number, None)
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(result)
 
@@ -270,7 +276,7 @@ class Pool:
         the queue, so that the other workers have as much to do.
         """
         for worker in workers:
-            if not worker.idle:
+            if not worker.is_idle:
                 continue
             with self._lock:
                 if not self._queue:
@@ -289,7 +295,7 @@ class Pool:
             selector.register(self._wake_read, selectors.EVENT_READ)
             for worker in workers:
                 selector.register(worker.results, selectors.EVENT_READ)
-                if worker.sending:
+                if worker.has_unsent_bytes:
                     selector.register(worker.requests, selectors.EVENT_WRITE)
             deadlines = [at for worker in workers if (at := worker.overdue_at()) is not None]
             selector.select(max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
@@ -307,38 +313,40 @@ class Pool:
         """
         now = time.monotonic()
         results, is_alive = worker.receive()
-        for work, result in results:
-            self._finish(work, result)
+        for call, result in results:
+            self._finish(call, result)
         outcome: Literal["timeout", "error"]
         if not is_alive:
-            outcome, message = "error", f"the worker process {worker.ending()}"
+            outcome, message = "error", f"the worker process {worker.describe_end()}"
         elif (deadline := worker.overdue_at()) is not None and deadline <= now:
             outcome, message = "timeout", "it took too long"
         else:
             worker.send()
             return True
         worker.kill()
-        if not worker.ready:
+        if not worker.is_ready:
             # It was starting, or loading a servant.
             if outcome == "timeout" or None in self._died_at:
                 raise WorkerStartError(f"a worker process did not start: {message}")
             self._died_at.add(None)
         if worker.batch:
-            work = worker.batch[0]
+            call = worker.batch[0]
             if outcome == "timeout":
-                message = work.too_long
-            log.warning("%s on an answer to problem %s: %s", outcome, work.about, message)
-            if outcome == "timeout" or work.number in self._died_at:
+                message = call.overdue_message
+            log.warning("%s on an answer to problem %s: %s", outcome, call.about, message)
+            if outcome == "timeout" or call.number in self._died_at:
                 worker.batch.popleft()
-                self._finish(work, self._lost(outcome, message, max(0.0, now - worker.since)))
-            self._died_at.add(work.number)
+                self._finish(
+                    call, self._make_lost_result(outcome, message, max(0.0, now - worker.busy_since))
+                )
+            self._died_at.add(call.number)
             with self._lock:
                 self._queue.extendleft(reversed(worker.batch))
         return False
 
-    def _finish(self, work: ServantCall, result: Any) -> None:
+    def _finish(self, call: ServantCall, result: Any) -> None:
         self._mean_seconds += _MEAN_STEP * (result.seconds - self._mean_seconds)
-        self._settle(work, result)
+        self._settle(call, result)
 
 
 def pickle_servant(servant: Servant, name: str) -> bytes:
@@ -397,7 +405,7 @@ class WorkerProcess:
     It loads a servant with the first call of it. It is a fresh interpreter and not a fork: a fork of a
     process with threads, torch or CUDA is unsafe, and multiprocessing's spawn would import the run's main
     module again. It leads a session of its own, so that Ctrl-C does not reach it, and so that all that a
-    servant starts is killed along with it. No method of it ever waits for the process, but `ending` and
+    servant starts is killed along with it. No method of it ever waits for the process, but `describe_end` and
     `kill`, for at most `_ENDING_SECONDS`.
     """
 
@@ -424,8 +432,9 @@ class WorkerProcess:
         self._has_started = False
         self.batch: deque[ServantCall] = deque()
         """The calls that it has not answered yet, in order; it is at the first of them."""
-        self.since = time.monotonic()
-        """The time at which it began what it is doing: its start, the loading of a servant, or a call."""
+        self.busy_since = time.monotonic()
+        """The time at which it began what it is doing: its start, the loading of a servant, or a call. Its
+        messages say when it has ended each of these."""
         self._outbox = bytearray(frame(setup))
         """Bytes that the pipe has not taken yet."""
         self._inbox = bytearray()
@@ -433,29 +442,29 @@ class WorkerProcess:
         self.send()
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """True unless it is starting or loading a servant."""
         return self._has_started and not self._loading_count
 
     @property
-    def idle(self) -> bool:
-        return self.ready and not self.batch
+    def is_idle(self) -> bool:
+        return self.is_ready and not self.batch
 
     @property
-    def sending(self) -> bool:
+    def has_unsent_bytes(self) -> bool:
         return bool(self._outbox)
 
     def give(self, batch: list[ServantCall]) -> None:
         """Sends it a batch of calls, and before them the servants that it doesn't have yet."""
-        assert self.idle
+        assert self.is_idle
         self.batch.extend(batch)
-        self.since = time.monotonic()
-        for work in batch:
-            if work.servant not in self._sent_servants:
-                self._sent_servants.add(work.servant)
+        self.busy_since = time.monotonic()
+        for call in batch:
+            if call.servant not in self._sent_servants:
+                self._sent_servants.add(call.servant)
                 self._loading_count += 1
-                self._outbox += frame((work.servant, self._servants[work.servant]))
-        self._outbox += frame([(work.number, work.servant, work.arguments) for work in batch])
+                self._outbox += frame((call.servant, self._servants[call.servant]))
+        self._outbox += frame([(call.number, call.servant, call.arguments) for call in batch])
         self.send()
 
     def send(self) -> None:
@@ -498,26 +507,26 @@ class WorkerProcess:
             if kind == "failed":
                 (reason,) = content
                 raise WorkerStartError(f"a worker process cannot load what it works with: {reason}")
-            self.since = content[0]
+            self.busy_since = content[0]
             if kind == "ready":
                 self._has_started = True
             elif kind == "loaded":
                 self._loading_count -= 1
             else:
                 _, number, result = content
-                work = self.batch.popleft()
-                assert work.number == number, "results come in the order of the batch"
-                results.append((work, result))
+                call = self.batch.popleft()
+                assert call.number == number, "results come in the order of the batch"
+                results.append((call, result))
         del self._inbox[:start]
         return results, is_alive
 
     def overdue_at(self) -> float | None:
         """Returns the time at which to kill this worker if it sends nothing before; None while it is idle."""
-        if not self.ready:
-            return self.since + START_SECONDS
-        return self.since + self.batch[0].deadline if self.batch else None
+        if not self.is_ready:
+            return self.busy_since + START_SECONDS
+        return self.busy_since + self.batch[0].deadline if self.batch else None
 
-    def ending(self) -> str:
+    def describe_end(self) -> str:
         """Says how a worker whose pipe has closed came to its end."""
         try:
             return describe_exit(self._process.wait(timeout=_ENDING_SECONDS))
@@ -580,13 +589,13 @@ class CallClock:
                 self._changed.notify_all()
 
 
-_call = threading.local()
+_call_of_thread = threading.local()
 
 
 def call_clock() -> CallClock:
     """Returns the clock of the service call that this thread answers; a clock without effect if it answers
     none."""
-    clock: CallClock | None = getattr(_call, "clock", None)
+    clock: CallClock | None = getattr(_call_of_thread, "clock", None)
     return clock or CallClock(math.inf, threading.Condition())
 
 
@@ -600,9 +609,18 @@ class ServiceThreads:
     """
 
     def __init__(
-        self, servant: Servant, concurrency: int, settle: Callable[[ServantCall, Any], None], lost: Lost
+        self,
+        servant: Servant,
+        concurrency: int,
+        settle: Callable[[ServantCall, Any], None],
+        make_lost_result: MakeLostResult,
     ) -> None:
-        self._servant, self._concurrency, self._settle, self._lost = servant, concurrency, settle, lost
+        self._servant, self._concurrency, self._settle, self._make_lost_result = (
+            servant,
+            concurrency,
+            settle,
+            make_lost_result,
+        )
         self._changed = threading.Condition()
         """Guards all that follows. Notified when a call is added, a call begins, or the pool is closed."""
         self._queue: deque[ServantCall] = deque()
@@ -614,9 +632,9 @@ class ServiceThreads:
         self._closed = False
         self._watcher: threading.Thread | None = None
 
-    def add(self, work: ServantCall) -> None:
+    def add(self, call: ServantCall) -> None:
         with self._changed:
-            self._queue.append(work)
+            self._queue.append(call)
             if self._watcher is None:
                 self._watcher = threading.Thread(target=self._watch, name="service calls", daemon=True)
                 self._watcher.start()
@@ -649,11 +667,11 @@ class ServiceThreads:
                 self._idle_count -= 1
                 if self._closed:
                     return
-                work = self._queue.popleft()
-                _call.clock = CallClock(work.deadline, self._changed)
-                self._running[number] = work, _call.clock
+                call = self._queue.popleft()
+                _call_of_thread.clock = CallClock(call.deadline, self._changed)
+                self._running[number] = call, _call_of_thread.clock
                 self._changed.notify_all()  # the watcher, since this deadline may be the earliest
-            result = self._servant.answer(*work.arguments)
+            result = self._servant.answer(*call.arguments)
             with self._changed:
                 if self._running.pop(number, None) is None:
                     # The watcher has given the call up. Another thread may have taken this one's place.
@@ -661,7 +679,7 @@ class ServiceThreads:
                     return
                 self._idle_count += 1
             if not self._closed:
-                self._settle(work, result)
+                self._settle(call, result)
 
     def _watch(self) -> None:
         """Gives up calls at their deadlines, and all waiting calls while too many threads are stuck."""
@@ -671,16 +689,16 @@ class ServiceThreads:
                 earliest = min((clock.overdue_at for _, clock in self._running.values()), default=math.inf)
                 self._changed.wait(None if earliest == math.inf else max(0.0, earliest - time.monotonic()))
                 now = time.monotonic()
-                for number, (work, clock) in list(self._running.items()):
+                for number, (call, clock) in list(self._running.items()):
                     if clock.overdue_at <= now:
                         del self._running[number]
                         self._stuck_count += 1
-                        given_up.append((work, work.too_long))
+                        given_up.append((call, call.overdue_message))
                 if self._stuck_count >= _STUCK_PER_THREAD * self._concurrency:
                     reason = f"not asked: {self._stuck_count} earlier calls have not returned"
-                    given_up += [(work, reason) for work in self._queue]
+                    given_up += [(call, reason) for call in self._queue]
                     self._queue.clear()
                 self._start_thread_if_needed()
             # Without the lock, since settling a call may run callbacks of its future.
-            for work, reason in given_up:
-                self._settle(work, self._lost("unavailable", reason, 0.0))
+            for call, reason in given_up:
+                self._settle(call, self._make_lost_result("unavailable", reason, 0.0))

@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding
-from treetune.engine.base import Completion, Request, SamplingParams
+from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.models.tokenizer import step_ends
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerObserver, RolloutContext
@@ -67,7 +67,7 @@ class SampledRollout(Rollout):
         yield from check_lengths(self, context_length)
         for task in experiment.task.parts():
             lengths = experiment.model.prompt_tokens([problem.prompt for problem in task.examples(EXAMPLES)])
-            max_tokens = task.sampling(self.sampling).max_tokens
+            max_tokens = task.adjust_sampling(self.sampling).max_tokens
             if not lengths or max_tokens >= context_length:
                 continue
             if longest_prompt is not None and min(lengths) > longest_prompt:
@@ -108,7 +108,7 @@ class SampledRollout(Rollout):
         """
         prompts = {}
         for problem in problems:
-            max_tokens = context.task.of(problem).sampling(self.sampling).max_tokens
+            max_tokens = context.task.of(problem).adjust_sampling(self.sampling).max_tokens
             prompts[problem.id] = encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
         return prompts
 
@@ -146,10 +146,11 @@ class Announcer:
 class CountedSamples:
     """Samples, and counts in the run's log how many samples were requested and how many are there."""
 
-    def __init__(self, context: RolloutContext, already: int = 0) -> None:
+    def __init__(self, context: RolloutContext, earlier_samples: int = 0) -> None:
+        """`earlier_samples` are there already, and count as requested and done."""
         assert context.engine is not None, "sampling needs an engine"
         self._engine, self._log = context.engine, context.log
-        self._requested = self._done = already
+        self._requested = self._done = earlier_samples
 
     async def sample(self, request: Request) -> list[Completion]:
         self._requested += request.n
@@ -191,7 +192,7 @@ class GrowingRollout(SampledRollout):
                 seed = derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample)
                 starts.append(Start(problem, prompts[problem.id], seed))
         answers = context.engine.run(self.answers(context, starts))
-        # The starts of a problem are neighbours, `samples` of them.
+        # Each answer has the number 0 so far. The starts of a problem are neighbours, `samples` of them.
         numbered = [replace(answer, sample=index % self.samples) for index, answer in enumerate(answers)]
         return measure_trees(context, trees_of(numbered))
 
@@ -347,5 +348,8 @@ def split_steps(
     own where another token could have begun a step (`Task.answer_boundaries`).
     """
     graded_text = before_stop(text, stop)
-    boundaries = [*context.task.of(problem).answer_boundaries(graded_text)[:-1], len(text)]
+    boundaries = context.task.of(problem).answer_boundaries(graded_text)
+    # The last boundary is the end of the graded text. The last step reaches to the end of the whole text, so
+    # that the tokens of a stop string belong to it.
+    boundaries = [*boundaries[:-1], len(text)]
     return step_ends(response_ids, boundaries, context.codec, text)

@@ -17,7 +17,7 @@ from typing_extensions import override
 from treetune import contracts
 from treetune.config.registrable import Registrable
 from treetune.contracts import Need
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.tasks.base import Task
 from treetune.tree import Tree

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from treetune.engine.base import ANSWERS, Engine, SamplingParams
+from treetune.engine.base import Engine
+from treetune.engine.requests import ANSWERS, SamplingParams
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem, TextCodec, TokenIds, Trajectory
 

@@ -92,12 +92,13 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
 
 
 PREFIX = "domains/"
-OF_ITERATION = (
+DOMAIN_METRICS = (
     *("reward", "correct", "unfinished", "unavailable", "error", "response_tokens"),
     *("problems", "mixed", "learnable", "advantage_std", "advantage_zero", "weight"),
 )
 """What an iteration records of a domain; ``weight`` is the share of problems that a mixture asks for."""
-_OF_PROBLEM = "mixed"
+_ONE_FOR_EACH_PROBLEM = "mixed"
+"""A column with one value for each problem, whose length is therefore the number of problems."""
 
 
 def split_domain(key: str) -> tuple[str, str] | None:
@@ -138,7 +139,7 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
             "unavailable": [float(not answer.grade.is_known) for answer in answers],
             "error": [float(answer.grade.outcome == "error") for answer in answers],
             "response_tokens": [float(len(answer.response_ids)) for answer in answers],
-            _OF_PROBLEM: [float(len(scores) > 1)],
+            _ONE_FOR_EACH_PROBLEM: [float(len(scores) > 1)],
         }
         count = len(graded)
         if count > 1:
@@ -156,10 +157,10 @@ def domain_counts(columns: Mapping[str, Sequence[float]]) -> Metrics:
     counts: Metrics = {}
     for key, values in columns.items():
         domain_and_name = split_domain(key)
-        if domain_and_name is None:
+        if domain_and_name is None:  # a metric of all domains together
             continue
         domain, name = domain_and_name
-        if name == _OF_PROBLEM:  # this column has one value for each problem
+        if name == _ONE_FOR_EACH_PROBLEM:
             counts[f"{PREFIX}{domain}/problems"] = float(len(values))
     return counts
 

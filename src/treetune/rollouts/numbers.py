@@ -190,9 +190,9 @@ def evaluation_metrics(label: str, summary: Mapping[str, Any]) -> Metrics:
 def describe_numbers(metrics: Mapping[str, float]) -> list[str]:
     """Returns the labelled numbers of an iteration for its line on the console, such as ``"longest thread
     312.4"``."""
-    words = []
+    texts = []
     for name, number in declared().items():
         if number.label is not None and name in metrics:
             format_spec = ".0%" if number.share else ".1f"
-            words.append(f"{number.label} {metrics[name]:{format_spec}}")
-    return words
+            texts.append(f"{number.label} {metrics[name]:{format_spec}}")
+    return texts

@@ -19,8 +19,8 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding, Need, StaleAnswers
-from treetune.engine.base import Completion, Request, SamplingParams
 from treetune.engine.programs import result_of
+from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.rollouts.answers import (
     UNGRADED,
     CountedSamples,
@@ -118,6 +118,7 @@ class PartialAnswers(RolloutAround):
         in_flight: dict[str, Answers] = {}  # by problem, the earliest begun first
         for answer in carry_over.answers:
             in_flight.setdefault(answer.problem.id, {})[answer.sample] = answer
+        # Carried problems come first, and new ones take the places that are free.
         free_places = max(0, len(problems) - len(in_flight))
         new_problems = [problem for problem in problems if problem.id not in in_flight][:free_places]
         for problem in new_problems:  # on all ranks, so that all stop if a prompt is too long
@@ -134,14 +135,15 @@ class PartialAnswers(RolloutAround):
             sampling_round += 1
             local_ready = [problem.id for problem, answers in groups if self._have_ended(context, answers)]
             ready_by_rank = context.ranks.exchange("groups that have ended", local_ready)
+            # Ranks have contiguous parts of `all_problems`, so that the earliest begun are first here, too.
             ready = [problem_id for ready_of_rank in ready_by_rank for problem_id in ready_of_rank]
-        chosen = set(ready[: self.groups])
+        trained_problems = set(ready[: self.groups])
 
         carried_answers: list[Trajectory] = []
         trained_answers: list[Trajectory] = []
         for problem, answers in groups:
             in_order = [answers[sample] for sample in sorted(answers)]
-            if problem.id in chosen:
+            if problem.id in trained_problems:
                 trained_answers += in_order
             else:
                 carried_answers += in_order
@@ -161,7 +163,8 @@ class PartialAnswers(RolloutAround):
         }
 
     def _have_ended(self, context: RolloutContext, answers: Answers) -> bool:
-        return not any(self._tokens_left(context, answer) for answer in answers.values())
+        """Returns whether no answer to a problem may have any more tokens."""
+        return not any(self._remaining_tokens(context, answer) for answer in answers.values())
 
     def _sampling(self, context: RolloutContext, problem: Problem) -> SamplingParams:
         """Returns the task's sampling parameters.
@@ -170,7 +173,7 @@ class PartialAnswers(RolloutAround):
             ValueError: The task has its own stop strings.
         """
         assert self.sampling is not None
-        sampling = context.task.of(problem).sampling(self.sampling)
+        sampling = context.task.of(problem).adjust_sampling(self.sampling)
         if sampling.stop:
             raise ValueError(
                 f"problem {problem.id!r} is sampled with stop strings, and one that lies across the end of an"
@@ -178,7 +181,7 @@ class PartialAnswers(RolloutAround):
             )
         return sampling
 
-    def _tokens_left(self, context: RolloutContext, answer: Trajectory) -> int:
+    def _remaining_tokens(self, context: RolloutContext, answer: Trajectory) -> int:
         """Returns how many more tokens an answer may have; 0 where it has ended."""
         if answer.finish_reason == "stop":
             return 0
@@ -216,13 +219,13 @@ class PartialAnswers(RolloutAround):
         seed = derive_seed(context.seed, context.iteration, problem.id, "partial", sampling_round)
         sampling = self._sampling(context, problem)
 
-        def bounded(tokens_left: int) -> SamplingParams:
-            return replace(sampling, max_tokens=min(self.tokens_per_iteration, tokens_left))
+        def limit_tokens(remaining_tokens: int) -> SamplingParams:
+            return replace(sampling, max_tokens=min(self.tokens_per_iteration, remaining_tokens))
 
         async def begin_answers() -> None:
             prompt_ids = context.codec.encode_prompt(problem)
-            tokens_left = context.settings.token_budget(prompt_ids, sampling.max_tokens)
-            request = Request(prompt_ids, seed=seed, n=self.samples, sampling=bounded(tokens_left))
+            budget = context.settings.token_budget(prompt_ids, sampling.max_tokens)
+            request = Request(prompt_ids, seed=seed, n=self.samples, sampling=limit_tokens(budget))
             completions = await counted.sample(request)
             new_answers = (
                 self._answer(context, problem, prompt_ids, sample, (completion.segment(),), completion)
@@ -231,12 +234,12 @@ class PartialAnswers(RolloutAround):
             for answer in await asyncio.gather(*new_answers):
                 answers[answer.sample] = answer
 
-        async def continue_answer(answer: Trajectory, tokens_left: int) -> None:
+        async def continue_answer(answer: Trajectory, remaining_tokens: int) -> None:
             request = Request(
                 joined([answer.prompt_ids, answer.response_ids]),
                 seed=seed + answer.sample,
                 n=1,
-                sampling=bounded(tokens_left),
+                sampling=limit_tokens(remaining_tokens),
             )
             (completion,) = await counted.sample(request)
             segments = (*answer.segments, completion.segment())
@@ -247,12 +250,12 @@ class PartialAnswers(RolloutAround):
         if not answers:
             await begin_answers()
             return
-        continued = []
+        continuations = []
         for _, answer in sorted(answers.items()):
-            tokens_left = self._tokens_left(context, answer)
-            if tokens_left:
-                continued.append(continue_answer(answer, tokens_left))
-        await asyncio.gather(*continued)
+            remaining_tokens = self._remaining_tokens(context, answer)
+            if remaining_tokens:
+                continuations.append(continue_answer(answer, remaining_tokens))
+        await asyncio.gather(*continuations)
 
     async def _answer(
         self,
@@ -276,7 +279,7 @@ class PartialAnswers(RolloutAround):
             grade=UNGRADED,
             step_ends=split_steps(context, problem, response_ids, text),
         )
-        if self._tokens_left(context, answer):
+        if self._remaining_tokens(context, answer):
             return answer
         decided = is_decided(answer.finish_reason, self.unfinished_reward)
         grade = await result_of(context.grader.submit(text, problem, decided=decided))

@@ -301,7 +301,7 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
     def problem_of(row: dict[str, Any]) -> Problem:
         key = json.dumps(row)
         if key not in problems:
-            data = json.loads(row["data"], object_hook=_unmarked)
+            data = json.loads(row["data"], object_hook=_restore_tuple)
             messages = tuple(Message(**message) for message in row.get("messages") or ())
             problems[key] = Problem(**row | {"data": data, "messages": messages})
         return problems[key]
@@ -310,13 +310,14 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
         parts: dict[str, Iterable[Any]] = {}
         for field in column.values.type:
             values = column.values.field(field.name)
-            branch = field.name == "branch"
-            parts[field.name] = (
-                [branch_of(row) for row in values.to_pylist()] if branch else values_of(values)
-            )
-        flat = (Segment(**dict(zip(parts, row))) for row in zip(*parts.values(), strict=True))
+            if field.name == "branch":
+                parts[field.name] = [branch_of(row) for row in values.to_pylist()]
+            else:
+                parts[field.name] = values_of(values)
+        # One iterator over the segments of all answers: each answer takes as many as it has.
+        all_segments = (Segment(**dict(zip(parts, row))) for row in zip(*parts.values(), strict=True))
         for count in column.value_lengths().to_pylist():
-            yield tuple(itertools.islice(flat, count))
+            yield tuple(itertools.islice(all_segments, count))
 
     def values(name: str) -> Iterable[Any]:
         column = batch[name]
@@ -346,15 +347,15 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
 def _problem_row(problem: Problem, names: Sequence[str]) -> dict[str, Any]:
     """Returns these fields of a problem as Arrow takes them, its `data` as JSON."""
     try:
-        data = json.dumps(_marked(dict(problem.data)), ensure_ascii=False)
+        data = json.dumps(_mark_tuples(dict(problem.data)), ensure_ascii=False)
     except TypeError as error:
         raise ValueError(f"problem {problem.id!r} has data that can't be stored: {error}") from error
     row = vars(problem) | {"data": data, "messages": [vars(message) for message in problem.messages]}
     return {name: row[name] for name in names}
 
 
-def _marked(value: Any) -> Any:
-    """Returns the value with its tuples marked, so that `_unmarked` restores them.
+def _mark_tuples(value: Any) -> Any:
+    """Returns the value with its tuples marked, so that `_restore_tuple` restores them.
 
     Raises:
         TypeError: Keys of an object are not strings, or look like a mark.
@@ -362,14 +363,14 @@ def _marked(value: Any) -> Any:
     if isinstance(value, dict):
         if _TUPLE in value or not all(isinstance(key, str) for key in value):
             raise TypeError(f"an object has keys other than texts, or the key {_TUPLE!r}")
-        return {key: _marked(inner) for key, inner in value.items()}
+        return {key: _mark_tuples(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
-        return {_TUPLE: [_marked(inner) for inner in value]}
+        return {_TUPLE: [_mark_tuples(inner) for inner in value]}
     if isinstance(value, list):
-        return [_marked(inner) for inner in value]
+        return [_mark_tuples(inner) for inner in value]
     return value
 
 
-def _unmarked(value: dict[str, Any]) -> Any:
+def _restore_tuple(value: dict[str, Any]) -> Any:
     """Returns an object of JSON, or the tuple that it marks."""
     return tuple(value[_TUPLE]) if _TUPLE in value else value

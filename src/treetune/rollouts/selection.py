@@ -130,13 +130,13 @@ class MixedGroups(Selection):
         scores: dict[str, set[float]] = {}
         for episode in episodes:
             scores.setdefault(episode.group, set()).add(episode.score)
-        mixed = [group for group, scores_of_group in scores.items() if len(scores_of_group) > 1]
-        chosen = set(mixed[: self.at_most])
-        kept = [episode for episode in episodes if episode.group in chosen]
+        mixed_groups = [group for group, scores_of_group in scores.items() if len(scores_of_group) > 1]
+        kept_groups = set(mixed_groups[: self.at_most])
+        kept = [episode for episode in episodes if episode.group in kept_groups]
         metrics = selection_metrics(episodes, kept)
-        metrics["selection/groups_surplus"] = float(len(mixed) - len(chosen))
+        metrics["selection/groups_surplus"] = float(len(mixed_groups) - len(kept_groups))
         if scores:
-            metrics["selection/groups_dropped"] = 1.0 - len(mixed) / len(scores)
+            metrics["selection/groups_dropped"] = 1.0 - len(mixed_groups) / len(scores)
         return kept, metrics
 
 
@@ -195,10 +195,10 @@ class PreferencePairs(Selection):
                 numbers = sorted(draw.sample(numbers, self.max_pairs_per_problem))
                 capped_groups += 1
             for number in numbers:
-                better, other = divmod(number, len(rejected))
+                accepted_index, rejected_index = divmod(number, len(rejected))
                 pair = len(rows) // 2
-                rows.append(replace(accepted[better], pair=pair, chosen=True))
-                rows.append(replace(rejected[other], pair=pair, chosen=False))
+                rows.append(replace(accepted[accepted_index], pair=pair, chosen=True))
+                rows.append(replace(rejected[rejected_index], pair=pair, chosen=False))
             possible_pairs += pairs_of_group
         kept = list({row.trajectory: row for row in rows}.values())
         return rows, selection_metrics(episodes, kept) | {

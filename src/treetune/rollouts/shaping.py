@@ -156,7 +156,7 @@ class OverlongPenalty(Shaping):
         assert sampling is not None, "`check` has seen that something is sampled"
         bonuses = []
         for trajectory in trajectories:
-            longest = context.task.of(trajectory.problem).sampling(sampling).max_tokens
+            longest = context.task.of(trajectory.problem).adjust_sampling(sampling).max_tokens
             bonus = overlong_bonus(len(trajectory.response_ids), longest, self.cache)
             bonuses.append(self.scale * bonus)
         return bonuses

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from treetune.contracts import Answers, Feature, OneLine, SampledAnswers
-from treetune.engine.base import Completion, Request, SamplingParams
 from treetune.engine.programs import result_of
+from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.rollouts.answers import (
     Announcer,
     SampledRollout,
@@ -109,7 +109,7 @@ def sample_answers(
     assert context.engine is not None, "a rollout that samples needs an engine"
     requests = []
     for problem in problems:
-        task_sampling = context.task.of(problem).sampling(sampling)
+        task_sampling = context.task.of(problem).adjust_sampling(sampling)
         prompt_ids = encode_prompt(context, problem, task_sampling.max_tokens, max_prompt_tokens)
         max_tokens = context.settings.token_budget(prompt_ids, task_sampling.max_tokens)
         requests.append(
@@ -142,24 +142,29 @@ async def _sample_tree(
     announcer: Announcer,
 ) -> Tree:
     """Returns the tree of a problem's graded answers: the samples of the request."""
-    parts = {0: request}  # by the number of their first sample
+    request_of_first_sample = {0: request}
     if context.find(AnswerObserver) is not None:
         # An observer wants each answer as soon as it is sampled, but a request is answered when all its
-        # samples are there. Sample i of a request is the only sample of a request with ``seed + i``.
-        parts = {i: replace(request, seed=request.seed + i, n=1) for i in range(request.n)}
+        # samples are there. So each sample becomes a request of its own. The engine gives sample i of a
+        # request the seed ``seed + i``, so that the answers are the same.
+        request_of_first_sample = {
+            sample: replace(request, seed=request.seed + sample, n=1) for sample in range(request.n)
+        }
 
-    async def sample_part(first_sample: int, part: Request) -> list[Trajectory]:
+    async def sample_and_grade(first_sample: int, part: Request) -> list[Trajectory]:
         assert context.engine is not None, "a rollout that samples needs an engine"
         completions = await context.engine.sample(part)
-        graded = (
+        graded_answers = (
             _grade_answer(context, problem, request, sample, completion, unfinished_reward, announcer)
             for sample, completion in enumerate(completions, first_sample)
         )
-        return await asyncio.gather(*graded)
+        return await asyncio.gather(*graded_answers)
 
-    answers_of_parts = await asyncio.gather(*(sample_part(first, part) for first, part in parts.items()))
+    answers_by_request = await asyncio.gather(
+        *(sample_and_grade(first_sample, part) for first_sample, part in request_of_first_sample.items())
+    )
     tree = Tree(problem, request.prompt_ids)
-    for answers in answers_of_parts:
+    for answers in answers_by_request:
         for answer in answers:
             tree.take(answer)
     return tree
@@ -177,6 +182,7 @@ async def _grade_answer(
     """Returns the completion as a graded answer."""
     text = context.codec.decode(completion.token_ids)
     stop = request.sampling.stop
+    # An answer that was cut off has `unfinished_reward`, so that no judge need be asked about it.
     decided = is_decided(completion.finish_reason, unfinished_reward)
     grade = await result_of(context.grader.submit(before_stop(text, stop), problem, decided=decided))
     answer = Trajectory(

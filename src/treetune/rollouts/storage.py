@@ -247,9 +247,9 @@ def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
     # Files of earlier versions have no log-ratios.
     columns = (rows_of(batch[name]) for name in NUMBERS if name in batch.schema.names)
     rows = zip(batch["trajectory"].to_pylist(), *columns, strict=True)
-    for trajectory, logprobs, entropies, *more in rows:
+    for trajectory, logprobs, entropies, *optional_columns in rows:
         assert logprobs is not None and entropies is not None, "these columns have no null"
-        yield TokenSignals(trajectory, logprobs, entropies, *more)
+        yield TokenSignals(trajectory, logprobs, entropies, *optional_columns)
 
 
 def write_tokens(path: Path, codec: TextCodec, count: int) -> None:

@@ -26,7 +26,7 @@ from treetune.vocabulary import Metrics, Trajectory
 REASONS = 3
 """How many reasons are reported, the most frequent ones."""
 
-FEW, NEARLY_ALL = 8, 0.9
+FEWEST_FAILED, BROKEN_SHARE = 8, 0.9
 """A grader that failed on more than this share of at least so many answers is broken."""
 
 FEWEST_NONE = 4
@@ -103,14 +103,14 @@ def _report_failures(
     context: RolloutContext, name: str, domain: str, answers: int, failures: Sequence[_Failures]
 ) -> None:
     """Logs on how many of a domain's answers grading failed. Raises NothingGraded if that were nearly all."""
-    failed = sum(of_rank.answers for of_rank in failures)
+    failed = sum(failures_of_rank.answers for failures_of_rank in failures)
     first = failures[0]
     of_domain = f" of the domain {domain}" if domain else ""
     message = (
         f"{name}: grading failed on {failed} of {answers} answers{of_domain}, which earn nothing; the first,"
         f" to the problem {first.problem!r}: {first.reason}"
     )
-    if answers >= FEW and failed > NEARLY_ALL * answers:
+    if answers >= FEWEST_FAILED and failed > BROKEN_SHARE * answers:
         raise NothingGraded(
             f"{message}. No training was done. Fix the grader (for a response without an answer it"
             f" returns None) and rerun: {RETRY}"

@@ -123,6 +123,7 @@ class UntilMixed(RolloutAround):
             trees += round_trees
             sampled_problems += problems_of_round
             rounds.append(_Round(len(problems_of_round), metrics))
+            # The metric is a share: times the number of problems it is the number of mixed ones.
             mixed_groups += round(metrics["episodes/mixed"] * metrics["episodes/problems"])
             if mixed_groups >= self.groups or len(rounds) == self.max_rounds:
                 break

@@ -101,11 +101,11 @@ class Analyzer(Registrable):
         """
         raise NotImplementedError
 
-    def analyse(self, sampler: Any, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, resources: Any, points: Sequence[int], work: Path) -> Findings:
         """Analyses the points.
 
         Args:
-            sampler: Has the session and, with `needs_engine`, an engine.
+            resources: Has the session and, with `needs_engine`, an engine.
             work: A folder for files that an interrupted analysis needs again, such as journals of requests.
 
         Raises:

@@ -24,6 +24,7 @@ from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.first_prompt import describe_first_prompt
+from treetune.runtime.first_reward import describe_first_reward
 from treetune.runtime.machine import gpus
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
@@ -371,7 +372,7 @@ class PolicyIteration(Runtime):
         for rollout in (self.rollout, self.evaluation.rollout):
             if rollout is not None and rollout.sampling is not None:
                 for task in tasks:
-                    stops += task.sampling(rollout.sampling).stop
+                    stops += task.adjust_sampling(rollout.sampling).stop
         return list(dict.fromkeys(stops))
 
     @property
@@ -407,11 +408,11 @@ class PolicyIteration(Runtime):
         if self.engines.judge is not None:
             engines["engines.judge.server"] = self.engines.judge.server
         for key, engine in engines.items():
-            named = getattr(engine, "devices", None)
-            if not named:
+            named_devices = getattr(engine, "devices", None)
+            if not named_devices:
                 continue
             available = gpus()
-            absent = [device for device in named if device >= len(available)]
+            absent = [device for device in named_devices if device >= len(available)]
             if absent:
                 count = len(available) or "no"
                 yield Finding(
@@ -423,12 +424,13 @@ class PolicyIteration(Runtime):
 
     @override
     def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
-        """Yields messages on programs without a sandbox, on batches, and on the first prompt."""
+        """Yields messages on programs without a sandbox, on batches, on the first prompt and its reward."""
         yield from unsafe_remarks(plain)
         uneven = self.trainer.uneven_steps(self)
         if uneven is not None:
             yield uneven
         yield from describe_first_prompt(self.model, self.task, self.stop_strings())
+        yield from describe_first_reward(self.task, self.grader_deadline)
 
     @classmethod
     @override
@@ -546,11 +548,11 @@ def check_name(name: str, key: str, expected: str, nested: bool = True) -> Itera
             return
 
 
-def check_split(task: Task, split: Split, wanted: int | None, key: str) -> Iterator[Finding]:
-    """Yields a finding if a task doesn't have a split, or fewer problems in it than are wanted.
+def check_split(task: Task, split: Split, n_problems: int | None, key: str) -> Iterator[Finding]:
+    """Yields a finding if a task doesn't have a split, or fewer problems in it than `n_problems`.
 
     Args:
-        wanted: The number of problems; None for all.
+        n_problems: The number of problems that are needed; None for all.
         key: The configuration key of that number.
     """
     try:
@@ -558,9 +560,9 @@ def check_split(task: Task, split: Split, wanted: int | None, key: str) -> Itera
     except ValueError as error:
         yield Finding.of(error, key if split == "train" else "split")
         return
-    if size is not None and wanted is not None and wanted > size:
+    if size is not None and n_problems is not None and n_problems > size:
         yield Finding(
-            f"{key} is {wanted}, and the {split} split has {size} problems",
+            f"{key} is {n_problems}, and the {split} split has {size} problems",
             key,
             f"take {size} or fewer, or make the split larger",
         )

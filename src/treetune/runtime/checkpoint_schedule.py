@@ -39,7 +39,8 @@ class CheckpointSchedule:
         if self._settings.at_risk_minutes is None:
             return False
         at_risk_s = self._now() - self._last_written
-        if at_risk_s < self._cost_s / MOST_SHARE:
+        shortest_interval_s = self._cost_s / MOST_SHARE
+        if at_risk_s < shortest_interval_s:
             return False
         return at_risk_s + iteration_s > 60 * self._settings.at_risk_minutes
 

@@ -41,7 +41,7 @@ class Claim:
     def __init__(self, file: Path, beat_s: float) -> None:
         self.file = file
         self._beat_s = beat_s
-        self._over = threading.Event()
+        self._is_over = threading.Event()
         threading.Thread(target=self._beat, name="claim", daemon=True).start()
 
     @property
@@ -49,18 +49,18 @@ class Claim:
         """The number of times that the work was taken over."""
         return int(self.file.name)
 
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Returns whether another process has taken over, for example because this one was suspended."""
         return _newest(self.file.parent) != self.file
 
     def release(self) -> None:
         """Ends the claim: the work is done, or left to another process. Safe to call twice."""
-        if not self._over.is_set():
-            self._over.set()
+        if not self._is_over.is_set():
+            self._is_over.set()
             write_text(self.file, json.dumps(_own_identity() | {"released": True}))
 
     def _beat(self) -> None:
-        while not self._over.wait(self._beat_s):
+        while not self._is_over.wait(self._beat_s):
             # A file system that fails for a moment doesn't matter: the next sign of life may succeed.
             with contextlib.suppress(OSError):
                 os.utime(self.file)
@@ -112,15 +112,16 @@ class Claims:
             return True
         if content.get("machine") == _machine():
             return not ProcessIdentity(content["pid"], content["started"]).alive()
-        # Opening a file makes network file systems ask the server for its present state.
+        # The holder is on another machine, whose processes can't be listed: its signs of life count. Opening
+        # a file makes network file systems ask the server for its present state.
         with file.open("rb") as opened:
-            changed_at = os.fstat(opened.fileno()).st_mtime_ns
+            last_change = os.fstat(opened.fileno()).st_mtime_ns
         now = time.monotonic()
-        last_change, seen_since = self._seen.get(file, (None, now))
-        if changed_at != last_change:
-            seen_since = now
-        self._seen[file] = (changed_at, seen_since)
-        return now - seen_since > self._lease_s
+        known_change, seen_at = self._seen.get(file, (None, now))
+        if last_change != known_change:
+            seen_at = now
+        self._seen[file] = (last_change, seen_at)
+        return now - seen_at > self._lease_s
 
 
 def _newest(folder: Path) -> Path | None:

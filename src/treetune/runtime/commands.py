@@ -14,7 +14,7 @@ from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.checkpoint_schedule import tidy_checkpoints
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Clock
-from treetune.runtime.directory import ExperimentDirectory, is_last, iterations_of
+from treetune.runtime.directory import ExperimentDirectory, is_over_after, iterations_of
 from treetune.runtime.evaluation import follow, measure_claimed, set_problems, unmeasured
 from treetune.runtime.fitting import (
     refuse_an_engine_without_a_gpu,
@@ -26,7 +26,7 @@ from treetune.runtime.loop import run_iterations
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.record import read_last_good, refuse_collapsed
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.runtime.training import open_trainer
 
@@ -56,8 +56,8 @@ def preflight(config: PolicyIteration) -> None:
         raise SameOnAllRanks(f"{finding.key}: {finding.what}: {finding.remedy}")
     if missing := config.missing_for_grades():
         raise ValueError("grading answers needs what is missing here: " + "; ".join(missing))
-    for chosen in config.evaluation.sets:
-        set_problems(config, chosen)
+    for evaluation_set in config.evaluation.sets:
+        set_problems(config, evaluation_set)
 
 
 def prepare_shaping(config: PolicyIteration) -> None:
@@ -73,7 +73,7 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     preflight(config)
     directory = ExperimentDirectory.of(config)
     done = directory.resumable() or 0
-    if done and is_last(config, directory, done):
+    if done and is_over_after(config, directory, done):
         prepare_shaping(config)
         refuse_another(directory.path, plain, config)
         _say_once(f"{directory.path} is finished: all {done} iterations are done")
@@ -87,11 +87,11 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     with (
         Session.open(config, plain) as session,
         PolicyServer.start(session, needed=config.needs_engine, trains=True) as server,
-        Sampler.open(session, server) as sampler,
-        open_trainer(sampler) as trainer,
+        RunResources.open(session, server) as resources,
+        open_trainer(resources) as trainer,
     ):
         write_prediction(session)
-        run_iterations(session, server, sampler, trainer)
+        run_iterations(session, server, resources, trainer)
 
 
 def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
@@ -109,33 +109,33 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     if not directory.is_running() and not unmeasured(directory, config.evaluation.sets):
         _say_once(f"{directory.path}: all sets are evaluated on all of its checkpoints")
         return
-    with evaluating(config, plain) as sampler:
-        follow(sampler, Claims())
+    with evaluating(config, plain) as resources:
+        follow(resources, Claims())
 
 
 def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Measures all sets on the start weights, as checkpoint 0."""
     preflight(config)
     _require_sets(config)
-    with evaluating(config, plain) as sampler:
+    with evaluating(config, plain) as resources:
         claims = Claims()
         for evaluation_set in config.evaluation.sets:
-            if measure_claimed(sampler, 0, evaluation_set, claims) == "another's":
-                sampler.session.console.say(
+            if measure_claimed(resources, 0, evaluation_set, claims) == "another's":
+                resources.session.console.say(
                     f"{evaluation_set.label} is skipped: another process is evaluating it"
                 )
 
 
 @contextmanager
-def evaluating(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[Sampler]:
+def evaluating(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[RunResources]:
     """Opens the experiment with an engine and without a trainer. Other processes may use the experiment at
     the same time."""
     with (
         Session.open(config, plain, "evaluation") as session,
         PolicyServer.start(session) as server,
-        Sampler.open(session, server) as sampler,
+        RunResources.open(session, server) as resources,
     ):
-        yield sampler
+        yield resources
 
 
 def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
@@ -145,20 +145,20 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
     with (
         Session.open(config, plain) as session,
         PolicyServer.start(session, needed=config.rollout.needs_engine) as server,
-        Sampler.open(session, server) as sampler,
+        RunResources.open(session, server) as resources,
         ExitStack() as stack,
     ):
         directory, say = session.directory, session.console.say
         iteration = session.ranks.from_first("newest checkpoint", directory.resumable()) or 0
-        if is_last(config, directory, iteration):
+        if is_over_after(config, directory, iteration):
             say(f"{directory.path} is finished: there is no next iteration")
             return
         if server.engine is not None:
             server.load_checkpoint(iteration)
         if config.credit.asks_critic:
             state = directory.checkpoint(iteration) / "trainer" if iteration else None
-            stack.enter_context(open_trainer(sampler, state=state, trains=False))
-        episodes, metrics = generate(sampler, iteration, Clock())
+            stack.enter_context(open_trainer(resources, state=state, trains=False))
+        episodes, metrics = generate(resources, iteration, Clock())
         say(
             f"{len(episodes)} episodes of iteration {iteration + 1}, reward"
             f" {metrics['episodes/reward']:.3f}: {directory.iteration(iteration) / 'episodes.arrow'}"
@@ -180,7 +180,7 @@ def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     if its node launcher was killed."""
     directory = ExperimentDirectory.of(config)
     done = max(directory.checkpoints(), default=0)
-    if not done or not is_last(config, directory, done):
+    if not done or not is_over_after(config, directory, done):
         raise ValueError(
             f"{directory.path} is not finished: {done} of {iterations_of(config, directory, done)} iterations"
             f" are done, and {directory.logs / 'run.log'} says how it ended; `treetune run` continues it"

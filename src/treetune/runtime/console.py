@@ -80,23 +80,25 @@ class Console:
         return quiet
 
     @contextmanager
-    def phase(self, what: str, unit: str = "", words: Callable[[], str] = lambda: "") -> Iterator[Progress]:
+    def phase(
+        self, title: str, unit: str = "", describe: Callable[[], str] = lambda: ""
+    ) -> Iterator[Progress]:
         """Shows the progress of a block.
 
         Args:
-            what: The name of the phase, such as "iteration 3: training".
+            title: The name of the phase, such as "iteration 3: training".
             unit: The unit of its progress, such as "steps".
-            words: Returns further text for the line, such as the engine's speed.
+            describe: Returns further text for the line, such as the engine's speed.
 
         Yields:
             A function that the block calls with (done, total).
         """
-        with self.timeline.span(self._lane, what):
+        with self.timeline.span(self._lane, title):
             if self._live:
-                with _live_line(what, unit, words) as show:
+                with _live_line(title, unit, describe) as show:
                     yield show
             elif self._visible:
-                with self._print_regularly(PhaseStatus(what, unit, words)) as show:
+                with self._print_regularly(PhaseStatus(title, unit, describe)) as show:
                     yield show
             else:
                 yield lambda done, total: None
@@ -159,9 +161,9 @@ class LogFile(logging.FileHandler):
 class PhaseStatus:
     """The state of a phase, in one line."""
 
-    what: str
+    title: str
     unit: str
-    words: Callable[[], str]
+    describe: Callable[[], str]
     done: int = 0
     total: int = 0
 
@@ -173,43 +175,43 @@ class PhaseStatus:
 
     @override
     def __str__(self) -> str:
-        passed = time.monotonic() - self._started
-        parts = [self.what]
+        elapsed_s = time.monotonic() - self._started
+        parts = [self.title]
         if self.total:
             parts.append(f"{self.done} of {self.total} {self.unit}".rstrip())
-        if more := self.words():
-            parts.append(more)
-        parts.append(f"for {duration(passed)}")
+        if details := self.describe():
+            parts.append(details)
+        parts.append(f"for {duration(elapsed_s)}")
         if 0 < self.done < self.total:
-            parts.append(f"{duration(passed * (self.total - self.done) / self.done)} left")
+            parts.append(f"{duration(elapsed_s * (self.total - self.done) / self.done)} left")
         return "  ".join(parts)
 
 
 @contextmanager
-def _live_line(what: str, unit: str, words: Callable[[], str]) -> Iterator[Progress]:
+def _live_line(title: str, unit: str, describe: Callable[[], str]) -> Iterator[Progress]:
     from rich.console import Console as RichConsole
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
-    last = 0.0
+    last_shown = 0.0
     with RichProgress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TextColumn(unit),
-        TextColumn("{task.fields[words]}"),
+        TextColumn("{task.fields[details]}"),
         TimeRemainingColumn(compact=True),
         console=RichConsole(stderr=True),
         transient=True,
     ) as progress:
-        bar = progress.add_task(what, total=None, words=words())
+        bar = progress.add_task(title, total=None, details=describe())
 
         def show(done: int, total: int) -> None:
-            nonlocal last
+            nonlocal last_shown
             now = time.monotonic()
-            if done == total or now - last >= REFRESH_EVERY_S:
-                last = now
-                progress.update(bar, completed=done, total=total, words=words())
+            if done == total or now - last_shown >= REFRESH_EVERY_S:
+                last_shown = now
+                progress.update(bar, completed=done, total=total, details=describe())
 
         yield show
 

@@ -118,7 +118,7 @@ _THRESHOLDS: Mapping[Sign, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedRun:
     """The facts of a run's configuration that the checks need."""
 
     sampled: bool
@@ -131,8 +131,8 @@ class Watched:
 class CollapseSign:
     """The state of a sign after an iteration.
 
-    Example: ``CollapseSign("truncated", since=11, counts=True, words="more than 0.5 of the answers are cut
-    off (0.62)")``.
+    Example: ``CollapseSign("truncated", since=11, counts=True, description="more than 0.5 of the answers are
+    cut off (0.62)")``.
     """
 
     sign: Sign
@@ -140,13 +140,13 @@ class CollapseSign:
     """The first of the iterations in a row, up to now, that show the sign, from 0; None if it isn't shown."""
     counts: bool = False
     """Whether enough iterations in a row show it."""
-    words: str = ""
+    description: str = ""
     """The description of what the last iteration shows."""
     early: bool = False
     """Whether there were too few iterations to check it."""
 
 
-def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> dict[Sign, CollapseSign]:
+def diagnose(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> dict[Sign, CollapseSign]:
     """Returns the state of every sign that is switched on, and whose metrics the rows have."""
     findings: dict[Sign, CollapseSign] = {}
     for sign in settings.switched_on:
@@ -158,17 +158,18 @@ def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> di
     return findings
 
 
-def _find(sign: Sign, settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> CollapseSign:
+def _find(sign: Sign, settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> CollapseSign:
     """Checks a sign after the last row, and counts the rows in a row that show it."""
     check = _CHECKS[sign]
     message = check(settings, watched, rows)
     if message is None:
         return CollapseSign(sign, early=len(rows) < settings.needs(sign))
+    # Backwards: the check of `rows[:-n]` is what it was n iterations ago.
     n_seen = 1
     while n_seen < len(rows) and check(settings, watched, rows[:-n_seen]) is not None:
         n_seen += 1
     since = int(rows[-n_seen]["iteration"])
-    return CollapseSign(sign, since, counts=n_seen >= settings.patience, words=message)
+    return CollapseSign(sign, since, counts=n_seen >= settings.patience, description=message)
 
 
 def verdict(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
@@ -214,7 +215,7 @@ METRICS: Mapping[Sign, tuple[str, ...]] = {
 """The metrics of each sign; one of them is enough."""
 
 
-def _has_metric(sign: Sign, watched: Watched, row: Row) -> bool:
+def _has_metric(sign: Sign, watched: WatchedRun, row: Row) -> bool:
     """Returns whether the row says anything about the sign."""
     if sign == "no_spread":
         return _mixed(row) is not None or "credit/advantage_zero" in row
@@ -229,8 +230,12 @@ def _mixed(row: Row) -> float | None:
     return row.get("episodes/mixed") if has_several_answers else None
 
 
-def _low(sign: Sign, rows: Sequence[Row], floor: float | None, share: float | None, first: int) -> str | None:
+def _describe_if_low(
+    sign: Sign, rows: Sequence[Row], floor: float | None, share: float | None, first: int
+) -> str | None:
     """Returns a text if the sign's metric is below a lower bound; None if it isn't.
+
+    Example: ``below 0.05 of what it was at the beginning (0.02 of 0.7)``.
 
     Args:
         floor: A bound.
@@ -247,17 +252,21 @@ def _low(sign: Sign, rows: Sequence[Row], floor: float | None, share: float | No
     return None
 
 
-def _entropy_low(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> str | None:
-    low = _low("entropy_low", rows, settings.entropy_floor, settings.entropy_share, settings.beginning)
+def _entropy_low(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+    low = _describe_if_low(
+        "entropy_low", rows, settings.entropy_floor, settings.entropy_share, settings.beginning
+    )
     return low and f"entropy in nats per token is {low}"
 
 
-def _answers_short(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> str | None:
-    low = _low("answers_short", rows, settings.length_floor, settings.length_share, settings.beginning)
+def _answers_short(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+    low = _describe_if_low(
+        "answers_short", rows, settings.length_floor, settings.length_share, settings.beginning
+    )
     return low and f"the mean length of answers in tokens is {low}"
 
 
-def _answers_at_limit(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> str | None:
+def _answers_at_limit(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
     assert watched.max_tokens is not None and settings.limit_share is not None
     tokens = rows[-1]["episodes/response_tokens"]
     if tokens <= settings.limit_share * watched.max_tokens:
@@ -268,13 +277,13 @@ def _answers_at_limit(settings: Diagnostics, watched: Watched, rows: Sequence[Ro
     )
 
 
-def _truncated(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> str | None:
+def _truncated(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
     share, ceiling = rows[-1]["episodes/unfinished"], settings.unfinished_ceiling
     assert ceiling is not None
     return f"more than {ceiling:g} of the answers are cut off ({share:.3g})" if share > ceiling else None
 
 
-def _no_spread(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> str | None:
+def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
     share, floor = _mixed(rows[-1]), settings.mixed_floor
     assert floor is not None
     if share is None or share >= floor:
@@ -287,7 +296,7 @@ def _no_spread(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> 
     return f"answers differ in score for fewer than {floor:g} of the problems ({share:.3g}{earned})"
 
 
-def _gradient_noise(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> str | None:
+def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
     ceiling = settings.gradient_variation_ceiling
     assert ceiling is not None
     norms = [row["train/grad_norm"] for row in rows[-settings.window :]]
@@ -305,7 +314,7 @@ def _gradient_noise(settings: Diagnostics, watched: Watched, rows: Sequence[Row]
     )
 
 
-_CHECKS: dict[Sign, Callable[[Diagnostics, Watched, Sequence[Row]], str | None]] = {
+_CHECKS: dict[Sign, Callable[[Diagnostics, WatchedRun, Sequence[Row]], str | None]] = {
     "entropy_low": _entropy_low,
     "answers_short": _answers_short,
     "answers_at_limit": _answers_at_limit,

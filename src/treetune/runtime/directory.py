@@ -54,8 +54,8 @@ MEASURE_AGAIN = "delete its folder, and it is measured again"
 Lock = Literal["run", "evaluation", "analysis", "notes"]
 """The purpose of a process: to change the run, to measure it, to analyse it, or to write a note."""
 
-_WHOLE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
-"""The end of a whole line of metrics."""
+_END_OF_WHOLE_LINE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
+"""The end of a line of metrics that was not cut short: ``"checksum": "5be1…"}``."""
 _LOCKS: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
 
 
@@ -182,7 +182,11 @@ class ExperimentDirectory:
                 # A line that was cut short has lost its end. A line with a flipped bit still has its newline,
                 # or, if the newline itself was flipped, the checksum before it.
                 is_last_line = number == len(lines)
-                if is_last_line and not content.endswith(b"\n") and not _WHOLE.search(line[:-1]):
+                has_newline = content.endswith(b"\n")
+                # Without its last byte, which may be the newline with a flipped bit.
+                has_checksum = _END_OF_WHOLE_LINE.search(line[:-1]) is not None
+                was_cut_short = is_last_line and not has_newline and not has_checksum
+                if was_cut_short:
                     break
                 message = f"line {number} of {self.metrics} is damaged ({error}): {LINE_REMEDY}"
                 if damaged is None:
@@ -281,7 +285,7 @@ def verify_answers(path: Path) -> None:
         verify_once(path, MEASURE_AGAIN, digest)
 
 
-def is_last(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
+def is_over_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
     """Returns whether the run is over after `done` iterations: all are done, or its budget is spent.
 
     The last of these iterations may be generated and not yet trained.
@@ -299,21 +303,21 @@ def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
     return (directory.iteration(iteration) / EPISODES).is_file()
 
 
-def is_measured(directory: ExperimentDirectory, done: int, chosen: EvaluationSet) -> bool:
+def is_measured(directory: ExperimentDirectory, done: int, evaluation_set: EvaluationSet) -> bool:
     """Returns whether the set has a summary for the weights after `done` iterations."""
-    return (directory.evaluation(done, chosen.label) / "summary.json").is_file()
+    return (directory.evaluation(done, evaluation_set.label) / "summary.json").is_file()
 
 
 def missing_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
     """Returns the evaluation sets that are due after `done` iterations and not yet measured."""
     evaluation = config.evaluation
-    is_end = is_last(config, directory, done)
+    is_end = is_over_after(config, directory, done)
     is_due_while_training = evaluation.every is not None and done % evaluation.every == 0
     missing = []
-    for chosen in evaluation.sets:
-        is_due = is_end or (is_due_while_training and chosen.while_training)
-        if is_due and not is_measured(directory, done, chosen):
-            missing.append(chosen)
+    for evaluation_set in evaluation.sets:
+        is_due = is_end or (is_due_while_training and evaluation_set.while_training)
+        if is_due and not is_measured(directory, done, evaluation_set):
+            missing.append(evaluation_set)
     return missing
 
 
@@ -322,7 +326,7 @@ def needs_sampling(config: PolicyIteration, directory: ExperimentDirectory, iter
     over before it."""
     return (
         config.rollout.needs_engine
-        and not is_last(config, directory, iteration)
+        and not is_over_after(config, directory, iteration)
         and not is_generated(directory, iteration)
     )
 
@@ -338,23 +342,23 @@ def will_sample_from(config: PolicyIteration, directory: ExperimentDirectory, do
     iterations."""
     # These weights sample the iteration that begins with them or, with an overlap, the one after it.
     sampled_iteration = done + 1 if config.overlap == "one_step" else done
-    is_over = is_last(config, directory, done)
+    is_over = is_over_after(config, directory, done)
     a_rollout_samples = not is_over and needs_sampling(config, directory, sampled_iteration)
     return a_rollout_samples or bool(missing_sets(config, directory, done))
 
 
 def expected_iterations(
-    most: int, budget: StopAfter | None, directory: ExperimentDirectory, done: int
+    max_iterations: int, budget: StopAfter | None, directory: ExperimentDirectory, done: int
 ) -> int:
     """Returns the number of iterations of a run with a budget, from the tokens of its first `done`.
 
     Args:
-        most: The number of iterations if the budget doesn't end the run earlier.
+        max_iterations: The number of iterations if the budget doesn't end the run earlier.
     """
-    if budget is None or done >= most:
-        return most
+    if budget is None or done >= max_iterations:
+        return max_iterations
     further = budget.further_iterations(tokens_sampled(directory, done))
-    return most if further is None else min(most, done + further)
+    return max_iterations if further is None else min(max_iterations, done + further)
 
 
 def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:

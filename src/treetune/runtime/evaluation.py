@@ -37,7 +37,7 @@ from treetune.runtime.directory import (
 )
 from treetune.runtime.generation import trajectories_on_first
 from treetune.runtime.intervals import interval_of_mean
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.seeds import derived_random
 from treetune.store.checksums import digest_of, read_record, write_record
 from treetune.store.files import whole_file
@@ -51,15 +51,15 @@ Verdict = Literal["ours", "another's", "measured"]
 """The state of a set on a checkpoint: claimed by this process, claimed by another one, or measured."""
 
 
-def evaluate_due(sampler: Sampler, done: int, clock: Clock) -> Metrics:
+def evaluate_due(resources: RunResources, done: int, clock: Clock) -> Metrics:
     """Measures the sets that are due after `done` iterations, on the engine's weights. Collective."""
-    session = sampler.session
+    session = resources.session
     with clock.phase("evaluation"):
-        return evaluate(sampler, done, missing_sets(session.config, session.directory, done))
+        return evaluate(resources, done, missing_sets(session.config, session.directory, done))
 
 
 def evaluate(
-    sampler: Sampler, done: int, sets: Sequence[EvaluationSet], claim: Claim | None = None
+    resources: RunResources, done: int, sets: Sequence[EvaluationSet], claim: Claim | None = None
 ) -> Metrics:
     """Measures the engine's present weights, which are those after `done` iterations. Collective.
 
@@ -69,15 +69,19 @@ def evaluate(
     Returns:
         The metrics of all sets with a summary for these weights, also from an earlier, interrupted run.
     """
-    directory = sampler.session.directory
-    for chosen in sets:
-        folder = directory.evaluation(done, chosen.label)
-        measure(sampler, done, chosen, folder, f"{chosen.label} after iteration {done}", claim)
+    directory = resources.session.directory
+    for evaluation_set in sets:
+        folder = directory.evaluation(done, evaluation_set.label)
+        measure(
+            resources, done, evaluation_set, folder, f"{evaluation_set.label} after iteration {done}", claim
+        )
     metrics: Metrics = {}
-    for chosen in sampler.session.config.evaluation.sets:
-        if is_measured(directory, done, chosen):
-            summary = read_record(directory.evaluation(done, chosen.label) / "summary.json", MEASURE_AGAIN)
-            metrics |= _metrics_of_summary(chosen.label, summary)
+    for evaluation_set in resources.session.config.evaluation.sets:
+        if is_measured(directory, done, evaluation_set):
+            summary = read_record(
+                directory.evaluation(done, evaluation_set.label) / "summary.json", MEASURE_AGAIN
+            )
+            metrics |= _metrics_of_summary(evaluation_set.label, summary)
     return metrics
 
 
@@ -95,28 +99,34 @@ def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
     return metrics | evaluation_metrics(label, summary)
 
 
-def set_problems(config: PolicyIteration, chosen: EvaluationSet) -> list[Problem]:
+def set_problems(config: PolicyIteration, evaluation_set: EvaluationSet) -> list[Problem]:
     """Returns the problems of a set, in the order of their split.
 
     Raises:
         ValueError: The split has fewer problems than the set asks for.
     """
-    problems = list((chosen.task or config.task).problems(chosen.split))
-    if chosen.problems is None:
+    problems = list((evaluation_set.task or config.task).problems(evaluation_set.split))
+    if evaluation_set.problems is None:
         return problems
-    if chosen.problems > len(problems):
+    if evaluation_set.problems > len(problems):
         raise ValueError(
-            f"evaluation set {chosen.label!r} asks for {chosen.problems} problems of the"
-            f" {chosen.split} split, which has {len(problems)}: take fewer, or make the split larger"
+            f"evaluation set {evaluation_set.label!r} asks for {evaluation_set.problems} problems of the"
+            f" {evaluation_set.split} split, which has {len(problems)}: take fewer, or make the split larger"
         )
-    if chosen.choose == "first":
-        return problems[: chosen.problems]
+    if evaluation_set.choose == "first":
+        return problems[: evaluation_set.problems]
     generator = derived_random(config.evaluation.seed, "evaluation problems")
-    return [problems[i] for i in sorted(generator.sample(range(len(problems)), chosen.problems))]
+    indices = generator.sample(range(len(problems)), evaluation_set.problems)
+    return [problems[i] for i in sorted(indices)]
 
 
 def measure(
-    sampler: Sampler, done: int, chosen: EvaluationSet, folder: Path, name: str, claim: Claim | None = None
+    resources: RunResources,
+    done: int,
+    evaluation_set: EvaluationSet,
+    folder: Path,
+    name: str,
+    claim: Claim | None = None,
 ) -> None:
     """Measures the engine's present weights. Collective.
 
@@ -126,60 +136,60 @@ def measure(
         name: The name of the measurement in messages.
         claim: The first rank's claim on the folder.
     """
-    session, config = sampler.session, sampler.session.config
+    session, config = resources.session, resources.session.config
     seed = config.evaluation.seed
-    sampler.ready()
-    problems = set_problems(config, chosen)
-    rollout = chosen.rollout(config)
+    resources.ready()
+    problems = set_problems(config, evaluation_set)
+    rollout = evaluation_set.rollout(config)
     lengths = {problem.id: len(session.model.codec.encode_prompt(problem)) for problem in problems}
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
     # A process that takes over a claim has a journal of its own, and reads those of the processes before.
     number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
     journal = folder / "journal" / f"{number}-{session.ranks.rank}.jsonl"
     # The grader is needed until the summary, whose majority vote asks it which answers are equal.
-    with sampler.grader_of(chosen.task) as grader:
-        with sampler.phase(f"evaluating {name}", "answers") as show:
-            context = sampler.context(
+    with resources.grader_of(evaluation_set.task) as grader:
+        with resources.phase(f"evaluating {name}", "answers") as show:
+            context = resources.context(
                 rollout,
                 seed=seed,
                 iteration=0,  # the same draws for every checkpoint
                 journal=journal,
                 journals=[other for other in sorted(journal.parent.glob("*.jsonl")) if other != journal],
                 progress=show,
-                task=chosen.task,
+                task=evaluation_set.task,
                 grader=grader,
                 reads_logprobs=False,
             )
             # No rank writes to its journal before every rank has listed the journals above.
             session.ranks.barrier("evaluation begins")
             answers_of_rank = answers_of(rollout.run(context, answerable)[0]) if answerable else []
-            services = by_group(sampler.service_metrics(grader))
+            services = by_group(resources.service_metrics(grader))
         unavailable.report_ungraded(context, f"evaluating {name}", answers_of_rank)
         trajectories = trajectories_on_first(session.ranks, "evaluation", answers_of_rank)
         wrong_count: tuple[str, int] | None = None
         if session.ranks.is_first:
-            wrong_count = _find_wrong_count(trajectories, answerable, chosen.samples)
+            wrong_count = _find_wrong_count(trajectories, answerable, evaluation_set.samples)
         wrong_count = session.ranks.from_first("answers to each", wrong_count)
         if wrong_count is not None:
             raise ValueError(
                 f"evaluating {name}: the rollout {type(rollout).__name__} gave {wrong_count[1]} answers to"
-                f" the problem {wrong_count[0]}, and the set asks for {chosen.samples} of each: remove the"
-                " rollout's property sampler, so that answers are sampled one by one"
+                f" the problem {wrong_count[0]}, and the set asks for {evaluation_set.samples} of each:"
+                " remove the rollout's property sampler, so that answers are sampled one by one"
             )
         if session.ranks.is_first:
             for problem in problems:
                 length = lengths[problem.id]
                 if length >= config.context_length:
-                    for sample in range(chosen.samples):
+                    for sample in range(evaluation_set.samples):
                         trajectories.append(_unanswered(problem, sample, length, config.context_length))
-            if claim is not None and claim.lost():
+            if claim is not None and claim.is_lost():
                 session.console.say(
                     f"evaluating {name}: another process has taken over while this one was suspended"
                 )
             else:
                 assert rollout.sampling is not None
                 summary = {
-                    "split": chosen.split,
+                    "split": evaluation_set.split,
                     "iteration": done,
                     **summarise(trajectories, seed, grader.same_answer),
                     **by_domain(trajectories, seed, grader.same_answer),
@@ -292,7 +302,9 @@ def summarise(
     means = [correct / count for correct, count in zip(correct_counts, counts, strict=True)]
     low, high = interval_of_mean(means, seed)
     n = min(samples.values())
-    ks = [2**i for i in range(n.bit_length()) if 2**i <= min(n, max(counts))]
+    # A k above every problem's number of graded samples would leave no problem for pass@k.
+    largest_k = min(n, max(counts))
+    ks = [2**i for i in range(n.bit_length()) if 2**i <= largest_k]
 
     def mean_pass_at(k: int) -> float:
         by_problem = []
@@ -301,13 +313,17 @@ def summarise(
                 by_problem.append(pass_at_k(count, correct, k))
         return math.fsum(by_problem) / len(by_problem)
 
-    without_extracted = {
+    # An answer that is correct without an extracted answer, such as a program, has nothing to vote with.
+    domains_without_votes = {
         t.problem.domain for t in trajectories if t.grade.correct and t.grade.extracted is None
     }
-    voting = [group for group in groups.values() if group[0].problem.domain not in without_extracted]
+    voting_groups = [
+        group for group in groups.values() if group[0].problem.domain not in domains_without_votes
+    ]
     majority_vote = None
-    if voting:
-        majority_vote = sum(majority_is_right(group, same_answer) for group in voting) / len(voting)
+    if voting_groups:
+        n_right = sum(majority_is_right(group, same_answer) for group in voting_groups)
+        majority_vote = n_right / len(voting_groups)
     return {
         "n_problems": len(groups),
         "samples": n,
@@ -398,16 +414,18 @@ def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) 
     numbers = directory.regular_checkpoints()
     if not directory.is_running():
         numbers = sorted({*numbers, *directory.checkpoints()[-1:]})
-    return [n for n in numbers if not all(is_measured(directory, n, chosen) for chosen in sets)]
+    return [
+        n for n in numbers if not all(is_measured(directory, n, evaluation_set) for evaluation_set in sets)
+    ]
 
 
-def follow(sampler: Sampler, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:
+def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:
     """Measures every set on every checkpoint, until the run has ended and all are measured. Collective.
 
     It waits for sets that another evaluator has claimed, and takes them over if that evaluator dies. An
     evaluator that lives makes progress, since all of its waiting has deadlines.
     """
-    session, last_message = sampler.session, ""
+    session, last_message = resources.session, ""
     directory, sets = session.directory, session.config.evaluation.sets
     while True:
         # Before the checkpoints are listed: a run that ends in between leaves its last one for the next turn.
@@ -415,8 +433,10 @@ def follow(sampler: Sampler, claims: Claims, every_s: float = FOLLOW_EVERY_S) ->
         numbers = session.ranks.from_first("checkpoints", unmeasured(directory, sets))
         verdicts: dict[tuple[int, str], Verdict] = {}
         for number in numbers:
-            for chosen in sets:
-                verdicts[number, chosen.label] = measure_claimed(sampler, number, chosen, claims)
+            for evaluation_set in sets:
+                verdicts[number, evaluation_set.label] = measure_claimed(
+                    resources, number, evaluation_set, claims
+                )
         if not numbers and not is_running:
             return
         claimed_by_others = [pair for pair, verdict in verdicts.items() if verdict == "another's"]
@@ -432,26 +452,28 @@ def follow(sampler: Sampler, claims: Claims, every_s: float = FOLLOW_EVERY_S) ->
         time.sleep(every_s)
 
 
-def measure_claimed(sampler: Sampler, number: int, chosen: EvaluationSet, claims: Claims) -> Verdict:
+def measure_claimed(
+    resources: RunResources, number: int, evaluation_set: EvaluationSet, claims: Claims
+) -> Verdict:
     """Measures a set on a checkpoint (0: the start weights), unless another process does. Collective."""
-    session, directory = sampler.session, sampler.session.directory
+    session, directory = resources.session, resources.session.directory
     claim: Claim | None = None
     verdict: Verdict = "measured"
-    if session.ranks.is_first and not is_measured(directory, number, chosen):
-        claim = claims.take(directory.evaluation(number, chosen.label) / "claims")
+    if session.ranks.is_first and not is_measured(directory, number, evaluation_set):
+        claim = claims.take(directory.evaluation(number, evaluation_set.label) / "claims")
         verdict = "ours" if claim else "another's"
     with contextlib.ExitStack() as stack:
         if claim is not None:
             stack.callback(claim.release)
             # The process that held the claim may have finished after the first look.
-            if is_measured(directory, number, chosen):
+            if is_measured(directory, number, evaluation_set):
                 verdict = "measured"
         verdict = session.ranks.from_first("claim", verdict)
         if verdict == "ours":
             try:
-                sampler.server.load_checkpoint(number)
+                resources.server.load_checkpoint(number)
             except CheckpointGone as gone:
-                session.console.say(f"{gone}, before {chosen.label} was measured on it")
+                session.console.say(f"{gone}, before {evaluation_set.label} was measured on it")
             else:
-                evaluate(sampler, number, [chosen], claim)
+                evaluate(resources, number, [evaluation_set], claim)
     return verdict

@@ -11,7 +11,7 @@ from treetune.engine.settings import VllmSettings
 from treetune.exceptions import SameOnAllRanks
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import PREDICTION
-from treetune.runtime.machine import here, query_gpus
+from treetune.runtime.machine import query_gpus, this_machine
 from treetune.runtime.planning.plan import Plan
 from treetune.runtime.planning.report import predicted, verdict_of
 from treetune.runtime.session import Session
@@ -28,20 +28,21 @@ def refuse_an_engine_without_a_gpu(config: PolicyIteration) -> None:
             refuse_gpus_of_one_process(f"the trainer and {name} (whose devices are null)")
 
 
-def refuse_gpus_of_one_process(who: str) -> None:
+def refuse_gpus_of_one_process(both_processes: str) -> None:
     """Raises ValueError if a GPU of this process accepts only one process at a time, as on some clusters.
 
     Args:
-        who: The two processes that would share it, for the message.
+        both_processes: The two processes that would share it, for the message.
     """
     try:
         modes = query_gpus("compute_mode")
     except ValueError:
-        return  # `here` reports this error
+        return  # `this_machine` reports this error
     exclusive = [mode for mode in modes if mode.startswith(("Exclusive", "Prohibited"))]
     if exclusive:
         raise SameOnAllRanks(
-            f"the GPUs' compute mode is {exclusive[0]}, which allows one process, but {who} share a GPU: set"
+            f"the GPUs' compute mode is {exclusive[0]}, which allows one process, but {both_processes}"
+            " share a GPU: set"
             " the mode to Default (sudo nvidia-smi -c 0; on a cluster, request it with the job), or give the"
             " engine GPUs of its own (engines.policy.devices)"
         )
@@ -70,7 +71,7 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
     reports_for_machine = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
     error_class = ValueError if reports_for_machine else SameOnAllRanks
     raise error_class(
-        f"{plan.machine.words}: {verdict_of(plan)}\n"
+        f"{plan.machine.description}: {verdict_of(plan)}\n"
         "  the command `plan` shows the details. The numbers are estimates:"
         " --override '{plan: {check: false}}' starts the run nevertheless"
     )
@@ -79,7 +80,7 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
 def plan_here(config: PolicyIteration) -> Plan | None:
     """Returns the run's plan on this machine; None if `plan.check` is false. Raises ValueError if no plan can
     be made."""
-    return Plan.of(config, here(started=True)) if config.plan.check else None
+    return Plan.of(config, this_machine(started=True)) if config.plan.check else None
 
 
 def size_engine(config: PolicyIteration, settings: VllmSettings) -> VllmSettings:

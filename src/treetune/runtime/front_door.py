@@ -91,12 +91,12 @@ def threads_each(processes: int) -> str:
 
 
 def start_ranks(
-    words: Sequence[str], ranks: int, nodes: Sequence[str] = ("localhost",), node: int = 0, port: int = 0
+    arguments: Sequence[str], ranks: int, nodes: Sequence[str] = ("localhost",), node: int = 0, port: int = 0
 ) -> int:
     """Runs main.py on this machine's ranks, and passes signals on to them.
 
     Args:
-        words: The arguments of main.py.
+        arguments: The arguments of main.py.
         nodes: The names of all machines, of which this one is number `node`.
         port: The port at which the ranks meet; 0 for a free one.
 
@@ -118,13 +118,14 @@ def start_ranks(
         # Otherwise DeepSpeed warns three times that it finds no accelerator.
         environment.setdefault("DS_ACCELERATOR", "cpu")
     command = _launcher_command(nodes, node, devices, port)
-    command += ["--quiet", "--no_local_rank", str(MAIN), *words]
+    command += ["--quiet", "--no_local_rank", str(MAIN), *arguments]
     libc = ctypes.CDLL(None)
     launcher = subprocess.Popen(
         command,
         env=environment,
         # In a session of its own, it doesn't get a terminal's Ctrl-C, which `pass_on` sends once instead.
         start_new_session=True,
+        # It gets SIGTERM if this process is killed, so that no ranks stay behind.
         preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
     )
     received: list[int] = []
@@ -139,9 +140,9 @@ def start_ranks(
             # Before there are ranks, the launcher itself is ended; a request for a checkpoint is dropped.
             if n_signalled or number == CHECKPOINT:
                 return
-        strength = signal.SIGKILL if len(earlier_ending) > 1 else signal.SIGTERM
+        signal_of_group = signal.SIGKILL if len(earlier_ending) > 1 else signal.SIGTERM
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(launcher.pid, strength)
+            os.killpg(launcher.pid, signal_of_group)
 
     for number in (*ENDING, CHECKPOINT):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
@@ -150,6 +151,7 @@ def start_ranks(
     code = launcher.wait()
     _wait_for_group(launcher.pid)
     remove_folder(Path(meeting))
+    # The ranks' own codes differ, depending on where the signal met them. The run's names the first signal.
     return 128 + received[0] if code and received else _code_of_run(code)
 
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from treetune.credit.states.early import EarlyContinuations
-from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.engine.journal import CallTimes, JournaledEngine
+from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext, ShapingMemory
@@ -55,7 +55,7 @@ from treetune.runtime.directory import (
     refuse_misplaced,
 )
 from treetune.runtime.machine import memory_in_use
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, seal_of, write_record
 from treetune.tasks.drawing import Drawing
@@ -79,20 +79,20 @@ FILE_POLL_S = 0.2
 """Seconds between two checks for a file that another machine writes."""
 
 
-def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection[Episode], Metrics]:
+def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Collection[Episode], Metrics]:
     """Returns the iteration's episodes of all ranks, sampled now or by an interrupted run.
 
     A finished phase is read from disk. An unfinished phase continues with the requests that are not in its
     journal. A single rank gets the episodes in memory; several ranks read them from the file, one by one.
     Collective.
     """
-    session = sampler.session
+    session = resources.session
     config, ranks = session.config, session.ranks
     folder = session.directory.iteration(iteration)
     if needs_sampling(config, session.directory, iteration):
         # The start of the engine is not part of the iteration's time.
         with clock.stopped():
-            sampler.ready()
+            resources.ready()
     path = folder / EPISODES
     episodes: Collection[Episode]
     if is_generated(session.directory, iteration):
@@ -101,15 +101,15 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection
         metrics |= _read_phase(folder / "credit.json", clock, "credit")
         episodes = read_episodes(path) if ranks.world_size == 1 else StoredEpisodes(path)
     else:
-        trees, metrics, early = _roll_out(sampler, iteration, clock)
+        trees, metrics, early = _run_rollout_phase(resources, iteration, clock)
         if ranks.device.type == "cuda":
             metrics["memory/generation"] = memory_in_use()
-        memory = remembered(session, iteration)
-        selected, credit_metrics = _give_credit(sampler, iteration, trees, clock, memory, early)
+        memory = read_shaping_memory(session, iteration)
+        selected, credit_metrics = _run_credit_phase(resources, iteration, trees, clock, memory, early)
         metrics |= credit_metrics
         if ranks.is_first:
             _write_phase(folder / "credit.json", metrics, clock, "credit")
-            if _remembers(config):
+            if _needs_memory(config):
                 write_record(folder / MEMORY, memory)
             tokens, model = session.directory.path / TOKENS, session.model
             if not tokens.is_file():  # readers of episodes look up the text of tokens there
@@ -118,28 +118,30 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection
             (folder / SIGNALS).unlink(missing_ok=True)
             # Last, because this file says that both phases are done.
             write_episodes(path, selected, model.codec, iteration)
-        episodes = selected if ranks.world_size == 1 else stored_for_all(ranks, path)
+        episodes = selected if ranks.world_size == 1 else wait_for_stored_episodes(ranks, path)
     if config.rollout.needs_engine:
-        seconds = sum(clock.seconds[phase] for phase, count in clock.tokens.items() if count)
-        metrics["engine/tokens_per_second"] = sum(clock.tokens.values()) / seconds if seconds else 0.0
+        # Of the phases that sampled: credit without continuations takes seconds and samples nothing.
+        sampling_s = sum(clock.seconds[phase] for phase, tokens in clock.tokens.items() if tokens)
+        metrics["engine/tokens_per_second"] = sum(clock.tokens.values()) / sampling_s if sampling_s else 0.0
     return episodes, metrics
 
 
-def _roll_out(
-    sampler: Sampler, iteration: int, clock: Clock
+def _run_rollout_phase(
+    resources: RunResources, iteration: int, clock: Clock
 ) -> tuple[list[Tree], Metrics, EarlyContinuations | None]:
     """Samples and grades the answers of the iteration, or reads them from disk.
 
     Returns:
         This rank's trees, the metrics of all ranks, and the continuations that credit has begun meanwhile.
     """
-    session = sampler.session
+    session = resources.session
     config, ranks, folder = session.config, session.ranks, session.directory.iteration(iteration)
     if (folder / "trajectories.arrow").is_file():
         refuse_another_iterations(folder / "trajectories.arrow", iteration)
         metrics = _read_phase(folder / "rollout.json", clock, "generation", "credit")
-        return own_trees(ranks, read_trajectories(folder / "trajectories.arrow")), metrics, None
+        return trees_of_rank(ranks, read_trajectories(folder / "trajectories.arrow")), metrics, None
     all_problems = session.train_problems
+    # Read only if the task's `draw` asks for them, and each iteration's file once.
     earlier_metrics = cache(lambda i: _read_earlier(session, i, "rollout.json", HOW_PROBLEMS_WENT)["metrics"])
     pass_rates = cache(lambda i: _read_earlier(session, i, PASS_RATES, HOW_PROBLEMS_WENT))
     drawing = Drawing(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
@@ -148,25 +150,27 @@ def _roll_out(
         FurtherProblems(lambda: config.task.draw_further(all_problems, problems, drawing))
     ]
     with (
-        _count_tokens(sampler, "generation", clock),
-        sampler.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
+        _count_tokens(resources, "generation", clock),
+        resources.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
     ):
         if config.rollout.carries:
             services.append(_carry_over(session, iteration))
-        context = sampler.context(
+        context = resources.context(
             config.rollout,
             seed=config.seed,
             iteration=iteration,
-            journal=_journal(sampler, folder, "rollout"),
-            continuations=_journal(sampler, folder, "credit"),
+            journal=_journal(resources, folder, "rollout"),
+            continuations=_journal(resources, folder, "credit"),
             progress=show,
-            observe=partial(_check_answered, sampler),
+            observe=partial(_check_answered, resources),
             services=services,
         )
+        # A credit may begin to sample continuations of an answer while other answers are still sampled.
         early = config.credit.early_continuations(context) if config.rollout.needs_engine else None
-        trees, metrics = config.rollout.run(context if early is None else early.attach(context), problems)
+        rollout_context = context if early is None else early.attach(context)
+        trees, metrics = config.rollout.run(rollout_context, problems)
         metrics |= config.task.drawing_metrics(all_problems, drawing)
-        metrics |= sampler.service_metrics(context.grader)
+        metrics |= resources.service_metrics(context.grader)
         if config.rollout.needs_engine:
             # Raises if no answer could be graded. Nothing is written before, so that the next start asks the
             # grader again.
@@ -201,52 +205,54 @@ def _pass_rates(answers: Sequence[Trajectory]) -> dict[str, float]:
     return {problem: sum(correct) / len(correct) for problem, correct in correct_by_problem.items()}
 
 
-def _give_credit(
-    sampler: Sampler,
+def _run_credit_phase(
+    resources: RunResources,
     iteration: int,
     trees: list[Tree],
     clock: Clock,
     memory: ShapingMemory,
     early: EarlyContinuations | None,
 ) -> tuple[list[Episode], Metrics]:
-    """Gives credit to the answers, and selects the rows to train; see `credited`.
+    """Gives credit to the answers, and selects the rows to train; see `assign_credit`.
 
     Args:
         memory: What shaping remembers; it adds this iteration.
         early: The continuations that this process began during the rollout; None if the trees were read from
             disk.
     """
-    session, config = sampler.session, sampler.session.config
+    session, config = resources.session, resources.session.config
     folder = session.directory.iteration(iteration)
     with (
-        _count_tokens(sampler, "credit", clock),
-        sampler.phase(f"iteration {iteration + 1}: credit", "continuations") as show,
+        _count_tokens(resources, "credit", clock),
+        resources.phase(f"iteration {iteration + 1}: credit", "continuations") as show,
     ):
-        context = sampler.context(
+        context = resources.context(
             config.rollout,
             seed=config.seed,
             iteration=iteration,
-            journal=_journal(sampler, folder, "credit") if config.credit.needs_engine else None,
-            # An environment's replies to early continuations are stored with its replies to answers.
-            earlier=_journal(sampler, folder, "rollout"),
+            journal=_journal(resources, folder, "credit") if config.credit.needs_engine else None,
+            # An environment's replies to early continuations are in the rollout's journal, with its replies
+            # to answers.
+            earlier=_journal(resources, folder, "rollout"),
             progress=show,
             services=[memory],
         )
+        # If the trees were read from disk, the journal has the continuations that an earlier process began.
         early = early or config.credit.early_continuations(context)
         if early is not None:
             context = context.with_services(early)
         try:
-            selected, metrics = credited(session.ranks, config, context, trees)
+            selected, metrics = assign_credit(session.ranks, config, context, trees)
         except unavailable.NothingGraded:
             if session.ranks.is_first:  # so that the next start grades the answers again
                 (folder / "trajectories.arrow").unlink(missing_ok=True)
             raise
         if config.credit.needs_engine:
-            metrics |= sampler.service_metrics(context.grader, "values_")
+            metrics |= resources.service_metrics(context.grader, "values_")
     return selected, metrics
 
 
-def credited(
+def assign_credit(
     ranks: Ranks, config: PolicyIteration, context: RolloutContext, trees: Sequence[Tree]
 ) -> tuple[list[Episode], Metrics]:
     """Applies shaping, credit and selection to the trees of all ranks. Collective.
@@ -269,8 +275,10 @@ def credited(
                 f" answer {episode.trajectory!r} advantages that are NaN or infinite. No training was done:"
                 " look for a division by zero in it"
             )
-    count = sum(ranks.exchange("number of episodes", len(episodes)))
-    if not count and (metrics or "credit/unvalued" in credit_metrics):
+    n_episodes = sum(ranks.exchange("number of episodes", len(episodes)))
+    # `metrics` is empty if every answer could be graded. `train` reports a selection that left nothing.
+    has_ungraded = bool(metrics) or "credit/unvalued" in credit_metrics
+    if n_episodes == 0 and has_ungraded:
         raise unavailable.NothingGraded(
             f"iteration {context.iteration + 1}: so few answers and continuations could be graded that no"
             " problem is left to learn from. The same command grades the stored answers again"
@@ -288,25 +296,25 @@ def credited(
 
 
 @contextmanager
-def _count_tokens(sampler: Sampler, phase: str, clock: Clock) -> Iterator[None]:
+def _count_tokens(resources: RunResources, phase: str, clock: Clock) -> Iterator[None]:
     """Adds the seconds and sampled tokens of the block to a phase of the clock. Tokens that are read from a
     journal don't count. Collective."""
-    engine = sampler.server.engine
+    engine = resources.server.engine
     tokens_before = 0 if engine is None else engine.tokens
     with clock.phase(phase):
         yield
         sampled = 0 if engine is None else engine.tokens - tokens_before
-        clock.tokens[phase] += sum(sampler.session.ranks.exchange("sampled tokens", sampled))
+        clock.tokens[phase] += sum(resources.session.ranks.exchange("sampled tokens", sampled))
 
 
-def _check_answered(sampler: Sampler, request: Request, completions: Sequence[Completion]) -> None:
+def _check_answered(resources: RunResources, request: Request, completions: Sequence[Completion]) -> None:
     """Checks answers as they arrive, and passes them to the reference model, which scores them meanwhile.
 
     Raises:
         ValueError: The answers were sampled with other parameters than `rollout.sampling`. The trainer would
             compute their log-probs under another distribution than the one that they were sampled from.
     """
-    expected = sampler.session.config.rollout.sampling or SamplingParams(max_tokens=1)
+    expected = resources.session.config.rollout.sampling or SamplingParams(max_tokens=1)
     for key in ("temperature", "top_p", "top_k"):
         requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)
         if request.priority == ANSWERS and requested_value != expected_value:
@@ -315,8 +323,8 @@ def _check_answered(sampler: Sampler, request: Request, completions: Sequence[Co
                 f" has {expected_value}, with which the trainer would compute their log-probs: request"
                 " answers with `sampling`, or samples that aren't trained with the priority CONTINUATIONS"
             )
-    if sampler.reference is not None:
-        sampler.reference.on_result(request, completions)
+    if resources.reference is not None:
+        resources.reference.on_result(request, completions)
 
 
 def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metrics:
@@ -331,10 +339,14 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     by_rank = ranks.exchange("continuations among answers", tokens_and_calls)
     tokens = sum(tokens_of_rank for tokens_of_rank, _ in by_rank)
     calls_by_rank = [calls for _, calls in by_rank]
+    # The times of calls are seconds since the engine was made; the clock wants seconds since 1970.
     engine_made_at = time.time() - engine.now()
-    spans = []  # of each call: from the last answer of all ranks to the end
+    # For each call of the engine: from the last answer of all ranks to the end of the slowest rank's call. In
+    # rounds, a rank may have made fewer calls than others.
+    spans = []
     for calls in zip_longest(*calls_by_rank, fillvalue=CallTimes(0.0, 0.0, 0.0)):
-        answers_end, end = max(call.answers_end for call in calls), max(call.end for call in calls)
+        answers_end = max(call.answers_end for call in calls)
+        end = max(call.end for call in calls)
         spans.append((engine_made_at + answers_end, engine_made_at + end))
     clock.move("generation", "credit", spans, tokens)
     for call in engine.calls:
@@ -348,11 +360,11 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
 # Files of an iteration
 
 
-def _journal(sampler: Sampler, folder: Path, phase: str) -> Path | None:
+def _journal(resources: RunResources, folder: Path, phase: str) -> Path | None:
     """Returns the file of this rank's answered requests in a phase; None if nothing is sampled."""
-    if sampler.server.engine is None:
+    if resources.server.engine is None:
         return None
-    return folder / "journal" / f"{phase}-{sampler.session.ranks.rank}.jsonl"
+    return folder / "journal" / f"{phase}-{resources.session.ranks.rank}.jsonl"
 
 
 def _write_phase(
@@ -390,6 +402,7 @@ def _read_phase(path: Path, clock: Clock, phase: str, begun_phase: str | None = 
 
 
 HOW_PROBLEMS_WENT = "which has the policy's results on earlier problems"
+"""The purpose of the files that the drawing of problems reads, for the message that one of them is gone."""
 
 
 def _read_earlier(session: Session, iteration: int, name: str, purpose: str) -> dict[str, Any]:
@@ -411,13 +424,14 @@ def _read_earlier(session: Session, iteration: int, name: str, purpose: str) -> 
     return record
 
 
-def _remembers(config: PolicyIteration) -> bool:
+def _needs_memory(config: PolicyIteration) -> bool:
+    """Returns whether a shaping remembers anything from one iteration to the next."""
     return any(part.remembers for part in config.shaping)
 
 
-def remembered(session: Session, iteration: int) -> ShapingMemory:
+def read_shaping_memory(session: Session, iteration: int) -> ShapingMemory:
     """Returns what shaping remembers of all iterations before this one. Collective."""
-    if iteration == 0 or not _remembers(session.config):
+    if iteration == 0 or not _needs_memory(session.config):
         return ShapingMemory()
     purpose = "which has the memory of shaping"
     return ShapingMemory(_read_earlier(session, iteration - 1, MEMORY, purpose))
@@ -452,7 +466,7 @@ def _carry_over(session: Session, iteration: int) -> CarryOver:
 # Python object would be slow.
 
 
-def own_trees(ranks: Ranks, trajectories: list[Trajectory]) -> list[Tree]:
+def trees_of_rank(ranks: Ranks, trajectories: list[Trajectory]) -> list[Tree]:
     """Returns this rank's share of stored answers, whatever the number of ranks that sampled them.
 
     The problems are those of the answers, because a rollout may have drawn more problems than the iteration
@@ -489,7 +503,7 @@ def episodes_of_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> l
     return episodes_from_bytes(ranks.from_first(name, part))
 
 
-def episodes_everywhere(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
+def episodes_on_all(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
     """Returns the episodes of all ranks, rank after rank, on every rank. Collective."""
     if ranks.world_size == 1:
         return list(episodes)
@@ -497,11 +511,9 @@ def episodes_everywhere(ranks: Ranks, name: str, episodes: Sequence[Episode]) ->
     return [episode for part in parts for episode in episodes_from_bytes(part)]
 
 
-def stored_for_all(ranks: Ranks, path: Path) -> StoredEpisodes:
-    """Returns the episodes that the first rank has written to `path`. Collective.
-
-    Waits until this rank's machine sees the same file: a file system that machines share may show an older
-    state for some seconds.
+def wait_for_stored_episodes(ranks: Ranks, path: Path) -> StoredEpisodes:
+    """Waits until this rank's machine sees the episodes that the first rank has written to `path`, and
+    returns them. A file system that machines share may show an older state for some seconds. Collective.
 
     Raises:
         RuntimeError: It doesn't see the file within the ranks' deadline.

@@ -21,7 +21,7 @@ from treetune.engine.server import POLL_S, Server, close_servers, start_servers
 from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 from treetune.models.policy_files import resolve_policy
 from treetune.runtime.session import Session
-from treetune.runtime.weights_folder import weights_folder
+from treetune.runtime.weights_folder import make_weights_folder
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Problem
@@ -44,7 +44,7 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
         )
     # The judge's weights stay in the folder of its model. Only the folder in which the ranks find the judge's
     # servers is needed.
-    _, rendezvous_folder, _ = weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
+    _, rendezvous_folder, _ = make_weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
     model = ranks.from_first("the judge's model", str(model_folder(settings)) if ranks.is_first else "")
     logs = session.directory.logs
     launch = EngineLaunch(

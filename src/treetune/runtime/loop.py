@@ -41,7 +41,7 @@ from treetune.runtime.evaluation import evaluate_due
 from treetune.runtime.generation import generate
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.record import Record, resume
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.runtime.training import train
 from treetune.vocabulary import Episode, Metrics
@@ -56,18 +56,20 @@ Generated = tuple[Collection[Episode], Metrics, Clock]
 """An iteration's episodes, the metrics of making them, and the clock with the seconds that it took."""
 
 
-def run_iterations(session: Session, server: PolicyServer, sampler: Sampler, trainer: PolicyTrainer) -> None:
+def run_iterations(
+    session: Session, server: PolicyServer, resources: RunResources, trainer: PolicyTrainer
+) -> None:
     """Runs every iteration that the experiment still needs. Collective."""
     start = resume(session, server, trainer)
-    with Record.open(session, server, trainer, start) as record, Lookahead.open(sampler) as lookahead:
+    with Record.open(session, server, trainer, start) as record, Lookahead.open(resources) as lookahead:
         for iteration in session.remaining_iterations(start):
             clock = Clock(session.console.timeline, iteration)
             with record.before_training(iteration):
                 episodes, metrics = lookahead.take_episodes(iteration, clock)
             with lookahead.generate_meanwhile(iteration + 1, clock):
-                metrics |= train(sampler, trainer, iteration, episodes, clock)
+                metrics |= train(resources, trainer, iteration, episodes, clock)
             metrics |= server.update(trainer, iteration + 1, clock)
-            metrics |= evaluate_due(sampler, iteration + 1, clock)
+            metrics |= evaluate_due(resources, iteration + 1, clock)
             record.commit(iteration, metrics, clock)
 
 
@@ -101,10 +103,10 @@ class Lookahead:
     never needs answers of older weights, which a restart no longer has.
     """
 
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-        self._overlaps = sampler.session.config.overlap == "one_step"
-        self._sampler_of_thread = sampler.for_thread() if self._overlaps else sampler
+    def __init__(self, resources: RunResources) -> None:
+        self._resources = resources
+        self._overlaps = resources.session.config.overlap == "one_step"
+        self._resources_of_thread = resources.for_thread() if self._overlaps else resources
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # One thread for the whole run: child processes that a thread starts die with it (PDEATHSIG).
         self._thread = threading.Thread(target=self._run_thread, name="lookahead", daemon=True)
@@ -113,10 +115,10 @@ class Lookahead:
 
     @staticmethod
     @contextmanager
-    def open(sampler: Sampler) -> Iterator[Lookahead]:
+    def open(resources: RunResources) -> Iterator[Lookahead]:
         """Starts the thread, and ends it with the block. An engine that still samples in it is closed.
         Collective."""
-        lookahead = Lookahead(sampler)
+        lookahead = Lookahead(resources)
         if lookahead._overlaps:
             lookahead._thread.start()
         try:
@@ -127,7 +129,7 @@ class Lookahead:
     def take_episodes(self, iteration: int, clock: Clock) -> tuple[Collection[Episode], Metrics]:
         """Returns the iteration's episodes and metrics, and makes them if the thread has not. Collective."""
         if not self._overlaps:
-            return generate(self._sampler, iteration, clock)
+            return generate(self._resources, iteration, clock)
         in_flight = self._in_flight.pop(iteration, None)
         if in_flight is not None:
             episodes, metrics, generation_clock = in_flight.result()
@@ -143,7 +145,7 @@ class Lookahead:
     def _generate_now(self, iteration: int, clock: Clock) -> Generated:
         """Generates in the main thread what no second thread has begun: the first iteration, and the first
         one after a restart."""
-        session = self._sampler.session
+        session = self._resources.session
         is_on_disk = is_generated(session.directory, iteration)
         should_be_older = sampling_version(session.config, iteration) != iteration
         if not is_on_disk and should_be_older:
@@ -155,14 +157,14 @@ class Lookahead:
         # Episodes on disk were made during the training before, and took no second of this iteration.
         was_made_meanwhile = is_on_disk and iteration > 0
         generation_clock = self._clock_of_thread(iteration) if was_made_meanwhile else clock
-        episodes, metrics = generate(self._sampler, iteration, generation_clock)
+        episodes, metrics = generate(self._resources, iteration, generation_clock)
         return episodes, metrics, generation_clock
 
     @contextmanager
     def generate_meanwhile(self, iteration: int, clock: Clock) -> Iterator[None]:
         """Makes the iteration's episodes while the block runs, from the present weights, and waits for them
         at its end. Does nothing without an overlap, or if the iteration needs no sampling. Collective."""
-        session, server = self._sampler.session, self._sampler.server
+        session, server = self._resources.session, self._resources.server
         if not (self._overlaps and needs_sampling(session.config, session.directory, iteration)):
             yield
             return
@@ -174,7 +176,7 @@ class Lookahead:
         def make() -> None:
             try:
                 generation_clock = self._clock_of_thread(iteration)
-                episodes, metrics = generate(self._sampler_of_thread, iteration, generation_clock)
+                episodes, metrics = generate(self._resources_of_thread, iteration, generation_clock)
                 in_flight.set_result((episodes, metrics, generation_clock))
             except BaseException as error:  # the main thread raises it, from `in_flight.result()`
                 in_flight.set_exception(error)
@@ -186,8 +188,9 @@ class Lookahead:
             in_flight.result()
 
     def _clock_of_thread(self, iteration: int) -> Clock:
-        """Returns a clock of phases that take none of the iteration's seconds."""
-        return Clock(self._sampler.session.console.timeline, iteration, "phases beside training")
+        """Returns a clock of the second thread. Its seconds run during the training of another iteration, so
+        they count for no iteration."""
+        return Clock(self._resources.session.console.timeline, iteration, "phases beside training")
 
     def _run_thread(self) -> None:
         while (work := self._work.get()) is not None:
@@ -196,8 +199,8 @@ class Lookahead:
     def _end(self) -> None:
         if not self._thread.is_alive():
             return
-        self._work.put(None)
-        engine = self._sampler.server.engine
+        self._work.put(None)  # ends the thread's loop, once it has finished what it does now
+        engine = self._resources.server.engine
         is_sampling = any(not in_flight.done() for in_flight in self._in_flight.values())
         if engine is not None and is_sampling:
             # The run ends early. Whatever the thread waits for in the engine then raises, so that it ends.

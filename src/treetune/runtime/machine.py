@@ -85,7 +85,7 @@ class Machine:
         return self.ranks * self.nodes
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The machine for people, such as ``4 of 8 GPUs (one for each rank) of 80 GiB``."""
         several = f"{self.nodes} machines, each with " if self.nodes > 1 else ""
         ranks = "one rank" if self.ranks == 1 else f"{self.ranks} ranks"
@@ -110,7 +110,7 @@ def described_machine(gpus: int, memory_gib: float, nodes: int = 1, host_gib: fl
     )
 
 
-def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) -> Machine:
+def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool = False) -> Machine:
     """Returns this machine, with the ranks that a launcher started on it.
 
     Without a launcher, it has a rank for each GPU, as a run will have. It runs nvidia-smi, since importing

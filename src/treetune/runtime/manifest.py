@@ -48,7 +48,7 @@ SHOWN = 60
 """Most characters of a value in a message."""
 
 
-def begin(
+def begin_or_resume(
     directory: ExperimentDirectory, config: PolicyIteration, plain: Mapping[str, Any], ranks: int
 ) -> list[str]:
     """Writes `config.json` and `manifest.json` of a new run; adds to those of a resumed run what has changed.
@@ -70,6 +70,7 @@ def begin(
     refuse_other_ranks(directory, ranks)
     manifest = read_manifest(directory)
     earlier_inputs = newest_inputs(manifest)
+    # The start model may be in another folder now: only its content counts.
     is_same_model = _is_same_model(earlier_inputs, inputs)
     changed_keys = refuse_another(directory.path, plain, config, same_model=is_same_model)
     remarks = unsafe_remarks(plain)

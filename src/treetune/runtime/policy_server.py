@@ -112,6 +112,7 @@ class PolicyServer:
                 trust_remote_code=getattr(config.model, "trust_remote_code", False),
                 adapter_rank=adapters.rank if adapters is not None else None,
                 transfer=transfer,
+                trains=trains,
             )
             engine = start_engine(policy, launch)
             stack.callback(engine.close)
@@ -178,6 +179,8 @@ class PolicyServer:
         # An engine that is sent adapters keeps the model that they are added to.
         keep_weights = not weights_follow or self.folder.adapters is not None
         with self.engine.asleep(keep_weights=keep_weights):
+            # An engine that sleeps takes turns with the trainer: whenever it is awake, the optimiser, the
+            # gradients and the critic are on the CPU.
             if self.trainer is not None and self.engine.sleeps:
                 self.trainer.reload()
             yield
@@ -264,7 +267,8 @@ def stored_logprobs(
     """
     pairs_of_rank = [(tuple(map(int, prompt)), tuple(map(int, answer))) for prompt, answer in pairs]
     by_rank = ranks.exchange("samples of a checkpoint", pairs_of_rank)
-    all_pairs = list(dict.fromkeys(itertools.chain.from_iterable(by_rank)))  # each once
+    # Each once: all ranks use the same prompts, and their servers often give the same answers.
+    all_pairs = list(dict.fromkeys(itertools.chain.from_iterable(by_rank)))
     scores: dict[Any, list[float]] = {}
     if ranks.is_first and all_pairs:
         import torch
@@ -289,8 +293,8 @@ def stored_logprobs(
                 rows.append([*prompt, *answer, *padding])
             # Logits before the last token of the shortest prompt don't predict a token of any answer.
             first_position = min(len(prompt) for prompt, _ in all_pairs) - 1
-            kept = longest - first_position
-            logits_BTV = model(input_ids=torch.tensor(rows), logits_to_keep=kept).logits
+            n_positions = longest - first_position
+            logits_BTV = model(input_ids=torch.tensor(rows), logits_to_keep=n_positions).logits
         for (prompt, answer), logits_TV in zip(all_pairs, logits_BTV, strict=True):
             begin = len(prompt) - 1 - first_position
             logprobs_TV = (logits_TV[begin : begin + len(answer)] / temperature).log_softmax(-1)

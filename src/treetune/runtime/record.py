@@ -38,7 +38,7 @@ from treetune.runtime.diagnostics import (
     REMEDIES,
     CollapseSign,
     Sign,
-    Watched,
+    WatchedRun,
     diagnose,
     good_weights,
     last_good,
@@ -48,7 +48,7 @@ from treetune.runtime.directory import (
     METRICS_REMEDY,
     ExperimentDirectory,
     is_generated,
-    is_last,
+    is_over_after,
     iterations_of,
     metrics_row,
     refuse_misplaced,
@@ -56,6 +56,7 @@ from treetune.runtime.directory import (
 from treetune.runtime.mirrors import Mirrors
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
+from treetune.runtime.sinks import with_mirrors_of_environment
 from treetune.store.checksums import (
     SUMS,
     config_hash,
@@ -106,7 +107,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     )
     if not is_new:
         session.console.say(f"continuing after iteration {start} of {config.iterations}{again}")
-    session.done = session.kept = start
+    session.done = session.checkpointed = start
     if session.ranks.is_first:
         lines = [json.dumps(sealed(row)) + "\n" for row in history(directory, start)]
         write_text(directory.metrics, "".join(lines))
@@ -184,7 +185,12 @@ class Record:
         """
         watch = CollapseWatch.of(session, start)
         config = session.config
-        sinks = config.sinks if session.ranks.is_first else ()
+        sinks = with_mirrors_of_environment(config.sinks) if session.ranks.is_first else ()
+        if len(sinks) > len(config.sinks):
+            session.console.say(
+                "W&B mirrors this run, since WANDB_RUN_ID or WANDB_API_KEY is set (WANDB_MODE=disabled turns"
+                " it off)"
+            )
         directory, name = session.directory.path, config.experiment_name
         mirrors = Mirrors(sinks, directory, name, session.plain_config, done=start)
 
@@ -228,7 +234,7 @@ class Record:
     def _expect_boundary(self, boundary: str, *, finished: int, expected_s: float | None) -> None:
         """Tells the graceful stop how far the next boundary is, and which `finished` iterations an end before
         it would lose."""
-        kept = self._session.kept
+        kept = self._session.checkpointed
         would_lose = None
         if finished > kept:
             would_lose = f"the next start does {name_iterations(kept + 1, finished)} again"
@@ -246,7 +252,7 @@ class Record:
     def _write_missing_checkpoint(self) -> None:
         """Writes a checkpoint of the present weights, unless there is one. Collective."""
         session = self._session
-        if session.done == session.kept:
+        if session.done == session.checkpointed:
             return
         try:
             self._timed_checkpoint(session.done, regular=False)
@@ -271,7 +277,7 @@ class Record:
         with clock.phase("commit"):
             # Before the checkpoint: a checkpoint without its iteration's metrics would lose them for good.
             self._write_metrics(iteration, metrics | clock.metrics())
-            is_end = is_last(config, session.directory, done) or watch.stopping
+            is_end = is_over_after(config, session.directory, done) or watch.stopping
             is_regular = is_end or self._schedule.is_due_by_iterations(done)
             iteration_s = clock.metrics()["seconds/total"]
             # The first rank decides, since the clocks of ranks differ.
@@ -307,7 +313,7 @@ class Record:
         start = time.monotonic()
         with self._server.asleep(), self._session.console.phase(f"iteration {done}: checkpoint"):
             self._checkpoint(done, regular=regular)
-        self._session.kept = done
+        self._session.checkpointed = done
         self._schedule.note_written(time.monotonic() - start)
 
     def _checkpoint(self, done: int, *, regular: bool) -> None:
@@ -464,7 +470,7 @@ class CollapseWatch:
             if now.counts and not before.counts:
                 assert now.since is not None
                 self.session.console.say(
-                    f"warning: {sign} in iterations {now.since + 1} to {iteration + 1}: {now.words};"
+                    f"warning: {sign} in iterations {now.since + 1} to {iteration + 1}: {now.description};"
                     f" {REMEDIES[sign]}"
                 )
             elif before.counts and not now.counts:
@@ -478,7 +484,7 @@ class CollapseWatch:
     def stopping(self) -> bool:
         """Whether a sign ends the run here. A run that is finished anyway is not stopped."""
         config, done = self.session.config, _done(self.rows)
-        is_finished = is_last(config, self.session.directory, done)
+        is_finished = is_over_after(config, self.session.directory, done)
         return not is_finished and bool(verdict(config.diagnostics, self.signs))
 
     @property
@@ -527,7 +533,7 @@ def _done(rows: list[dict[str, Any]]) -> int:
 def _look(config: PolicyIteration, rows: list[dict[str, Any]]) -> dict[Sign, CollapseSign]:
     """Returns the signs of collapse after the last of the rows."""
     sampling = config.rollout.sampling
-    watched = Watched(config.rollout.needs_engine, None if sampling is None else sampling.max_tokens)
+    watched = WatchedRun(config.rollout.needs_engine, None if sampling is None else sampling.max_tokens)
     return diagnose(config.diagnostics, watched, rows)
 
 
@@ -540,7 +546,7 @@ def _message(
     """Returns why the run is stopped, which weights are good, and how to continue it."""
     done = _done(rows)
     reasons = [
-        f"{finding.sign} since iteration {(finding.since or 0) + 1}: {finding.words}"
+        f"{finding.sign} since iteration {(finding.since or 0) + 1}: {finding.description}"
         for finding in verdict(config.diagnostics, signs)
     ]
     good = last_good(config.diagnostics, signs, done - 1)

@@ -20,8 +20,8 @@ from treetune.exceptions import Stopped
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console, name_iterations
-from treetune.runtime.directory import ExperimentDirectory, Lock, is_last
-from treetune.runtime.manifest import begin
+from treetune.runtime.directory import ExperimentDirectory, Lock, is_over_after
+from treetune.runtime.manifest import begin_or_resume
 from treetune.runtime.several_machines import refuse_machines_that_differ
 from treetune.store.files import own_folder
 from treetune.store.timeline import SUFFIX, Timeline
@@ -60,8 +60,9 @@ class Session:
     """The iteration that the loop is in."""
     done: int = 0
     """The number of finished iterations."""
-    kept: int = 0
-    """The number of iterations that were finished when the newest checkpoint was written."""
+    checkpointed: int = 0
+    """The number of iterations that the newest checkpoint holds. A killed run repeats the training of those
+    after it. Example: with `done` 7 and `checkpointed` 5, iterations 6 and 7."""
     last_row: Mapping[str, Any] = field(default_factory=dict)
     """The metrics of the last finished iteration."""
 
@@ -84,19 +85,21 @@ class Session:
             stack.callback(ranks.leave)
             purpose: str = lock
             remarks: list[str] = []
+            # Only the first rank locks: a lock belongs to one process, and the ranks are several.
             if ranks.is_first:
                 own_folder(directory.path, share=config.share)
-                # The lock is kept until the stack closes, when the process leaves the experiment.
+                # The lock is checkpointed until the stack closes, when the process leaves the experiment.
                 if lock == "evaluation":
                     purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
                 else:
                     stack.enter_context(directory.locked(lock, patience_for_last_start()))
                 if lock == "run":
-                    remarks = begin(directory, config, plain_config, ranks.world_size)
+                    remarks = begin_or_resume(directory, config, plain_config, ranks.world_size)
             # The other ranks wait here until the first one has the lock.
             purpose = ranks.from_first("the first rank has the experiment's lock", purpose)
             # Only the first rank keeps a timeline: all ranks do the same at the same time.
-            timeline = Timeline(directory.logs / f"{purpose}{SUFFIX}" if ranks.is_first else None)
+            timeline_file = directory.logs / f"{purpose}{SUFFIX}" if ranks.is_first else None
+            timeline = Timeline(timeline_file)
             log_file = directory.logs / "run.log" if ranks.is_first else None
             console = Console(log_file, ranks.is_first, timeline)
             stack.callback(console.close)
@@ -119,21 +122,23 @@ class Session:
         if self.iteration is not None:
             at_boundary = self.done == self.iteration + 1
             where = f" after iteration {self.done}" if at_boundary else f" in iteration {self.iteration + 1}"
-        again = ""
-        if self.done > self.kept:
-            repeated = name_iterations(self.kept + 1, self.done)
-            again = f" after iteration {self.kept}, the last checkpoint, and does {repeated} again"
+        repetition = ""
+        if self.done > self.checkpointed:
+            repeated = name_iterations(self.checkpointed + 1, self.done)
+            repetition = (
+                f" after iteration {self.checkpointed}, the last checkpoint, and does {repeated} again"
+            )
         if isinstance(stop, Stopped) and stop.code != 128 + signal.SIGINT:
             # The launcher also sends SIGTERM, when another rank has failed. The same command may then fail
             # again, so it is mentioned only if there is something that it would repeat.
-            continuation = f"; the same command continues{again}" if again else ""
+            continuation = f"; the same command continues{repetition}" if repetition else ""
             return f"ended by {stop.signal_name}{where}{continuation}"
-        return f"stopped{where}; the same command continues{again}"
+        return f"stopped{where}; the same command continues{repetition}"
 
     def remaining_iterations(self, start: int) -> Iterator[int]:
         """Yields the iterations from `start` to the end of the run, which a budget may change on the way."""
         iteration = start
-        while not is_last(self.config, self.directory, iteration):
+        while not is_over_after(self.config, self.directory, iteration):
             self.iteration = iteration
             yield iteration
             iteration += 1
@@ -170,7 +175,8 @@ class Session:
     def temperature(self) -> float:
         """The temperature of the distribution whose log-probs the trainer computes: the rollout's."""
         sampling = self.config.rollout.sampling
-        # At temperature 0 one token has all probability. The trainer then scores with temperature 1.
+        # At temperature 0 one token has all probability, and the log-probs of all others are minus infinity.
+        # The trainer then scores with temperature 1.
         return sampling.temperature if sampling is not None and sampling.temperature > 0 else 1.0
 
     @property
@@ -182,7 +188,8 @@ class Session:
         if sampling is None or sampling.temperature == 0:
             return None
         nucleus = Nucleus(sampling.top_p, sampling.top_k)
-        return None if nucleus.is_all else nucleus
+        cuts_nothing = nucleus.is_all
+        return None if cuts_nothing else nucleus
 
 
 def _silence_libraries() -> None:
@@ -227,6 +234,7 @@ class StartModel:
         refuse_hidden_stops(self.tokenizer, config.stop_strings())
         self._config, self._device = config, device
         self._has_logged_reason = False
+        # An added token's embedding begins as the mean of others, and adapters never change an embedding.
         if config.trainer.lora is not None and (unlearned := self.source.unlearned_tokens()):
             raise ValueError(
                 f"model.added_tokens has {', '.join(map(repr, unlearned))}, which the model doesn't know yet,"
@@ -265,13 +273,13 @@ class StartModel:
         cast_parameters(model, getattr(torch, self._config.trainer.precision))
         return model
 
-    def on_cpu(self) -> PreTrainedModel:
+    def load_on_cpu(self) -> PreTrainedModel:
         """Loads a fresh copy onto the CPU, to be written or sharded over the ranks."""
         import torch
 
         return self.load(torch.device("cpu"))
 
-    def in_parts(self) -> PreTrainedModel:
+    def load_in_parts(self) -> PreTrainedModel:
         """Returns a fresh copy whose weights stay in their files until they are sharded over the ranks, one
         by one.
 
@@ -287,15 +295,15 @@ class StartModel:
             if not self._has_logged_reason:
                 log.info("each rank reads the whole model into the machine's memory at first: %s", reason)
                 self._has_logged_reason = True
-            return self.on_cpu()
+            return self.load_on_cpu()
         self._refuse_too_few_rows(model)
         return model
 
-    def weights(self) -> tuple[dict[str, Tensor], PretrainedConfig]:
-        """Returns the weights by name, on the CPU, and the architecture."""
+    def load_weights(self) -> tuple[dict[str, Tensor], PretrainedConfig]:
+        """Loads the weights by name, on the CPU, and the architecture."""
         from treetune.models.saved_weights import saved_weights
 
-        model = self.on_cpu()
+        model = self.load_on_cpu()
         return saved_weights(model), model.config
 
     def _refuse_too_few_rows(self, model: PreTrainedModel) -> None:

@@ -149,12 +149,19 @@ def differences(facts: Sequence[Facts], views: Sequence[MachineView], directory:
     return list(dict.fromkeys(lines))  # every rank of a machine reports the same
 
 
-def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) -> Facts:
-    """Returns this rank's facts; `place` is the interface, address and port where it listens."""
+def _facts(machine: int, listens_at: tuple[str, str, int], plain: Mapping[str, Any]) -> Facts:
+    """Returns this rank's facts.
+
+    Args:
+        listens_at: The interface, address and port where it listens: ``("eth0", "10.0.0.4", 41873)``.
+    """
+    interface, address, port = listens_at
     return Facts(
         machine,
         platform.node(),
-        *place,
+        interface,
+        address,
+        port,
         clock=time.time(),
         code=_code(),
         own_modules=own_modules(),

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
@@ -27,6 +28,20 @@ from treetune.vocabulary import Metrics
 RECORD = "mirrors.json"
 """The file next to the manifest that has an entry for each kind of mirror: its run and its first missing
 iteration. Example: ``{"wandb": {"id": "3fa1c0de", "project": "treetune", "first_missing": 12, …}}``."""
+
+
+ANSWER_COLUMNS = (
+    "problem",
+    "prompt",
+    "gold",
+    "text",
+    "reward",
+    "outcome",
+    "extracted",
+    "finish_reason",
+    "tokens",
+)
+"""The columns of W&B's table of answers, in addition to the iteration."""
 
 
 class Sink(Registrable):
@@ -88,6 +103,8 @@ class _CountedRun:
 
     def __init__(self, run: Any, state: _MirrorState, first_missing: int) -> None:
         self._run, self._state, self.first_missing = run, state, first_missing
+        self.directory = state.directory
+        """The experiment's folder."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         if step < self.first_missing:  # an iteration that is done again after a kill
@@ -142,12 +159,22 @@ def _trackio_runs(trackio: Any, project: str) -> set[str]:
 @dataclass(frozen=True, kw_only=True)
 class WandbSink(Sink):
     """Weights & Biases: offline unless a user is logged in. A resumed run continues the same run of W&B,
-    whose id is in `mirrors.json`; `WANDB_RUN_ID` chooses another one."""
+    whose id is in `mirrors.json`; `WANDB_RUN_ID` chooses another one. If the environment has WANDB_RUN_ID or
+    WANDB_API_KEY, a run has this sink by default; with WANDB_MODE=disabled it has not."""
 
     project: str = "treetune"
     """The project's name there."""
     entity: str | None = None
     """User or team; null: the default of the user who is logged in."""
+    further_names: Mapping[str, str] = field(default_factory=dict)
+    """Further names under which metrics are logged, for dashboards of other programs. Each has the metric's
+    name as its value: ``{"actor/entropy": "train/entropy"}``. Metrics that a run doesn't record are left
+    out."""
+    answers_every: Annotated[int, Gt(0)] | None = None
+    """A table of answers is logged after every so many iterations; null: never. The answers leave this
+    machine if W&B is online."""
+    answers: Annotated[int, Gt(0)] = 32
+    """Most answers of such a table: the first ones of the iteration, in the order of its problems."""
 
     @override
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
@@ -157,8 +184,8 @@ class WandbSink(Sink):
         logged_in = os.environ.get("WANDB_API_KEY") or (netrc.is_file() and "wandb.ai" in netrc.read_text())
         mode = os.environ.get("WANDB_MODE") or ("online" if logged_in else "offline")
         identity = {"project": self.project, "entity": self.entity, "name": name}
-        if chosen := os.environ.get("WANDB_RUN_ID"):
-            identity["id"] = chosen
+        if run_id := os.environ.get("WANDB_RUN_ID"):
+            identity["id"] = run_id
         state = _MirrorState.read(directory, "wandb", **identity)
         state.values.setdefault("id", secrets.token_hex(4))
         run = wandb.init(
@@ -184,6 +211,35 @@ class WandbSink(Sink):
         return _CountedRun(run, state, first_missing)
 
     @override
+    def log(self, handle: _CountedRun, iteration: int, metrics: Metrics) -> None:
+        values: dict[str, Any] = dict(metrics)
+        for name, key in self.further_names.items():
+            if key in metrics:
+                values[name] = metrics[key]
+        is_due = self.answers_every is not None and (iteration + 1) % self.answers_every == 0
+        if is_due and iteration >= handle.first_missing:
+            table = self._table_of_answers(handle.directory, iteration)
+            if table is not None:
+                values["answers"] = table
+        handle.log(values, step=iteration)
+
+    def _table_of_answers(self, directory: Path, iteration: int) -> Any:
+        """Returns W&B's table of an iteration's first answers; None if they aren't stored."""
+        import wandb
+
+        # Imported here, since pyarrow isn't needed without tables.
+        from treetune.rollouts.storage import answer_row, read_trajectories
+        from treetune.runtime.directory import ExperimentDirectory
+
+        file = ExperimentDirectory(directory).iteration(iteration) / "trajectories.arrow"
+        if not file.is_file():
+            return None
+        rows = [answer_row(trajectory) for trajectory in read_trajectories(file)[: self.answers]]
+        columns = ["iteration", *ANSWER_COLUMNS]
+        data = [[iteration, *(row[column] for column in ANSWER_COLUMNS)] for row in rows]
+        return wandb.Table(columns=columns, data=data)
+
+    @override
     def first_missing(self, handle: _CountedRun) -> int:
         return handle.first_missing
 
@@ -207,6 +263,17 @@ def _first_missing_offline(directory: Path, values: Mapping[str, Any]) -> int:
     return max(values.get("began", 0), last_written + 1)
 
 
+def with_mirrors_of_environment(
+    sinks: tuple[Sink, ...], environment: Mapping[str, str] = os.environ
+) -> tuple[Sink, ...]:
+    """Returns the configured sinks, and W&B's in addition if the environment names a run or a key of W&B."""
+    is_wanted = environment.get("WANDB_RUN_ID") or environment.get("WANDB_API_KEY")
+    is_configured = any(isinstance(sink, WandbSink) for sink in sinks)
+    if not is_wanted or is_configured or environment.get("WANDB_MODE") == "disabled":
+        return sinks
+    return (*sinks, WandbSink())
+
+
 # W&B's file is a log in LevelDB's form.
 WANDB_HEADER = 7
 """The bytes before the first chunk."""
@@ -214,7 +281,7 @@ WANDB_BLOCK = 32768
 """The bytes of a block."""
 WANDB_CHUNK = struct.Struct("<IHB")
 """The head of a chunk: checksum, length, kind."""
-_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+WHOLE_CHUNK, FIRST_CHUNK, MIDDLE_CHUNK, LAST_CHUNK = 1, 2, 3, 4
 """Kinds of chunks: a record by itself, and the parts of one that spans blocks."""
 
 
@@ -246,11 +313,13 @@ def _records_in(content: bytes) -> Iterator[bytes]:
             continue
         _, length, kind = WANDB_CHUNK.unpack_from(content, position)
         position += WANDB_CHUNK.size
-        if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or position + length > len(content):
+        is_known_kind = kind in (WHOLE_CHUNK, FIRST_CHUNK, MIDDLE_CHUNK, LAST_CHUNK)
+        if not is_known_kind or position + length > len(content):
             return
         chunk = content[position : position + length]
-        record = chunk if kind in (_WHOLE, _FIRST) else record + chunk
-        if kind in (_WHOLE, _LAST):
+        begins_record = kind in (WHOLE_CHUNK, FIRST_CHUNK)
+        record = chunk if begins_record else record + chunk
+        if kind in (WHOLE_CHUNK, LAST_CHUNK):
             yield record
         position += length
 

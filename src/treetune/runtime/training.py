@@ -27,10 +27,10 @@ from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, verify_answers
 from treetune.runtime.evaluation import measure
-from treetune.runtime.generation import episodes_everywhere
+from treetune.runtime.generation import episodes_on_all
 from treetune.runtime.machine import memory_in_use
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.store.checksums import damage_of, read_record, seal_folder, write_record
 from treetune.store.files import write_text
@@ -50,9 +50,9 @@ def make_trainer(session: Session) -> PolicyTrainer:
     config, model = session.config, session.model
     reference = config.credit.reference
     if config.trainer.reads_in_parts:
-        load_model = model.in_parts
+        load_model = model.load_in_parts
     elif config.trainer.shards_weights:
-        load_model = model.on_cpu  # ZeRO-3 moves one weight after the other to the device
+        load_model = model.load_on_cpu  # ZeRO-3 moves one weight after the other to the device
     else:
         load_model = model.load
     return PolicyTrainer(
@@ -72,25 +72,25 @@ def make_trainer(session: Session) -> PolicyTrainer:
 
 @contextmanager
 def open_trainer(
-    sampler: Sampler, *, state: Path | None = None, trains: bool = True
+    resources: RunResources, *, state: Path | None = None, trains: bool = True
 ) -> Iterator[PolicyTrainer]:
-    """Makes the trainer, and connects it with the server, which shares its memory, and with the sampler,
+    """Makes the trainer, and connects it with the server, which shares its memory, and with the resources,
     which uses its critic and its reference. Collective.
 
     Args:
         state: The folder of a trainer's state; None begins with the start model.
         trains: Whether the trainer will train, so that its reference may score answers during sampling.
     """
-    session, server = sampler.session, sampler.server
+    session, server = resources.session, resources.server
     with server.asleep():  # on a CPU, the server starts meanwhile
         server.trainer = trainer = make_trainer(session)
         if state is not None:
             trainer.load(state)
     with closing(trainer):
         if session.config.credit.asks_critic:
-            sampler.critic = critic_for_credit(session, server, trainer.values)
+            resources.critic = critic_for_credit(session, server, trainer.values)
         if trains:
-            sampler.reference = trainer.prefetch
+            resources.reference = trainer.prefetch
         yield trainer
 
 
@@ -113,16 +113,18 @@ def critic_for_credit(
         ranks = session.ranks
         # All ranks compute the values of all answers together, and each keeps those of its own.
         counts = [count for (count,) in ranks.exchange("critic-counts", [len(answers)])]
-        rows = episodes_everywhere(ranks, "critic-answers", [scoring_row(answer) for answer in answers])
-        if not rows:
+        rows = episodes_on_all(ranks, "critic-answers", [scoring_row(answer) for answer in answers])
+        if not rows:  # on no rank, so that all ranks return here
             return []
         sequences = Sequences.of(rows)
         with server.asleep():
             values_N = values(sequences).double().numpy()
+        # `values_N` has the trained tokens of all answers, one answer after the other, rank after rank.
         first = sum(counts[: ranks.rank])
-        bounds = list(pairwise(sequences.starts))[first : first + len(answers)]
+        bounds = list(pairwise(sequences.starts))
+        bounds_of_rank = bounds[first : first + len(answers)]
         columns = []
-        for answer, (start, end) in zip(answers, bounds, strict=True):
+        for answer, (start, end) in zip(answers, bounds_of_rank, strict=True):
             trained = are_sampled(answer.segments)
             column = np.full(len(trained), np.nan)  # only tokens that the policy has sampled have a value
             column[trained] = values_N[start:end]
@@ -133,7 +135,11 @@ def critic_for_credit(
 
 
 def train(
-    sampler: Sampler, trainer: PolicyTrainer, iteration: int, episodes: Collection[Episode], clock: Clock
+    resources: RunResources,
+    trainer: PolicyTrainer,
+    iteration: int,
+    episodes: Collection[Episode],
+    clock: Clock,
 ) -> Metrics:
     """Trains on the episodes. Afterwards the trainer has the weights with which the iteration ends.
     Collective.
@@ -141,7 +147,7 @@ def train(
     Raises:
         RuntimeError: There are no episodes, or the engine's log-probs differ too much from the trainer's.
     """
-    session, server = sampler.session, sampler.server
+    session, server = resources.session, resources.server
     config = session.config
     if not episodes:
         selection = type(config.selection).__name__
@@ -162,11 +168,11 @@ def train(
             metrics = trainer.restart(episodes, on_signals)
         on_signals = None  # `restart` has passed them on; the start weights did not sample these tokens
     if config.choose_checkpoint is None:
-        with _training_phase(sampler, iteration, clock) as show:
+        with _training_phase(resources, iteration, clock) as show:
             metrics |= trainer.train(iteration, episodes, progress=show, on_signals=on_signals)
             metrics["memory/training"] = memory_in_use()
     else:
-        choice = _EpochChoice(sampler, trainer, iteration, config.choose_checkpoint)
+        choice = _EpochChoice(resources, trainer, iteration, config.choose_checkpoint)
         metrics |= _train_and_choose(choice, episodes, clock, on_signals)
     if (problem := gap_problem(session, iteration, episodes, metrics)) is not None:
         if stops_at_gap(session):
@@ -179,13 +185,15 @@ def train(
 
 
 @contextmanager
-def _training_phase(sampler: Sampler, iteration: int, clock: Clock) -> Iterator[Callable[[int, int], None]]:
+def _training_phase(
+    resources: RunResources, iteration: int, clock: Clock
+) -> Iterator[Callable[[int, int], None]]:
     """Lends the engine's memory to the trainer for a block, and yields the function that shows how many of
     the steps are done. Collective."""
     with (
         clock.phase("training"),
-        sampler.server.asleep(weights_follow=True),
-        sampler.phase(f"iteration {iteration + 1}: training", "steps") as show,
+        resources.server.asleep(weights_follow=True),
+        resources.phase(f"iteration {iteration + 1}: training", "steps") as show,
     ):
         yield show
 
@@ -200,7 +208,7 @@ def _train_and_choose(
     training = choice.trainer.begin(choice.iteration, episodes)
     steps = training.steps()
     while True:
-        with _training_phase(choice.sampler, choice.iteration, clock) as show:
+        with _training_phase(choice.resources, choice.iteration, clock) as show:
             point, is_last = choice.train_to_next_point(steps, show)
         # The engine is awake again, and samples from these weights.
         with clock.phase("choice"):
@@ -212,6 +220,8 @@ def _train_and_choose(
 
 
 GAP = "engine/logprob_gap_mean"
+"""The metric of the mean difference between the engine's and the trainer's log-probs of sampled tokens, in
+nats a token."""
 
 GAP_LIMITS = {"quantised": 0.5, "bfloat16": 0.15, "float16": 0.15}
 """The largest mean gap by the precision of engine or trainer; see `Trainer.logprob_gap_limit`. In bfloat16,
@@ -244,10 +254,12 @@ def gap_limit(session: Session) -> float:
     if config.trainer.logprob_gap_limit is not None:
         return config.trainer.logprob_gap_limit
     engine = config.engines.policy
-    in_float32 = 1e-3 if device == "cpu" else 5e-3
-    limit_of_engine = GAP_LIMITS.get(engine.computes_in(device), in_float32)
-    limit_of_trainer = GAP_LIMITS.get(config.trainer.precision, in_float32)
-    return max(limit_of_engine, limit_of_trainer, 3 * (engine.canary_tolerance or 0.0))
+    limit_in_float32 = 1e-3 if device == "cpu" else 5e-3
+    limit_of_engine = GAP_LIMITS.get(engine.computes_in(device), limit_in_float32)
+    limit_of_trainer = GAP_LIMITS.get(config.trainer.precision, limit_in_float32)
+    # Gaps that the canary accepts must not end the run a moment later.
+    limit_by_canary = 3 * (engine.canary_tolerance or 0.0)
+    return max(limit_of_engine, limit_of_trainer, limit_by_canary)
 
 
 def differs_by_design(session: Session, iteration: int, episodes: Collection[Episode]) -> bool:
@@ -259,7 +271,7 @@ def differs_by_design(session: Session, iteration: int, episodes: Collection[Epi
     if sampling is not None and sampling.temperature == 0:
         return True
     if config.restart == "every_iteration" and iteration > 0:
-        return True
+        return True  # training began with the start weights again, which did not sample these answers
     return any(episode.policy_version != iteration for episode in episodes)
 
 
@@ -284,9 +296,9 @@ class _EpochChoice:
     """
 
     def __init__(
-        self, sampler: Sampler, trainer: PolicyTrainer, iteration: int, settings: ChooseCheckpoint
+        self, resources: RunResources, trainer: PolicyTrainer, iteration: int, settings: ChooseCheckpoint
     ) -> None:
-        self.session, self.sampler, self.trainer = sampler.session, sampler, trainer
+        self.session, self.resources, self.trainer = resources.session, resources, trainer
         self.iteration, self.rule, self.every = iteration, settings.rule, settings.every
         self.unit = "epoch" if settings.every is None else "step"
         sets = self.session.config.evaluation.sets
@@ -318,7 +330,8 @@ class _EpochChoice:
 
     @property
     def is_made(self) -> bool:
-        """Returns whether no later candidate can change the choice."""
+        """Returns whether no later candidate can change the choice: with ``first_maximum``, whether the last
+        candidate is not the best one. With ``best``, a later one may always be better."""
         return self.rule == "first_maximum" and self.chosen < len(self.accuracies) - 1
 
     def consider(self, point: int, is_last: bool = False) -> None:
@@ -327,10 +340,10 @@ class _EpochChoice:
         session, done = self.session, self.iteration + 1
         folder = self._find_measurement(point)
         if folder is None:
-            self.sampler.server.offer(self.trainer, done)
+            self.resources.server.offer(self.trainer, done)
             folder = session.directory.candidate(self.iteration, point)
             name = f"{self.set.label} after {self.unit} {point} of iteration {done}"
-            measure(self.sampler, done, self.set, folder, name)
+            measure(self.resources, done, self.set, folder, name)
         self._measurements.append(folder)
         self.points.append(point)
         self.accuracies.append(read_record(folder / "summary.json", MEASURE_AGAIN)["pass_at_1"])
@@ -340,7 +353,7 @@ class _EpochChoice:
             if session.ranks.is_first:
                 shutil.rmtree(self._state, ignore_errors=True)
             session.ranks.barrier("room for the candidate")
-            with self.sampler.server.asleep():
+            with self.resources.server.asleep():
                 self.trainer.save(self._state)
             session.ranks.barrier("the candidate is written")
             if session.ranks.is_first:
@@ -368,7 +381,7 @@ class _EpochChoice:
             damage = damage_of(self._state) if session.ranks.is_first else None
             if (damage := session.ranks.from_first("the candidate", damage)) is not None:
                 raise Damaged(f"{damage}: run the same command again, which repeats the iteration's training")
-            with self.sampler.server.asleep():
+            with self.resources.server.asleep():
                 self.trainer.load(self._state)
         session.ranks.barrier("the chosen weights are back")
         if session.ranks.is_first:
@@ -406,6 +419,7 @@ def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:
     Example: ``choose([0.41, 0.46, 0.45, 0.48], "first_maximum")`` is 1, and with ``best`` it is 3.
     """
     if rule == "best":
+        # Of equally good candidates the earliest, since `-number` is largest for it.
         return max(range(len(accuracies)), key=lambda number: (accuracies[number], -number))
     number = 0
     while number + 1 < len(accuracies) and accuracies[number + 1] > accuracies[number]:

@@ -72,10 +72,12 @@ class WeightsFolder:
     ) -> None:
         self.adapters, self.transfer = adapters, transfer
         self._session = session
-        place = session.directory.path, session.purpose, session.ranks, in_memory
-        self.path, self.meeting, self._writes = weights_folder(*place)
+        self.path, self.meeting, self._writes = make_weights_folder(
+            session.directory.path, session.purpose, session.ranks, in_memory
+        )
 
     def of(self, version: int) -> Path:
+        """Returns the subfolder of a version."""
         return self.path / f"{version:04d}"
 
     def write_start(self) -> Path:
@@ -91,9 +93,12 @@ class WeightsFolder:
         session, lora, folder = self._session, self.adapters, self.of(0)
         problem = model = None
         if self._writes:
-            model = session.model.on_cpu()
-            problem = no_room(self.path, room_needed(model, adapters_alone=lora is not None))
-        if problems := list(filter(None, session.ranks.exchange("room for the weights", problem))):
+            model = session.model.load_on_cpu()
+            problem = describe_missing_room(self.path, room_needed(model, adapters_alone=lora is not None))
+        # All ranks raise, also those whose machine has room: a collective start fails as a whole.
+        problem_by_rank = session.ranks.exchange("room for the weights", problem)
+        problems = [message for message in problem_by_rank if message is not None]
+        if problems:
             raise ValueError(problems[0])
         if model is not None:
             tokenizer = session.model.tokenizer
@@ -130,17 +135,21 @@ class WeightsFolder:
         """
         import torch
 
-        from treetune.models.policy_files import describe_for_engine
+        from treetune.models.policy_files import HEAD, describe_for_engine, has_no_head_in_engine
         from treetune.models.saved_weights import architecture_of
         from treetune.models.shards import in_chunks, shard_path, with_head, write_index, write_shard
 
         session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
-        weights = with_head(trainer.weights_in_turn(), trainer.weight_names, config.tie_word_embeddings)
+        weights = trainer.weights_in_turn()
+        if has_no_head_in_engine(config):
+            weights = ((name, weight) for name, weight in weights if name != HEAD)
+        else:
+            weights = with_head(weights, trainer.weight_names, config.tie_word_embeddings)
         weights = architecture_of(config).convert_to_saved(weights)
         files: dict[str, str] = {}
 
-        def keep(weight: Tensor) -> Tensor:
+        def copy_weight(weight: Tensor) -> Tensor:
             """Returns a copy of a weight that lasts until its chunk is sent, on the device or on the CPU."""
             if self.transfer in ON_THE_DEVICE:
                 return weight.contiguous().clone()
@@ -155,7 +164,7 @@ class WeightsFolder:
         needs_digest = self.transfer == "shared_memory"
         writing: deque[Future[None]] = deque()
         with ThreadPoolExecutor(WRITERS, "weights-writer") as writers:
-            for number, (chunk, last) in enumerate(in_chunks(weights, CHUNK_BYTES, keep)):
+            for number, (chunk, is_last) in enumerate(in_chunks(weights, CHUNK_BYTES, copy_weight)):
                 path = shard_path(folder, number)
                 if ranks.device.type == "cuda":
                     # The receiver may read the chunk on another stream (vLLM's NCCL does), which would not
@@ -170,17 +179,19 @@ class WeightsFolder:
                     writing.append(writers.submit(write, chunk, path))
                     files |= dict.fromkeys(chunk, path.name)
                 if self.transfer in ON_THE_DEVICE:
-                    yield Chunk(path, number, last, "", chunk)
-                may_remain = 0 if needs_digest or last else WRITERS
+                    yield Chunk(path, number, is_last, "", chunk)
+                # Waits, so that at most WRITERS chunks are in memory, and none before a digest or at the end.
+                may_remain = 0 if needs_digest or is_last else WRITERS
                 while len(writing) > may_remain:
                     writing.popleft().result()
-                if last and self._writes:
+                if is_last and self._writes:
                     write_index(files, folder)
                 if self.transfer not in ON_THE_DEVICE:
                     digest = digest_of_weights(path) if needs_digest and ranks.is_first else ""
-                    if needs_digest or last:
+                    if needs_digest or is_last:
+                        # The other ranks wait here until the file is written.
                         digest = ranks.from_first("a chunk of weights", digest)
-                    yield Chunk(path, number, last, digest)
+                    yield Chunk(path, number, is_last, digest)
 
     def write_stored(self, version: int) -> Path:
         """Writes a checkpoint's weights (0: the start model's). Collective.
@@ -194,7 +205,7 @@ class WeightsFolder:
             from treetune.models.policy_files import write_for_engine
 
             try:
-                write_for_engine(*self.stored(version), session.model.tokenizer, folder)
+                write_for_engine(*self.read_stored(version), session.model.tokenizer, folder)
             except (OSError, ValueError):
                 if version == 0 or version in session.directory.checkpoints():
                     raise
@@ -204,12 +215,12 @@ class WeightsFolder:
             raise CheckpointGone(f"checkpoint {version} of {session.directory.path} was deleted meanwhile")
         return folder
 
-    def stored(self, version: int) -> tuple[Mapping[str, Tensor], PretrainedConfig]:
+    def read_stored(self, version: int) -> tuple[Mapping[str, Tensor], PretrainedConfig]:
         """Reads a checkpoint's weights (0: the start model's) by name, and their architecture."""
         from treetune.models.policy_files import read_policy
 
         if version == 0:
-            return self._session.model.weights()
+            return self._session.model.load_weights()
         self._session.directory.refuse_misplaced_checkpoint(version)
         trusted = getattr(self._session.config.model, "trust_remote_code", False)
         return read_policy(self._session.directory.checkpoint(version) / "policy", trust_remote_code=trusted)
@@ -247,8 +258,8 @@ def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
     return size if adapters_alone else VERSIONS * size
 
 
-def no_room(folder: Path, needed: int) -> str | None:
-    """Returns an error message if a folder has less free space than needed, else None."""
+def describe_missing_room(folder: Path, needed: int) -> str | None:
+    """Returns an error message if a folder has less free space than `needed` bytes, else None."""
     free = shutil.disk_usage(folder).free
     if free >= needed:
         return None
@@ -264,7 +275,7 @@ def no_room(folder: Path, needed: int) -> str | None:
     )
 
 
-def weights_folder(
+def make_weights_folder(
     experiment: Path, purpose: str, ranks: Ranks, in_memory: bool = True
 ) -> tuple[Path, Path, bool]:
     """Makes an empty folder for weights, which no other user can access. Collective.
@@ -297,11 +308,11 @@ def weights_folder(
     folder: Path | None = None
     if writes:
         held_folders.sweep()
-        remembered = experiment / f".{of_machine}"
+        name_file = experiment / f".{of_machine}"
         if in_memory and os.access(MEMORY, os.W_OK):
-            _delete_remembered(remembered)
+            _delete_folder_of_killed_run(name_file)
             folder = held_folders.new_in_memory()
-            write_text(remembered, str(folder))
+            write_text(name_file, str(folder))
         else:
             folder = experiment / of_machine
             remove_folder(folder)
@@ -323,11 +334,11 @@ def weights_folder(
     return folder, meeting, writes
 
 
-def remembered_folder(remembered: Path) -> Path | None:
+def read_name_file(name_file: Path) -> Path | None:
     """Returns the folder in memory whose name a run's last start has written to a file; None if it doesn't
     exist, or is not a folder of this user made by this program."""
     try:
-        folder = Path(remembered.read_text())
+        folder = Path(name_file.read_text())
         status = folder.lstat()
     except (OSError, ValueError):
         return None
@@ -336,10 +347,10 @@ def remembered_folder(remembered: Path) -> Path | None:
     return folder if is_folder_of_user and has_right_name else None
 
 
-def _delete_remembered(remembered: Path) -> None:
+def _delete_folder_of_killed_run(name_file: Path) -> None:
     """Deletes the folder that a killed run has left in memory. This process has the run's lock, so no other
     process uses the folder."""
-    folder = remembered_folder(remembered)
+    folder = read_name_file(name_file)
     if folder is not None:
         remove_folder(folder)
-    remembered.unlink(missing_ok=True)
+    name_file.unlink(missing_ok=True)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from textwrap import indent
+from typing import TYPE_CHECKING
 
 from treetune.config.errors import ConfigIssue, did_you_mean
 from treetune.config.schema import OWN_PACKAGE, package_of
 from treetune.contracts import Continuations, CriticValues, Pairs
 from treetune.exceptions import ConfigError
 from treetune.findings import placed_parts
-from treetune.rollouts.metrics import OF_ITERATION, PREFIX, split_domain
+from treetune.models.pretrained import PretrainedModel
+from treetune.rollouts.metrics import DOMAIN_METRICS, PREFIX, split_domain
 from treetune.rollouts.numbers import EVALUATED, LARGEST, OF_CORRECT, registered
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import PHASES
 from treetune.runtime.diagnostics import SIGNS
 from treetune.tables.columns import PASS_AT_1, value_named
-from treetune.tables.runs import TableRuns, make_plan
-from treetune.tables.settings import Reproduction
+from treetune.tables.runs import TableRuns, all_needed, make_plan
 from treetune.tasks.base import Task
+
+if TYPE_CHECKING:
+    # `settings` calls `check_table`, and imports this module.
+    from treetune.tables.settings import Reproduction
 
 METRICS: Mapping[str, tuple[str, ...]] = {
     group: tuple(names.split())
@@ -97,7 +103,7 @@ def why_no_metric(root: PolicyIteration, name: str) -> str | None:
     domain_and_name = split_domain(name)
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
-        return _why_no_domain(root.task, domain) or _why_not_among(name_in_domain, OF_ITERATION)
+        return _why_no_domain(root.task, domain) or _why_not_among(name_in_domain, DOMAIN_METRICS)
     metrics = recordable_metrics(root)
     if name not in metrics:
         packages = {package_of(type(placed.part)) for placed in placed_parts(root)}
@@ -142,7 +148,7 @@ def _why_not_among(name: str, names: Sequence[str]) -> str | None:
 REMEDY = "fix the experiment's configuration, or the column or panel of the table"
 
 
-def check(table: Reproduction) -> None:
+def check_table(table: Reproduction) -> None:
     """Raises ConfigError with every experiment that can't be run, and every number that no run will write."""
     plan = make_plan(table)
     issues_by_experiment: dict[str, ConfigIssue] = {}  # all seeds of an experiment have the same issue
@@ -155,16 +161,44 @@ def check(table: Reproduction) -> None:
                 remedy=REMEDY,
                 excerpt=indent("\n".join(lines), "    "),
             )
-    issues = [*issues_by_experiment.values(), *unwritten(plan)]
+    issues = [*issues_by_experiment.values(), *missing_start_models(plan), *unwritten(plan)]
     if issues:
         raise ConfigError(issues)
 
 
 def refuse_unwritten(plan: TableRuns) -> None:
-    """Raises ConfigError if no run can fill some column or panel."""
-    issues = list(unwritten(plan))
+    """Raises ConfigError if no run can fill some column or panel, or makes the start model of an
+    experiment."""
+    issues = [*missing_start_models(plan), *unwritten(plan)]
     if issues:
         raise ConfigError(issues)
+
+
+def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
+    """Yields an issue for every experiment whose start model belongs in the table's own folders, where no
+    experiment that it needs makes it.
+
+    A configuration that works alone fails here: `directory` is another folder for each seed of a table, so
+    that a start model trained before, outside of the table, isn't found.
+    """
+    base = Path(plan.table.directory)
+    for name, recipe in plan.table.experiments.items():
+        run = plan.of(name)[0]  # the same holds for all seeds; `root` has the first one in its paths
+        if run.root is None or not isinstance(run.root.model, PretrainedModel):
+            continue
+        path = Path(run.root.model.name_or_path)
+        if not path.is_relative_to(base) or path.exists():
+            continue
+        needed_names = {needed for needed, _ in all_needed(plan.table, name, [run.seed])} | set(recipe.needs)
+        folders = [plan.run(needed, run.seed).directory.path for needed in needed_names - {name}]
+        if any(path.is_relative_to(folder) for folder in folders):
+            continue
+        yield ConfigIssue(
+            f"it starts from {path}, which doesn't exist, and no experiment that it needs writes it",
+            f"experiments.{name}",
+            remedy="add the experiment that trains the start model to the table, and name it in `needs`, as"
+            " in experiments: { sft: { configs: ['sft.jsonnet'] }, … needs: ['sft'] }",
+        )
 
 
 def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:

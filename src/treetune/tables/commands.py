@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from treetune.cli.command import Argument, Command, built, evaluated
+import click
+
+from treetune.cli.command import PATH, Command, Options, built, evaluated
 
 if TYPE_CHECKING:
     from treetune.tables.runs import TableRuns
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 REPRODUCTION = "reproduction"
 """The type of tables that `reproduce_table` knows how to run."""
 
-OUTPUT = Argument(
-    "--output", {"type": Path, "metavar": "DIR", "help": "copy the files of the table there as well"}
+OUTPUT = click.Option(
+    ["--output"], type=PATH, metavar="DIR", help="copy the files of the table there as well"
 )
 
 
-def write_table(options: argparse.Namespace) -> int:
+def write_table(options: Options) -> int:
     root = built(evaluated(options), options.command, "a table")
     from treetune.tables.write import make_table
 
     return make_table(cast("Table", root), _command_line(), options.output)
 
 
-def reproduce_table(options: argparse.Namespace) -> int:
+def reproduce_table(options: Options) -> int:
     from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation
     from treetune.exceptions import ConfigError
@@ -85,21 +85,13 @@ COMMANDS = (
             "treetune reproduce_table --configs configs/tables/vineppo_main.jsonnet --slurm jobs.sh",
         ),
         (
-            Argument(
-                "--plan",
-                {"action": "store_true", "help": "list the runs and their estimated hours; run nothing"},
+            click.Option(
+                ["--plan"], is_flag=True, help="list the runs and their estimated hours; run nothing"
             ),
-            Argument(
-                "--launch-lines",
-                {"action": "store_true", "help": "print a command line per missing run"},
-            ),
-            Argument(
-                "--slurm",
-                {"type": Path, "metavar": "FILE", "help": "write missing runs as a SLURM array"},
-            ),
-            Argument(
-                "--at-once",
-                {"type": int, "default": 1, "metavar": "N", "help": "run N at a time (only on a CPU)"},
+            click.Option(["--launch-lines"], is_flag=True, help="print a command line per missing run"),
+            click.Option(["--slurm"], type=PATH, metavar="FILE", help="write missing runs as a SLURM array"),
+            click.Option(
+                ["--at-once"], type=int, default=1, metavar="N", help="run N at a time (only on a CPU)"
             ),
             OUTPUT,
         ),

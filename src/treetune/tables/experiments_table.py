@@ -9,7 +9,7 @@ from typing import Any
 
 from treetune.store.files import write_json, write_text
 from treetune.tables.settings import ExperimentsTable, TableRow
-from treetune.tables.text import DASH, frame, frame_as_markdown
+from treetune.tables.text import DASH, as_frame, frame_as_markdown
 from treetune.view.experiment import read_summaries
 
 REPORTED = (
@@ -121,7 +121,7 @@ def as_markdown(table: ExperimentsTable, results: list[FilledRow]) -> str:
     if published:
         heads.append("published")
     parts = [f"## {table.title}"] if table.title else []
-    parts.append(frame_as_markdown(frame(heads, rows)))
+    parts.append(frame_as_markdown(as_frame(heads, rows)))
     parts.append(f"Shares in percent; {note}.")
     return "\n\n".join(parts) + "\n"
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from treetune.cluster import submission
-from treetune.cluster.jobs import Processes, one_at_work, slurm_header
+from treetune.cluster import slurm
+from treetune.cluster.jobs import Processes, one_at_work
 from treetune.config.layers import relative
 from treetune.processes.lifetime import exit_on_signals
 from treetune.runtime.console import duration
@@ -37,12 +37,12 @@ from treetune.tables.runs import (
     RunStatus,
     TableRuns,
     inspect,
+    inspect_again,
     make_plan,
-    refreshed,
 )
 from treetune.tables.settings import Reproduction
 from treetune.tables.text import until_lines
-from treetune.tables.until import grown
+from treetune.tables.until import add_needed_seeds
 
 POLL_S, PROGRESS_EVERY_S = 0.2, 60.0
 TAIL_BYTES, MESSAGE_CHARACTERS = 64 * 1024, 400
@@ -63,12 +63,12 @@ def run(table: Reproduction, options: Any, write: Write) -> int:
     if at_once < 1:
         raise ValueError(f"--at-once is {at_once}: it must be 1 or more")
     if options.plan:
-        plan = grown(make_plan(table))
+        plan = add_needed_seeds(make_plan(table))
         say("\n".join([plan_text(plan, at_once), *until_lines(plan)]))
     elif options.launch_lines:
-        say("\n".join(launch_lines(grown(make_plan(table)), Launcher.of_this_machine())))
+        say("\n".join(launch_lines(add_needed_seeds(make_plan(table)), Launcher.of_this_machine())))
     elif options.slurm is not None:
-        plan = grown(make_plan(table))
+        plan = add_needed_seeds(make_plan(table))
         write_text(options.slurm, slurm_script(plan, Launcher.of_this_machine(), Path.cwd()))
         say(f"bash {options.slurm} submits it")
     else:
@@ -88,14 +88,14 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
     with one_at_work(
         folder / ".reproduction.lock", f"another reproduce_table is running in {folder}: wait for it to end"
     ):
-        plan, finished = grown(make_plan(table)), set[Key]()
+        plan, finished = add_needed_seeds(make_plan(table)), set[Key]()
         refuse_unwritten(plan)
         say(cost_line(plan, at_once))
         while True:
             unfinished = carry_out(plan, launcher, say, at_once, already_announced=finished)
-            plan = refreshed(plan)
+            plan = inspect_again(plan)
             finished = {run.key for run in plan.runs if plan.statuses[run.key].state == "finished"}
-            larger_plan = grown(plan)
+            larger_plan = add_needed_seeds(plan)
             for line in until_lines(plan):
                 say(line)
             if len(larger_plan.runs) == len(plan.runs):
@@ -384,50 +384,23 @@ def launch_lines(plan: TableRuns, launcher: Launcher) -> list[str]:
 
 
 def slurm_script(plan: TableRuns, launcher: Launcher, working_directory: Path) -> str:
-    """Returns a script that submits itself: ``bash FILE`` queues one array per wave, each after the last.
+    """Returns a script that submits the missing runs as one array per wave.
 
-    A wave starts when the one before has ended, whether its runs succeeded or not. A run whose start weights
-    are missing then fails at once with a message, and the others continue.
+    A run whose start weights are missing fails at once with a message, and the others continue.
     """
-    table = plan.table
-    task_ranges: list[str] = []  # as sbatch's --array takes them: "0-3"
-    cases: list[str] = []  # of the shell's `case`, one for each task
-    for wave in _waves(plan):
-        task_ranges.append(f"{len(cases)}-{len(cases) + len(wave) - 1}")
-        for run in wave:
-            cases.append(f"    {len(cases)}) # {run.label}\n        {_shell_line(plan, run, launcher)} ;;")
-    if not task_ranges:
+    waves = [[(run.label, _shell_line(plan, run, launcher)) for run in wave] for wave in _waves(plan)]
+    if not waves:
         raise ValueError("no run is missing: a SLURM script would be empty")
-    logs = Path(table.directory) / "logs"
+    logs = Path(plan.table.directory) / "logs"
     comment = """\
 #
 # `bash FILE` submits this file: one array per wave, each when the one before has ended. Options after the
 # file's name go to sbatch (--partition, --time). When all have ended, reproduce_table fills the table."""
-    options = (
-        "--nodes=1",
-        "--ntasks=1",
-        f"--gpus-per-node={launcher.ranks}",
-        f"--cpus-per-task={launcher.ranks * launcher.threads}",
+    options = slurm.node_options(nodes=1, gpus=launcher.ranks, cpus=launcher.ranks * launcher.threads)
+    header = slurm.script_header(
+        plan.table.name, f"{logs}/slurm-%A-%a.out", options, comment, working_directory
     )
-    lines = slurm_header(table.name, f"{logs}/slurm-%A-%a.out", options, comment, working_directory)
-    body = f"""
-
-if [ -z "${{SLURM_ARRAY_TASK_ID:-}}" ]; then
-    mkdir -p {shlex.quote(str(logs))}
-    after=()
-    for wave in {" ".join(task_ranges)}; do
-        job=$({shlex.quote(sys.executable)} {shlex.quote(submission.__file__)} \\
-            --parsable "${{after[@]}}" --array="$wave" "$@" "${{BASH_SOURCE[0]}}")
-        echo "tasks $wave: job $job"
-        after=(--dependency="afterany:$job")
-    done
-    exit 0
-fi
-
-case "$SLURM_ARRAY_TASK_ID" in
-"""
-    tail = '\n    *) echo "there is no task $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;\nesac\n'
-    return "\n".join(lines) + body + "\n".join(cases) + tail
+    return slurm.self_submitting_script(header, logs, waves)
 
 
 # The plan as text: states, and the cost of what is left

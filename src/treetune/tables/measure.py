@@ -162,7 +162,9 @@ def measure(plan: TableRuns) -> Results:
     """
     table = plan.table
     cells = {
-        (row.name, column.name): _cell(plan, row, column) for row in table.rows for column in table.columns
+        (row.name, column.name): _read_cell(plan, row, column)
+        for row in table.rows
+        for column in table.columns
     }
     costs = {name: costs_of(plan, name) for name in table.order()}
     with_baseline = []
@@ -258,7 +260,7 @@ def _results_by_seed(table: Reproduction, cell: CellResult) -> dict[int, SeedRes
     return {result.seed: result for result in cell.seeds}
 
 
-def _cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellResult:
+def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellResult:
     name, kind = row.cell(column.name).experiment, plan.table.interval
     if name is None:
         return CellResult(row, column)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.progress import track
@@ -22,7 +22,10 @@ from treetune.runtime.base import PolicyIteration, Runtime, StopAfter
 from treetune.runtime.directory import ExperimentDirectory, expected_iterations, verify_answers
 from treetune.runtime.manifest import different_keys, read_config
 from treetune.tables.columns import by_problem
-from treetune.tables.settings import Reproduction, TableExperiment
+
+if TYPE_CHECKING:
+    # `settings` checks a table's runs, and imports this module.
+    from treetune.tables.settings import Reproduction, TableExperiment
 
 State = Literal["finished", "unmeasured", "interrupted", "missing", "running", "failed", "different", "wrong"]
 """The state of a run on disk:
@@ -196,8 +199,8 @@ class TableRuns:
         return [run for run in self.runs if self.statuses[run.key].state in TO_DO]
 
 
-def refreshed(plan: TableRuns) -> TableRuns:
-    """Returns the same runs with the states that they have now."""
+def inspect_again(plan: TableRuns) -> TableRuns:
+    """Returns the same runs with the states that they have on disk now."""
     return TableRuns(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
 
 
@@ -246,9 +249,9 @@ def run_environment(base: Path, recipe: TableExperiment, seed: int) -> dict[str,
 def make_plan(table: Reproduction) -> TableRuns:
     """Evaluates every experiment's configuration, and reads the states of its runs from disk.
 
-    The plan has the seeds that every row has; `until.grown` adds those that only some rows need.
+    The plan has the seeds that every row has; `until.add_needed_seeds` adds those that only some rows need.
     """
-    base, configurations = Path(table.directory), _configurations(table)
+    base, configurations = Path(table.directory), _load_configurations(table)
     shared_seeds = {name: recipe.seed for name, recipe in table.experiments.items() if recipe.shared}
     runs = []
     first_seed, *_ = table.seeds_of_all_rows
@@ -295,7 +298,7 @@ class _Measurements(NamedTuple):
     analyses: tuple[str, ...]
 
 
-def _configurations(table: Reproduction) -> dict[str, _Configuration]:
+def _load_configurations(table: Reproduction) -> dict[str, _Configuration]:
     """Returns each experiment's configuration with its first seed, each after those that it needs."""
     base, console = Path(table.directory), Console(stderr=True)
     order = track(
@@ -306,7 +309,7 @@ def _configurations(table: Reproduction) -> dict[str, _Configuration]:
         recipe = table.experiments[name]
         seed = recipe.seed if recipe.shared else table.seeds[0]
         environment = run_environment(base, recipe, seed)
-        configurations[name] = _configuration(recipe, environment, _measurements_of(table, name))
+        configurations[name] = _load_configuration(recipe, environment, _measurements_of(table, name))
     experiment_names = {
         name: configuration.config["experiment_name"]
         for name, configuration in configurations.items()
@@ -343,7 +346,7 @@ def _measurements_of(table: Reproduction, name: str) -> _Measurements:
     return _Measurements(*(tuple(dict.fromkeys(names)) for names in (sets, along, analyses)))
 
 
-def _configuration(
+def _load_configuration(
     recipe: TableExperiment, environment: Mapping[str, str], measurements: _Measurements
 ) -> _Configuration:
     try:

@@ -14,6 +14,7 @@ from typing_extensions import override
 from treetune.config.errors import did_you_mean
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Root
+from treetune.tables.check import check_table
 from treetune.tables.columns import MeasuredColumn, Name, Panel
 from treetune.tables.statistics import LEVEL, MeanWithInterval, confidence_sequence, normal_sequence
 
@@ -457,9 +458,7 @@ class Reproduction(Table):
 
     @override
     def check_experiments(self) -> None:
-        from treetune.tables.check import check
-
-        check(self)
+        check_table(self)
 
     def order(self) -> list[str]:
         """Returns the experiments' names in the order of the rows, but each after those that it needs."""

@@ -22,7 +22,7 @@ numbers."""
 
 Kind = Literal["bootstrap", "student"]
 
-HELD = {2: 0.61, 3: 0.81, 4: 0.83, 5: 0.88}
+COVERAGE_OF_BOOTSTRAP = {2: 0.61, 3: 0.81, 4: 0.83, 5: 0.88}
 """How often a "bootstrap" interval contains the true mean, by the number of seeds. It should be 0.95.
 
 Measured with normal draws, 600 tries each. "student" intervals contain it in 0.94 to 0.95.
@@ -73,9 +73,9 @@ def over_seeds_and_problems(
 
     The variance of resampled means of S seeds is too small by a factor of (S − 1)/S, so the seeds' part is
     stretched by √(S/(S − 1)). A percentile interval of few seeds is still too narrow, because the spread
-    itself is uncertain (see HELD). `kind` "student" stretches the seeds' part further, by t(S − 1)/z, which
-    is 2.2 for three seeds; its intervals contain the mean as often as they should. With a single seed the
-    interval covers the problems only.
+    itself is uncertain (`COVERAGE_OF_BOOTSTRAP`). `kind` "student" stretches the seeds' part further, by t(S
+    − 1)/z, which is 2.2 for three seeds; its intervals contain the mean as often as they should. With a
+    single seed the interval covers the problems only.
 
     Raises ValueError if the seeds' problems differ.
     """

@@ -12,7 +12,7 @@ from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import AXES, Curve, panel_notes
 from treetune.tables.measure import CellResult, Comparison, Results
 from treetune.tables.runs import TableRuns
-from treetune.tables.statistics import HELD, MeanWithInterval
+from treetune.tables.statistics import COVERAGE_OF_BOOTSTRAP, MeanWithInterval
 from treetune.tables.until import seconds_a_seed, verdicts
 
 if TYPE_CHECKING:
@@ -99,10 +99,11 @@ def legend(results: Results) -> list[str]:
             f"{', '.join(shared)} is a single run that all seeds share; its interval is over the problems."
         )
     lines += until_lines(results.plan)
-    if table.interval == "bootstrap" and seeds in HELD:
+    if table.interval == "bootstrap" and seeds in COVERAGE_OF_BOOTSTRAP:
         lines.append(
             f"Where most of the spread is between seeds, a bootstrap over {seeds} seeds contains the true"
-            f" mean in about {100 * HELD[seeds]:.0f} of 100 cases, not 95: look at each seed's value below."
+            f" mean in about {100 * COVERAGE_OF_BOOTSTRAP[seeds]:.0f} of 100 cases, not 95: look at each"
+            " seed's value below."
         )
     if table.comparisons:
         declared_pairs = ", ".join(f"{pair.row} − {pair.to}" for pair in table.comparisons)
@@ -208,7 +209,7 @@ def main_grid(
     heads.append(escape(FATE))
     for row, cells in zip(table.rows, rows, strict=True):
         cells.append(escape(results.fates[row.name]))
-    return frame(heads, rows)
+    return as_frame(heads, rows)
 
 
 FATE = "failed, collapsed"
@@ -225,13 +226,13 @@ def difference_grid(results: Results) -> DataFrame:
     """Returns every measured difference to the baseline, significant or not."""
     comparisons = [cell.against for cell in results.cells.values() if cell.against is not None]
     rows = [[item.row, item.column.name, *_comparison_cells(item)] for item in comparisons]
-    return frame(["", "column", *COMPARISON_HEADS], rows)
+    return as_frame(["", "column", *COMPARISON_HEADS], rows)
 
 
 def pair_grid(results: Results) -> DataFrame:
     """Returns the differences of the table's pairs."""
     rows = [[item.row, item.to, item.column.name, *_comparison_cells(item)] for item in results.pairs]
-    return frame(["", "minus", "column", *COMPARISON_HEADS], rows)
+    return as_frame(["", "minus", "column", *COMPARISON_HEADS], rows)
 
 
 def _comparison_cells(comparison: Comparison) -> list[str]:
@@ -262,7 +263,7 @@ def cost_grid(results: Results) -> DataFrame:
             means = [fmean(getattr(cost, quantity) for cost in costs) for quantity in quantities]
             rows.append([name, str(len(costs)), *(f"{mean:,.0f}" for mean in means)])
     heads = ["experiment", "seeds", "sampled answers", "sampled tokens", "gradient steps", "seconds"]
-    return frame(heads, rows)
+    return as_frame(heads, rows)
 
 
 def seeds_grid(results: Results) -> DataFrame:
@@ -278,7 +279,9 @@ def seeds_grid(results: Results) -> DataFrame:
             rows.append([*names, str(result.seed), value, answers, result.directory, result.config_hash])
         for seed, reason in cell.absent.items():
             rows.append([*names, str(seed), DASH, DASH, reason.splitlines()[0], DASH])
-    return frame(["", "column", "seed", "value", "problems × samples", "experiment", "configuration"], rows)
+    return as_frame(
+        ["", "column", "seed", "value", "problems × samples", "experiment", "configuration"], rows
+    )
 
 
 def panel_grid(results: Results, panels: Sequence[Curve]) -> DataFrame:
@@ -293,7 +296,7 @@ def panel_grid(results: Results, panels: Sequence[Curve]) -> DataFrame:
         for row in table.rows:
             cells = [_ends_text(curves.get((row.name, panel.name)), panel) for panel in table.panels]
             rows.append([row.name, *cells])
-    return frame(["", *(panel.title for panel in table.panels)], rows)
+    return as_frame(["", *(panel.title for panel in table.panels)], rows)
 
 
 def _ends_text(curve: Curve | None, panel: Panel) -> str:
@@ -307,7 +310,7 @@ def _ends_text(curve: Curve | None, panel: Panel) -> str:
     return f"{start}{text(last.mean)} [{text(last.low)}, {text(last.high)}]"
 
 
-def frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
+def as_frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
     from pandas import DataFrame
 
     return DataFrame(rows, columns=list(heads), dtype=str)

@@ -49,7 +49,7 @@ class DifferenceVerdict:
     that is unknown, and where all remaining seeds are too few."""
 
 
-def grown(plan: TableRuns) -> TableRuns:
+def add_needed_seeds(plan: TableRuns) -> TableRuns:
     """Returns the plan with all seeds that the table needs, judged by the results on disk.
 
     It has at most one seed of a row that hasn't been run: whether another follows depends on its result.

@@ -47,7 +47,7 @@ from treetune.tables.text import (
     seeds_note,
     why_empty,
 )
-from treetune.tables.until import grown, verdicts
+from treetune.tables.until import add_needed_seeds, verdicts
 from treetune.view.charts import line_chart
 from treetune.view.templates import page
 
@@ -61,7 +61,7 @@ def make_table(table: Table, command: str, output: Path | None = None) -> int:
         written = write_experiments_table(table)
     else:
         assert isinstance(table, Reproduction)
-        written = write_runs_table(grown(make_plan(table)), command)
+        written = write_runs_table(add_needed_seeds(make_plan(table)), command)
     copy(written, output)
     return 0
 
@@ -79,7 +79,7 @@ def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
 
-    def file(ending: str) -> Path:
+    def path_of(ending: str) -> Path:
         written.append(folder / f"{table.name}{ending}")
         return written[-1]
 
@@ -87,15 +87,15 @@ def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
         "curves": curves_json(column_curves, column="name", evaluation="evaluation"),
         "panels": curves_json(panels, panel="name", metric="metric", evaluation="evaluation", value="value"),
     }
-    write_json(file(".json"), data)
-    write_text(file(".md"), markdown)
-    write_text(file(".tex"), as_latex(results))
-    write_text(file(".html"), as_html(results, column_curves, account, panels))
-    draw_table(results, file(".png"))
+    write_json(path_of(".json"), data)
+    write_text(path_of(".md"), markdown)
+    write_text(path_of(".tex"), as_latex(results))
+    write_text(path_of(".html"), as_html(results, column_curves, account, panels))
+    draw_table(results, path_of(".png"))
     if has_curves:
-        draw_curves(results, column_curves, [file("_curves.png"), file("_curves.svg")])
+        draw_curves(results, column_curves, [path_of("_curves.png"), path_of("_curves.svg")])
     if figure is not None:
-        draw_panels(results, panels, [file("_panels.png"), file("_panels.svg")])
+        draw_panels(results, panels, [path_of("_panels.png"), path_of("_panels.svg")])
     print(markdown.split("\n## ")[0].strip())
     return written
 

@@ -89,11 +89,11 @@ class WrittenArithmetic(GeneratedTask):
 
     @override
     def __post_init__(self) -> None:
-        needed, there_are = sum(self.sizes().values()), selections(*self._operands())
-        if needed > there_are:
+        needed, available = sum(self.sizes().values()), selections(*self._operands())
+        if needed > available:
             raise ValueError(
-                f"train_size + validation_size + test_size is {needed}, but there are only {there_are} "
-                f"different problems with {self._described()}: "
+                f"train_size + validation_size + test_size is {needed}, but there are only {available} "
+                f"different problems with {self._describe_operands()}: "
                 "ask for fewer, or for more numbers or digits"
             )
 
@@ -102,7 +102,7 @@ class WrittenArithmetic(GeneratedTask):
         first number if they differ from the others'."""
         raise NotImplementedError
 
-    def _described(self) -> str:
+    def _describe_operands(self) -> str:
         return f"{self._operands()[1]} numbers of {self.digits} digits"
 
     def _prompt(self, numbers: Sequence[int]) -> str:
@@ -137,7 +137,7 @@ class WrittenArithmetic(GeneratedTask):
             slips = generator.random() < self.demonstration_noise
             return line.value + (generator.choice(SLIPS) if slips else 0)
 
-        return self._text(problem, self._written(problem, write), seed)
+        return self._text(problem, self._write_lines(problem, write), seed)
 
     def _text(self, problem: Problem, lines: Sequence[WrittenLine], seed: int) -> str:
         return f"{in_lines(lines)}{MARKER}{lines[-1][1]}"
@@ -155,33 +155,37 @@ class WrittenArithmetic(GeneratedTask):
         """
         if MARKER in prefix:
             return self.grader.grade(prefix, problem).reward
-        *written, rest = prefix.split("\n")
+        *prefix_lines, rest = prefix.split("\n")
         if rest:
             raise ValueError(f"the prefix {prefix!r} ends within a line; give complete lines")
-        position = iter(written)
+        next_lines = iter(prefix_lines)
 
-        def form(line: str) -> str:
+        def with_zeros(line: str) -> str:
             return re.sub(r"[0-9]+", "0", line)
 
         def write(line: SolutionLine) -> int:
-            text = next(position, None)
-            if text is None:
+            text = next(next_lines, None)
+            if text is None:  # after the prefix, the solution continues without errors
                 return line.value
             right_text = f"{line.lead}{line.value}"
-            if form(text) != form(right_text):
+            # A wrong line has other numbers than the right one, and the same operators.
+            if with_zeros(text) != with_zeros(right_text):
                 raise ValueError(
                     f"{text!r} in {prefix!r} is not a step of this solution, such as {right_text!r}"
                 )
             return int(re.split(r"[^0-9]", text)[-1])
 
-        lines = self._written(problem, write)
-        if len(written) > len(lines):
-            raise ValueError(f"the prefix {prefix!r} has {len(written)} lines, the solution {len(lines)}")
+        lines = self._write_lines(problem, write)
+        if len(prefix_lines) > len(lines):
+            raise ValueError(
+                f"the prefix {prefix!r} has {len(prefix_lines)} lines, the solution {len(lines)}"
+            )
+        # The answer without further errors is too small by this. Further errors can only make it larger.
         missing = self._answer(problem.data["numbers"]) - lines[-1][1]
-        weights = [line.weight for line, _ in lines[len(written) :]]
-        return _chance_of_slips(missing, weights, self.demonstration_noise)
+        weights_of_rest = [line.weight for line, _ in lines[len(prefix_lines) :]]
+        return _probability_of_sum(missing, weights_of_rest, self.demonstration_noise)
 
-    def _written(self, problem: Problem, write: Callable[[SolutionLine], int]) -> list[WrittenLine]:
+    def _write_lines(self, problem: Problem, write: Callable[[SolutionLine], int]) -> list[WrittenLine]:
         """Returns the lines of a solution with the numbers that `write` returns for them."""
         solution = self._solution(problem.data["numbers"])
         lines: list[WrittenLine] = []
@@ -231,25 +235,25 @@ def in_lines(lines: Sequence[WrittenLine]) -> str:
     return "".join(f"{line.lead}{value}\n" for line, value in lines)
 
 
-def _chance_of_slips(missing: int, weights: Sequence[int], noise: float) -> float:
+def _probability_of_sum(missing: int, weights: Sequence[int], noise: float) -> float:
     """Returns the probability that errors in lines with these weights add up to exactly `missing`.
 
     Sums that are too large, or so small that the remaining lines can't complete them, are dropped. Large
     weights come first, so that few sums remain at any time.
     """
-    chances = {missing: 1.0}
-    reach = max(SLIPS) * sum(weights)
+    probabilities = {missing: 1.0}  # by the sum that is still missing after the lines so far
+    reach = max(SLIPS) * sum(weights)  # the most that the remaining lines can add
     outcomes = [(0, 1 - noise), *((slip, noise / len(SLIPS)) for slip in SLIPS)]
     for weight in sorted(weights, reverse=True):
         reach -= max(SLIPS) * weight
-        following: dict[int, float] = defaultdict(float)
-        for still_missing, chance in chances.items():
-            for slip, probability in outcomes:
-                remaining = still_missing - slip * weight
-                if 0 <= remaining <= reach:
-                    following[remaining] += chance * probability
-        chances = following
-    return chances.get(0, 0.0)
+        after_line: dict[int, float] = defaultdict(float)
+        for missing_before, probability in probabilities.items():
+            for slip, probability_of_slip in outcomes:
+                still_missing = missing_before - slip * weight
+                if 0 <= still_missing <= reach:
+                    after_line[still_missing] += probability * probability_of_slip
+        probabilities = after_line
+    return probabilities.get(0, 0.0)
 
 
 def selections(values: range, count: int, first: range | None = None) -> int:
@@ -268,27 +272,27 @@ def distinct_operands(
     With `first`, which has no number in common with `values`, the first number is from `first`. The first
     selections don't depend on `total`, so that a larger request extends a smaller one.
     """
-    space = selections(values, count, first)
-    assert total <= space, f"{total} of only {space} selections"
+    available = selections(values, count, first)
+    assert total <= available, f"{total} of only {available} selections"
     generator = derived_random(seed, "operands", values.start, values.stop, count)
-    drawn_operands = count if first is None else count - 1
-    chosen: list[tuple[int, ...]] = []
-    if space <= _ENUMERABLE:
-        unordered = itertools.combinations_with_replacement(values, drawn_operands)
+    count_from_values = count if first is None else count - 1
+    operands: list[tuple[int, ...]] = []
+    if available <= _ENUMERABLE:
+        unordered = itertools.combinations_with_replacement(values, count_from_values)
         heads: list[tuple[int, ...]] = [()] if first is None else [(number,) for number in first]
-        listed = list(itertools.product(heads, unordered))
-        generator.shuffle(listed)
-        for head, selection in listed:
-            order = list(selection)
-            generator.shuffle(order)
-            chosen.append((*head, *order))
-        return tuple(chosen[:total])
+        all_selections = list(itertools.product(heads, unordered))
+        generator.shuffle(all_selections)
+        for head, selection in all_selections:
+            in_any_order = list(selection)
+            generator.shuffle(in_any_order)
+            operands.append((*head, *in_any_order))
+        return tuple(operands[:total])
     seen: set[tuple[int, ...]] = set()
-    while len(chosen) < total:
+    while len(operands) < total:
         head = () if first is None else (generator.choice(first),)
-        numbers = tuple(generator.choices(values, k=drawn_operands))
+        numbers = tuple(generator.choices(values, k=count_from_values))
         key = (*head, *sorted(numbers))
         if key not in seen:
             seen.add(key)
-            chosen.append((*head, *numbers))
-    return tuple(chosen)
+            operands.append((*head, *numbers))
+    return tuple(operands)

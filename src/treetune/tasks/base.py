@@ -13,7 +13,7 @@ from typing_extensions import override
 from treetune.config.registrable import Registrable
 from treetune.tasks.drawing import Drawing, draw_problems, further_problems
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.steps import as_if_going_on, ends_of_lines
+from treetune.tasks.steps import boundaries_if_continued, ends_of_lines
 from treetune.vocabulary import Metrics, Problem
 
 Split = Literal["train", "validation", "test"]
@@ -26,10 +26,21 @@ def check_split(split: str) -> None:
         raise ValueError(f"there is no split {split!r}: choose one of {', '.join(get_args(Split))}")
 
 
+RENAMED_METHODS = {"made": "make_problems", "sampling": "adjust_sampling"}
+"""Methods of tasks by their names in version 0.1, and their present ones."""
+
+
 class Task(Registrable):
     """A source of problems. Sub-classes are frozen dataclasses whose fields are configuration."""
 
     grader: Grader
+
+    @override
+    def __init_subclass__(cls, root: str | None = None, **kwargs: object) -> None:
+        super().__init_subclass__(root=root, **kwargs)
+        for old, new in RENAMED_METHODS.items():
+            if callable(cls.__dict__.get(old)):  # it would never be called
+                raise TypeError(f"{cls.__name__}.{old} is called {new} now: rename the method")
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """Returns all problems of a split, always in the same order. Raises ValueError for an empty split."""
@@ -62,7 +73,7 @@ class Task(Registrable):
         """Returns the domains of its problems: none if it has no domains; None if only the rows name them."""
         return ()
 
-    def sampling(self, params: Params) -> Params:
+    def adjust_sampling(self, params: Params) -> Params:
         """Returns the `SamplingParams` of answers, given the rollout's. In a mixture, a domain has stop
         strings and a budget of tokens of its own."""
         return params
@@ -122,7 +133,7 @@ class Task(Registrable):
         since a token's baseline must not depend on which token it is: if another token would have begun a
         step, the end token begins one, too.
         """
-        return as_if_going_on(self.step_boundaries, response)
+        return boundaries_if_continued(self.step_boundaries, response)
 
     @property
     def boundaries_look_back(self) -> bool:
@@ -182,7 +193,7 @@ class GeneratedTask(Task):
         check_split(split)
         return _problems(self, split)
 
-    def made(self, split: Split) -> Sequence[Problem]:
+    def make_problems(self, split: Split) -> Sequence[Problem]:
         """Makes the problems of a split. `problems` caches them."""
         start = 0
         for name, size in self.sizes().items():
@@ -204,4 +215,4 @@ class GeneratedTask(Task):
 
 @lru_cache(maxsize=64)
 def _problems(task: GeneratedTask, split: Split) -> tuple[Problem, ...]:
-    return tuple(task.made(split))
+    return tuple(task.make_problems(split))

@@ -45,7 +45,7 @@ _MOST_VAIN = 200_000
 It would take minutes."""
 
 
-def prompted(template: str, numbers: Sequence[int], target: int) -> str:
+def fill_template(template: str, numbers: Sequence[int], target: int) -> str:
     """Returns the template with the numbers in it, such as ``19, 36, 55``, and the target."""
     return template.replace(NUMBERS, ", ".join(map(str, numbers))).replace(TARGET, str(target))
 
@@ -103,14 +103,14 @@ class Countdown(GeneratedTask):
 
     @override
     def generate(self, count: int) -> Sequence[Puzzle]:
-        return _distinct(
+        return _distinct_puzzles(
             self.numbers, self.operands, self.targets, self.operators, self.natural, count, self.seed
         )
 
     @override
     def problem(self, id: str, generated: Puzzle) -> Problem:
         numbers, target = generated
-        prompt, data = prompted(self.prompt, numbers, target), {"numbers": numbers, "target": target}
+        prompt, data = fill_template(self.prompt, numbers, target), {"numbers": numbers, "target": target}
         return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
 
     @override
@@ -178,7 +178,7 @@ def signed_sums(
 
 
 @lru_cache(maxsize=4)
-def _distinct(
+def _distinct_puzzles(
     numbers: tuple[int, int],
     operands: tuple[int, int],
     targets: tuple[int, int],
@@ -299,7 +299,7 @@ class CountdownRows(RowsTask):
                 )
         if not is_whole(target):
             raise BadRow(f"its {self.target_field!r} is {target!r}, which is not a whole number")
-        prompt = self._prompt_of(row) if self.prompt is None else prompted(self.prompt, numbers, target)
+        prompt = self._prompt_of(row) if self.prompt is None else fill_template(self.prompt, numbers, target)
         data = {"numbers": tuple(numbers), "target": target}
         return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
 

@@ -63,13 +63,15 @@ def draw_problems(
     if replacement == "between_iterations":
         generator = derived_random(seed, iteration, "problems")
         # `sample` is a shuffle of which only the first `count` elements are drawn.
-        chosen = generator.sample(range(len(problems)), count)
+        indices = generator.sample(range(len(problems)), count)
     else:
+        # Each iteration takes one slice. The slices of earlier iterations are computed again, so that nothing
+        # has to be stored.
         counts = [count] * (iteration + 1)
-        chosen = slice_of_epochs(
+        indices = slice_of_epochs(
             len(problems), counts, lambda epoch: derived_random(seed, epoch, "problems of an epoch")
         )
-    return [problems[index] for index in chosen]
+    return [problems[index] for index in indices]
 
 
 def further_problems(

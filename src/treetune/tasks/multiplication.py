@@ -120,11 +120,11 @@ class Multiplication(WrittenArithmetic):
         return values, self._factor_counts()[0], first
 
     @override
-    def _described(self) -> str:
+    def _describe_operands(self) -> str:
         if self.min_value is not None:
             return f"{self._factor_counts()[0]} numbers from {self.min_value} to {self.max_value}"
         first = "" if self.first_digits is None else f", the first of {self.first_digits}"
-        return super()._described() + first
+        return super()._describe_operands() + first
 
     @override
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
@@ -153,8 +153,8 @@ class Multiplication(WrittenArithmetic):
     @override
     def _solution(self, numbers: Sequence[int]) -> Solution:
         if self.form in ("sequential", "digits"):
-            return folded(numbers, self.detail)
-        return paired(numbers, self.detail, thread_per_pair=self.form == "tree")
+            return multiply_in_order(numbers, self.detail)
+        return multiply_in_pairs(numbers, self.detail, thread_per_pair=self.form == "tree")
 
     @override
     def _answer(self, numbers: Sequence[int]) -> int:
@@ -166,9 +166,11 @@ class Multiplication(WrittenArithmetic):
         text = ""
         for _, together in itertools.groupby(lines, key=lambda written: written[0].block):
             block = list(together)
-            several = len({line.thread for line, _ in block} - {None}) > 1
-            threads = self.form != "sequential" and several and generator.random() < self.parallelise
-            text += self._block(block) if threads else in_lines(block)
+            several_threads = len({line.thread for line, _ in block} - {None}) > 1
+            in_threads = (
+                self.form != "sequential" and several_threads and generator.random() < self.parallelise
+            )
+            text += self._block(block) if in_threads else in_lines(block)
         answer = lines[-1][1]
         if self.wording == "words":
             return f"<think>\n{text}</think>\n\nThe product is \\boxed{{{answer}}}."
@@ -206,8 +208,10 @@ class Multiplication(WrittenArithmetic):
     def teacher_value(self, problem: Problem, prefix: str) -> float:
         """Returns `WrittenArithmetic.teacher_value`. It is known for the sequential form in symbols, if the
         number of lines doesn't depend on errors. Raises ValueError for other forms."""
-        several = self._factor_counts()[1] > FACTORS.start
-        if self.form != "sequential" or self.wording != "symbols" or (self.detail == "digits" and several):
+        # An error in a product may change its number of digits, and thus the lines of the next product.
+        several_products = self._factor_counts()[1] > 2
+        lines_depend_on_errors = self.detail == "digits" and several_products
+        if self.form != "sequential" or self.wording != "symbols" or lines_depend_on_errors:
             raise ValueError(
                 "the teacher's value is only known for form 'sequential' and wording 'symbols', with detail "
                 f"'partials' or two factors: these are {self.form!r}, {self.wording!r}, {self.detail!r} and "
@@ -223,7 +227,7 @@ class Multiplication(WrittenArithmetic):
         return "0123456789*+=#\n" + ("" if self.form == "sequential" else ":")
 
 
-def folded(numbers: Sequence[int], detail: Detail) -> Solution:
+def multiply_in_order(numbers: Sequence[int], detail: Detail) -> Solution:
     """Multiplies the product so far by the next factor, from the left. Each factor is a block, and each of
     its places a thread."""
     product = numbers[0]
@@ -232,7 +236,7 @@ def folded(numbers: Sequence[int], detail: Detail) -> Solution:
         product = yield from _product(product, factor, detail, position, itertools.count(), weight=weight)
 
 
-def paired(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> Solution:
+def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> Solution:
     """Multiplies factors in pairs, then their products in pairs, and so on. Of an odd number the last one is
     left for the next level. Each level is a block. A thread is a pair, or a place of a pair's second
     factor."""

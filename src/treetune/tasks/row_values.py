@@ -129,7 +129,7 @@ def messages_in_text(text: str) -> list[dict[str, Any]] | None:
 # Columns of Arrow
 
 
-def restored_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
+def restore_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
     """Returns an array in which floats that were whole numbers are whole numbers again.
 
     Args:
@@ -151,7 +151,7 @@ def restored_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
     for index in range(array.type.num_fields):
         name = array.type.field(index).name
         names.append(name)
-        restored_fields.append(restored_integers(array.field(index), whole.get(name, {})))
+        restored_fields.append(restore_integers(array.field(index), whole.get(name, {})))
     return pa.StructArray.from_arrays(restored_fields, names=names, mask=compute.is_null(array))
 
 

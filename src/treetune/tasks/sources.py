@@ -20,7 +20,7 @@ from treetune.config.layers import CONFIGS
 from treetune.config.registrable import Registrable
 from treetune.exceptions import NoSplit
 from treetune.tasks.base import Split
-from treetune.tasks.row_values import plain_value, refuse_unclear_nulls, restored_integers, whole_fields
+from treetune.tasks.row_values import plain_value, refuse_unclear_nulls, restore_integers, whole_fields
 
 Row = tuple[str, dict[str, Any]]
 """A row with its place, which errors name: ``("train.jsonl:18", {"question": "2 + 2 = ?", "answer":
@@ -119,8 +119,8 @@ class OnHub(Source):
             raise ValueError(f"files of {self.name} has no pattern for its split {name!r}: add one")
         try:
             # Only one split is loaded, because the files of another may have other columns.
-            chosen = {} if self.files is None else {"data_files": {name: self.files[name]}}
-            splits = load_dataset(self.name, self.subset, revision=self.revision, **chosen)
+            files_of_split = {} if self.files is None else {"data_files": {name: self.files[name]}}
+            splits = load_dataset(self.name, self.subset, revision=self.revision, **files_of_split)
         except Exception as error:  # many kinds, e.g. without a network, or for an unknown name or revision
             raise ValueError(
                 f"the data set {self.name} (revision {self.revision}) cannot be fetched: {error}. "
@@ -300,7 +300,7 @@ class _ParquetDecoder:
         import pyarrow as pa
 
         columns = [
-            restored_integers(column, self._whole.get(name, {}))
+            restore_integers(column, self._whole.get(name, {}))
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
         ]
         table = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)

@@ -15,7 +15,7 @@ ANOTHER_LINE = "\nThen the answer goes on in another line."
 """A line that every splitter regards as one step: it is long enough, and too short to be cut."""
 
 
-def as_if_going_on(boundaries: Callable[[str], list[int]], response: str) -> list[int]:
+def boundaries_if_continued(boundaries: Callable[[str], list[int]], response: str) -> list[int]:
     """Returns the `boundaries` that a response has if another line follows it, and then its length."""
     offsets = boundaries(response + ANOTHER_LINE)
     return [*(offset for offset in offsets if offset <= len(response)), len(response)]
@@ -51,7 +51,7 @@ class StepSplitter(Registrable):
         `end_token`."""
         if self.end_token == "last_step":
             return self.boundaries(response)
-        return as_if_going_on(self.boundaries, response)
+        return boundaries_if_continued(self.boundaries, response)
 
 
 @StepSplitter.register("lines")

@@ -1,242 +1,16 @@
-"""The command `chat_template`: copies a model, with a chat template that makes it think first.
-
-The model's own Jinja template is not changed. A line before it adds a system message to conversations without
-one, and an expression after it opens the thought at the end of the prompt::
-
-    {% set messages = [{'role': 'system', 'content': '...'}] + ... %}
-    (the model's template)
-    {{ '<think>\n' if add_generation_prompt ... }}
-"""
+"""The command `chat_template`."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+import click
 
-from treetune.cli.command import Argument, Command, say
-from treetune.models.chat import Chat, end_of_turn, render
-from treetune.store.files import whole_folder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-SYSTEM = (
-    "Think before you answer: write what you think between <think> and </think>, and behind </think> the"
-    " answer alone."
-)
-OPENING = "<think>\n"
-REFUSED = "refused:"
-"""Begins the text that represents a conversation which the template refuses."""
-
-Messages = Sequence[Mapping[str, str]]
-
-_QUESTION = {"role": "user", "content": "What is 6 * 7?"}
-_ANSWER = {"role": "assistant", "content": "<think>\nSix sevens.\n</think>\n\n42"}
-# Conversations that are rendered with the old and the new template, to check the new one.
-PROBES: tuple[Messages, ...] = (
-    (_QUESTION,),
-    ({"role": "system", "content": "Be brief."}, _QUESTION),
-    (_QUESTION, _ANSWER, {"role": "user", "content": "And 6 * 8?"}),
-)
+from treetune.cli.command import PATH, Command, Options, say
 
 
-@dataclass(frozen=True)
-class ThinkModel:
-    """The changes of a model's chat template."""
-
-    before: str
-    """A prompt of the old template."""
-    after: str
-    """The same prompt of the new template."""
-    system_in: Literal["system", "user", "nowhere"]
-    """The role of the message that has the system message; ``nowhere`` if none is added."""
-    opened: bool
-    """Whether the new template opens the thought. False if the old one did already, or if it isn't wanted."""
-    end_token: str | None
-    """The new token that ends an answer; None if it is the same as before."""
-
-
-def write_think_model(
-    source: Path, output: Path, *, system: str = SYSTEM, opening: str = OPENING, end_token: str | None = None
-) -> ThinkModel:
-    """Copies a model, with a chat template that makes it think.
-
-    Args:
-        source: The folder of the model.
-        output: The folder of the copy, which doesn't exist yet.
-        system: Added to conversations without a system message; empty: nothing is added. It becomes a part of
-            the first question if the template doesn't support system messages.
-        opening: The end of every prompt, unless the template's prompts end with it already, or the
-            conversation has ``enable_thinking: false``.
-        end_token: The token that ends an answer; None: the one that the template writes after an answer.
-
-    Raises:
-        ValueError: The model has no chat template, nothing would change, or the template can't be extended.
-    """
-    from transformers import AutoTokenizer
-
-    if not (source / "config.json").is_file():
-        raise ValueError(f"{source} is not the folder of a model: it has no config.json")
-    if output.exists():
-        raise ValueError(f"{output} exists already: name a folder that does not")
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    if not tokenizer.chat_template:
-        raise ValueError(
-            f"the tokenizer in {source} has no chat template: take a model that has one, or copy that of its"
-            " family into its chat_template.jinja"
-        )
-    think_model = _set_thinking_template(tokenizer, source, system, opening)
-    new_end_token = _new_end_token(tokenizer, end_token)
-    with whole_folder(output) as folder:
-        shutil.copytree(source, folder, dirs_exist_ok=True)
-        # The tokenizer may write its template to another file than the one that was copied.
-        for old_template in ("chat_template.json", "chat_template.jinja"):
-            (folder / old_template).unlink(missing_ok=True)
-        if new_end_token is not None:
-            tokenizer.eos_token = new_end_token
-            _write_end_token(folder, tokenizer.convert_tokens_to_ids(new_end_token))
-        tokenizer.save_pretrained(folder)
-    return replace(think_model, end_token=new_end_token)
-
-
-def _set_thinking_template(
-    tokenizer: PreTrainedTokenizerBase, source: Path, system: str, opening: str
-) -> ThinkModel:
-    """Gives the tokenizer its new template, and checks it with the probes."""
-    old_template = tokenizer.chat_template
-    before = [_render(tokenizer, probe) for probe in PROBES]
-    opens_already = before[0].rstrip().endswith(opening.strip())
-    opened = bool(opening.strip()) and not opens_already
-    target: Literal["system", "user", "nowhere"] = "nowhere"
-    if system:
-        target = "system" if _supports_system_message(tokenizer, system) else "user"
-
-    # A tokenizer may have several templates, by name.
-    has_several = isinstance(old_template, dict)
-    old_templates = old_template if has_several else {"default": old_template}
-    new_templates = {}
-    for name, template in old_templates.items():
-        new_templates[name] = extend_template(template, system, target, opening if opened else "")
-
-    # The old template renders what the new one has to give: the conversation with the system message, and
-    # then the opening of the thought.
-    expected = []
-    for probe in PROBES:
-        text = _render(tokenizer, with_system(probe, system, target))
-        if opened and not text.startswith(REFUSED):
-            text += opening
-        expected.append(text)
-    tokenizer.chat_template = new_templates if has_several else new_templates["default"]
-    after = [_render(tokenizer, probe) for probe in PROBES]
-    if after == before:
-        raise ValueError(
-            f"nothing would change: prompts of the model in {source} end with {before[0][-40:]!r} already"
-            + ("" if system else ", and there is no system message to add")
-        )
-    if after != expected:
-        raise ValueError(
-            f"the chat template in {source} can't be extended: it gives {after[0]!r} instead of"
-            f" {expected[0]!r}"
-        )
-    return ThinkModel(before[0], after[0], target, opened, None)
-
-
-def extend_template(template: str, system: str, target: str, opening: str) -> str:
-    """Returns the template with a line before it that adds the system message, and an expression after it
-    that opens the thought."""
-    before, after = "", ""
-    if target != "nowhere":
-        text = _literal(system)
-        if target == "system":
-            with_message = f"[{{'role': 'system', 'content': {text}}}] + (messages | list)"
-            condition = "messages[0]['role'] != 'system'"
-        else:
-            question = f"{{'role': 'user', 'content': {text} + '\\n\\n' + messages[0]['content']}}"
-            with_message = f"[{question}] + (messages | list)[1:]"
-            condition = "messages[0]['role'] == 'user'"
-        # The Jinja environment of chat templates removes the newline after a block.
-        before = f"{{% set messages = ({with_message}) if messages and {condition} else messages %}}\n"
-    if opening:
-        thinks = "add_generation_prompt and not (enable_thinking is defined and not enable_thinking)"
-        after = f"{{{{ {_literal(opening)} if {thinks} else '' }}}}"
-    # Jinja removes a template's last newline. With an expression after it, it would no longer be the last.
-    return before + template.removesuffix("\n") + after
-
-
-def with_system(messages: Messages, system: str, target: str) -> list[Mapping[str, str]]:
-    """Returns the conversation with the system message, as the new template changes it before it renders
-    it."""
-    first = messages[0]
-    if target == "system" and first["role"] != "system":
-        return [{"role": "system", "content": system}, *messages]
-    if target == "user" and first["role"] == "user":
-        return [{**first, "content": f"{system}\n\n{first['content']}"}, *messages[1:]]
-    return list(messages)
-
-
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
-    """Renders a conversation; returns `REFUSED` and the reason if the template refuses it."""
-    try:
-        return render(tokenizer, Chat(), list(messages))
-    except ValueError as error:
-        if len(messages) == 1:
-            raise
-        return f"{REFUSED} {error}"
-
-
-def _supports_system_message(tokenizer: PreTrainedTokenizerBase, system: str) -> bool:
-    """Returns whether the template renders a system message, and neither refuses it nor leaves it out."""
-    try:
-        text = render(tokenizer, Chat(), [{"role": "system", "content": system}, _QUESTION])
-    except ValueError:
-        return False
-    return system in text
-
-
-def _new_end_token(tokenizer: PreTrainedTokenizerBase, end_token: str | None) -> str | None:
-    """Returns the new token that ends answers; None if the tokenizer has it already."""
-    if end_token is not None:
-        if end_token not in tokenizer.get_vocab():
-            raise ValueError(f"the tokenizer has no token {end_token!r} to end an answer with")
-        return None if end_token == tokenizer.eos_token else end_token
-    end_id = end_of_turn(tokenizer, Chat())
-    if end_id is None or end_id == tokenizer.eos_token_id:
-        return None
-    return str(tokenizer.convert_ids_to_tokens(end_id))
-
-
-def _write_end_token(folder: Path, token_id: int) -> None:
-    """Writes the token that ends an answer into the model's files. In sampling, the former end tokens still
-    end an answer, too."""
-    for name, takes_several in (("config.json", False), ("generation_config.json", True)):
-        path = folder / name
-        if not path.is_file():
-            continue
-        settings: dict[str, Any] = json.loads(path.read_text())
-        former = settings.get("eos_token_id")
-        if former is None:
-            former_ids = []
-        elif isinstance(former, list):
-            former_ids = former
-        else:
-            former_ids = [former]
-        ids = [token_id, *(former_id for former_id in former_ids if former_id != token_id)]
-        settings["eos_token_id"] = ids if takes_several and len(ids) > 1 else token_id
-        path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-
-
-def _literal(text: str) -> str:
-    """Returns a text as a Jinja literal."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def chat_template(options: argparse.Namespace) -> int:
+def chat_template(options: Options) -> int:
     """Runs the command, and prints a prompt before and after."""
+    from treetune.threads.think_template import OPENING, SYSTEM, write_think_model
+
     think_model = write_think_model(
         options.model,
         options.output,
@@ -251,7 +25,7 @@ def chat_template(options: argparse.Namespace) -> int:
         "nowhere": "no system message is added",
     }
     say(explanations[think_model.system_in])
-    if think_model.opened:
+    if think_model.opens_thought:
         say("prompts open a thought now")
     else:
         say("prompts opened a thought before, and still do")
@@ -270,25 +44,16 @@ COMMANDS = (
         " a prompt before and after. Refuses to copy if nothing would change.",
         ("treetune chat_template --model models/Qwen2.5-7B --output models/Qwen2.5-7B-think",),
         (
-            Argument(
-                "--model", {"type": Path, "required": True, "metavar": "DIR", "help": "folder of the model"}
+            click.Option(["--model"], required=True, type=PATH, metavar="DIR", help="folder of the model"),
+            click.Option(["--output"], required=True, type=PATH, metavar="DIR", help="folder to create"),
+            click.Option(
+                ["--system"], metavar="TEXT", help="system message; '' for none; default: think, then answer"
             ),
-            Argument(
-                "--output", {"type": Path, "required": True, "metavar": "DIR", "help": "folder to create"}
-            ),
-            Argument(
-                "--system",
-                {"metavar": "TEXT", "help": "system message; '' for none; default: think, then answer"},
-            ),
-            Argument(
-                "--opening", {"metavar": "TEXT", "help": "ends a prompt; default: <think> and a newline"}
-            ),
-            Argument(
-                "--end-token",
-                {
-                    "metavar": "TOKEN",
-                    "help": "ends an answer; default: the token that the template puts after one",
-                },
+            click.Option(["--opening"], metavar="TEXT", help="ends a prompt; default: <think> and a newline"),
+            click.Option(
+                ["--end-token"],
+                metavar="TOKEN",
+                help="ends an answer; default: the token that the template puts after one",
             ),
         ),
     ),

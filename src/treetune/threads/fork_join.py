@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from treetune.engine.base import Completion
+from treetune.engine.requests import Completion
 from treetune.threads.format import TagIds, outline_numbers
 from treetune.vocabulary import Branch, FinishReason, Segment, TextCodec, TokenIds, joined, token_array
 
@@ -218,19 +218,20 @@ class ForkJoin:
         tags = self._glue.tags
         while True:
             # Sample the line until it ends or lists outlines.
-            room = self._room_for_sample(line)
-            if room < 1:
+            max_tokens = self._tokens_for_sample(line)
+            if max_tokens < 1:
                 # This happens only after a join: a fork leaves each thread at least one token.
                 self._cut(line)
                 return
-            completion = await self._sample(self._next_request(line, room))
+            completion = await self._sample(self._next_request(line, max_tokens))
             line.parts.append(completion.segment(line.branch))
             if completion.finish_reason == "length":
                 self._cut(line)
                 return
             last_token = int(completion.token_ids[-1])
             may_fork = len(line.branch) < self._limits.max_depth
-            if not (may_fork and last_token == tags.end_outlines):
+            lists_outlines = last_token == tags.end_outlines
+            if not (may_fork and lists_outlines):
                 if not line.is_thread:
                     self._end("stop")
                 elif last_token != tags.end_thread:  # the text ends inside the thread
@@ -250,9 +251,8 @@ class ForkJoin:
                     line.inject(self._glue.end_thread)
                 return
 
-    def _next_request(self, line: Line, room: int) -> LineRequest:
-        """Returns the line's next request, for at most `room` tokens. It stops at tags that end or fork the
-        line."""
+    def _next_request(self, line: Line, max_tokens: int) -> LineRequest:
+        """Returns the line's next request. Its sample stops at tags that end or fork the line."""
         stop_ids: tuple[int, ...] = ()
         if line.is_thread:
             stop_ids += (self._glue.tags.end_thread,)
@@ -260,7 +260,8 @@ class ForkJoin:
             stop_ids += (self._glue.tags.end_outlines,)
         turn = line.samples
         line.samples += 1
-        return LineRequest(line.branch, turn, joined([line.context_ids, line.token_ids()]), room, stop_ids)
+        context_ids = joined([line.context_ids, line.token_ids()])
+        return LineRequest(line.branch, turn, context_ids, max_tokens, stop_ids)
 
     def _end(self, reason: FinishReason, event: str | None = None) -> None:
         """Ends the answer for this reason, unless it has ended for an earlier one. Counts the event.
@@ -284,7 +285,7 @@ class ForkJoin:
             return
         if self._limits.stragglers == "truncate":
             self.events["truncated"] += 1
-        else:
+        else:  # with "go_on", the thread had all tokens of its share
             self._end("length", "budget_spent")
         line.inject(self._glue.end_thread)
 
@@ -314,10 +315,12 @@ class ForkJoin:
         headers = [glue.headers(number) for number in numbers]
         # Tokens that are injected around the threads, whether the line continues after the block or ends with
         # it.
-        around_threads = len(glue.newline) + max(len(glue.join), len(glue.end_block)) + self._closing(line)
+        after_threads = max(len(glue.join), len(glue.end_block))
+        around_threads = len(glue.newline) + after_threads + self._closing_tokens(line)
         share = (line.budget - line.length() - around_threads) // len(headers)
         longest_header = max(len(header) for header in headers)
-        if share - longest_header - len(glue.end_thread) < 1:  # no token to sample
+        tokens_to_sample = share - longest_header - len(glue.end_thread)
+        if tokens_to_sample < 1:
             self._end("length", "budget_spent")
             return []
         line.inject(glue.newline)
@@ -337,29 +340,31 @@ class ForkJoin:
         """Injects the text after a block: the text from which the line continues, or the block's end where
         the answer has ended."""
         if all(thread.dropped for thread in threads):
-            self._end("length")
-        if self._finish is None and self._room(line) - len(self._glue.join) < 1:
+            self._end("length")  # the block has no result with which the line could continue
+        if self._finish is None and self._remaining_tokens(line) - len(self._glue.join) < 1:
             self._end("length", "budget_spent")
         line.inject(self._glue.join if self._finish is None else self._glue.end_block)
 
-    def _room_for_sample(self, line: Line) -> int:
+    def _tokens_for_sample(self, line: Line) -> int:
         """Returns how many tokens the line's next sample may have."""
-        room = self._room(line)
-        if line.is_thread and self._limits.stragglers != "go_on" and self._limits.thread_tokens:
-            room = min(room, self._limits.thread_tokens - self._sampled(line))
-        return room
+        max_tokens = self._remaining_tokens(line)
+        thread_tokens = self._limits.thread_tokens
+        # With ``go_on``, a straggler may use all of its share.
+        if line.is_thread and thread_tokens and self._limits.stragglers != "go_on":
+            max_tokens = min(max_tokens, thread_tokens - self._tokens_after_header(line))
+        return max_tokens
 
-    def _room(self, line: Line) -> int:
+    def _remaining_tokens(self, line: Line) -> int:
         """Returns how many tokens of the line's budget are left, without those that close it."""
-        return line.budget - line.length() - self._closing(line)
+        return line.budget - line.length() - self._closing_tokens(line)
 
-    def _closing(self, line: Line) -> int:
+    def _closing_tokens(self, line: Line) -> int:
         """Returns how many tokens are injected to close the line if it is cut."""
         return len(self._glue.end_thread) if line.is_thread else 0
 
-    def _sampled(self, line: Line) -> int:
+    def _tokens_after_header(self, thread: Line) -> int:
         """Returns the number of tokens of the thread without its header, those of blocks within it
         included."""
-        header = line.parts[0]
+        header = thread.parts[0]
         assert isinstance(header, Segment), "a thread begins with its header"
-        return line.length() - len(header.token_ids)
+        return thread.length() - len(header.token_ids)

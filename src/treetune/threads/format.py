@@ -77,10 +77,10 @@ class TextSegment:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class OutlineNumbers:
     """The numbers of a block's outlines, each once, in their order; `duplicates` counts the repeated ones.
 
-    Example: outlines 1, 2, 2 are ``Numbers(("1", "2"), duplicates=1)``.
+    Example: outlines 1, 2, 2 are ``OutlineNumbers(("1", "2"), duplicates=1)``.
     """
 
     numbers: tuple[str, ...]
@@ -107,7 +107,7 @@ def has_threads(text: str) -> bool:
     return _STRUCTURE.search(text) is not None
 
 
-def outline_numbers(text: str) -> Numbers:
+def outline_numbers(text: str) -> OutlineNumbers:
     """Reads the numbers of the threads to open from a text that ends with ``</Outlines>``.
 
     It is lenient, since a model wrote the text: every ``<Outline>`` that begins with a (dotted) number and a
@@ -115,7 +115,7 @@ def outline_numbers(text: str) -> Numbers:
     """
     written = _NUMBERED.findall(text.rpartition("<Outlines>")[2])
     numbers = tuple(dict.fromkeys(written))
-    return Numbers(numbers, len(written) - len(numbers))
+    return OutlineNumbers(numbers, len(written) - len(numbers))
 
 
 class _Reader:
@@ -187,8 +187,8 @@ class _Reader:
         self._expect("</Outlines>", "</Outlines> after the outlines, and only white space between them")
         numbers = outline_numbers(self._text[begin : self._at])
         if not written or numbers.duplicates:
-            what = "two outlines have the same number" if written else "there are no outlines"
-            raise self._wrong(what, "at least one outline, each with a number of its own")
+            fault = "two outlines have the same number" if written else "there are no outlines"
+            raise self._wrong(fault, "at least one outline, each with a number of its own")
         return written
 
     def _end_of_thread(self, number: str) -> None:
@@ -239,13 +239,14 @@ class _Reader:
             self._segments.append(TextSegment(self._text[self._cut_at : self._at], injected, branch))
         self._cut_at = self._at
 
-    def _wrong(self, what: str, correct_form: str) -> ValueError:
+    def _wrong(self, fault: str, correct_form: str) -> ValueError:
+        """Returns an error about this position of the text."""
         line = self._text.count("\n", 0, self._at) + 1
-        here = self._text[self._at : self._at + _EXCERPT]
         before = self._text[max(0, self._at - _EXCERPT) : self._at]
+        after = self._text[self._at : self._at + _EXCERPT]
         return ValueError(
-            f"a text with threads has another format than rollouts give it: {what} in line {line} "
-            f"(character {self._at}), between {before!r} and {here!r}; what would be right: {correct_form}"
+            f"a text with threads has another format than rollouts give it: {fault} in line {line} "
+            f"(character {self._at}), between {before!r} and {after!r}; what would be right: {correct_form}"
         )
 
 
@@ -254,12 +255,14 @@ MOST_THREADS = 50
 
 Conclusions = Literal["allowed", "required", "refused"]
 
-_ENDS = re.compile(r"</?Parallel>")
+_BLOCK_TAGS = re.compile(r"</?Parallel>")
 _NUMBER = re.compile(r"\s*([0-9]{1,9}):")
 _PART_OPENING = re.compile(r"<(Outline|Thread|Conclusion)>")
 _SIGN_OF_PART = {"Outline": "1", "Thread": "2", "Conclusion": "3"}
 _NO_SIGN = str.maketrans("123", "xxx")
+"""Replaces the digits of the text itself, which aren't signs of parts."""
 _ORDER_OF_PARTS = re.compile(r"\s*<Outlines>[1\s]*+</Outlines>\s*2[2\s]*+3?\s*")
+"""The skeleton of a block in the right order (`_parts`)."""
 _FILLER = "x"
 """Replaces the characters of a block that has been checked, in the thread around it."""
 
@@ -292,31 +295,33 @@ def faults(
         The faults, such as ``["the block at character 12 has an empty conclusion"]``; empty for a well-formed
         text and for a text without blocks.
     """
-    broken = []
+    found = []
     opened, closed = text.count("<Parallel>"), text.count("</Parallel>")
     if opened != closed:
-        broken.append(f"there are {opened} <Parallel> and {closed} </Parallel>")
-    open_at: list[int] = []
+        found.append(f"there are {opened} <Parallel> and {closed} </Parallel>")
+    begins_of_open_blocks: list[int] = []
     # Innermost blocks close first. Each is then replaced by filler, so that the block around it has threads
-    # without tags.
-    for match in _ENDS.finditer(text):
+    # without tags. The filler has the same length, so that positions stay the same.
+    for match in _BLOCK_TAGS.finditer(text):
         if match[0] == "<Parallel>":
-            open_at.append(match.start())
-        elif open_at:
-            begin = open_at.pop()
+            begins_of_open_blocks.append(match.start())
+        elif begins_of_open_blocks:
+            begin = begins_of_open_blocks.pop()
             where = f"the block at character {begin}"
-            if open_at and not nesting:
-                broken.append(f"{where} is within another")
+            if begins_of_open_blocks and not nesting:
+                found.append(f"{where} is within another")
             body = text[begin + len("<Parallel>") : match.start()]
-            broken += [f"{where} {what}" for what in _broken(body, conclusions, adjacent, most_threads)]
+            for fault in _faults_of_block(body, conclusions, adjacent, most_threads):
+                found.append(f"{where} {fault}")
             text = text[:begin] + _FILLER * (match.end() - begin) + text[match.end() :]
     outside = _STRUCTURE.search(text)
+    # With unequal counts, a block that was never closed still has its tags. It is reported above.
     if outside and opened == closed:
-        broken.append(f"{outside[0]} at character {outside.start()} is outside of all blocks")
-    return broken
+        found.append(f"{outside[0]} at character {outside.start()} is outside of all blocks")
+    return found
 
 
-def _broken(body: str, conclusions: Conclusions, adjacent: bool, most_threads: int) -> list[str]:
+def _faults_of_block(body: str, conclusions: Conclusions, adjacent: bool, most_threads: int) -> list[str]:
     """Returns what is wrong with the text between ``<Parallel>`` and ``</Parallel>``."""
     counts = [body.count(tag) for tag in ("<Outline>", "</Outline>", "<Thread>", "</Thread>")]
     if len(set(counts)) > 1 or not counts[0]:
@@ -324,35 +329,35 @@ def _broken(body: str, conclusions: Conclusions, adjacent: bool, most_threads: i
             "has {} <Outline>, {} </Outline>, {} <Thread> and {} </Thread>, which should be equally many, "
             "and at least one".format(*counts)
         ]
-    broken = []
+    found = []
     if counts[0] > most_threads:
-        broken.append(f"has {counts[0]} threads, more than {most_threads}")
+        found.append(f"has {counts[0]} threads, more than {most_threads}")
     parts, skeleton = _parts(body)
-    broken += _broken_texts("outline", [text for name, text in parts if name == "Outline"])
-    broken += _broken_texts("thread", [text for name, text in parts if name == "Thread"])
+    found += _faults_of_parts("outline", [text for name, text in parts if name == "Outline"])
+    found += _faults_of_parts("thread", [text for name, text in parts if name == "Thread"])
     opened, closed = body.count("<Conclusion>"), body.count("</Conclusion>")
     conclusion = next((text for name, text in parts if name == "Conclusion"), None)
     if opened != closed or opened > 1:
-        broken.append(
+        found.append(
             f"has {opened} <Conclusion> and {closed} </Conclusion>, which should be one each or none"
         )
     elif conclusions == "refused" and opened:
-        broken.append("has a conclusion")
+        found.append("has a conclusion")
     elif conclusions == "required" and not opened:
-        broken.append("has no conclusion")
+        found.append("has no conclusion")
     elif opened and conclusion is None:
-        broken.append("has </Conclusion> before <Conclusion>")
+        found.append("has </Conclusion> before <Conclusion>")
     elif conclusion is not None and not conclusion.strip():
-        broken.append("has an empty conclusion")
+        found.append("has an empty conclusion")
     elif conclusion is not None:
-        broken += _tags_in("the conclusion", conclusion)
+        found += _faults_of_tags("the conclusion", conclusion)
     if not _ORDER_OF_PARTS.fullmatch(skeleton):
-        broken.append(
+        found.append(
             "is not <Outlines>, outlines, </Outlines>, threads and perhaps a conclusion, in this order"
         )
     elif adjacent and re.search(r"2\s+2", skeleton):
-        broken.append("has white space between threads")
-    return broken
+        found.append("has white space between threads")
+    return found
 
 
 def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
@@ -383,24 +388,25 @@ def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
     return parts, "".join(skeleton)
 
 
-def _broken_texts(what: str, texts: list[str]) -> list[str]:
+def _faults_of_parts(part: Literal["outline", "thread"], texts: list[str]) -> list[str]:
     """Returns what is wrong with the numbers and tags of a block's outlines, or threads."""
-    broken = []
+    found = []
     numbers = []
     for position, text in enumerate(texts, start=1):
         match = _NUMBER.match(text)
         if match is None:
-            broken.append(f"has {what} {position} without a number and a colon at its beginning")
+            found.append(f"has {part} {position} without a number and a colon at its beginning")
         else:
             numbers.append(int(match[1]))
-        broken += _tags_in(f"{what} {position}", text)
+        found += _faults_of_tags(f"{part} {position}", text)
     if len(numbers) == len(texts) and numbers != list(range(1, len(texts) + 1)):
         listed = ", ".join(map(str, numbers))
-        broken.append(f"numbers its {what}s {listed}, which should be 1 to {len(texts)} in this order")
-    return broken
+        found.append(f"numbers its {part}s {listed}, which should be 1 to {len(texts)} in this order")
+    return found
 
 
-def _tags_in(where: str, text: str) -> list[str]:
+def _faults_of_tags(where: str, text: str) -> list[str]:
+    """Returns that a part has a tag in it, if it has one."""
     tag = _STRUCTURE.search(text)
     return [] if tag is None else [f"has {tag[0]} in {where}"]
 

@@ -88,51 +88,62 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
     """
     if tags is None:
         return ThreadCounts(len(token_ids), len(token_ids))
-    # The critical paths so far, of the main text and of each open thread. Block i is open on line i.
-    lines = [0]
-    blocks: list[_Block] = []  # the open ones
-    parallel, threads, tokens = 0, list[int](), list[int]()
+    # The critical paths so far: of the main text, and of each open thread.
+    paths = [0]
+    # Block i is in the text with the path paths[i]. So there is one path more than there are open blocks in a
+    # text, and as many as open blocks between the threads of a block.
+    open_blocks: list[_Block] = []
+    parallel_tokens = 0
+    threads_of_blocks: list[int] = []
+    tokens_of_blocks: list[int] = []
 
     def end_thread() -> None:
-        blocks[-1].threads += 1
-        blocks[-1].longest = max(blocks[-1].longest, lines.pop())
+        block = open_blocks[-1]
+        block.threads += 1
+        block.longest_thread = max(block.longest_thread, paths.pop())
 
     def end_block(position: int) -> None:
-        nonlocal parallel
-        block = blocks.pop()
-        lines[-1] += block.sequential + block.longest
-        threads.append(block.threads)
-        tokens.append(position - block.begin)
-        if not blocks:
-            parallel += position - block.begin
+        nonlocal parallel_tokens
+        block = open_blocks.pop()
+        paths[-1] += block.outside_threads + block.longest_thread
+        length = position - block.begin
+        threads_of_blocks.append(block.threads)
+        tokens_of_blocks.append(length)
+        if not open_blocks:
+            parallel_tokens += length
 
     for position, token in enumerate(token_ids):
-        if len(lines) > len(blocks):  # in the main text or in a thread, not between threads
-            if token == tags.parallel and len(blocks) < depth:
-                lines[-1] += 1
-                blocks.append(_Block(position + 1))
-            elif token == tags.end_thread and blocks:
+        is_in_text = len(paths) > len(open_blocks)  # in the main text or in a thread
+        if is_in_text:
+            if token == tags.parallel and len(open_blocks) < depth:
+                paths[-1] += 1
+                open_blocks.append(_Block(position + 1))
+            elif token == tags.end_thread and open_blocks:
                 end_thread()
-                blocks[-1].sequential += 1
+                open_blocks[-1].outside_threads += 1
             else:
-                lines[-1] += 1
+                paths[-1] += 1
         elif token == tags.thread:
-            blocks[-1].sequential += 1
-            lines.append(0)
+            open_blocks[-1].outside_threads += 1
+            paths.append(0)
         elif token == tags.end_parallel:
             end_block(position)
-            lines[-1] += 1
-        elif token == tags.end_thread and len(blocks) > 1:
+            paths[-1] += 1
+        elif token == tags.end_thread and len(open_blocks) > 1:
+            # The thread around this block ends, and with it the block.
             end_block(position)
             end_thread()
-            blocks[-1].sequential += 1
+            open_blocks[-1].outside_threads += 1
         else:
-            blocks[-1].sequential += 1
-    while blocks:
-        if len(lines) > len(blocks):
+            open_blocks[-1].outside_threads += 1
+    # The end of the answer ends what is still open.
+    while open_blocks:
+        if len(paths) > len(open_blocks):
             end_thread()
         end_block(len(token_ids))
-    return ThreadCounts(len(token_ids), lines[0], parallel, tuple(threads), tuple(tokens))
+    return ThreadCounts(
+        len(token_ids), paths[0], parallel_tokens, tuple(threads_of_blocks), tuple(tokens_of_blocks)
+    )
 
 
 @dataclass
@@ -141,11 +152,12 @@ class _Block:
 
     begin: int
     """The position after its opening tag."""
-    sequential: int = 0
+    outside_threads: int = 0
     """Tokens outside of its threads, the threads' tags included."""
-    longest: int = 0
-    """The critical path of its longest thread."""
+    longest_thread: int = 0
+    """The critical path of its longest thread so far."""
     threads: int = 0
+    """Threads that have ended."""
 
 
 def _mean(values: Sequence[int]) -> float:
@@ -178,7 +190,7 @@ NUMBERS = {
         "seconds on the slowest way through an answer", better="lower", largest=True, while_training=True
     ),
     "seconds_sampling": Number("seconds in all requests for an answer", better="lower"),
-    **{event: Number(words) for event, words in EVENTS.items()},
+    **{event: Number(description) for event, description in EVENTS.items()},
 }
 """By short name. The rollout counts the `EVENTS`; the others are measured, whatever rollout made the
 answer."""

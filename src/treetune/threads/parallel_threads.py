@@ -27,8 +27,8 @@ import treetune.threads.numbers  # noqa: F401  (declares the numbers that are co
 from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, Need, OneLine, SampledAnswers
 from treetune.credit.states.base import AnswerPrefix, StateRule, StepRows
 from treetune.credit.states.whole_answers import WholeAnswers
-from treetune.engine.base import Completion, Request
 from treetune.engine.programs import result_of
+from treetune.engine.requests import Completion, Request
 from treetune.rollouts.answers import (
     UNGRADED,
     Announcer,
@@ -166,7 +166,7 @@ class ParallelThreads(GrowingRollout):
             (completion,) = await engine.sample(request)
             return completion
 
-        max_tokens = context.task.of(start.problem).sampling(self.sampling).max_tokens
+        max_tokens = context.task.of(start.problem).adjust_sampling(self.sampling).max_tokens
         budget = context.settings.token_budget(start.prompt_ids, max_tokens)
         fork_join = ForkJoin(glue, self, sample, start.prompt_ids, budget)
         await fork_join.write()
@@ -184,7 +184,7 @@ class ParallelThreads(GrowingRollout):
         segments = answer.segments
         response_ids = joined([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
-        if len(segments) == 1:
+        if len(segments) == 1:  # an answer without threads has the task's steps
             ends = split_steps(context, start.problem, response_ids, text)
         else:
             ends = tuple(itertools.accumulate(len(segment.token_ids) for segment in segments))
@@ -202,7 +202,8 @@ class ParallelThreads(GrowingRollout):
 
 
 def _completion(segment: Segment, line: LineRequest, codec: TextCodec) -> Completion:
-    """Returns the completion that the segment was made of."""
+    """Returns the completion that the segment was made of. A segment does not say why its sampling ended, but
+    its last token does."""
     stopped = segment.token_ids[-1] in (*line.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
     # The segments of a state have no log-probs. Continuations are only graded, so that zeros do no harm.
@@ -257,7 +258,7 @@ class ThreadStates(WholeAnswers):
         """Returns the segments as steps. An injected segment has the value of the sample after it, and the
         advantage 0. The steps of an answer without threads all have the numbers of its one state."""
         ends = trajectory.step_ends
-        if len(trajectory.segments) == 1:
+        if len(trajectory.segments) == 1:  # there is one state, that of the prompt
             steps = len(ends)
             return StepRows(ends, list(advantages) * steps, list(values) * steps, list(errors) * steps)
         advantages_of_steps, values_of_steps, errors_of_steps = [], [], []
@@ -265,9 +266,13 @@ class ThreadStates(WholeAnswers):
         for segment in trajectory.segments:
             is_sampled = segment.origin == "sampled"
             advantages_of_steps.append(advantages[sample] if is_sampled else 0.0)
-            # After the last sample, the value is the reward.
-            values_of_steps.append(values[sample] if sample < len(values) else trajectory.reward)
-            errors_of_steps.append(errors[sample] if sample < len(errors) else 0.0)
+            if sample < len(values):
+                values_of_steps.append(values[sample])
+                errors_of_steps.append(errors[sample])
+            else:
+                # Text that is injected after the last sample: the reward is certain by then.
+                values_of_steps.append(trajectory.reward)
+                errors_of_steps.append(0.0)
             if is_sampled:
                 sample += 1
         return StepRows(ends, advantages_of_steps, values_of_steps, errors_of_steps)

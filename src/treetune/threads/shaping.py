@@ -338,7 +338,7 @@ def group_penalties(
     if share < threshold:
         return [0.0] * len(lengths)
     alpha = weight * (share - threshold + EPSILON) / (1.0 - threshold + EPSILON)
-    shortest = min(length for length, ok in zip(lengths, correct, strict=True) if ok)
+    shortest = min(length for length, is_correct in zip(lengths, correct, strict=True) if is_correct)
     return [alpha * min(1.0, max(0.0, (length - shortest) / window)) for length in lengths]
 
 

@@ -152,9 +152,9 @@ def plan_micro_batches(
         planned.append([PlannedBatch(indices) for indices in batches])
     # With ZeRO 2 and 3 every backward pass is a collective call: a rank with fewer micro-batches would make
     # the others wait for ever. So it repeats the smallest unit.
-    most = max(map(len, planned))
+    n_batches = max(map(len, planned))
     dummy = PlannedBatch(min(units, key=lambda unit: (tokens_of[unit], unit)), is_dummy=True)
-    return [batches + [dummy] * (most - len(batches)) for batches in planned]
+    return [batches + [dummy] * (n_batches - len(batches)) for batches in planned]
 
 
 def micro_batches(
@@ -231,15 +231,15 @@ def sequences_of_rank(
         return Sequences.of(episodes)
     # The plan of the other layouts depends on lengths alone. So it is made without tokens, and only the
     # tokens of this rank's rows are loaded then.
-    without_tokens = Sequences.of(episodes, kept=())
-    kept: set[int] = set()
+    without_tokens = Sequences.of(episodes, rows_with_tokens=())
+    computed_rows: set[int] = set()
     if scores_all:
-        distinct_rows = without_tokens.once()  # equal rows are scored once
-        kept |= rows_of_rank(without_tokens, distinct_rows, settings, ranks, with_gradient=False)
+        distinct_rows = without_tokens.distinct_rows()  # equal rows are scored once
+        computed_rows |= rows_of_rank(without_tokens, distinct_rows, settings, ranks, with_gradient=False)
     for units in units_by_step:
         minibatch = Minibatch.of(without_tokens, units, settings.objective)
         if minibatch.units:
-            kept |= rows_of_rank(
+            computed_rows |= rows_of_rank(
                 without_tokens,
                 minibatch.units,
                 settings,
@@ -248,8 +248,8 @@ def sequences_of_rank(
                 keep_units=minibatch.keep_units,
             )
     if settings.reference_scores == "while_sampling":
-        kept |= rows_scored_by(without_tokens, ranks)
-    return Sequences.of(episodes, kept)
+        computed_rows |= rows_scored_by(without_tokens, ranks)
+    return Sequences.of(episodes, computed_rows)
 
 
 def rows_scored_by(sequences: Sequences, ranks: Ranks) -> set[int]:
@@ -342,16 +342,21 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
     """
     ids_by_row = [row.token_ids for row in rows]
     predicting_by_row = [row.predicting for row in rows]
-    labels_N = torch.cat([ids_T[at + 1] for ids_T, at in zip(ids_by_row, predicting_by_row, strict=True)])
+    # A position predicts the token after it.
+    labels_by_row = [
+        ids_T[predicting + 1] for ids_T, predicting in zip(ids_by_row, predicting_by_row, strict=True)
+    ]
+    labels_N = torch.cat(labels_by_row)
     tokens = sum(row.length for row in rows)
     if layout == "tree":
         # All rows become one: their prefix tree. The position of a token is its depth. Its logits are those
         # of its parent, which may be anywhere before it in the order of the depth-first walk.
         tree = PrefixTree.of([ids_T.numpy() for ids_T in ids_by_row])
         nodes_by_row = [torch.from_numpy(path) for path in tree.paths]
-        positions_N = torch.cat(
-            [nodes_T[at] for nodes_T, at in zip(nodes_by_row, predicting_by_row, strict=True)]
-        )
+        positions_by_row = [
+            nodes_T[predicting] for nodes_T, predicting in zip(nodes_by_row, predicting_by_row, strict=True)
+        ]
+        positions_N = torch.cat(positions_by_row)
         ids_1T = torch.from_numpy(tree.token_ids_T)[None]
         depths_1T = torch.from_numpy(tree.depths_T)[None]
         subtree_last_1T = torch.from_numpy(tree.subtree_last_T)[None]
@@ -361,13 +366,18 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
         # All rows become one. Position ids start again at each row, by which transformers finds the rows.
         ends = list(itertools.accumulate(len(ids_T) for ids_T in ids_by_row))
         starts = [0, *ends[:-1]]
-        positions_N = torch.cat([at + start for at, start in zip(predicting_by_row, starts, strict=True)])
+        positions_by_row = [
+            predicting + start for predicting, start in zip(predicting_by_row, starts, strict=True)
+        ]
+        positions_N = torch.cat(positions_by_row)
         position_ids_1T = torch.cat([torch.arange(len(ids_T)) for ids_T in ids_by_row])[None]
         return ModelInputs(torch.cat(ids_by_row)[None], positions_N, labels_N, position_ids_1T), tokens
     # Padding on the right needs no attention mask: a token sees only tokens on its left.
     ids_BT = pad_sequence(ids_by_row, batch_first=True)
     width = ids_BT.shape[1]
-    positions_N = torch.cat([at + number * width for number, at in enumerate(predicting_by_row)])
+    # Positions count through the flattened batch, row after row.
+    positions_by_row = [predicting + number * width for number, predicting in enumerate(predicting_by_row)]
+    positions_N = torch.cat(positions_by_row)
     return ModelInputs(ids_BT, positions_N, labels_N), tokens
 
 

@@ -205,7 +205,9 @@ class DeepSpeedModel:
             if tensor.device == device and storage.nbytes() and storage.resizable():
                 storages[storage._cdata] = storage
         self._storages = list(storages.values())
-        if [copy.nbytes for copy in self._copies] != [storage.nbytes() for storage in self._storages]:
+        sizes_of_copies = [copy.nbytes for copy in self._copies]
+        sizes_of_storages = [storage.nbytes() for storage in self._storages]
+        if sizes_of_copies != sizes_of_storages:
             pinned = device.type == "cuda"
             self._copies = [
                 torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
@@ -246,25 +248,26 @@ def training_state(engine: Any) -> list[Tensor]:
     """Returns the tensors of a DeepSpeed engine that are needed for updates only, and neither for a forward
     pass nor for an export: the optimiser's state, master weights, gradients and buffers for them."""
 
-    def tensors_in(holder: Any) -> Iterator[Tensor]:
+    def tensors_in(container: Any) -> Iterator[Tensor]:
         """Yields the tensors in nested containers and dataclasses."""
-        if isinstance(holder, Tensor):
-            yield holder
-        elif isinstance(holder, dict):
-            for value in holder.values():
+        if isinstance(container, Tensor):
+            yield container
+        elif isinstance(container, dict):
+            for value in container.values():
                 yield from tensors_in(value)
-        elif isinstance(holder, list | tuple | set):
-            for value in holder:
+        elif isinstance(container, list | tuple | set):
+            for value in container:
                 yield from tensors_in(value)
-        elif dataclasses.is_dataclass(holder) and not isinstance(holder, type):
-            for field in dataclasses.fields(holder):
-                yield from tensors_in(getattr(holder, field.name))
+        elif dataclasses.is_dataclass(container) and not isinstance(container, type):
+            for field in dataclasses.fields(container):
+                yield from tensors_in(getattr(container, field.name))
 
     storages_of_weights = {tensor.untyped_storage()._cdata for tensor in weights_of(engine.module)}
     optimizer = engine.optimizer
     inner_optimizer = getattr(optimizer, "optimizer", optimizer)  # DeepSpeed's may wrap PyTorch's
     masters = [parameter for group in inner_optimizer.param_groups for parameter in group["params"]]
     tensors = [*tensors_in(vars(optimizer)), *tensors_in(inner_optimizer.state), *masters]
+    # Only leaves have a gradient; PyTorch warns where that of another tensor is read.
     leaves = [tensor for tensor in [*tensors, *engine.module.parameters()] if tensor.is_leaf]
     tensors += [tensor.grad for tensor in leaves if tensor.grad is not None]
     return [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in storages_of_weights]

@@ -234,9 +234,11 @@ def _advantages_and_returns(
     """Applies `from_values` to each answer by itself."""
     advantages, returns = [], []
     for start, end in pairwise(starts):
-        of_answer = from_values(rewards_N[start:end].tolist(), values_N[start:end].tolist())
-        advantages.append(torch.tensor(of_answer[0], dtype=torch.float32))
-        returns.append(torch.tensor(of_answer[1], dtype=torch.float32))
+        advantages_of_answer, returns_of_answer = from_values(
+            rewards_N[start:end].tolist(), values_N[start:end].tolist()
+        )
+        advantages.append(torch.tensor(advantages_of_answer, dtype=torch.float32))
+        returns.append(torch.tensor(returns_of_answer, dtype=torch.float32))
     return torch.cat(advantages), torch.cat(returns)
 
 
@@ -277,8 +279,15 @@ def token_rewards(
 
 
 def rewards_to_come(starts: Sequence[int], rewards_N: Tensor) -> Tensor:
-    """Returns for each trained token the sum of the rewards from it to the end of its sequence, shape [N]."""
-    return torch.cat([rewards_N[a:b].flip(0).cumsum(0).flip(0) for a, b in pairwise(starts)])
+    """Returns for each trained token the sum of the rewards from it to the end of its sequence, shape [N].
+
+    Example: ``rewards_to_come([0, 3], tensor([0.25, 0.0, 0.75]))`` is ``[1.0, 0.75, 0.75]``.
+    """
+    sums = []
+    for start, end in pairwise(starts):
+        # A cumulative sum from the end: flipped, summed up, and flipped back.
+        sums.append(rewards_N[start:end].flip(0).cumsum(0).flip(0))
+    return torch.cat(sums)
 
 
 def normalise(advantages_N: Tensor, kind: str) -> Tensor:

@@ -141,13 +141,13 @@ class Meeting:
             ValueError: There is no such interface.
         """
         interfaces = psutil.net_if_addrs()
-        if named := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
+        if configured_name := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
             for family in (socket.AF_INET, socket.AF_INET6):
-                for address_of_interface in interfaces.get(named, ()):
+                for address_of_interface in interfaces.get(configured_name, ()):
                     if address_of_interface.family == family:
-                        return named, str(address_of_interface.address)
+                        return configured_name, str(address_of_interface.address)
             raise ValueError(
-                f"{platform.node()} has no network interface {named} with an address, which"
+                f"{platform.node()} has no network interface {configured_name} with an address, which"
                 f" GLOO_SOCKET_IFNAME names; it has {', '.join(sorted(interfaces))}"
             )
         # The store's key for the address of a rank that is not on the first machine.

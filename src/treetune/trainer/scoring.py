@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treetune.engine.base import ANSWERS, Completion, Request
+from treetune.engine.requests import ANSWERS, Completion, Request
 from treetune.models.logprobs import ModelInputs, Nucleus
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import MicroBatch, micro_batches, rows_scored_by
@@ -83,7 +83,7 @@ class Scorer:
         """
         result_N = torch.zeros(sequences.n_tokens, *token_shape)
         with torch.no_grad():
-            units = sequences.once()
+            units = sequences.distinct_rows()
             for batch in micro_batches(sequences, units, self.settings, self.ranks, with_gradient=False):
                 batch_N = forward(batch)
                 if self.reports(batch):
@@ -91,7 +91,7 @@ class Scorer:
         # One rank has written each token, and it is 0 on the others, so the sum is exact.
         all_N = self.ranks.sum(result_N)
         # Rows that were left out get the results of the first row that equals them.
-        return all_N[sequences.flat_index(sequences.first_alike())]
+        return all_N[sequences.flat_index(sequences.first_equal_rows())]
 
     def reports(self, batch: MicroBatch) -> bool:
         """Returns whether the results of this rank count: one of the ranks that compute a micro-batch
@@ -110,12 +110,12 @@ class Scorer:
         answers_by_rank = self.ranks.exchange("score", list(answers)) if is_collective else [answers]
         results = []
         for rank, answers_of_rank in enumerate(answers_by_rank):
-            is_own = not is_collective or rank == self.ranks.rank
+            is_of_this_rank = not is_collective or rank == self.ranks.rank
             for prompt, response in answers_of_rank:
                 ids_T = torch.from_numpy(joined([prompt, response]).astype("int64"))
                 predicting = torch.arange(len(prompt) - 1, len(ids_T) - 1)
                 logprobs_N = self.row_logprobs(policy, ids_T, predicting, temperature)
-                if is_own:
+                if is_of_this_rank:
                     results.append(logprobs_N.tolist())
         return results
 
@@ -207,18 +207,18 @@ class ReferencePrefetch:
         submitted, self._pending = self._pending, {}
         # If several ranks have submitted a row, only the first one's result counts, since ranks are summed
         # below.
-        rank_of: dict[bytes, int] = {}
+        rank_of_hash: dict[bytes, int] = {}
         for rank, content_hashes in enumerate(ranks.exchange("reference ahead", list(submitted))):
             for content_hash in content_hashes:
-                rank_of.setdefault(content_hash, rank)
+                rank_of_hash.setdefault(content_hash, rank)
         result_N = torch.zeros(sequences.n_tokens)
         # Equal rows are scored once.
-        first = sequences.first_alike()
-        rows = {number: sequences.rows[number] for number in first}
+        first_equal = sequences.first_equal_rows()
+        rows = {number: sequences.rows[number] for number in first_equal}
         # Each rank computes its share of the rows that no rank has submitted.
         share_of_rank = rows_scored_by(sequences, ranks)
         for number, row in rows.items():
-            if row.content_hash not in rank_of and number in share_of_rank:
+            if row.content_hash not in rank_of_hash and number in share_of_rank:
                 result_N[row.start : row.end] = self._score(row.token_ids, row.predicting)
         # The thread has scored its rows while this one scored the others.
         not_done = wait(submitted.values(), ranks.deadline_s).not_done
@@ -229,10 +229,11 @@ class ReferencePrefetch:
                 " (rank_deadline) after training began"
             )
         for row in rows.values():
-            if rank_of.get(row.content_hash) == ranks.rank:
+            if rank_of_hash.get(row.content_hash) == ranks.rank:
                 result_N[row.start : row.end] = submitted[row.content_hash].result()
-        tokens_scored_before = sum(row.trained for row in sequences.rows if row.content_hash in rank_of)
-        logprobs_N = ranks.sum(result_N)[sequences.flat_index(first)]
+        tokens_scored_before = sum(row.trained for row in sequences.rows if row.content_hash in rank_of_hash)
+        # Rows that were left out get the log-probs of the first row that equals them.
+        logprobs_N = ranks.sum(result_N)[sequences.flat_index(first_equal)]
         self.metrics = {
             AHEAD: tokens_scored_before / max(1, sequences.n_tokens),
             SECONDS: time.perf_counter() - start,

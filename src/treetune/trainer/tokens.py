@@ -82,14 +82,15 @@ class Sequences:
     """The problem's domain of each sequence; empty if it has none."""
 
     @staticmethod
-    def of(episodes: Iterable[Episode], kept: Container[int] | None = None) -> Sequences:
-        """Makes the sequences of episodes. Only the rows in `kept` hold their tokens; None: all rows."""
+    def of(episodes: Iterable[Episode], rows_with_tokens: Container[int] | None = None) -> Sequences:
+        """Makes the sequences of episodes. Only the rows in `rows_with_tokens` hold their tokens; None: all
+        rows."""
         result = Sequences([], [0], [0], [], [], [], [], [])
         for number, episode in enumerate(episodes):
             start = result.starts[-1]
             for token_ids, predicting in _rows(episode):
                 tokens: tuple[Any, Any] = None, None
-                if kept is None or len(result.rows) in kept:
+                if rows_with_tokens is None or len(result.rows) in rows_with_tokens:
                     tokens = torch.from_numpy(token_ids.astype(np.int64)), torch.from_numpy(predicting)
                 content_hash = content_hash_of(token_ids, predicting)
                 row = Row(len(token_ids), len(predicting), start, number, content_hash, *tokens)
@@ -121,17 +122,17 @@ class Sequences:
         """Returns the indices of the rows' trained tokens in the flat tensors."""
         return torch.cat([torch.arange(self.rows[i].start, self.rows[i].end) for i in rows])
 
-    def first_alike(self) -> list[int]:
+    def first_equal_rows(self) -> list[int]:
         """Returns for each row the first row of the same `content_hash`, which may be the row itself."""
-        first: dict[bytes, int] = {}
-        return [first.setdefault(row.content_hash, index) for index, row in enumerate(self.rows)]
+        first_row_of_hash: dict[bytes, int] = {}
+        return [first_row_of_hash.setdefault(row.content_hash, index) for index, row in enumerate(self.rows)]
 
-    def once(self) -> list[Unit]:
+    def distinct_rows(self) -> list[Unit]:
         """Returns the rows of each sequence without repetitions of earlier rows."""
-        first = self.first_alike()
+        first_equal = self.first_equal_rows()
         units = []
         for sequence in range(len(self)):
-            unit = tuple(row for row in self.rows_of((sequence,)) if first[row] == row)
+            unit = tuple(row for row in self.rows_of((sequence,)) if first_equal[row] == row)
             if unit:
                 units.append(unit)
         return units

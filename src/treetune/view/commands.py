@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
-from treetune.cli.command import Argument, Command, import_own_parts, say
+import click
+
+from treetune.cli.command import PATH, Command, Options, import_own_parts, say
 
 
-def view(options: argparse.Namespace) -> int:
+def view(options: Options) -> int:
     import treetune.parts  # noqa: F401  (components declare the titles of their numbers)
     from treetune.view.app import serve
 
@@ -27,7 +28,7 @@ def view(options: argparse.Namespace) -> int:
     return 0
 
 
-def watch(options: argparse.Namespace) -> int:
+def watch(options: Options) -> int:
     from treetune.view.terminal import watch
 
     folders = [Path(folder) for folder in options.folders] or [Path("experiments")]
@@ -35,7 +36,7 @@ def watch(options: argparse.Namespace) -> int:
     return 0
 
 
-def report(options: argparse.Namespace) -> int:
+def report(options: Options) -> int:
     import treetune.parts  # noqa: F401  (components declare the titles of their numbers)
     from treetune.exceptions import ConfigError
     from treetune.view.report.write import write_report
@@ -63,12 +64,12 @@ COMMANDS = (
             "treetune view experiments data data/guru/math__dapo/train.parquet",
         ),
         (
-            Argument("paths", {"nargs": "*", "metavar": "FOLDER_OR_FILE", "help": "default: experiments"}),
-            Argument("--port", {"type": int, "metavar": "N", "help": "default: 6680, or the next free one"}),
-            Argument("--token", {"metavar": "WORD", "help": "default: TREETUNE_VIEWER_TOKEN, else your own"}),
-            Argument("--host", {"default": "127.0.0.1", "help": "such as 0.0.0.0 in a container"}),
-            Argument("--base-url", {"default": "", "metavar": "URL", "help": "its address behind a proxy"}),
-            Argument("--read-only", {"action": "store_true", "help": "don't write notes either"}),
+            click.Argument(["paths"], nargs=-1, metavar="[FOLDER_OR_FILE]...", help="default: experiments"),
+            click.Option(["--port"], type=int, metavar="N", help="default: 6680, or the next free one"),
+            click.Option(["--token"], metavar="WORD", help="default: TREETUNE_VIEWER_TOKEN, else your own"),
+            click.Option(["--host"], default="127.0.0.1", help="such as 0.0.0.0 in a container"),
+            click.Option(["--base-url"], default="", metavar="URL", help="its address behind a proxy"),
+            click.Option(["--read-only"], is_flag=True, help="don't write notes either"),
         ),
     ),
     Command(
@@ -83,12 +84,10 @@ COMMANDS = (
             "treetune watch experiments --once",
         ),
         (
-            Argument("folders", {"nargs": "*", "metavar": "FOLDER", "help": "default: experiments"}),
-            Argument("--run", {"metavar": "NAME", "help": "open this experiment, as the list names it"}),
-            Argument(
-                "--metric", {"action": "append", "metavar": "NAME", "help": "show its curve; can be repeated"}
-            ),
-            Argument("--once", {"action": "store_true", "help": "print one page and end"}),
+            click.Argument(["folders"], nargs=-1, metavar="[FOLDER]...", help="default: experiments"),
+            click.Option(["--run"], metavar="NAME", help="open this experiment, as the list names it"),
+            click.Option(["--metric"], multiple=True, metavar="NAME", help="show its curve; can be repeated"),
+            click.Option(["--once"], is_flag=True, help="print one page and end"),
         ),
     ),
     Command(
@@ -99,10 +98,9 @@ COMMANDS = (
         " experiments. The page needs no network.",
         ("treetune report experiments/quickstart/vineppo experiments/quickstart/grpo --output report.html",),
         (
-            Argument("experiments", {"nargs": "+", "metavar": "EXPERIMENT_DIR"}),
-            Argument(
-                "--output",
-                {"type": Path, "metavar": "FILE", "help": "default: in the first experiment's folder"},
+            click.Argument(["experiments"], nargs=-1, required=True, metavar="EXPERIMENT_DIR..."),
+            click.Option(
+                ["--output"], type=PATH, metavar="FILE", help="default: in the first experiment's folder"
             ),
         ),
     ),

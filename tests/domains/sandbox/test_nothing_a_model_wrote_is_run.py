@@ -43,7 +43,7 @@ ALLOWED = {
     ("src/treetune/processes/worker.py", "ctypes.CDLL"): "the C library",
     ("src/treetune/runtime/front_door.py", "ctypes.CDLL"): "the C library",
     ("src/treetune/runtime/record.py", "?.format"): TEMPLATE,
-    ("src/treetune/runtime/sampler.py", "?.format"): TEMPLATE,
+    ("src/treetune/runtime/resources.py", "?.format"): TEMPLATE,
     ("src/treetune/tasks/graders/conformance.py", "?.format"): TEMPLATE,
     ("src/treetune/data/asking.py", "?.format"): TEMPLATE,
     ("src/treetune/data/new_experiment.py", "?.format"): TEMPLATE,

@@ -131,7 +131,7 @@ def test_a_share_that_is_left_out_is_the_largest_that_fits_beside_the_trainer():
 
 
 def test_a_run_starts_its_server_with_the_planned_share_and_no_more_than_the_cache_has_room_for(monkeypatch):
-    monkeypatch.setattr(fitting, "here", lambda **_: described_machine(8, 80))
+    monkeypatch.setattr(fitting, "this_machine", lambda **_: described_machine(8, 80))
 
     def sized_engine(config):
         return fitting.size_engine(config, config.engines.policy)
@@ -201,6 +201,11 @@ def test_the_command_needs_no_gpu_and_says_whether_it_fits(capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["fits"] and told["parameters"] == 6_910_365_696
     assert {one["phase"] for one in told["places"]} >= {"start", "generation", "sync", "training"}
+
+
+def test_seconds_of_a_tiny_model_come_with_a_warning():
+    assert "fixed costs of each step" in as_text(plan("quickstart/vineppo"))
+    assert "fixed costs of each step" not in as_text(plan(SMALL))
 
 
 def test_a_critic_s_weights_and_states_have_their_place_in_training():
@@ -286,7 +291,7 @@ class TestStart:
         """Starts an experiment on a machine, which is described."""
 
         def start(root, *described, **more):
-            monkeypatch.setattr(fitting, "here", lambda **_: described_machine(*described, **more))
+            monkeypatch.setattr(fitting, "this_machine", lambda **_: described_machine(*described, **more))
             fitting.refuse_what_does_not_fit(root)
 
         return start
@@ -321,13 +326,15 @@ class TestStart:
 
     def test_a_process_without_a_launcher_is_one_rank(self, monkeypatch):
         monkeypatch.setattr(machine, "query_gpus", lambda what, environment: [str(80 * 1024)] * 4)
-        assert machine.here({}, started=True).ranks == 1
-        assert machine.here({}, started=True).gpus == machine.here({}).ranks == 4
-        assert "1 of 4 GPUs" in machine.here({}, started=True).words
+        assert machine.this_machine({}, started=True).ranks == 1
+        assert machine.this_machine({}, started=True).gpus == machine.this_machine({}).ranks == 4
+        assert "1 of 4 GPUs" in machine.this_machine({}, started=True).description
 
     @pytest.mark.parametrize("launcher", ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"])
     def test_launchers_say_how_many_ranks_a_machine_has(self, launcher):
-        found = machine.here({"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "8", launcher: "4"}, started=True)
+        found = machine.this_machine(
+            {"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "8", launcher: "4"}, started=True
+        )
         assert (found.ranks, found.nodes) == (4, 2)
 
 

@@ -19,7 +19,7 @@ from tests.view.report.page import Page
 from tests.view.report.synthetic import report, summary, write_experiment, write_summary
 from tests.view.report.threaded import CODEC, Fork, Thread, episode, outlines, trajectory, write_answers
 from treetune.credit.episodes import whole_answer_episodes
-from treetune.engine.base import Request
+from treetune.engine.requests import Request
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.threads.format import TagIds
 from treetune.threads.numbers import counts_of

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from treetune import contracts
 from treetune.contracts import Experiment, Finding, Need
-from treetune.credit.base import UNUSED_REMEDY, Credit, Critic, CriticSettings, check_critic_goes_on
+from treetune.credit.base import UNUSED_REMEDY, Credit, Critic, CriticSettings, check_critic_is_kept
 from treetune.credit.episodes import whole_answer_episodes
 from treetune.credit.values.critic import CRITIC_NEEDS
 from treetune.rollouts.context import RolloutContext
@@ -58,7 +58,7 @@ class FusedBaseline(Credit):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        return check_critic_goes_on(experiment, "the credit 'v0_5'", "choose the credit 'james_stein'")
+        return check_critic_is_kept(experiment, "the credit 'v0_5'", "choose the credit 'james_stein'")
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
 from treetune.tasks.base import Task
@@ -49,13 +49,14 @@ class AnswerPrefix(NamedTuple):
     def of(problem: Problem, prompt_ids: TokenIds, path: Sequence[Segment], length: int) -> AnswerPrefix:
         """Returns the prefix of the first `length` tokens of an answer with the segments `path`."""
         segments = []
-        tokens_left = length
+        remaining_tokens = length
         for segment in path:
-            count = min(tokens_left, len(segment.token_ids))
+            count = min(remaining_tokens, len(segment.token_ids))
             if not count:
                 break
+            # Without log-probs: continuations are never trained on.
             segments.append(replace(segment, token_ids=segment.token_ids[:count], logprobs=None))
-            tokens_left -= count
+            remaining_tokens -= count
         return AnswerPrefix(problem, prompt_ids, tuple(segments))
 
     @property

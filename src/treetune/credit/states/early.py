@@ -31,8 +31,8 @@ class EarlyContinuations:
     """The continuations that credit samples with each answer.
 
     They are the requests, with the seeds, that credit would send after the rollout. Answers that could not be
-    graded are not continued. Nor are those of problems with fewer than `least` graded answers, since these
-    are left out of training: an answer waits until so many of its problem's are graded.
+    graded are not continued. Nor are those of problems with fewer than `least_answers` graded answers, since
+    these are left out of training: an answer waits until so many of its problem's are graded.
 
     A rollout takes part through `attach`. In the credit phase this object is a service of the context, and
     estimates read what has `begun`.
@@ -44,7 +44,9 @@ class EarlyContinuations:
     """Returns which of an answer's states to continue whatever the other answers are, given how many states
     it has. Example: ``range`` for all of them."""
     max_states: int | None = None
-    least: int = 1
+    """Bounds the states of an answer."""
+    least_answers: int = 1
+    """How many answers to a problem must be graded for the problem to be trained on."""
     begun: dict[bytes, Any] = field(default_factory=dict)
     """What `StateRule.begin` returned, by the state's key; None while it is still running."""
     _graded: dict[str, list[Trajectory]] = field(default_factory=lambda: defaultdict(list))
@@ -70,10 +72,10 @@ class EarlyContinuations:
             return []
         graded = self._graded[answer.problem.id]
         graded.append(answer)
-        if len(graded) < self.least:
+        if len(graded) < self.least_answers:
             return []
-        # The first `least` answers begin together, each later one by itself.
-        ready_answers = graded if len(graded) == self.least else [answer]
+        # The first `least_answers` answers begin together, each later one by itself.
+        ready_answers = graded if len(graded) == self.least_answers else [answer]
         new_states = []
         for ready in ready_answers:
             starts = self.rule.step_starts(ready)[: self.max_states]

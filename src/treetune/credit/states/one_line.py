@@ -31,8 +31,8 @@ from treetune.credit.states.base import (
     StateRule,
 )
 from treetune.credit.states.early import EarlyContinuations
-from treetune.engine.base import CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.engine.programs import result_of
+from treetune.engine.requests import CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.rollouts.answers import CountedSamples, before_stop
 from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.seeds import derive_seed
@@ -78,10 +78,11 @@ class OneLineStates(StateRule):
         for prefix in prefixes:
             begun = None if early is None else early.find(prefix, plan)
             states.append(begun or OneLineContinuations(context, prefix, plan))
-        counted = CountedSamples(context, already=sum(len(state.completions) for state in states))
+        sampled_early = sum(len(state.completions) for state in states)
+        counted_samples = CountedSamples(context, earlier_samples=sampled_early)
 
         async def estimate_all() -> list[Estimate]:
-            return await asyncio.gather(*(state.estimate(counted.sample) for state in states))
+            return await asyncio.gather(*(state.estimate(counted_samples.sample) for state in states))
 
         return context.engine.run(estimate_all())
 
@@ -166,7 +167,7 @@ class OneLineContinuations:
     def __post_init__(self) -> None:
         # The parameters of the problem's task: in a mixture, domains have stop strings and budgets of their
         # own.
-        self.sampling = self.context.task.of(self.prefix.problem).sampling(self.plan.sampling)
+        self.sampling = self.context.task.of(self.prefix.problem).adjust_sampling(self.plan.sampling)
 
     async def estimate(self, sample: Sample) -> Estimate:
         """Samples what the budget still asks for, and returns the rewards of the continuations."""
@@ -213,8 +214,10 @@ class OneLineContinuations:
     def _submit_to_grader(self) -> None:
         """Submits to the grader the continuations that it has not seen yet."""
         context, prefix_ids = self.context, self.prefix.token_ids
-        for completion in self.completions[len(self.grades) :]:
-            if completion.finish_reason == "length" and context.settings.unfinished_reward is not None:
+        unsubmitted = self.completions[len(self.grades) :]
+        for completion in unsubmitted:
+            was_cut_off = completion.finish_reason == "length"
+            if was_cut_off and context.settings.unfinished_reward is not None:
                 self.grades.append(None)
                 continue
             text = context.codec.decode(joined([prefix_ids, completion.token_ids]))
@@ -230,7 +233,7 @@ class OneLineContinuations:
         """Returns the reward of each graded continuation; None for one that could not be graded."""
         earned: list[float | None] = []
         for future in self.grades:
-            if future is None:
+            if future is None:  # cut off
                 earned.append(self.context.settings.unfinished_reward or 0.0)
                 continue
             grade = future.result()

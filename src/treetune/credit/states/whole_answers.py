@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from treetune.credit.states.base import AnswerPrefix, Budget, ContinuationPlan, Estimate, StateRule
 from treetune.credit.states.early import EarlyContinuations
-from treetune.engine.base import CONTINUATIONS, SamplingParams
+from treetune.engine.requests import CONTINUATIONS, SamplingParams
 from treetune.rollouts.answers import GrowingRollout, Start
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
@@ -45,18 +45,20 @@ class WholeAnswers(StateRule):
         """Samples the answers that begin with the state, as many as the budget's first round has, and returns
         them. `estimate` samples the further rounds, when all answers of the iteration are there."""
         # The log's progress counts the rollout's answers alone.
-        quiet = replace(context, log=replace(context.log, progress=lambda done, total: None))
+        quiet_log = replace(context.log, progress=lambda done, total: None)
+        quiet_context = replace(context, log=quiet_log)
         first_count = plan.budget.ask(0, _no_rewards)
         starts = self._starts(context, prefix, plan.purpose, range(first_count))
-        return await _rollout(context, plan.sampling).answers(_only_graded(quiet), starts)
+        rollout = _rollout_of_continuations(context, plan.sampling)
+        return await rollout.answers(_context_of_continuations(quiet_context), starts)
 
     @override
     def estimate(
         self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:
         assert context.engine is not None, "Monte-Carlo values need an engine"
-        rollout, budget = _rollout(context, plan.sampling), plan.budget
-        only_graded = _only_graded(context)
+        rollout, budget = _rollout_of_continuations(context, plan.sampling), plan.budget
+        context_of_continuations = _context_of_continuations(context)
         early = context.find(EarlyContinuations)
         answers_by_state: list[list[Trajectory]] = []
         for prefix in prefixes:
@@ -76,7 +78,7 @@ class WholeAnswers(StateRule):
                 numbers = range(len(answers), len(answers) + count)
                 starts += self._starts(context, prefixes[state], plan.purpose, numbers)
                 state_of_start += [state] * count
-            sampled = context.engine.run(rollout.answers(only_graded, starts))
+            sampled = context.engine.run(rollout.answers(context_of_continuations, starts))
             for state, answer in zip(state_of_start, sampled, strict=True):
                 answers_by_state[state].append(answer)
             # A state for which the budget asked for nothing is finished.
@@ -104,7 +106,7 @@ def _no_rewards() -> Sequence[float]:
     return ()
 
 
-def _rollout(context: RolloutContext, sampling: SamplingParams) -> GrowingRollout:
+def _rollout_of_continuations(context: RolloutContext, sampling: SamplingParams) -> GrowingRollout:
     """Returns the rollout of the answers, with the sampling parameters of continuations."""
     return replace(
         context.get(GrowingRollout),
@@ -114,7 +116,7 @@ def _rollout(context: RolloutContext, sampling: SamplingParams) -> GrowingRollou
     )
 
 
-def _only_graded(context: RolloutContext) -> RolloutContext:
+def _context_of_continuations(context: RolloutContext) -> RolloutContext:
     """Returns the context for continuations: they wait for answers in the queue, and their log-probs are not
     read."""
     settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATIONS)

@@ -21,7 +21,7 @@ from treetune.credit.base import CriticSettings
 from treetune.credit.states.base import Budget, ContinuationPlan, Estimate, FixedBudget, StateRule
 from treetune.credit.states.early import EarlyContinuations
 from treetune.credit.values.estimates import ProblemStates, estimate_states
-from treetune.engine.base import SamplingParams
+from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
 from treetune.tree import State, Tree, sharing_of
@@ -69,8 +69,9 @@ def mean_of(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Va
     if not rewards:
         return None
     width = high - low
-    share = (sum((reward - low) / width for reward in rewards) + 1) / (len(rewards) + 2)
-    share = min(max(share, 0.0), 1.0)
+    successes = sum((reward - low) / width for reward in rewards)
+    share = (successes + 1) / (len(rewards) + 2)
+    share = min(max(share, 0.0), 1.0)  # rewards may lie beyond `low` and `high`
     variance = share * (1 - share) * width**2 / len(rewards)
     return Value(mean(rewards), variance, len(rewards))
 
@@ -161,30 +162,31 @@ class Valuation:
         return by_tree
 
     def sample(
-        self, wanted: Iterable[AnswerState], budget: Budget | None = None, balanced: bool = True
+        self, answer_states: Iterable[AnswerState], budget: Budget | None = None, balanced: bool = True
     ) -> None:
         """Samples continuations of those of these states that have none yet. Collective.
 
         Args:
-            wanted: States of this rank's answers. Equal states are continued once.
+            answer_states: States of this rank's answers. Equal states are continued once.
             budget: Decides how many continuations a state gets; None: `samples` of each.
             balanced: Whether the work is balanced over the ranks. Otherwise each state stays on this rank.
         """
-        missing: list[dict[State, AnswerState]] = [{} for _ in self.trees]
-        for answer_state in wanted:
+        # For each tree, an answer through each distinct state that is to be continued.
+        new_states_by_tree: list[dict[State, AnswerState]] = [{} for _ in self.trees]
+        for answer_state in answer_states:
             if answer_state.state not in self.estimates:
-                missing[answer_state.tree].setdefault(answer_state.state, answer_state)
+                new_states_by_tree[answer_state.tree].setdefault(answer_state.state, answer_state)
         problems = []
-        for tree, missing_states in zip(self.trees, missing, strict=True):
+        for tree, new_states in zip(self.trees, new_states_by_tree, strict=True):
             paths = [leaf.segments for leaf in tree.leaves]
-            places = [(answer_state.leaf, answer_state.length) for answer_state in missing_states.values()]
-            problems.append(ProblemStates(tree.problem, tree.prompt_ids, paths, places))
+            states = [(answer_state.leaf, answer_state.length) for answer_state in new_states.values()]
+            problems.append(ProblemStates(tree.problem, tree.prompt_ids, paths, states))
         plan = ContinuationPlan(budget or FixedBudget(self.samples), self.sampling)
         estimates_by_tree, estimates_of_all = estimate_states(
             self.context, problems, self.rule, plan, balanced
         )
-        for missing_states, tree_estimates in zip(missing, estimates_by_tree, strict=True):
-            self.estimates.update(zip(missing_states, tree_estimates, strict=True))
+        for new_states, tree_estimates in zip(new_states_by_tree, estimates_by_tree, strict=True):
+            self.estimates.update(zip(new_states, tree_estimates, strict=True))
         self.all_estimates += estimates_of_all
 
     def sample_first(self, estimator: ValueEstimator) -> None:
@@ -195,9 +197,9 @@ class Valuation:
         first_states: list[AnswerState] = []
         for answer in self.answers:
             first_states += [answer.states[index] for index in estimator.first_states(len(answer.states))]
-        # Early continuations are on the rank of their answer.
-        nothing_early = self.context.find(EarlyContinuations) is None
-        self.sample(first_states, estimator.budget(self.samples), balanced=nothing_early)
+        # Early continuations are on the rank of their answer, and can't be given to another one.
+        nothing_is_early = self.context.find(EarlyContinuations) is None
+        self.sample(first_states, estimator.budget(self.samples), balanced=nothing_is_early)
 
     def on_any_rank(self, condition: bool) -> bool:
         """Returns whether the condition holds on any rank. Collective."""
@@ -233,8 +235,8 @@ class Valuation:
             step_values: StepValues = []
             for answer_state in answer.states:
                 estimate = self.estimates.get(answer_state.state)
-                continued = () if estimate is None else estimate.rewards
-                step_values.append(mean_of([*continued, *others[answer_state]]))
+                rewards_of_continuations = () if estimate is None else estimate.rewards
+                step_values.append(mean_of([*rewards_of_continuations, *others[answer_state]]))
             values.append(step_values)
         return values
 

@@ -50,12 +50,13 @@ class Bisect(ValueEstimator):
         valuation.sample_first(self)
         # The searches of all answers advance together, so that each wave is sampled at once.
         while True:
-            wanted: list[AnswerState] = []
+            wave: list[AnswerState] = []
             for search in searches:
-                wanted += search.next_wave()
-            if not valuation.on_any_rank(bool(wanted)):
+                wave += search.next_wave()
+            # Sampling is collective: a rank whose searches have ended takes part until all have.
+            if not valuation.on_any_rank(bool(wave)):
                 return [search.values() for search in searches]
-            valuation.sample(wanted)
+            valuation.sample(wave)
 
 
 class _Search:

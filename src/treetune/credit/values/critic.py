@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding, Need, OneLine
-from treetune.credit.base import Critic, CriticSettings, check_critic_goes_on
+from treetune.credit.base import Critic, CriticSettings, check_critic_is_kept
 from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
 from treetune.credit.values.over_another import OverAnother, Sums
 
@@ -54,7 +54,7 @@ class CriticEstimator(ValueEstimator):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        return check_critic_goes_on(experiment, "the values 'critic'", "choose the values 'continuations'")
+        return check_critic_is_kept(experiment, "the values 'critic'", "choose the values 'continuations'")
 
     @property
     @override
@@ -152,7 +152,7 @@ class ControlVariate(OverAnother):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        return check_critic_goes_on(
+        return check_critic_is_kept(
             experiment, "the values 'control_variate'", "choose the values 'continuations'"
         )
 
@@ -173,18 +173,21 @@ class ControlVariate(OverAnother):
         differences = []
         for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
             differences.append(_differences(step_values, critic, answer.reward))
-        moments_by_tree = [_moments(of_answers) for of_answers in valuation.by_tree(differences)]
+        moments_by_tree = [
+            _moments(differences_of_tree) for differences_of_tree in valuation.by_tree(differences)
+        ]
         moments_by_rank = valuation.context.ranks.exchange("value-moments", moments_by_tree)
-        total = Sums((of_tree for of_rank in moments_by_rank for of_tree in of_rank), columns=3)
-        of_all = _Moments(*total.rounded())
-        if of_all.states:
+        all_moments = [moments for moments_of_rank in moments_by_rank for moments in moments_of_rank]
+        sums = Sums(all_moments, columns=3)
+        total = _Moments(*sums.as_floats())
+        if total.states:
             # The two differences share no noise, so that the mean of their products is the critic's squared
             # error.
-            critic_error = math.sqrt(max(of_all.products / of_all.states, 0.0))
+            critic_error = math.sqrt(max(total.products / total.states, 0.0))
             valuation.metrics["credit/critic_error"] = critic_error
-            valuation.metrics["credit/critic_weight"] = 1 - of_all.share
+            valuation.metrics["credit/critic_weight"] = 1 - total.share
         # The share for each tree's answers is learnt from all other trees.
-        shares = [_Moments(*total.without(of_tree)).share for of_tree in moments_by_tree]
+        shares = [_Moments(*sums.without(moments)).share for moments in moments_by_tree]
         with_baselines: list[StepValues] = []
         for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
             share = shares[answer.states[0].tree]
@@ -210,8 +213,8 @@ def _differences(
 def _moments(differences_by_answer: Sequence[Sequence[_Differences]]) -> _Moments:
     """Returns the sums over the states of a problem's answers, from which `_Moments.share` is computed."""
     all_differences: list[_Differences] = []
-    for of_answer in differences_by_answer:
-        all_differences += of_answer
+    for differences_of_answer in differences_by_answer:
+        all_differences += differences_of_answer
     return _Moments(
         squares=math.fsum(pair.of_state * pair.of_state for pair in all_differences),
         products=math.fsum(pair.of_state * pair.of_next_state for pair in all_differences),

@@ -49,7 +49,7 @@ class ProblemStates(NamedTuple):
 
 def estimate_states(
     context: RolloutContext,
-    wanted: Sequence[ProblemStates],
+    problems: Sequence[ProblemStates],
     rule: StateRule,
     plan: ContinuationPlan,
     balanced: bool = True,
@@ -60,7 +60,7 @@ def estimate_states(
 
     Args:
         context: The context of the phase.
-        wanted: The states of this rank, by problem.
+        problems: The states of this rank, by problem.
         rule: The rule that continues them.
         plan: How they are continued.
         balanced: Whether the work is balanced over the ranks. Otherwise each state stays with the first rank
@@ -70,43 +70,46 @@ def estimate_states(
         The estimates of this rank's states, in their order, and those of all ranks' distinct states.
     """
     ranks = context.ranks
-    wanted_by_rank = ranks.exchange("value-states", [problem.without_logprobs() for problem in wanted])
-    rank_of_key, distinct = _assign_to_ranks(wanted_by_rank, ranks.world_size, balanced)
-    local_prefixes = [prefix for key, prefix in distinct.items() if rank_of_key[key] == ranks.rank]
+    problems_by_rank = ranks.exchange("value-states", [problem.without_logprobs() for problem in problems])
+    rank_of_key, prefix_of_key = _assign_to_ranks(problems_by_rank, ranks.world_size, balanced)
+    local_prefixes = [prefix for key, prefix in prefix_of_key.items() if rank_of_key[key] == ranks.rank]
     local_estimates = rule.estimate(context, local_prefixes, plan)
     estimates_by_rank = ranks.exchange("value-estimates", local_estimates)
 
-    # Each rank's estimates are in the order of `distinct`.
-    upcoming = [iter(estimates_of_rank) for estimates_of_rank in estimates_by_rank]
-    estimate_of_key = {key: next(upcoming[rank]) for key, rank in rank_of_key.items()}
-    estimates_of_wanted = []
-    for problem in wanted:
-        estimates_of_wanted.append([estimate_of_key[prefix.key] for prefix in problem.prefixes()])
-    return estimates_of_wanted, list(estimate_of_key.values())
+    # Each rank's estimates are in the order of `prefix_of_key`, so that the next one of a key's rank is the
+    # key's.
+    next_estimates = [iter(estimates_of_rank) for estimates_of_rank in estimates_by_rank]
+    estimate_of_key = {key: next(next_estimates[rank]) for key, rank in rank_of_key.items()}
+    estimates_by_problem = []
+    for problem in problems:
+        estimates_by_problem.append([estimate_of_key[prefix.key] for prefix in problem.prefixes()])
+    return estimates_by_problem, list(estimate_of_key.values())
 
 
 def _assign_to_ranks(
-    wanted_by_rank: Sequence[Sequence[ProblemStates]], world_size: int, balanced: bool
+    problems_by_rank: Sequence[Sequence[ProblemStates]], world_size: int, balanced: bool
 ) -> tuple[dict[bytes, int], dict[bytes, AnswerPrefix]]:
     """Returns the rank that continues each distinct state, and the state itself, by the state's key.
 
     All ranks compute the same: the order does not depend on the rank that wants a state.
     """
-    problems = [(rank, problem) for rank, of_rank in enumerate(wanted_by_rank) for problem in of_rank]
+    problems: list[tuple[int, ProblemStates]] = []
+    for rank, problems_of_rank in enumerate(problems_by_rank):
+        problems += [(rank, problem) for problem in problems_of_rank]
     problems.sort(key=lambda rank_and_problem: rank_and_problem[1].problem.id)
     rank_of_key: dict[bytes, int] = {}
-    distinct: dict[bytes, AnswerPrefix] = {}
+    prefix_of_key: dict[bytes, AnswerPrefix] = {}
     for rank, problem in problems:
         # Neighbours in this order share most of their tokens, and so are about equally far from the end of an
         # answer. Giving them to the ranks in turn balances the work.
         for prefix in sorted(problem.prefixes(), key=_big_endian_ids):
             key = prefix.key
-            if key not in distinct:
-                distinct[key] = prefix
+            if key not in prefix_of_key:
+                prefix_of_key[key] = prefix
                 rank_of_key[key] = len(rank_of_key) % world_size if balanced else rank
-    return rank_of_key, distinct
+    return rank_of_key, prefix_of_key
 
 
 def _big_endian_ids(prefix: AnswerPrefix) -> bytes:
-    """Returns the ids as bytes that sort as the ids do."""
+    """Returns the ids as bytes that sort as the ids do: with the high byte of each id first."""
     return prefix.token_ids.astype(">i4").tobytes()

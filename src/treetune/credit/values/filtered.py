@@ -72,13 +72,14 @@ class Filtered(OverAnother):
         columns = 2 * len(GAINS)
         errors_by_tree = []
         for errors_of_tree in valuation.by_tree(errors):
-            errors_by_tree.append(Sums(errors_of_tree, columns).rounded())
+            errors_by_tree.append(Sums(errors_of_tree, columns).as_floats())
         errors_by_rank = valuation.context.ranks.exchange("value-misses", errors_by_tree)
-        total = Sums((of_tree for of_rank in errors_by_rank for of_tree in of_rank), columns)
-        behind, before = self._gains(total.rounded())
+        all_errors = [errors for errors_of_rank in errors_by_rank for errors in errors_of_rank]
+        sums = Sums(all_errors, columns)
+        behind, before = self._gains(sums.as_floats())
         valuation.metrics |= {"credit/filter_behind": behind, "credit/filter_before": before}
         # The gains for each tree's answers are learnt from all other trees.
-        gains_by_tree = [self._gains(total.without(errors_of_tree)) for errors_of_tree in errors_by_tree]
+        gains_by_tree = [self._gains(sums.without(errors_of_tree)) for errors_of_tree in errors_by_tree]
         filtered = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
             behind, before = gains_by_tree[answer.states[0].tree]

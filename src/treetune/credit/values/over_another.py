@@ -51,7 +51,7 @@ class Sums:
     Example::
 
         sums = Sums([[0.1, 1.0], [0.2, 2.0]], columns=2)
-        sums.rounded() == [0.30000000000000004, 3.0]
+        sums.as_floats() == [0.30000000000000004, 3.0]
         sums.without([0.1, 1.0]) == [0.2, 2.0]
     """
 
@@ -62,7 +62,7 @@ class Sums:
             for column in range(columns):
                 self._exact[column] += Fraction(row[column])
 
-    def rounded(self) -> list[float]:
+    def as_floats(self) -> list[float]:
         return [float(total) for total in self._exact]
 
     def without(self, row: Sequence[float]) -> list[float]:

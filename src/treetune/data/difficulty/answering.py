@@ -19,7 +19,8 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
 from treetune.domains.endpoints.client import EndpointClient
 from treetune.domains.endpoints.settings import EndpointSettings
-from treetune.engine.base import Completion, EngineLaunch, Request, SamplingParams
+from treetune.engine.base import EngineLaunch
+from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.settings import EngineSettings
 from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 from treetune.models.sources import ModelSource

@@ -48,7 +48,7 @@ def bin_of(correct: int, answers: int) -> str:
         return "impossible"
     if correct == answers:
         return "perfect"
-    return BINS[1 + correct * 5 // answers][0]
+    return BINS[1 + correct * 5 // answers][0]  # five bins of equal width come after "impossible"
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
     summary["without_answer"] = _without_answer(graded)
     _draw(summary["bins"], output)
     write_json(output / "summary.json", summary)
-    for words in _in_words(summary, output, pipeline.column):
-        console.say(words)
+    for line in _describe_summary(summary, output, pipeline.column):
+        console.say(line)
     return 1 if summary["unavailable"] else 0
 
 
@@ -229,7 +229,7 @@ def _bins(rows: Sequence[RowRate]) -> dict[str, int]:
     return {name: found[name] for name, _, _ in BINS}
 
 
-def _in_words(summary: dict[str, Any], output: Path, column: str) -> list[str]:
+def _describe_summary(summary: dict[str, Any], output: Path, column: str) -> list[str]:
     mean = "–" if summary["pass_rate"] is None else f"{summary['pass_rate']:.3f}"
     lines = [f"{summary['rows']:,} rows, {summary['answers']:,} answers, mean pass rate {mean}", ""]
     lines += text_histogram(summary["bins"])

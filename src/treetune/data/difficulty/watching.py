@@ -29,7 +29,7 @@ from treetune.data.difficulty.shard import (
 )
 from treetune.data.making_threads import content_hash
 from treetune.data.pipelines import EstimateDifficulty
-from treetune.data.preparing import alone, file_hashes
+from treetune.data.preparing import file_hashes, locked_folder
 from treetune.exceptions import Stopped
 from treetune.findings import missing_requirements
 from treetune.runtime.claims import Claims
@@ -57,7 +57,7 @@ def estimate(
     Raises ValueError for wrong rows and settings, before any job starts, and RuntimeError where a shard can't
     be finished.
     """
-    with alone(output, "estimate_difficulty"):
+    with locked_folder(output, "estimate_difficulty"):
         assert isinstance(pipeline.task, RowsTask)
         if absent := missing_requirements(pipeline.task.grader.parts()):
             raise ValueError(f"answers can't be graded here: {'; '.join(absent)}")
@@ -137,7 +137,7 @@ class _Watch:
         except (OSError, ValueError):
             return None
 
-    def _finished(self, shard: int) -> bool:
+    def _is_finished(self, shard: int) -> bool:
         return self._file(shard, DONE).is_file()
 
     def until_done(self) -> None:
@@ -152,17 +152,17 @@ class _Watch:
                 self._file(shard, FAILURE).unlink(missing_ok=True)
         if not to_do:
             return
-        alive = self._first_look()
+        alive = self._jobs_of_earlier_command()
         if alive:
             self._console.say(f"{len(alive)} jobs of an earlier command are still running")
         self._start([shard for shard in to_do if shard not in alive])
 
         def news() -> str:
-            return f"{sum(map(self._finished, self._shards))} of {len(self._shards)} shards are done"
+            return f"{sum(map(self._is_finished, self._shards))} of {len(self._shards)} shards are done"
 
         try:
             with self._console.phase("answering", "answers", news) as show:
-                while self._look():
+                while self._check_jobs():
                     progress = [self._read(shard, PROGRESS) for shard in self._shards]
                     graded = sum(of_shard["graded"] for of_shard in progress if of_shard is not None)
                     show(graded, self._answers)
@@ -180,7 +180,7 @@ class _Watch:
                 f" first: {why}. All answers so far are kept: the same command continues"
             )
 
-    def _first_look(self) -> set[int]:
+    def _jobs_of_earlier_command(self) -> set[int]:
         """Returns the shards whose jobs still run from an earlier command. Raises RuntimeError where the
         cluster can't say for `FIRST_LOOK_S`: two jobs would work on one shard."""
         end = time.monotonic() + FIRST_LOOK_S
@@ -193,9 +193,9 @@ class _Watch:
                 self._console.say(f"it isn't known whether jobs are running: {error}; trying again")
                 time.sleep(self._settings.poll)
 
-    def _look(self) -> bool:
+    def _check_jobs(self) -> bool:
         """Returns whether there is something left to wait for."""
-        left = [shard for shard in self._shards if shard not in self._failed and not self._finished(shard)]
+        left = [shard for shard in self._shards if shard not in self._failed and not self._is_finished(shard)]
         if not left:
             return False
         try:
@@ -212,7 +212,7 @@ class _Watch:
             if shard in alive:
                 self._gone_since.pop(shard, None)
                 self._end_if_silent(shard)
-            elif self._finished(shard):  # since `left` was made
+            elif self._is_finished(shard):  # since `left` was made
                 continue
             elif self._is_gone(shard) and self._may_restart(shard):
                 to_restart.append(shard)

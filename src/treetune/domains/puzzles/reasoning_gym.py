@@ -128,7 +128,7 @@ class ReasoningGym(GeneratedTask):
             yield Finding(what, key, remedy)
 
     @override
-    def made(self, split: Split) -> Sequence[Problem]:
+    def make_problems(self, split: Split) -> Sequence[Problem]:
         return self._problems(self.sizes(), split)
 
     @override

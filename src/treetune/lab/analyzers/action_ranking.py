@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, MinLen
 from typing_extensions import override
 
 from treetune.contracts import Need, OneLine
-from treetune.engine.base import Request
+from treetune.engine.requests import Request
 from treetune.lab.analyzers.figures import (
     Bootstrap,
     legend_below,
@@ -36,7 +36,7 @@ from treetune.vocabulary import Trajectory, joined, token_array
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.resources import RunResources
 
 CLEAR_ERRORS = 2.0
 """A pair is clear where its true values differ by more than this many of their standard errors."""
@@ -85,18 +85,18 @@ class ActionRanking(OfCheckpoints):
             )
 
     @override
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
-        from treetune.lab.analyzers.stored import context_at, judged_at
+    def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
+        from treetune.lab.analyzers.stored import answers_and_critic_at, context_at
 
         rows: list[Row] = []
         origins = {}
         for point in points:
-            trajectories, origins[str(point)], critic = judged_at(
-                sampler, point, work, self.seed, self.problems
+            trajectories, origins[str(point)], critic = answers_and_critic_at(
+                resources, point, work, self.seed, self.problems
             )
             candidates = choose_states(trajectories, self.candidates, self.seed, point)
-            with sampler.phase(f"next steps after iteration {point}", "continuations") as show:
-                context = context_at(sampler, point, work, self.seed, "actions", show)
+            with resources.phase(f"next steps after iteration {point}", "continuations") as show:
+                context = context_at(resources, point, work, self.seed, "actions", show)
                 rows += self.measure(context, candidates, critic)
         if not rows:
             raise ValueError(
@@ -158,7 +158,7 @@ class ActionRanking(OfCheckpoints):
         """Returns the different prefixes that the state may become with one more step."""
         assert context.engine is not None and context.settings.sampling is not None
         problem, prompt_ids = state.trajectory.problem, state.trajectory.prompt_ids
-        sampling = context.task.of(problem).sampling(context.settings.sampling)
+        sampling = context.task.of(problem).adjust_sampling(context.settings.sampling)
         budget = context.settings.token_budget(prompt_ids, sampling.max_tokens)
         request = Request(
             prompt_ids=state.token_ids,
@@ -281,11 +281,12 @@ def pairwise(
     scores = []
     for a, b in itertools.combinations(range(len(truths)), 2):
         difference = truths[a] - truths[b]
-        least = CLEAR_ERRORS * math.hypot(errors[a], errors[b]) if errors is not None else 0.0
-        if difference == 0 or abs(difference) <= least:
+        clear_difference = CLEAR_ERRORS * math.hypot(errors[a], errors[b]) if errors is not None else 0.0
+        if difference == 0 or abs(difference) <= clear_difference:
             continue
-        predicted = (predictions[a] - predictions[b]) * difference
-        scores.append(0.5 if predicted == 0 else float(predicted > 0))
+        # Positive if the predictions have the true order.
+        agreement = (predictions[a] - predictions[b]) * difference
+        scores.append(0.5 if agreement == 0 else float(agreement > 0))
     return math.fsum(scores) / len(scores) if scores else math.nan
 
 

@@ -25,7 +25,7 @@ from treetune.vocabulary import Episode, joined
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.resources import RunResources
     from treetune.runtime.session import Session
 
 QUANTILES = (5, 25, 50, 75, 95)
@@ -56,10 +56,10 @@ class AdvantageDistribution(OfIterations):
     )
 
     @override
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         from treetune.rollouts.storage import read_episodes
 
-        session, rows = sampler.session, list[Row]()
+        session, rows = resources.session, list[Row]()
         counts = {"episodes": 0, "episodes_without_advantages": 0, "episodes_without_values": 0}
         for point in points:
             episodes = read_episodes(session.directory.iteration(point) / self.file)

@@ -19,7 +19,7 @@ from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.store.files import replace_folder, write_json
 
@@ -41,7 +41,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     lifetime.exit_on_signals()
     lifetime.end_with_launcher()
     directory = ExperimentDirectory.of(config)
-    _require(config, directory, plain)
+    _refuse_unusable(config, directory, plain)
     config.model.require()  # before anything heavy is imported
     failed: dict[str, str] = {}  # messages by the analyzer's label
     pending: list[tuple[Analyzer, Plain, list[int]]] = []
@@ -59,17 +59,17 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
         with (
             Session.open(config, plain, "analysis") as session,
             PolicyServer.start(session, needed=needs_engine) as server,
-            Sampler.open(session, server) as sampler,
+            RunResources.open(session, server) as resources,
         ):
             for analyzer, settings, points in pending:
                 with _collect_failure(analyzer, failed):
-                    _analyse(sampler, analyzer, settings, points)
+                    _analyse(resources, analyzer, settings, points)
     for label, message in failed.items():
         print(f"{label}: {message}")
     return 1 if failed else 0
 
 
-def _require(config: PolicyIteration, directory: ExperimentDirectory, plain: Plain) -> None:
+def _refuse_unusable(config: PolicyIteration, directory: ExperimentDirectory, plain: Plain) -> None:
     if not config.analyzers:
         raise ValueError(
             "the experiment has no analyzers: append some to --configs, e.g."
@@ -100,14 +100,14 @@ def _is_done(directory: ExperimentDirectory, analyzer: Analyzer, settings: Plain
     return (result["settings"], result["points"]) == (settings, points)
 
 
-def _analyse(sampler: Sampler, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
+def _analyse(resources: RunResources, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
     """Carries out one analysis. Its folder appears when it is finished."""
-    session = sampler.session
+    session = resources.session
     began = time.monotonic()
     folder = session.directory.analysis(analyzer.label)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
-    findings = analyzer.analyse(sampler, points, unfinished / JOURNAL)
+    findings = analyzer.analyse(resources, points, unfinished / JOURNAL)
     result = {
         "analyzer": analyzer.type_name,
         "experiment": session.config.experiment_name,

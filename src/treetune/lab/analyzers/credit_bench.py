@@ -29,8 +29,8 @@ from treetune.vocabulary import Trajectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.lab.analyzers.credit_measures import Credited, Truth
-    from treetune.runtime.sampler import Sampler
+    from treetune.lab.analyzers.credit_measures import CreditOfMethod, Truth
+    from treetune.runtime.resources import RunResources
     from treetune.runtime.session import Session
 
 
@@ -71,50 +71,50 @@ class CreditBench(OfCheckpoints):
         yield from required_critics(self.methods, experiment)
 
     @override
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         return Findings(
             {
-                "truth": None if self.truth is None else self.truth.described(),
-                "by_checkpoint": {str(point): self._at(sampler, point, work) for point in points},
+                "truth": None if self.truth is None else self.truth.describe_settings(),
+                "by_checkpoint": {str(point): self._at(resources, point, work) for point in points},
             }
         )
 
-    def _at(self, sampler: Sampler, point: int, work: Path) -> dict[str, Any]:
+    def _at(self, resources: RunResources, point: int, work: Path) -> dict[str, Any]:
         """Returns the numbers of a checkpoint."""
-        from treetune.lab.analyzers.credit_measures import Credited, measure, reliability
+        from treetune.lab.analyzers.credit_measures import CreditOfMethod, measure, reliability
         from treetune.lab.analyzers.gradients import problem_gradients
         from treetune.lab.analyzers.stored import answers_at, context_at
         from treetune.lab.arena.gain import TRUE_ADVANTAGES, gain
 
-        sampler.server.load_checkpoint(point)
-        answers, origin = answers_at(sampler, point, work, self.seed, self.problems, enough=self.problems)
+        resources.server.load_checkpoint(point)
+        answers, origin = answers_at(resources, point, work, self.seed, self.problems, enough=self.problems)
         problems = list(dict.fromkeys(answer.problem.id for answer in answers))[: self.problems]
         answers = [answer for answer in answers if answer.problem.id in problems]
-        methods: dict[str, Credited] = {}
+        methods: dict[str, CreditOfMethod] = {}
         truths: list[Truth] = []
         if self.truth is not None:
-            with sampler.phase(f"true values after iteration {point}", "states") as show:
-                context = context_at(sampler, point, work, self.seed, "truth", show)
-                truths = true_values(self.truth, context, sampler.session, point, answers)
+            with resources.phase(f"true values after iteration {point}", "states") as show:
+                context = context_at(resources, point, work, self.seed, "truth", show)
+                truths = true_values(self.truth, context, resources.session, point, answers)
             episodes = [
                 make_episode(context, answer, truth.advantages, truth.values)
                 for truth, answer in zip(truths, answers, strict=True)
             ]
-            methods[TRUE_ADVANTAGES] = Credited(episodes)
-        speed = Speed(sampler.server.engine)
-        context = context_at(sampler, point, work, self.seed, "credit")
+            methods[TRUE_ADVANTAGES] = CreditOfMethod(episodes)
+        speed = Speed(resources.server.engine)
+        context = context_at(resources, point, work, self.seed, "credit")
         # Methods with the most continuations come first, because they sample those of the others, too.
         for name in sorted(self.methods, key=lambda name: -getattr(self.methods[name], "samples", 0)):
-            with sampler.phase(f"{name} after iteration {point}", "continuations") as show:
+            with resources.phase(f"{name} after iteration {point}", "continuations") as show:
                 context = replace(context, log=replace(context.log, progress=show))
                 with speed.measured():
-                    methods[name] = credited(context, self.methods[name], answers)
-        reference = credited(context, Rloo(), answers)
+                    methods[name] = credit_of_method(context, self.methods[name], answers)
+        reference = credit_of_method(context, Rloo(), answers)
         sampled_tokens = sum(len(answer.response_ids) for answer in answers)
-        with sampler.phase(f"gradients after iteration {point}", "problems") as show:
+        with resources.phase(f"gradients after iteration {point}", "problems") as show:
             credits = [reference.episodes, *(method.episodes for method in methods.values())]
             reference_gradients, *gradients_of_methods = problem_gradients(
-                sampler.session, point, credits, self.seed, show
+                resources.session, point, credits, self.seed, show
             )
         # True advantages are the first method, if there are any.
         true_gradients = gradients_of_methods[0] if truths else reference_gradients
@@ -208,11 +208,13 @@ def required_critics(methods: Mapping[str, Credit], experiment: PolicyIteration)
             )
 
 
-def credited(context: RolloutContext, credit: Credit, answers: Sequence[Trajectory]) -> Credited:
+def credit_of_method(
+    context: RolloutContext, credit: Credit, answers: Sequence[Trajectory]
+) -> CreditOfMethod:
     """Returns the episodes that a method makes of these answers, in their order, with its cost."""
-    from treetune.lab.analyzers.credit_measures import Credited
+    from treetune.lab.analyzers.credit_measures import CreditOfMethod
 
     episodes, metrics = credit.assign(context, trees_of(answers))
     episode_by_answer = {episode.trajectory: episode for episode in episodes}
     episodes_in_order = [episode_by_answer[answer.id] for answer in answers]
-    return Credited(episodes_in_order, int(metrics.get("credit/value_tokens", 0)))
+    return CreditOfMethod(episodes_in_order, int(metrics.get("credit/value_tokens", 0)))

@@ -56,14 +56,14 @@ def reliability(truths: Sequence[Truth]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Credited:
+class CreditOfMethod:
     """The credit of a method: an episode for each answer, and the tokens sampled for all of them."""
 
     episodes: Sequence[Episode]
     tokens: int = 0
 
 
-def measure(truths: Sequence[Truth], credited: Credited, seed: int) -> dict[str, Any]:
+def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dict[str, Any]:
     """Returns a method's errors, with 95 % intervals over problems.
 
     ``value_bias`` is the mean of value − true value; None for a method without values. ``decisive_signs`` is
@@ -75,17 +75,17 @@ def measure(truths: Sequence[Truth], credited: Credited, seed: int) -> dict[str,
     problems: list[Hashable] = []
     for truth, episode in zip(truths, credited.episodes, strict=True):
         assert episode.advantages is not None, "a method that gives advantages before training"
-        true = truth.advantages
-        decisive = max(range(len(true)), key=lambda step: abs(true[step]))
+        true_advantages = truth.advantages
+        decisive = max(range(len(true_advantages)), key=lambda step: abs(true_advantages[step]))
         starts = (0, *truth.step_ends[:-1])
         # A method may cut answers into other steps than these.
         value_by_start = dict(zip((0, *episode.step_ends[:-1]), episode.step_values or ()))
         for step, (start, end) in enumerate(zip(starts, truth.step_ends, strict=True)):
             problems.append(truth.problem)
             value_errors.append(value_by_start.get(start, math.nan) - truth.values[step])
-            if step == decisive and abs(true[step]) >= MATTERS:
+            if step == decisive and abs(true_advantages[step]) >= MATTERS:
                 advantage = float(episode.advantages[start:end].mean())
-                right_signs.append(float(np.sign(advantage) == np.sign(true[step])))
+                right_signs.append(float(np.sign(advantage) == np.sign(true_advantages[step])))
             else:
                 right_signs.append(math.nan)
     bootstrap = Bootstrap(problems, seed)

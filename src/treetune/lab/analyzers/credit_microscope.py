@@ -15,7 +15,7 @@ from treetune.contracts import Finding, Need, OneLine
 from treetune.credit.base import Credit
 from treetune.lab.analyzers.credit_bench import required_critics
 from treetune.lab.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
-from treetune.lab.analyzers.points import Chosen, OfIterations, iterations_with, unanswered
+from treetune.lab.analyzers.points import OfIterations, PointChoice, check_samples_answers, iterations_with
 from treetune.lab.analyzers.step_credit import StepCredit, step_credit
 from treetune.rollouts.selection import All
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
@@ -27,11 +27,11 @@ from treetune.vocabulary import Episode, TextCodec, Trajectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.resources import RunResources
 
 SPREAD = 0.6
 """The share of the distance between two steps over which the methods' points are spread."""
-WORDS = {"values": "value before the step", "advantages": "advantage of the step"}
+AXIS_LABELS = {"values": "value before the step", "advantages": "advantage of the step"}
 
 
 def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -39,7 +39,7 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
     titles = [f"{title} ({'right' if row['correct'] else 'wrong'})" for title, row in answers.items()]
     figure, axes = panels(titles * 2, rows=2)
     methods = list(dict.fromkeys(name for row in answers.values() for name in row["credit"]))
-    for figure_row, (kind, label) in enumerate(WORDS.items()):
+    for figure_row, (kind, label) in enumerate(AXIS_LABELS.items()):
         for panel, row in zip(axes[figure_row * len(answers) :], answers.values()):
             for number, name in enumerate(methods):
                 if name not in row["credit"]:
@@ -86,7 +86,7 @@ class CreditMicroscope(OfIterations):
     which the methods differ most, where each method's advantages are divided by their root mean square.
     """
 
-    iterations: Chosen = "last"
+    iterations: PointChoice = "last"
     """The iterations to look at: ``last`` (the last with stored weights), ``all``, or a list of their numbers
     from 0 on."""
     methods: Mapping[str, Credit] = field(default_factory=dict, hash=False)
@@ -124,7 +124,7 @@ class CreditMicroscope(OfIterations):
             if name in self.methods:
                 yield Finding(f"a method is called {name!r}", ("methods", name), "give it another name")
         if self.needs_engine:
-            yield from unanswered(experiment)
+            yield from check_samples_answers(experiment)
 
     @override
     def stored_iterations(self, directory: ExperimentDirectory) -> list[int]:
@@ -144,14 +144,14 @@ class CreditMicroscope(OfIterations):
         return iterations
 
     @override
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
-        by_iteration = {str(point): self._analyse_iteration(sampler, point, work) for point in points}
+    def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
+        by_iteration = {str(point): self._analyse_iteration(resources, point, work) for point in points}
         return Findings({"truth": self.truth, "by_iteration": by_iteration})
 
-    def _analyse_iteration(self, sampler: Sampler, point: int, work: Path) -> dict[str, Any]:
+    def _analyse_iteration(self, resources: RunResources, point: int, work: Path) -> dict[str, Any]:
         from treetune.rollouts.storage import read_episodes, read_trajectories
 
-        session = sampler.session
+        session = resources.session
         folder = session.directory.iteration(point)
         stored = read_trajectories(folder / "trajectories.arrow")
         graded = [answer for answer in stored if answer.grade.is_known]
@@ -160,7 +160,7 @@ class CreditMicroscope(OfIterations):
         credits: dict[str, dict[str, StepCredit]] = {OWN: _credit_by_answer(answers, own_episodes)}
         costs: dict[str, dict[str, float]] = {}
         for name, credit in self.methods.items():
-            episodes, costs[name] = self._assign_credit(sampler, credit, name, point, answers, work)
+            episodes, costs[name] = self._assign_credit(resources, credit, name, point, answers, work)
             credits[name] = _credit_by_answer(answers, episodes)
         credits = {name: by_answer for name, by_answer in credits.items() if by_answer}
         if not credits:
@@ -170,7 +170,7 @@ class CreditMicroscope(OfIterations):
             )
         chosen = choose(answers, credits, self.answers)
         if self.truth:
-            credits[TRUTH] = self._true_credit(sampler, point, chosen, work)
+            credits[TRUTH] = self._true_credit(resources, point, chosen, work)
         codec = session.model.codec
         return {
             "costs": costs,
@@ -188,12 +188,12 @@ class CreditMicroscope(OfIterations):
         problems.sort(
             key=lambda problem: len({answer.grade.correct for answer in groups[problem]}), reverse=True
         )
-        chosen = set(problems[: self.problems])
-        return [answer for answer in graded if answer.problem.id in chosen]
+        chosen_problems = set(problems[: self.problems])
+        return [answer for answer in graded if answer.problem.id in chosen_problems]
 
     def _assign_credit(
         self,
-        sampler: Sampler,
+        resources: RunResources,
         credit: Credit,
         name: str,
         point: int,
@@ -201,13 +201,15 @@ class CreditMicroscope(OfIterations):
         work: Path,
     ) -> tuple[Sequence[Episode], dict[str, float]]:
         """Returns a method's episodes, and what they cost."""
-        from treetune.lab.analyzers.replay import credited_again
+        from treetune.lab.analyzers.replay import assign_credit_again
         from treetune.tree import trees_of
 
         began = time.perf_counter()
-        config = replace(sampler.session.config, credit=credit, selection=All())
+        config = replace(resources.session.config, credit=credit, selection=All())
         journal = work / f"{point:04d}.jsonl"  # shared by the methods: equal requests are sampled once
-        episodes, metrics, tokens = credited_again(sampler, config, point, trees_of(answers), name, journal)
+        episodes, metrics, tokens = assign_credit_again(
+            resources, config, point, trees_of(answers), name, journal
+        )
         return episodes, {
             "tokens_per_answer": metrics.get("credit/value_tokens", 0.0) / len(answers),
             "sampled_tokens": float(tokens),
@@ -215,7 +217,7 @@ class CreditMicroscope(OfIterations):
         }
 
     def _true_credit(
-        self, sampler: Sampler, point: int, chosen: Sequence[Trajectory], work: Path
+        self, resources: RunResources, point: int, chosen: Sequence[Trajectory], work: Path
     ) -> dict[str, StepCredit]:
         """Returns the credit of the chosen answers, by their ids, from the mean rewards of `truth`
         continuations of each state."""
@@ -229,9 +231,9 @@ class CreditMicroscope(OfIterations):
         for answer in chosen:
             for start in (0, *answer.step_ends[:-1]):
                 prefixes.append((answer, tuple(answer.response_ids[:start].tolist())))
-        sampler.server.load_checkpoint(point)
-        with sampler.phase(f"true values in iteration {point + 1}", "continuations") as show:
-            context = context_at(sampler, point, work, self.seed, "truth", show)
+        resources.server.load_checkpoint(point)
+        with resources.phase(f"true values in iteration {point + 1}", "continuations") as show:
+            context = context_at(resources, point, work, self.seed, "truth", show)
             estimates = iter(continue_prefixes(context, prefixes, self.truth, PURPOSE))
         credit_by_answer = {}
         for answer in chosen:

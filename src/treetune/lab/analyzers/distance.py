@@ -23,7 +23,7 @@ from treetune.lab.analyzers.figures import (
     points_with_bars,
     style_of,
 )
-from treetune.lab.analyzers.points import Chosen, OfCheckpoints
+from treetune.lab.analyzers.points import OfCheckpoints, PointChoice
 from treetune.objectives.base import KlEstimator, kl_estimate
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.tasks.base import Split
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.resources import RunResources
     from treetune.runtime.session import Session
     from treetune.vocabulary import Trajectory
 
@@ -50,14 +50,14 @@ class WeightDistance(OfCheckpoints):
     layer, the head, and the rest (norms).
     """
 
-    checkpoints: Chosen = "all"
+    checkpoints: PointChoice = "all"
 
     @override
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         from treetune.models.policy_files import read_policy
 
-        session = sampler.session
-        parameters, _ = session.model.weights()
+        session = resources.session
+        parameters, _ = session.model.load_weights()
         start = {name: weight.detach().cpu() for name, weight in parameters.items()}
         trust_remote_code = getattr(session.config.model, "trust_remote_code", False)
         numbers = {}
@@ -153,7 +153,7 @@ class KlToReference(OfCheckpoints):
     ``reward`` their mean reward, which differ where wrong or unfinished answers have a reward.
     """
 
-    checkpoints: Chosen = "all"
+    checkpoints: PointChoice = "all"
     split: Split = "validation"
     problems: Annotated[int, Gt(0)] = 128
     samples: Annotated[int, Gt(0)] = 4
@@ -161,19 +161,19 @@ class KlToReference(OfCheckpoints):
     needs_engine = True
 
     @override
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         from treetune.lab.analyzers.stored import context_at, rollout_that_samples
         from treetune.rollouts.single_turn import sample_answers
 
-        session = sampler.session
+        session = resources.session
         problems = list(session.config.task.problems(self.split))[: self.problems]
         rollout = rollout_that_samples(session.config)
         assert rollout.sampling is not None
         rows: list[dict[str, Any]] = []
         for point in points:
-            sampler.server.load_checkpoint(point)
-            with sampler.phase(f"answers after iteration {point}", "answers") as show:
-                context = context_at(sampler, point, work, self.seed, "kl", show)
+            resources.server.load_checkpoint(point)
+            with resources.phase(f"answers after iteration {point}", "answers") as show:
+                context = context_at(resources, point, work, self.seed, "kl", show)
                 trees = sample_answers(
                     context,
                     problems,

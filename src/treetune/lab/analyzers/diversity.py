@@ -29,7 +29,7 @@ from treetune.vocabulary import Trajectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.resources import RunResources
 
 Ids = tuple[int, ...]
 """The token ids of an answer, or of an n-gram."""
@@ -56,13 +56,13 @@ class Diversity(OfIterations):
     """The longest n-grams that are counted."""
 
     @override
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         from treetune.rollouts.storage import read_trajectories
 
         rows: list[dict[str, Any]] = []
         for point in points:
             groups: dict[str, list[Trajectory]] = {}
-            for trajectory in read_trajectories(sampler.session.directory.iteration(point) / self.file):
+            for trajectory in read_trajectories(resources.session.directory.iteration(point) / self.file):
                 groups.setdefault(trajectory.problem.id, []).append(trajectory)
             for problem, answers in groups.items():
                 ids = [tuple(answer.response_ids.tolist()) for answer in answers]

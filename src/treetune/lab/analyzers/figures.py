@@ -141,9 +141,9 @@ def mean_of(values: Sequence[float] | Any) -> Statistic:
     array = np.asarray(values, dtype=float)
 
     def statistic(rows: Any) -> float:
-        chosen = array[rows]
-        chosen = chosen[np.isfinite(chosen)]
-        return float(chosen.mean()) if len(chosen) else math.nan
+        values_of_rows = array[rows]
+        defined = values_of_rows[np.isfinite(values_of_rows)]
+        return float(defined.mean()) if len(defined) else math.nan
 
     return statistic
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from treetune.engine.base import Completion
 from treetune.engine.journal import completions_of_row
+from treetune.engine.requests import Completion
 from treetune.exceptions import Damaged
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.checksums import KEY, SUMS, damage_of, read_record, verify_stream
@@ -36,7 +36,7 @@ SEAL, SEAL_BYTES = b"checksum", 128
 PARTS = {"policy": "weights", "critic": "weights of the critic", "trainer": "trainer's state"}
 """The folders of a checkpoint, with a description of their content."""
 
-Differing = tuple[str, str, str] | None
+Difference = tuple[str, str, str] | None
 """The position of the first difference of two files, and what the first and the second file have there.
 
 Example: `("train/17/0, reward", "1.0", "0.0")`. None for equal files."""
@@ -104,7 +104,7 @@ def _iterations(run: Path) -> set[int]:
 
 def _comparisons(
     run: ExperimentDirectory, number: int
-) -> Iterator[tuple[str, Path, Callable[[Path, Path], Differing]]]:
+) -> Iterator[tuple[str, Path, Callable[[Path, Path], Difference]]]:
     """Yields the files and folders of an iteration to compare, in the order in which a run writes them.
 
     Each is the phase that wrote it, its path, and the function that compares two such files or folders."""
@@ -127,7 +127,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
 
 
-def _compare_tensors(first: Path, second: Path) -> Differing:
+def _compare_tensors(first: Path, second: Path) -> Difference:
     """Compares two files of tensors by name. A name that only one file has is a difference."""
     import numpy as np
     import torch
@@ -164,7 +164,7 @@ def _compare_tensors(first: Path, second: Path) -> Differing:
     return None
 
 
-def _compare_tables(first: Path, second: Path) -> Differing:
+def _compare_tables(first: Path, second: Path) -> Difference:
     """Compares two Arrow files row by row, without columns that depend on time."""
     first_table, second_table = _table(first), _table(second)
     if first_table.num_rows != second_table.num_rows:
@@ -243,7 +243,7 @@ def _is_timed(name: str) -> bool:
     return any(word in name for word in TIMED)
 
 
-def _compare_numbers(first: Path, second: Path) -> Differing:
+def _compare_numbers(first: Path, second: Path) -> Difference:
     """Compares the numbers that two JSON objects have in common and that don't depend on time."""
     objects = []
     for path in (first, second):
@@ -268,7 +268,7 @@ def _verify_stream(path: Path) -> None:
         verify_stream(file, str(path), "")
 
 
-def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], object]) -> Differing:
+def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], object]) -> Difference:
     """Returns a difference if, by their checksums, one of two files or folders is damaged and the other is
     not. What is compared of their content is equal."""
 
@@ -283,7 +283,7 @@ def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], objec
     return None if verdicts[0] == verdicts[1] else ("what its checksum covers", *verdicts)
 
 
-def _compare_missing_checksums(first: Path, second: Path) -> Differing:
+def _compare_missing_checksums(first: Path, second: Path) -> Difference:
     """Returns a difference if only one of two files of the same size and content has a checksum.
 
     Files of earlier versions have none. They are shorter, and so are not compared here."""
@@ -299,7 +299,7 @@ def _compare_missing_checksums(first: Path, second: Path) -> Differing:
     return "its checksum", states[0], states[1]
 
 
-def _compare_checksums_of_folders(first: Path, second: Path) -> Differing:
+def _compare_checksums_of_folders(first: Path, second: Path) -> Difference:
     """Returns a difference if only one of two folders with equal tensors is damaged by its checksums."""
 
     def verify(path: Path) -> None:
@@ -309,7 +309,7 @@ def _compare_checksums_of_folders(first: Path, second: Path) -> Differing:
     return _compare_checksums(first, second, verify)
 
 
-def _compare_journals(first: Path, second: Path, phase: str) -> Differing:
+def _compare_journals(first: Path, second: Path, phase: str) -> Difference:
     """Compares the requests of a phase in two folders of journals, in any order and of any rank.
 
     None also where one of both has no journal of the phase."""
@@ -354,7 +354,7 @@ def _sample(completion: Completion, stored: list[Any]) -> dict[str, Any]:
     }
 
 
-def _compare_bytes(first: Path, second: Path) -> Differing:
+def _compare_bytes(first: Path, second: Path) -> Difference:
     """Compares two files byte by byte."""
 
     def byte_at(chunk: bytes, position: int) -> str:

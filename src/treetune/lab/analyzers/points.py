@@ -16,7 +16,7 @@ from treetune.runtime.directory import ExperimentDirectory
 
 T = TypeVar("T")
 
-Chosen = tuple[Annotated[int, Ge(0)], ...] | Literal["last", "all"]
+PointChoice = tuple[Annotated[int, Ge(0)], ...] | Literal["last", "all"]
 """Numbers of finished iterations, or the last there is, or all of them."""
 
 
@@ -26,7 +26,7 @@ class OfCheckpoints(Analyzer):
     in an experiment that trains one."""
 
     name: str | None = None
-    checkpoints: Chosen = "last"
+    checkpoints: PointChoice = "last"
     """The checkpoints to look at: ``last``, ``all``, or a list of their numbers; 0 is the start weights."""
     at_most: Annotated[int, Gt(0)] = 10
     """The most checkpoints of ``all`` that are looked at: evenly spaced, with the first and the last."""
@@ -39,7 +39,7 @@ class OfCheckpoints(Analyzer):
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
         if self.needs_engine:
-            yield from unanswered(experiment)
+            yield from check_samples_answers(experiment)
         yield from check_points("checkpoints", self.checkpoints, experiment.iterations)
 
     @override
@@ -68,7 +68,7 @@ class OfIterations(Analyzer):
     the weights after i iterations."""
 
     name: str | None = None
-    iterations: Chosen = "all"
+    iterations: PointChoice = "all"
     """The iterations to look at: ``all``, ``last``, or a list of their numbers from 0 on."""
     at_most: Annotated[int, Gt(0)] = 10
     """The most iterations of ``all`` that are looked at: evenly spaced, with the first and the last."""
@@ -108,7 +108,7 @@ class OfIterations(Analyzer):
         return iterations
 
 
-def unanswered(experiment: PolicyIteration) -> Iterator[Finding]:
+def check_samples_answers(experiment: PolicyIteration) -> Iterator[Finding]:
     """Yields a finding where the experiment has no rollout that samples from the policy."""
     rollouts = (experiment.rollout, experiment.evaluation.rollout)
     if not any(rollout is not None and rollout.needs_engine for rollout in rollouts):
@@ -119,8 +119,9 @@ def unanswered(experiment: PolicyIteration) -> Iterator[Finding]:
         )
 
 
-def check_points(key: str, wanted: Chosen, last: int) -> Iterator[Finding]:
-    """Yields what is wrong with an empty list, and with numbers that the experiment never reaches."""
+def check_points(key: str, wanted: PointChoice, last: int) -> Iterator[Finding]:
+    """Yields what is wrong with the setting `key`: an empty list, or numbers that the experiment never
+    reaches."""
     beyond = [] if isinstance(wanted, str) else [number for number in wanted if number > last]
     if beyond:
         yield Finding(
@@ -137,7 +138,7 @@ def iterations_with(directory: ExperimentDirectory, file: str) -> list[int]:
 
 
 def choose_points(
-    wanted: Chosen, available: Sequence[int], at_most: int, what: str, remedy: str
+    wanted: PointChoice, available: Sequence[int], at_most: int, what: str, remedy: str
 ) -> list[int]:
     """Returns the wanted numbers, in order. Raises ValueError where one isn't available: `what` says what
     they are numbers of, and `remedy` what to do."""

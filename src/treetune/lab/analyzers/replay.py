@@ -16,9 +16,9 @@ from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.analysis import write_result
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row, sampling_version
-from treetune.runtime.generation import credited, episodes_of_first, remembered
+from treetune.runtime.generation import assign_credit, episodes_of_first, read_shaping_memory
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
 from treetune.store.checksums import config_hash, read_record
@@ -104,7 +104,7 @@ def _correlation(first: Sequence[Episode], second: Sequence[Episode]) -> float |
     return None if math.isnan(coefficient) else coefficient
 
 
-def side_by_side(steps: Mapping[str, ReplayedStep]) -> Iterator[dict[str, Any]]:
+def rows_of_answers(steps: Mapping[str, ReplayedStep]) -> Iterator[dict[str, Any]]:
     """Yields a row for each answer that a variant trains, with the credit that each variant gives its steps.
 
     The steps are those of the first variant that has the answer.
@@ -132,7 +132,7 @@ def side_by_side(steps: Mapping[str, ReplayedStep]) -> Iterator[dict[str, Any]]:
         }
 
 
-SAME = {
+WHETHER_SAME = {
     True: "the resulting weights are bit-identical to the run's",
     False: "the resulting weights differ from the run's",
     None: "the resulting weights can't be compared with the run's: a checkpoint or the trainer's state is not"
@@ -150,7 +150,7 @@ def describe_result(result: Mapping[str, Any]) -> Iterator[str]:
                 f" weights {step['change_norm']:.6g}  {step['sampled_tokens']} tokens sampled"
             )
     own = result["own"]
-    yield f"own    {_compared_with_record(own['unlike_record'])}; {SAME[own['same_as_run']]}"
+    yield f"own    {_describe_unlike_record(own['unlike_record'])}; {WHETHER_SAME[own['same_as_run']]}"
     if "other" in result:
         for key, title in (
             ("cosine_of_gradients", "cosine of the gradients"),
@@ -162,7 +162,7 @@ def describe_result(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"single answers: {result['folder']}/advantages.jsonl"
 
 
-def _compared_with_record(unlike: Sequence[str] | None) -> str:
+def _describe_unlike_record(unlike: Sequence[str] | None) -> str:
     if unlike is None:
         return "the run recorded no metrics of this training"
     if unlike:
@@ -205,7 +205,7 @@ def replay(
     """
     directory = ExperimentDirectory(path)
     point = iteration - 1
-    _require(directory, point)
+    _require_files(directory, point)
     if other is not None and other.credit.asks_critic and not own.credit.needs_critic:
         raise ValueError(
             f"the run in {path} trained no critic, which the other credit needs: replay it with a credit"
@@ -218,32 +218,32 @@ def replay(
         label += f"-{config_hash({key: repr(getattr(other, key)) for key in REPLACEABLE})[:8]}"
     folder = directory.analysis(label)
     work = folder.with_name(f".{folder.name}.unfinished")
-    needs_engine = other is not None and other.credit.needs_engine and not _same_credit(own, other)
+    needs_engine = other is not None and other.credit.needs_engine and not _make_same_episodes(own, other)
     steps: dict[str, ReplayedStep] = {}
     with (
         Session.open(config, plain, "analysis") as session,
         PolicyServer.start(session, needed=needs_engine) as server,
-        Sampler.open(session, server) as sampler,
+        RunResources.open(session, server) as resources,
     ):
         state = _state_before(session, point, work / STATE if exact else None)
         for name, variant in variants.items():
-            steps[name] = _step(sampler, variant, point, state, work, folder)
+            steps[name] = _replay(resources, variant, point, state, work, folder)
         result = compare_steps(steps)
         if session.ranks.is_first:
             work.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(work / STATE, ignore_errors=True)
-            write_result(work, {"iteration": iteration, **result}, side_by_side(steps), "advantages.jsonl")
+            write_result(work, {"iteration": iteration, **result}, rows_of_answers(steps), "advantages.jsonl")
             replace_folder(work, folder)
         session.ranks.barrier("the replay is written")
     return result | {"folder": str(folder)}
 
 
-def _same_credit(first: PolicyIteration, second: PolicyIteration) -> bool:
+def _make_same_episodes(first: PolicyIteration, second: PolicyIteration) -> bool:
     """Returns whether both make the same episodes of the same answers."""
     return all(getattr(first, key) == getattr(second, key) for key in ("credit", "selection", "shaping"))
 
 
-def _require(directory: ExperimentDirectory, point: int) -> None:
+def _require_files(directory: ExperimentDirectory, point: int) -> None:
     """Raises ValueError where the files that a replay of iteration `point` (from 0) needs are missing."""
     folder = directory.iteration(point)
     for name in ("trajectories.arrow", "episodes.arrow"):
@@ -298,27 +298,32 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
     return rebuilt
 
 
-def _step(
-    sampler: Sampler, config: PolicyIteration, point: int, state: Path | None, work: Path, earlier: Path
+def _replay(
+    resources: RunResources,
+    config: PolicyIteration,
+    point: int,
+    state: Path | None,
+    work: Path,
+    earlier: Path,
 ) -> ReplayedStep:
     """Assigns credit to the iteration's answers, and trains on the episodes.
 
     Training starts from the trainer's `state`, or else from the stored weights. `earlier` is the folder of an
     earlier replay with the same settings, whose samples are used again if it exists.
     """
-    session, own = sampler.session, sampler.session.config
+    session, own = resources.session, resources.session.config
     folder = session.directory.iteration(point)
     metrics: Metrics = {}
     tokens = 0
-    if _same_credit(own, config):
+    if _make_same_episodes(own, config):
         episodes = read_episodes(folder / "episodes.arrow")
     else:
         all_trees = trees_of(read_trajectories(folder / "trajectories.arrow"))
         trees = contiguous_share(all_trees, session.ranks.rank, session.ranks.world_size)
         journal = work / f"{JOURNAL}-{session.ranks.rank}.jsonl"
         earlier_journals = sorted(earlier.glob(f"{JOURNAL}-*.jsonl"))
-        episodes, metrics, tokens = credited_again(
-            sampler, config, point, trees, "other credit", journal, earlier_journals
+        episodes, metrics, tokens = assign_credit_again(
+            resources, config, point, trees, "other credit", journal, earlier_journals
         )
     if not episodes:
         raise ValueError(
@@ -326,13 +331,13 @@ def _step(
         )
     session.config = config  # `make_trainer` and others take the trainer and the credit from the session
     try:
-        return _trained(session, point, state, episodes, metrics, tokens)
+        return _train_and_compare(session, point, state, episodes, metrics, tokens)
     finally:
         session.config = own
 
 
-def credited_again(
-    sampler: Sampler,
+def assign_credit_again(
+    resources: RunResources,
     config: PolicyIteration,
     point: int,
     trees: Sequence[Tree],
@@ -354,31 +359,31 @@ def credited_again(
     Returns:
         The episodes, the metrics of credit, and the number of tokens that were sampled.
     """
-    session, own = sampler.session, sampler.session.config
-    engine = sampler.server.engine if config.credit.needs_engine else None
+    session, own = resources.session, resources.session.config
+    engine = resources.server.engine if config.credit.needs_engine else None
     if engine is not None:
-        sampler.server.load_checkpoint(sampling_version(own, point))
+        resources.server.load_checkpoint(sampling_version(own, point))
     tokens_before = 0 if engine is None else engine.tokens
     stored = sorted((session.directory.iteration(point) / "journal").glob("*.jsonl"))
-    with sampler.phase(f"iteration {point + 1}: {what}", "continuations") as show:
-        context = sampler.context(
+    with resources.phase(f"iteration {point + 1}: {what}", "continuations") as show:
+        context = resources.context(
             own.rollout,
             seed=own.seed,
             iteration=point,
             journal=journal if engine is not None else None,
             journals=[*stored, *journals],
             progress=show,
-            services=[remembered(session, point)],
+            services=[read_shaping_memory(session, point)],
         )
-        critic = credit_critic_at(sampler, point)
+        critic = credit_critic_at(resources, point)
         if critic is not None:
             context = context.with_services(critic)
-        selected, metrics = credited(session.ranks, config, context, trees)
+        selected, metrics = assign_credit(session.ranks, config, context, trees)
         episodes = episodes_of_first(session.ranks, "selected episodes", selected)
     return episodes, metrics, 0 if engine is None else engine.tokens - tokens_before
 
 
-def _trained(
+def _train_and_compare(
     session: Session,
     point: int,
     state: Path | None,

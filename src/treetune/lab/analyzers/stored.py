@@ -22,7 +22,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.rollouts.storage import read_trajectories
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.sampler import Sampler
+from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.runtime.training import critic_for_credit
 from treetune.seeds import derive_seed
@@ -40,7 +40,7 @@ def policy_at(session: Session, point: int) -> PreTrainedModel:
     """Returns the policy after `point` iterations, for scoring."""
     model = session.model.load()
     if point:
-        _fill(model, session.directory.checkpoint(point) / "policy", _trusted(session))
+        _copy_weights(model, session.directory.checkpoint(point) / "policy", _trusts_remote_code(session))
     return model.eval()
 
 
@@ -50,16 +50,16 @@ def critic_at(session: Session, point: int) -> CriticModule:
     critic = CriticModule(session.model.load(), derive_seed(session.config.seed, "critic"))
     critic.head.to(session.ranks.device)
     if point:
-        _fill(critic, session.directory.checkpoint(point) / "critic", _trusted(session))
+        _copy_weights(critic, session.directory.checkpoint(point) / "critic", _trusts_remote_code(session))
     return critic.eval()
 
 
-def _trusted(session: Session) -> bool:
+def _trusts_remote_code(session: Session) -> bool:
     """Returns whether code that comes with the model may run."""
     return bool(getattr(session.config.model, "trust_remote_code", False))
 
 
-def _fill(module: nn.Module, directory: Path, trusted: bool) -> None:
+def _copy_weights(module: nn.Module, directory: Path, trusted: bool) -> None:
     """Copies stored weights into a module of the same architecture."""
     weights, _ = read_policy(directory, trust_remote_code=trusted)
     parameters = saved_weights(module)
@@ -90,7 +90,7 @@ def rollout_that_samples(config: PolicyIteration) -> Rollout:
 
 
 def context_at(
-    sampler: Sampler,
+    resources: RunResources,
     point: int,
     work: Path,
     seed: int,
@@ -102,15 +102,15 @@ def context_at(
     Answered requests are kept in a journal, so that an interrupted analysis resumes. Credit methods find the
     policy's distributions in the context, and the critic if the experiment trains one.
     """
-    context = sampler.context(
-        rollout_that_samples(sampler.session.config),
+    context = resources.context(
+        rollout_that_samples(resources.session.config),
         seed=seed,
         iteration=point,
         journal=work / f"{point:04d}-{purpose}.jsonl",
         progress=progress,
     )
-    context = context.with_services(distributions_at(sampler.session, point))
-    critic = credit_critic_at(sampler, point)
+    context = context.with_services(distributions_at(resources.session, point))
+    critic = credit_critic_at(resources, point)
     return context if critic is None else context.with_services(critic)
 
 
@@ -124,8 +124,9 @@ def distributions_at(session: Session, point: int) -> Distributions:
         policy = PolicyModule(model, terms=lambda logits_CV, _: (logits_CV.softmax(-1).square().sum(-1),))
         for row in rows:
             ids_T = torch.from_numpy(joined([row.prompt_ids, row.response_ids]).astype("int64")).to(device)
-            at_N = torch.arange(len(row.prompt_ids) - 1, len(ids_T) - 1, device=device)
-            inputs = ModelInputs(ids_T[None], at_N, ids_T[at_N + 1])
+            # A position predicts the token after it, so that the first one is that of the last prompt token.
+            positions_N = torch.arange(len(row.prompt_ids) - 1, len(ids_T) - 1, device=device)
+            inputs = ModelInputs(ids_T[None], positions_N, ids_T[positions_N + 1])
             with torch.no_grad():
                 _, entropy_T, squares_T = policy(inputs, session.temperature, with_terms=True)
             columns.append((squares_T.double().cpu().numpy(), entropy_T.double().cpu().numpy()))
@@ -134,21 +135,21 @@ def distributions_at(session: Session, point: int) -> Distributions:
     return Distributions(squares_and_entropies)
 
 
-def credit_critic_at(sampler: Sampler, point: int) -> Critic | None:
+def credit_critic_at(resources: RunResources, point: int) -> Critic | None:
     """Returns the critic after `point` iterations in the form that credit uses; None where the experiment
     trains none. It is loaded on each use."""
-    session = sampler.session
+    session = resources.session
     if not session.config.credit.needs_critic:
         return None
 
     def values(sequences: Sequences) -> Tensor:
         return StoredModels(session, point, session.temperature).values(sequences)
 
-    return critic_for_credit(session, sampler.server, values)
+    return critic_for_credit(session, resources.server, values)
 
 
 def answers_at(
-    sampler: Sampler, point: int, work: Path, seed: int, problems: int, *, enough: int = 1
+    resources: RunResources, point: int, work: Path, seed: int, problems: int, *, enough: int = 1
 ) -> tuple[list[Trajectory], str]:
     """Returns graded answers to training problems by the weights after `point` iterations, and their origin.
 
@@ -156,7 +157,7 @@ def answers_at(
     last iteration, or those of fewer than `enough` problems, `problems` problems are answered now, with the
     origin "sampled". The engine must hold these weights.
     """
-    session = sampler.session
+    session = resources.session
     stored = session.directory.iteration(point) / "trajectories.arrow"
     stored_problems = session.config.problems_per_iteration
     if stored.is_file() and (stored_problems is None or stored_problems >= enough):
@@ -172,24 +173,24 @@ def answers_at(
             )
         return [answer for answer in trajectories if answer.grade.is_known], "stored"
     rollout = rollout_that_samples(session.config)
-    with sampler.phase(f"answers after iteration {point}", "answers") as show:
-        context = context_at(sampler, point, work, seed, "answers", show)
+    with resources.phase(f"answers after iteration {point}", "answers") as show:
+        context = context_at(resources, point, work, seed, "answers", show)
         count = min(problems, len(session.train_problems))
         trees, _ = rollout.run(context, draw_problems(session.train_problems, count, seed, point))
     return [answer for answer in answers_of(trees) if answer.grade.is_known], "sampled"
 
 
-def judged_at(
-    sampler: Sampler, point: int, work: Path, seed: int, problems: int
+def answers_and_critic_at(
+    resources: RunResources, point: int, work: Path, seed: int, problems: int
 ) -> tuple[list[Trajectory], str, Callable[[Sequence[TokenIds]], list[float]] | None]:
     """Loads the weights after `point` iterations into the engine, and returns their answers and critic.
 
     Returns the answers with their origin, as `answers_at` does, and a function from states to the critic's
     values, or None where the experiment trains no critic.
     """
-    session = sampler.session
-    sampler.server.load_checkpoint(point)
-    trajectories, origin = answers_at(sampler, point, work, seed, problems)
+    session = resources.session
+    resources.server.load_checkpoint(point)
+    trajectories, origin = answers_at(resources, point, work, seed, problems)
     if not session.config.credit.needs_critic:
         return trajectories, origin, None
     return trajectories, origin, partial(state_values, critic_at(session, point), session.ranks.device)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from treetune.runtime.session import Session
 
-AT_ONCE = 256
+STATES_AT_ONCE = 256
 """The number of states whose values are found before they are stored; an interruption loses at most these."""
 
 
@@ -64,7 +64,7 @@ class TrueValues(Registrable):
         """Returns each state's value under the weights after `point` iterations, which the engine holds."""
         raise NotImplementedError
 
-    def described(self) -> str:
+    def describe_settings(self) -> str:
         """Returns a text with all settings that its values depend on."""
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class ByEngine(TrueValues):
         return [mean_and_noise(estimate.rewards) for estimate in estimates]
 
     @override
-    def described(self) -> str:
+    def describe_settings(self) -> str:
         return f"continuations {self.samples} {self.samples}"
 
 
@@ -109,12 +109,14 @@ def find_values_once(
     """
     keys = [_key(state) for state in states]
     state_by_key = dict(zip(keys, states, strict=True))
-    file = session.directory.path / "truths" / f"{_setting(truth, context, session, point)}.jsonl"
+    file = (
+        session.directory.path / "truths" / f"{_file_name_of_settings(truth, context, session, point)}.jsonl"
+    )
     value_by_key = dict(_stored_values(file))
     missing = [key for key in state_by_key if key not in value_by_key]
     file.parent.mkdir(parents=True, exist_ok=True)
-    for start in range(0, len(missing), AT_ONCE):
-        batch = missing[start : start + AT_ONCE]
+    for start in range(0, len(missing), STATES_AT_ONCE):
+        batch = missing[start : start + STATES_AT_ONCE]
         values = truth.find(context, session, point, [state_by_key[key] for key in batch])
         with file.open("a") as out:
             for key, value in zip(batch, values, strict=True):
@@ -145,7 +147,7 @@ def _key(state: StateIds) -> str:
     return digest.hexdigest()
 
 
-def _setting(truth: TrueValues, context: RolloutContext, session: Session, point: int) -> str:
+def _file_name_of_settings(truth: TrueValues, context: RolloutContext, session: Session, point: int) -> str:
     """Returns the name of the file of values: a hash of the weights and settings that they all depend on."""
     assert context.settings.sampling is not None
     settings = (
@@ -154,7 +156,7 @@ def _setting(truth: TrueValues, context: RolloutContext, session: Session, point
         context.settings.unfinished_reward,
         context.seed,
     )
-    digest = hashlib.blake2b(repr((settings, truth.described())).encode(), digest_size=12)
+    digest = hashlib.blake2b(repr((settings, truth.describe_settings())).encode(), digest_size=12)
     digest.update(weights_digest(session, point))
     return digest.hexdigest()
 
@@ -275,7 +277,7 @@ def continue_states(
     return [estimate for [estimate] in estimates_by_problem]
 
 
-ROWS = 1024
+CONTINUATIONS_AT_ONCE = 1024
 """The number of continuations in a batch."""
 LEAST_WEIGHT = 1e-6
 """Continuations with a smaller weight are dropped, because they can't change a value noticeably."""
@@ -317,7 +319,7 @@ class InProcess(TrueValues):
         return expand_continuations(steps, context, states, self.samples)
 
     @override
-    def described(self) -> str:
+    def describe_settings(self) -> str:
         return f"in_process {self.samples}"
 
 
@@ -391,7 +393,7 @@ def expand_continuations(
     """
     lengths = [len(whole_ids(state)) for state in states]
     order = sorted(range(len(states)), key=lambda i: lengths[i])
-    batch_size = max(1, ROWS // samples)
+    batch_size = max(1, CONTINUATIONS_AT_ONCE // samples)
     values: dict[int, EstimatedValue] = {}
     for _, same_length in groupby(order, key=lambda i: lengths[i]):  # batches have no padding
         positions = list(same_length)

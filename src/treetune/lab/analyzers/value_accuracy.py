@@ -35,7 +35,7 @@ from treetune.vocabulary import TokenIds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.resources import RunResources
 
 LINES = ("-", "--", ":", "-.")
 
@@ -147,19 +147,19 @@ class ValueAccuracy(OfCheckpoints):
     needs = (Need(OneLine(), "it continues answers from their beginnings", ONE_LINE_REMEDY),)
 
     @override
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
-        from treetune.lab.analyzers.stored import context_at, judged_at
+    def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
+        from treetune.lab.analyzers.stored import answers_and_critic_at, context_at
 
         rows: list[Row] = []
         origins = {}
         for point in points:
-            trajectories, origins[str(point)], critic = judged_at(
-                sampler, point, work, self.seed, self.problems
+            trajectories, origins[str(point)], critic = answers_and_critic_at(
+                resources, point, work, self.seed, self.problems
             )
             chosen = choose_states(trajectories, self.states, self.seed, point)
             chosen += choose_states(trajectories, self.prompts, self.seed, point, prompts=True)
-            with sampler.phase(f"values after iteration {point}", "continuations") as show:
-                context = context_at(sampler, point, work, self.seed, "values", show)
+            with resources.phase(f"values after iteration {point}", "continuations") as show:
+                context = context_at(resources, point, work, self.seed, "values", show)
                 rows += self.measure(context, chosen, critic)
         return Findings({**self.summarise(rows), "answers": origins}, rows)
 

@@ -24,7 +24,8 @@ from typing_extensions import override
 
 from treetune.credit.base import TokenCredit
 from treetune.credit.literature.token_level import Distributions
-from treetune.engine.base import Completion, Engine, Later, OnResult, Request, SamplingParams
+from treetune.engine.base import Engine
+from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams
 from treetune.rollouts.context import AnswerSettings, RolloutContext, ShapingMemory
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 ANSWERS = 8
 """Answers to each problem."""
 AT_ONCE = 125
-"""Problems that are credited before the precision of the gain is tested again."""
+"""Problems whose answers get credit before the precision of the gain is tested again."""
 CRITIC_PROBLEMS = 32
 """Problems from whose answers the critic learns."""
 
@@ -266,7 +266,8 @@ def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figu
 
     A panel for each ρ has numbers of choices from left to right, and what decides from top to bottom. Returns
     None where no language fits on it: it takes names such as ``first of 8``."""
-    cells: dict[tuple[str, int], str] = {}  # what decides, and half the number of choices: the language
+    # The language of each cell, by what decides in it and by half the number of its choices.
+    cells: dict[tuple[str, int], str] = {}
     for language, scores_of_language in by_language.items():
         shape, separator, choices = language.partition(" of ")
         has_gain = any(score["gain"]["value"] for score in scores_of_language.values())

@@ -32,8 +32,8 @@ from treetune.contracts import (
     OneLine,
     SampledAnswers,
 )
-from treetune.engine.base import Completion, Request, SamplingParams
 from treetune.engine.programs import result_of
+from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.lab.trees.branching import Branches, Branching
 from treetune.rollouts.answers import (
     UNGRADED,
@@ -164,16 +164,17 @@ class TreeRollout(SampledRollout):
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         assert context.engine is not None, "a rollout that samples needs an engine"
         prompts = self.encode_prompts(context, problems)
-        counted = CountedSamples(context)
-        growing = []
+        counted_samples = CountedSamples(context)
+        growing_trees = []
         for problem in rank_share(context, problems):
-            prompt_ids, sampling = prompts[problem.id], context.task.of(problem).sampling(self.sampling)
+            prompt_ids = prompts[problem.id]
+            sampling = context.task.of(problem).adjust_sampling(self.sampling)
             max_tokens = context.settings.token_budget(prompt_ids, sampling.max_tokens)
             sampling = replace(sampling, max_tokens=max_tokens)
-            growing.append(_GrowingTree(context, problem, prompt_ids, sampling, self, counted))
+            growing_trees.append(_GrowingTree(context, problem, prompt_ids, sampling, self, counted_samples))
 
         async def grow_all() -> list[Tree]:
-            return await asyncio.gather(*(tree.grow() for tree in growing))
+            return await asyncio.gather(*(tree.grow() for tree in growing_trees))
 
         trees, metrics = measure_trees(context, context.engine.run(grow_all()))
         return trees, metrics | tree_metrics(context, trees)
@@ -216,7 +217,7 @@ class _GrowingTree:
     prompt_ids: TokenIds
     sampling: SamplingParams
     rollout: TreeRollout
-    counted: CountedSamples
+    counted_samples: CountedSamples
     answers: list[Trajectory] = field(default_factory=list)
     """The answers of all finished rounds, without grades. Their segments are not yet cut where answers
     fork."""
@@ -233,11 +234,12 @@ class _GrowingTree:
             samples_of_requests = await asyncio.gather(*(self._sample(request) for request in requests))
             for samples in samples_of_requests:
                 for graded_later in samples:
-                    self._add(graded_later)
+                    self._add_answer(graded_later)
                     grades.append(graded_later.grade)
             branches = self.rollout.branching.branches(self.answers, round_number)
             requests = self._requests(branches, round_number)
             round_number += 1
+        # Branchings don't look at grades, so that the tree grows while its answers are still graded.
         unfinished_reward = self.rollout.unfinished_reward
         answers = []
         for answer, segments, future in zip(self.answers, cut_at_forks(self.answers), grades, strict=True):
@@ -249,7 +251,7 @@ class _GrowingTree:
     async def _sample(self, round_request: _RoundRequest) -> list[_GradedLater]:
         """Samples, and submits each answer to the grader when the request is answered."""
         samples = []
-        completions = await self.counted.sample(round_request.request)
+        completions = await self.counted_samples.sample(round_request.request)
         for sample, completion in zip(round_request.samples, completions, strict=True):
             text = self.context.codec.decode(joined([sample.prefix_ids, completion.token_ids]))
             grade = self.context.grader.submit(
@@ -302,7 +304,8 @@ class _GrowingTree:
             affordable.append(branch)
         return affordable
 
-    def _add(self, graded_later: _GradedLater) -> None:
+    def _add_answer(self, graded_later: _GradedLater) -> None:
+        """Adds the completion as an answer, with the tokens before its branch and without its grade."""
         (branch, prefix_ids), completion, _ = graded_later
         self.sampled_tokens += len(completion.token_ids)
         response_ids = joined([prefix_ids, completion.token_ids])
@@ -325,14 +328,14 @@ class _GrowingTree:
 
 def _prefix(segments: Sequence[Segment], tokens: int) -> tuple[Segment, ...]:
     """Returns the segments of the first `tokens` tokens."""
-    parts = []
-    tokens_left = tokens
+    prefix = []
+    remaining_tokens = tokens
     for segment in segments:
-        count = min(tokens_left, len(segment.token_ids))
+        count = min(remaining_tokens, len(segment.token_ids))
         if count:
-            parts.append(_part(segment, 0, count))
-        tokens_left -= count
-    return tuple(parts)
+            prefix.append(_part(segment, 0, count))
+        remaining_tokens -= count
+    return tuple(prefix)
 
 
 def _part(segment: Segment, start: int, end: int) -> Segment:

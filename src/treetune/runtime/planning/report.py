@@ -56,6 +56,10 @@ START = {"cpu": 25.0, "cuda": 90.0}
 """Seconds until a server samples: 19 to 30 were measured on a CPU; assumed for a GPU, with compilation and
 CUDA graphs."""
 
+TINY_MODEL = 10_000_000
+"""Weights below which an iteration may take several times the planned seconds: there, fixed costs of
+optimiser steps and of small batches, which the plan leaves out, are most of it."""
+
 SECONDS = {
     "answers": "generation",
     "continuations": "credit",
@@ -234,7 +238,7 @@ def as_text(plan: Plan) -> str:
     """Returns the plan as text: memory by phase, work, seconds, and whether it fits."""
     shape, work, trainer = plan.shape, plan.work, plan.trainer
     lines = [
-        f"{plan.experiment.experiment_name} on {plan.machine.words}",
+        f"{plan.experiment.experiment_name} on {plan.machine.description}",
         f"model: {shape.parameters / 1e9:.3f} billion parameters ({shape.source})",
         "",
     ]
@@ -269,6 +273,11 @@ def as_text(plan: Plan) -> str:
     lines.append(f"    {sum(estimate.seconds for estimate in by_phase):8.1f}  in all")
     if plan.engine is None and work.is_sampled:
         lines.append("not estimated: sampling, continuations, sync and evaluation without a vLLM server")
+    if shape.parameters < TINY_MODEL:
+        lines.append(
+            f"    {shape.parameters / 1e6:.1f} million parameters are few: fixed costs of each step, which"
+            " the estimate leaves out, may make it several times as long"
+        )
     if plan.engine is not None:
         lines.append(f"    {START[plan.machine.device]:8.1f}  once, until a server samples")
     return "\n".join([*lines, "", verdict_of(plan)])

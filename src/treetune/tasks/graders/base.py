@@ -77,7 +77,7 @@ class ServiceContext:
     name: str = "0"
     """The name of this process's files in the folder."""
     services: Sequence[Any] = ()
-    """Objects of the run itself (`runtime.sampler`), such as the model that judges answers."""
+    """Objects of the run itself (`runtime.resources`), such as the model that judges answers."""
     _shared: dict[Callable[[ServiceContext], Any], Any] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 

@@ -125,26 +125,26 @@ def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Itera
                 submitted.append((kind, response, pool.submit(response, problem)))
     for kind, response, future in submitted:
         grade = future.result(pool.deadline * len(submitted) + PATIENCE)
-        what = f"{problem.id}: a {kind} answer, {_excerpt(response)}, gets {_comparable(grade)}"
+        finding = f"{problem.id}: a {kind} answer, {_excerpt(response)}, gets {_comparable(grade)}"
         if not math.isfinite(grade.reward) or grade.reward > best:
-            yield f"{what}; the most that can be earned is {best}"
+            yield f"{finding}; the most that can be earned is {best}"
         if not grade.is_known:
-            yield f"{what}: a requirement of the grader is missing, so that it can't be tested"
+            yield f"{finding}: a requirement of the grader is missing, so that it can't be tested"
         if kind == "right":
             if grade.outcome != "ok" or not grade.correct:
-                yield f"{what}, and is correct"
+                yield f"{finding}, and is correct"
         elif kind in ("wrong", "nearly right", "silent", "hanging"):
             if grade.correct:
-                yield f"{what}, and isn't correct"
+                yield f"{finding}, and isn't correct"
             if kind == "silent" and grade.outcome != "no_answer":
-                yield f"{what}, and gives no answer"
+                yield f"{finding}, and gives no answer"
             if kind == "wrong" and grade.outcome not in ("ok", "no_answer"):
-                yield f"{what}, and is an answer like any other"
+                yield f"{finding}, and is an answer like any other"
         else:
             if grade.correct and response in (*EMPTY, *NASTY):
-                yield f"{what}, and isn't correct"
+                yield f"{finding}, and isn't correct"
             if grade.outcome == "timeout" or "grader process" in (grade.message or ""):
-                yield f"{what}: it kept the grader busy for {pool.deadline:g} s, or ended its process"
+                yield f"{finding}: it kept the grader busy for {pool.deadline:g} s, or ended its process"
 
 
 def _endless(case: Case) -> Iterator[str]:

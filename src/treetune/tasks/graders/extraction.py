@@ -40,7 +40,9 @@ _STRING = {
     "'": re.compile(r"'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+'"),
 }
 _SIGN = re.compile(r"""\\.|["'\[\](){}]""", re.DOTALL)  # LaTeX's \[ and \{ don't count as brackets
-_NESTING = re.compile("|".join(one.pattern for one in _STRING.values()) + r"""|(?P<sign>[\[({\])}"'])""")
+_NESTING = re.compile(
+    "|".join(pattern.pattern for pattern in _STRING.values()) + r"""|(?P<sign>[\[({\])}"'])"""
+)
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?:(?P<brace>\{)|(?P<bare>[-+]?\d+(?:\.\d+)?|\\?[A-Za-z]+))")
 _BARE_FRACTION = re.compile(r"\s*\d\s*\d")
 

@@ -20,12 +20,14 @@ from treetune.tasks.graders.extraction import boxes
 from treetune.tasks.thoughts import THINK_END, read_thoughts
 from treetune.vocabulary import Grade, Problem
 
-_ANY_NUMBER = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?)(?:[eE][-+]?\d+)?")
-_SEPARATED = re.compile(
+_NUMBER_OF_PAPER = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?)(?:[eE][-+]?\d+)?")
+"""A number as the VinePPO paper's code finds it."""
+_NUMBER_IN_TEXT = re.compile(
     r"(?:(?<![\d)])-)?[$€£]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d[\d,]*(?![\d/]))?"
     r"(?:[ ]?%|[ ]percent\b)?"
 )
 """A number within a text, with its sign. A minus between two numbers isn't a sign."""
+# The rest of the clause around a number. It may say that the number isn't the answer.
 _CLAUSE_BEFORE = re.compile(r"[^.,;:\n\d]*\Z")
 _CLAUSE_AFTER = re.compile(r"[^.,;:\n\d]*")
 
@@ -117,7 +119,7 @@ class Gsm8kExact(Grader):
         if self.original_format:
             _, marker, text = response.rpartition("####")
             return text.strip() if marker else None
-        numbers = _ANY_NUMBER.findall(response.replace(",", ""))
+        numbers = _NUMBER_OF_PAPER.findall(response.replace(",", ""))
         return numbers[-1] if numbers else None
 
     @override
@@ -172,7 +174,7 @@ It bounds the time of arithmetic on what a model wrote.
 
 LARGEST_EXPONENT = 1000
 
-_SAME = str.maketrans({
+_TO_ASCII = str.maketrans({
     "−": "-", "–": "-", "﹣": "-", "－": "-", "＋": "+", "．": ".", "，": ",", "٫": ".", "٬": ",", "％": "%",
     "／": "/", "⁄": "/", "＝": "=", "＄": "$", "’": "'", "×": "*", "\u00a0": " ", "\u202f": " ",
     "\u2009": " ", "‐": "-", "‑": "-", "⁻": "-", "·": "*", "⋅": "*", "∙": "*", "＊": "*", "。": ".",
@@ -181,16 +183,17 @@ _SAME = str.maketrans({
 
 _CURRENCY = "$€£¥₹₩₽¢"
 
-_LATEX: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
-    (re.compile(r"\\[dtc]?frac\s?\{([^{}]{1,50})\}\s?\{([^{}]{1,50})\}"), r" \1/\2 "),
-    (re.compile(r"\\[dtc]?frac\s?(\d)\s?(\d)"), r" \1/\2 "),
-    (re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf|boxed|fbox)\s?\{"), " "),
-    (re.compile(r"\{,\}|(?<=,)\\!"), lambda match: "," if match[0] == "{,}" else ""),
-    (re.compile(r"\\[$%]"), lambda match: match[0][1]),
-    (re.compile(r"\^\s?\{?\s?(?:\\circ|°)\s?\}?"), "°"),
-    (re.compile(r"\\[,;:! ()\[\]]|~|\\(?:left|right|quad|displaystyle)\b"), " "),
+_FROM_LATEX: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(r"\\[dtc]?frac\s?\{([^{}]{1,50})\}\s?\{([^{}]{1,50})\}"), r" \1/\2 "),  # \frac{1}{2}
+    (re.compile(r"\\[dtc]?frac\s?(\d)\s?(\d)"), r" \1/\2 "),  # \frac12
+    (re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf|boxed|fbox)\s?\{"), " "),  # 72 \text{ eggs}
+    (re.compile(r"\{,\}|(?<=,)\\!"), lambda match: "," if match[0] == "{,}" else ""),  # 1{,}080 and 1,\!080
+    (re.compile(r"\\[$%]"), lambda match: match[0][1]),  # 50\%
+    (re.compile(r"\^\s?\{?\s?(?:\\circ|°)\s?\}?"), "°"),  # 90^{\circ}
+    (re.compile(r"\\[,;:! ()\[\]]|~|\\(?:left|right|quad|displaystyle)\b"), " "),  # spaces and brackets
     (re.compile(r"\\approx"), "="),
 ]
+"""What is replaced in an answer in LaTeX, in this order. Braces that remain become spaces."""
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺", "0123456789+")
 _TIMES = r"\s?(?:\*|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])|[xX](?=\s?10))\s?"
@@ -202,23 +205,29 @@ _POWER_OF_TEN = re.compile(
 _THIN_SPACES = re.compile(r"(?<=\d)(?:[\u00a0\u202f\u2009]|\\,|\{,\}|,\\!)(?=\d{3}(?!\d))")
 
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?:,\d{2})+,\d{3}|\d{1,3}(?:'\d{3})+|\d{1,3}(?: \d{3})+(?![\d/])|\d+)"
+"""A whole number, also with separators: ``1,234,567``, ``12,34,567`` (India), ``1'234``, ``1 234``."""
 _NUMBER = re.compile(
-    rf"(?P<mixed>\d+) +(?P<above>\d+) ?/ ?(?P<below>\d+)"
-    rf"|(?P<top>{_WHOLE}) ?/ ?(?P<bottom>{_WHOLE})"
-    rf"|(?P<decimal>(?:{_WHOLE}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
+    rf"(?P<whole>\d+) +(?P<rest_numerator>\d+) ?/ ?(?P<rest_denominator>\d+)"  # 1 1/2
+    rf"|(?P<numerator>{_WHOLE}) ?/ ?(?P<denominator>{_WHOLE})"  # 3/4
+    rf"|(?P<decimal>(?:{_WHOLE}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"  # 1,200.5 or 2.5e6
 )
-_BEFORE = re.compile(r"(?:[^\d+*/^<>≠≤≥]*[^\d+*/^<>≠≤≥\w.,'-])?")
+# The text that may be around the only number: anything without a digit or an operator, and directly before
+# the number neither a letter nor a separator, which would be a part of it (x2, .5).
+_ALLOWED_BEFORE = re.compile(r"(?:[^\d+*/^<>≠≤≥]*[^\d+*/^<>≠≤≥\w.,'-])?")
+_ALLOWED_AFTER = re.compile(r"[^\d+*^<>=]*")
 _DENIED = re.compile(
     r"(?:\b(?:not|never|neither|nor|cannot|(?:any(?:thing)?|other|less|more|rather) (?:but|than))\b|n't\b"
     r"|!=|≠|\\neq?\b)[^\d]*\d|\d[^\d]*\b(?:is|was|are)(?: not\b|n't\b| (?:wrong|incorrect|false)\b)",
     re.IGNORECASE,
 )
-_AFTER = re.compile(r"[^\d+*^<>=]*")
 _UNIT_POWER = re.compile(r"(?<=[^\W\d_])(?:\s?\}?\s?(?:\^\s?\{?\s?[23]\s?\}?|[²³])|[23](?!\d))")
+"""The exponent of a unit, which is not a number of its own: ``m^2``, ``m²``, ``m2``."""
 _UNIT_POWER_IN_A_TEXT = re.compile(rf"(?<!\d[eE]){_UNIT_POWER.pattern}")
 """Not the exponent of 1.5e3."""
-_SCALE = re.compile(r"\s?(?:(hundred|thousand|million|billion|trillion)s?\b|([kK])(?![^\W_]))")
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = re.compile(
+    r"\s?(?:(?P<word>hundred|thousand|million|billion|trillion)s?\b|(?P<kilo>[kK])(?![^\W_]))"
+)
+_POWERS_OF_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
 @dataclass(frozen=True)
@@ -243,14 +252,15 @@ class WrittenNumber:
 
 def write_exactly(value: Fraction) -> str:
     """Writes a fraction as a decimal if that is finite: ``0.125``, but ``1/3``."""
-    below = value.denominator
+    # A fraction is a finite decimal if its denominator has no prime factors but 2 and 5.
+    other_factors = value.denominator
     twos = fives = 0
-    while below % 2 == 0:
-        below, twos = below // 2, twos + 1
-    while below % 5 == 0:
-        below, fives = below // 5, fives + 1
+    while other_factors % 2 == 0:
+        other_factors, twos = other_factors // 2, twos + 1
+    while other_factors % 5 == 0:
+        other_factors, fives = other_factors // 5, fives + 1
     places = max(twos, fives)
-    if below != 1 or places > 50:
+    if other_factors != 1 or places > 50:
         return f"{value.numerator}/{value.denominator}"
     digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
     whole = f"{digits[:-places]}.{digits[-places:]}" if places else digits
@@ -289,7 +299,7 @@ def read_number(text: str) -> WrittenNumber | None:
     is_negative = up_to_sign.endswith("-") or is_in_words
     if up_to_sign.endswith(("-", "+")):
         text_before = up_to_sign[:-1]
-    if not _BEFORE.fullmatch(text_before) or not _AFTER.fullmatch(after):
+    if not _ALLOWED_BEFORE.fullmatch(text_before) or not _ALLOWED_AFTER.fullmatch(after):
         return None
     # The number continues after the match (2,5; 3/; 4!; 5²), so that it is another number.
     if re.match(r"[,.'/:-]\d|\s?/\s?$|-\s?$|\s?[!(^]|[⁰¹²³⁴-⁹]", after):
@@ -299,7 +309,7 @@ def read_number(text: str) -> WrittenNumber | None:
         return None
     scale = _SCALE.match(after)
     if scale is not None:
-        value *= 10 ** (3 if scale[2] else _SCALES[scale[1]])
+        value *= 10 ** (3 if scale["kilo"] else _POWERS_OF_SCALES[scale["word"]])
     percent = re.match(r"\s?(?:%|percent\b|per cent\b)", after) is not None
     return WrittenNumber(-value if is_negative else value, percent)
 
@@ -311,13 +321,13 @@ def last_number(text: str) -> str | None:
     count (``72 m^2``). Numbers in words count only if the text has no digits.
     """
     text = _THIN_SPACES.sub(",", text.translate({ord("−"): "-", ord("－"): "-"}))
-    text = _shorten_powers_of_ten(text).translate(_SAME)
+    text = _shorten_powers_of_ten(text).translate(_TO_ASCII)
     if not text.isascii():
-        text = "".join(map(_to_ascii, text))
-    for pattern, into in _IN_A_TEXT:
-        text = pattern.sub(into, text)
+        text = "".join(map(_digits_to_ascii, text))
+    for pattern, replacement in _FROM_LATEX_IN_A_TEXT:
+        text = pattern.sub(replacement, text)
     text = _UNIT_POWER_IN_A_TEXT.sub("", text)
-    numbers = list(_SEPARATED.finditer(text))
+    numbers = list(_NUMBER_IN_TEXT.finditer(text))
     if not numbers:
         number_in_words = _last_number_in_words(text)
         return None if number_in_words is None else str(number_in_words)
@@ -332,12 +342,13 @@ def last_number(text: str) -> str | None:
     return None if is_denial(clause) else number[0].rstrip(",")
 
 
-_IN_A_TEXT: list[tuple[re.Pattern[str], str]] = [
+_FROM_LATEX_IN_A_TEXT: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"\\[dtc]?frac\s?\{(\d{1,50})\}\s?\{(\d{1,50})\}"), r" \1/\2 "),
     (re.compile(r"\\[dtc]?frac\s?(\d)\s?(\d)"), r" \1/\2 "),
     (re.compile(r"\\(?=[$%])"), ""),
     (re.compile(r"(?<=[A-Za-z])\}(?=\s?\^)"), ""),  # 72 \text{m}^2
 ]
+"""What is replaced before the last number of a text is searched. The rest of the LaTeX isn't a number."""
 
 
 def _shorten_powers_of_ten(text: str) -> str:
@@ -372,7 +383,7 @@ _WORD = "|".join([*_CARDINALS, *_MULTIPLES])
 _IN_WORDS = re.compile(
     rf"(?<![\w-])(?:{_WORD})(?:(?:[ ]?-[ ]?|[ ]and[ ]|,?[ ]+)(?:{_WORD}))*(?![\w-])", re.IGNORECASE
 )
-_ENDS_THERE = re.compile(r"(?:\s+[^\W\d]+)?[\s.!*_$`)}]*\Z")
+_UNIT_AND_END = re.compile(r"(?:\s+[^\W\d]+)?[\s.!*_$`)}]*\Z")
 
 
 def _words_to_digits(text: str) -> str:
@@ -392,7 +403,7 @@ def _last_number_in_words(text: str) -> int | None:
     """Returns the number in words at the end of a text, which may have a unit of one word after it."""
     end = text[-LONGEST:]
     matches = list(_IN_WORDS.finditer(end))
-    if not matches or not _ENDS_THERE.fullmatch(end, matches[-1].end()):
+    if not matches or not _UNIT_AND_END.fullmatch(end, matches[-1].end()):
         return None
     last = matches[-1]
     value = _value_of_words(last[0])
@@ -435,18 +446,18 @@ def _simplify(text: str) -> str:
     """Returns a text with ASCII digits and signs, without commands of LaTeX."""
     if len(text) > LONGEST:
         return text
-    text = text.translate(_SAME)
+    text = text.translate(_TO_ASCII)
     if not text.isascii():
-        text = "".join(map(_to_ascii, text))
+        text = "".join(map(_digits_to_ascii, text))
     if "\\" in text or "{,}" in text:
-        for pattern, into in _LATEX:
-            text = pattern.sub(into, text)
+        for pattern, replacement in _FROM_LATEX:
+            text = pattern.sub(replacement, text)
         text = text.replace("{", " ").replace("}", " ")
     # "$18$" is a formula, and "$18" is money. Both are the number 18.
     return text.strip(' \t*_`"').rstrip(" .;,!$*_`)")
 
 
-def _to_ascii(character: str) -> str:
+def _digits_to_ascii(character: str) -> str:
     """Returns ASCII digits for a digit of any script, and for a fraction such as ½."""
     digit = unicodedata.decimal(character, None)
     if digit is not None:
@@ -461,14 +472,22 @@ def _value_of_match(match: re.Match[str]) -> Fraction | None:
 
     None for a division by zero, and for an exponent beyond `LARGEST_EXPONENT`.
     """
-    if match["mixed"]:
-        below = int(match["below"])
-        return int(match["mixed"]) + Fraction(int(match["above"]), below) if below else None
-    if match["top"]:
-        top, bottom = (int(re.sub(r"[^\d]", "", match[name])) for name in ("top", "bottom"))
-        return Fraction(top, bottom) if bottom else None
+    if match["whole"]:
+        denominator = int(match["rest_denominator"])
+        if not denominator:
+            return None
+        return int(match["whole"]) + Fraction(int(match["rest_numerator"]), denominator)
+    if match["numerator"]:
+        numerator = int(_without_separators(match["numerator"]))
+        denominator = int(_without_separators(match["denominator"]))
+        return Fraction(numerator, denominator) if denominator else None
     decimal, _, exponent = match["decimal"].lower().partition("e")
     if exponent and (len(exponent) > 5 or abs(int(exponent)) > LARGEST_EXPONENT):
         return None
-    whole, _, fraction = re.sub(r"[, ']", "", decimal).partition(".")
-    return Fraction(int(whole + fraction or "0"), 10 ** len(fraction)) * Fraction(10) ** int(exponent or 0)
+    whole, _, fraction = _without_separators(decimal).partition(".")
+    digits = whole + fraction or "0"  # "0" for a point alone
+    return Fraction(int(digits), 10 ** len(fraction)) * Fraction(10) ** int(exponent or 0)
+
+
+def _without_separators(number: str) -> str:
+    return re.sub(r"[, ']", "", number)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.cli.command import Argument, Command, say
+import click
+
+from treetune.cli.command import PATH, Command, Options, say
 
 if TYPE_CHECKING:
     from treetune.view.exports.card import Licences
 
 
-def export_evaluation(options: argparse.Namespace) -> int:
+def export_evaluation(options: Options) -> int:
     from treetune.view.exports.evaluations import chosen_evaluation, write_parquet
     from treetune.view.exports.inspect_log import write_inspect_log
 
@@ -29,7 +29,7 @@ def export_evaluation(options: argparse.Namespace) -> int:
     return 0
 
 
-def notes_as_data(options: argparse.Namespace) -> int:
+def notes_as_data(options: Options) -> int:
     from treetune.view.notes import check_format, export_notes, notes_of
 
     check_format(options.output.suffix)
@@ -39,7 +39,7 @@ def notes_as_data(options: argparse.Namespace) -> int:
     return 0
 
 
-def model_card(options: argparse.Namespace) -> int:
+def model_card(options: Options) -> int:
     from treetune.store.files import write_text
     from treetune.view.exports.card import checkpoint_at, missing, model_card
 
@@ -56,7 +56,7 @@ def model_card(options: argparse.Namespace) -> int:
     return 0
 
 
-def push_to_hub(options: argparse.Namespace) -> int:
+def push_to_hub(options: Options) -> int:
     from treetune.view.exports.card import checkpoint_at, parcel_of, push
 
     parcel = parcel_of(checkpoint_at(options.checkpoint), options.repository, _licences(options))
@@ -70,30 +70,28 @@ def push_to_hub(options: argparse.Namespace) -> int:
     return 0
 
 
-def _licences(options: argparse.Namespace) -> Licences:
+def _licences(options: Options) -> Licences:
     from treetune.view.exports.card import Licences
 
     return Licences(options.license, options.data_license, options.base_model)
 
 
-def _output(formats: str) -> Argument:
-    """Returns the argument for the output file, whose suffix is one of the formats."""
+def _output(formats: str) -> click.Option:
+    """Returns the option for the output file, whose suffix is one of the formats."""
     help_text = f"its suffix chooses the format: {formats}"
-    return Argument("--output", {"type": Path, "required": True, "metavar": "FILE", "help": help_text})
+    return click.Option(["--output"], required=True, type=PATH, metavar="FILE", help=help_text)
 
 
-CHECKPOINT = Argument(
-    "checkpoint", {"type": Path, "metavar": "CHECKPOINT", "help": "such as EXPERIMENT_DIR/checkpoints/last"}
+CHECKPOINT = click.Argument(
+    ["checkpoint"], type=PATH, metavar="CHECKPOINT", help="such as EXPERIMENT_DIR/checkpoints/last"
 )
 OF_CARDS = (
-    Argument("--license", {"metavar": "NAME", "help": "of the weights, such as apache-2.0"}),
-    Argument("--data-license", {"metavar": "NAME", "help": "of the training data"}),
-    Argument(
-        "--base-model",
-        {
-            "metavar": "OWNER/NAME",
-            "help": "the start model's name on the hub, if it was loaded from a folder",
-        },
+    click.Option(["--license"], metavar="NAME", help="of the weights, such as apache-2.0"),
+    click.Option(["--data-license"], metavar="NAME", help="of the training data"),
+    click.Option(
+        ["--base-model"],
+        metavar="OWNER/NAME",
+        help="the start model's name on the hub, if it was loaded from a folder",
     ),
 )
 
@@ -110,9 +108,9 @@ COMMANDS = (
             " --output vineppo.parquet",
         ),
         (
-            Argument("experiment", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
-            Argument("--set", {"metavar": "NAME", "help": "of the evaluation; default: the only one"}),
-            Argument("--iteration", {"type": int, "metavar": "N", "help": "default: the newest"}),
+            click.Argument(["experiment"], type=PATH, metavar="EXPERIMENT_DIR"),
+            click.Option(["--set"], metavar="NAME", help="of the evaluation; default: the only one"),
+            click.Option(["--iteration"], type=int, metavar="N", help="default: the newest"),
             _output(".eval, .json or .parquet"),
         ),
     ),
@@ -124,7 +122,7 @@ COMMANDS = (
         " score, advantage, labels, note, author, time.",
         ("treetune export_notes experiments/quickstart/vineppo --output notes.parquet",),
         (
-            Argument("experiments", {"type": Path, "nargs": "+", "metavar": "EXPERIMENT_DIR"}),
+            click.Argument(["experiments"], nargs=-1, required=True, type=PATH, metavar="EXPERIMENT_DIR..."),
             _output(".parquet or .jsonl"),
         ),
     ),
@@ -141,7 +139,7 @@ COMMANDS = (
         (
             CHECKPOINT,
             *OF_CARDS,
-            Argument("--output", {"type": Path, "metavar": "FILE", "help": "default: print it"}),
+            click.Option(["--output"], type=PATH, metavar="FILE", help="default: print it"),
         ),
     ),
     Command(
@@ -156,10 +154,10 @@ COMMANDS = (
         ),
         (
             CHECKPOINT,
-            Argument("repository", {"metavar": "OWNER/NAME"}),
+            click.Argument(["repository"], metavar="OWNER/NAME"),
             *OF_CARDS,
-            Argument("--private", {"action": "store_true", "help": "create the repository as private"}),
-            Argument("--dry-run", {"action": "store_true", "help": "print what would be uploaded"}),
+            click.Option(["--private"], is_flag=True, help="create the repository as private"),
+            click.Option(["--dry-run"], is_flag=True, help="print what would be uploaded"),
         ),
     ),
 )

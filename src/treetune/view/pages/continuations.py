@@ -23,7 +23,7 @@ from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.tokens import texts_of
 
 if TYPE_CHECKING:
-    from treetune.engine.base import Completion
+    from treetune.engine.requests import Completion
 
 LONGEST = 3000
 """The number of characters of a continuation that are shown."""

@@ -20,7 +20,7 @@ from treetune.runtime.diagnostics import (
     CollapseSign,
     Diagnostics,
     Sign,
-    Watched,
+    WatchedRun,
     diagnose,
     good_weights,
     last_good,
@@ -259,11 +259,11 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
         kind, verdict = "wrong", "at the end" if curve[-1][1] else "before"
     elif finding.early:
         kind, verdict = "", "too early"
-    elif finding.words and settings is not None:
+    elif finding.description and settings is not None:
         kind, verdict = "", f"for fewer than {settings.patience} iterations"
     else:
         kind, verdict = "correct", "no"
-    messages = [finding.words] if finding.words else []
+    messages = [finding.description] if finding.description else []
     if seen and REMEDIES[sign]:
         messages.append(REMEDIES[sign])
     measured: dict[str, str | None] = {}
@@ -300,7 +300,7 @@ def _diagnosed(
         rollout = rollout.get("rollout")
     rows = [row for row in experiment.metrics if row["iteration"] < done]
     # `sampled=True` is right for all runs: a run that samples no answers recorded no metrics of answers.
-    return diagnose(settings, Watched(sampled=True, max_tokens=max_tokens), rows)
+    return diagnose(settings, WatchedRun(sampled=True, max_tokens=max_tokens), rows)
 
 
 def _ranges(numbers: Iterable[int]) -> str:

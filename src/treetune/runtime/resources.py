@@ -27,8 +27,17 @@ if TYPE_CHECKING:
     from treetune.trainer.scoring import ReferencePrefetch
 
 
-class Sampler:
-    """Makes contexts from the session, its engine, its graders and their services."""
+class RunResources:
+    """The resources with which a process samples and grades: the session, the policy server, the graders and
+    their services. Makes the contexts of rollout, credit, evaluation and analyses from them.
+
+    Example::
+
+        with RunResources.open(session, server) as resources:
+            resources.ready()
+            context = resources.context(config.rollout, seed=0, iteration=3, journal=path)
+            trees, metrics = config.rollout.run(context, problems)
+    """
 
     def __init__(
         self,
@@ -47,7 +56,7 @@ class Sampler:
 
     @staticmethod
     @contextmanager
-    def open(session: Session, server: PolicyServer) -> Iterator[Sampler]:
+    def open(session: Session, server: PolicyServer) -> Iterator[RunResources]:
         """Starts graders and their services, such as the server of a judge. Collective."""
         config = session.config
         # The garbage collector would go through all modules in the middle of sampling, which takes a quarter
@@ -69,7 +78,7 @@ class Sampler:
             services = ServiceContext(session.directory.path / "judge", name, run_services)
             stack.enter_context(closing(services))
             grader = stack.enter_context(grader_pool(session, config.task, services))
-            yield Sampler(session, server, grader, services)
+            yield RunResources(session, server, grader, services)
 
     def ready(self) -> None:
         """Waits until the engine samples from the newest weights and each service has answered once.
@@ -96,12 +105,12 @@ class Sampler:
             raise ValueError(message)
         self._services_were_checked = True
 
-    def for_thread(self) -> Sampler:
+    def for_thread(self) -> RunResources:
         """Returns a copy for a second thread of each rank; only one of the two may sample at a time.
         Collective."""
-        sampler = copy.copy(self)
-        sampler.session = self.session.for_thread()
-        return sampler
+        resources = copy.copy(self)
+        resources.session = self.session.for_thread()
+        return resources
 
     def context(
         self,
@@ -137,6 +146,7 @@ class Sampler:
             services: Further services of this phase.
         """
         session, engine = self.session, self.server.engine
+        # Credit finds the rollout by its type (`GrowingRollout`), to continue answers with it.
         services = (for_fixed_problems(rollout), *services, *self._services.services)
         if self.critic is not None:
             services += (self.critic,)
@@ -169,17 +179,19 @@ class Sampler:
         with grader_pool(self.session, task, self._services) as pool:
             yield pool
 
-    def service_metrics(self, grader: GraderPool, beginning: str = "") -> Metrics:
+    def service_metrics(self, grader: GraderPool, name_prefix: str = "") -> Metrics:
         """Returns the counts of the graders' services on all ranks since the last call. Collective if there
         are services.
 
         Args:
-            beginning: The beginning of each name after its group: with ``values_``, ``judge/asked`` becomes
+            name_prefix: The beginning of each name after its group: with ``values_``, ``judge/asked`` becomes
                 ``judge/values_asked``.
         """
         if not grader.has_services:
             return {}
-        # A count is a sum, or a mean: a sum with the number of its terms, None for a plain sum.
+        # A service counts sums, such as the questions that were asked, and means, such as the seconds of an
+        # answer. A sum is (value, None). A mean is (sum, number of terms), so that the means of several ranks
+        # can be combined.
         totals: dict[str, tuple[float, float | None]] = {}
         for counts in self.session.ranks.exchange("services", grader.counted()):
             for name, (value, terms) in counts.items():
@@ -188,11 +200,12 @@ class Sampler:
         metrics: Metrics = {}
         for full_name, (total, terms) in sorted(totals.items()):
             group, _, name = full_name.partition("/")
-            metrics[f"{group}/{beginning}{name}"] = total / (terms or 1.0)
+            metrics[f"{group}/{name_prefix}{name}"] = total / (terms or 1.0)
         return metrics
 
-    def phase(self, what: str, unit: str) -> AbstractContextManager[Callable[[int, int], None]]:
-        """Shows a phase on the console, with the engine's speed and the last iteration's results."""
+    def phase(self, title: str, unit: str) -> AbstractContextManager[Callable[[int, int], None]]:
+        """Shows a phase on the console, with the engine's speed and the last iteration's results. Example:
+        ``phase("iteration 3: sampling", "answers")``."""
 
         def describe_state() -> str:
             texts = []
@@ -208,7 +221,7 @@ class Sampler:
                     texts.append(f"{name} {form.format(last_row[key])}")
             return "  ".join(texts)
 
-        return self.session.console.phase(what, unit, describe_state)
+        return self.session.console.phase(title, unit, describe_state)
 
 
 def grader_pool(session: Session, task: Task, services: ServiceContext) -> GraderPool:

@@ -1,0 +1,396 @@
+"""SLURM: writes job scripts, submits jobs and asks for their state. All other code uses SLURM through it.
+
+Controllers of real clusters are busy at times, and sites print banners: commands are repeated while that may
+help, a job is never submitted twice, and lines that SLURM did not write are ignored.
+
+Shell scripts run this file, which needs only Python's standard library:
+
+    python slurm.py sbatch ARGUMENTS...                submits a job and prints its number alone
+    python slurm.py experiment CONFIGS [COMMAND...]    submits an experiment: scripts/slurm/submit.sh
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+COMMAND_TIMEOUT_S = 120.0
+"""Seconds that a command of SLURM may take."""
+PATIENCE_S, PAUSE_S = 1800.0, 20.0
+"""Seconds for which a busy controller is asked again, and between two tries. A job that it accepted without
+an answer has to appear in its queue within the pause."""
+
+DEFAULTS = {
+    "NODES": "1",
+    "GPUS_PER_NODE": "8",
+    "CPUS_PER_NODE": "96",
+    "MEMORY": "1000G",
+    "TIME": "3-00:00:00",
+    "JOBS": "1",
+    "SIGNAL_SECONDS": "300",
+}
+"""What a job of an experiment asks for, by the environment variables that change it."""
+WHOLE_NUMBERS = ("NODES", "GPUS_PER_NODE", "CPUS_PER_NODE", "JOBS", "SIGNAL_SECONDS")
+
+RUNNING_STATES = ("RUNNING", "COMPLETING")
+TAKEN_AWAY = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "REVOKED")
+"""States of a job that the cluster ended, and that nothing in the job caused."""
+
+_BUSY = re.compile(
+    r"timed? ?out|unable to contact|temporar|try again|connection (refused|reset)|zero bytes|standby mode"
+    r"|communication|connect failure|said nothing|socket",
+    re.IGNORECASE,
+)
+_SUBMITTED = re.compile(r"Submitted batch job (\d+)", re.IGNORECASE)
+_NUMBER_ALONE = re.compile(r"^\s*(\d+)(?:;\S*)?\s*$", re.MULTILINE)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_JOB_NAME = re.compile(r"^#SBATCH\s+(?:--job-name=|--job-name\s+|-J\s*)(\S+)", re.MULTILINE)
+_TASK = re.compile(r"(\d+)_(\d+)\|(\w+)(?:\|(.*))?")
+"""A line of squeue or sacct on one task of an array: ``17_0|RUNNING|None``."""
+_PENDING_TASKS = re.compile(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]\|(\w+)(?:\|(.*))?")
+"""A line of squeue on all tasks of an array that don't run yet: ``17_[2-3,5%2]|PENDING|Resources``."""
+
+
+class SlurmRefused(RuntimeError):
+    """A command of SLURM failed; the message is its complaint."""
+
+
+class SlurmBusy(SlurmRefused):
+    """A failure that passes. The controller may have carried out the command nevertheless."""
+
+
+class Task(NamedTuple):
+    """A task of an array: ``Task("17", 2, "PENDING", "Resources")``."""
+
+    job: str
+    index: int
+    state: str
+    reason: str
+
+
+# Job scripts
+
+
+def script_header(name: str, log: str, options: Sequence[str], comment: str, folder: Path) -> list[str]:
+    """Returns the first lines of a job script, up to those that prepare the environment."""
+    return [
+        "#!/usr/bin/env bash",
+        f"#SBATCH --job-name={name}",
+        f"#SBATCH --output={log}",
+        *(f"#SBATCH {option}" for option in options),
+        *comment.splitlines(),
+        "set -euo pipefail",
+        f"cd {shlex.quote(str(folder))}",
+        f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"',
+    ]
+
+
+def node_options(nodes: int, gpus: int, cpus: int) -> list[str]:
+    """Returns the options of sbatch for one task on each of `nodes` nodes, with its GPUs and cores."""
+    return [f"--nodes={nodes}", "--ntasks-per-node=1", f"--gpus-per-node={gpus}", f"--cpus-per-task={cpus}"]
+
+
+def self_submitting_script(
+    header: Sequence[str], logs: Path, waves: Sequence[Sequence[tuple[str, str]]]
+) -> str:
+    """Returns a script that submits itself: ``bash FILE`` queues one array per wave, each after the last.
+
+    A wave starts when the one before has ended, whether its tasks succeeded or not.
+
+    Args:
+        header: The lines of `script_header`.
+        logs: The folder of the jobs' output. sbatch doesn't make it, and so the script does.
+        waves: For each wave its tasks, each a label and a line of the shell.
+    """
+    task_ranges: list[str] = []  # as sbatch's --array takes them: "0-3"
+    cases: list[str] = []  # of the shell's `case`, one for each task
+    for wave in waves:
+        task_ranges.append(f"{len(cases)}-{len(cases) + len(wave) - 1}")
+        for label, line in wave:
+            cases.append(f"    {len(cases)}) # {label}\n        {line} ;;")
+    submission = f"""
+if [ -z "${{SLURM_ARRAY_TASK_ID:-}}" ]; then
+    mkdir -p {shlex.quote(str(logs))}
+    after=()
+    for wave in {" ".join(task_ranges)}; do
+        job=$({shlex.quote(sys.executable)} {shlex.quote(__file__)} sbatch \\
+            --parsable "${{after[@]}}" --array="$wave" "$@" "${{BASH_SOURCE[0]}}")
+        echo "tasks $wave: job $job"
+        after=(--dependency="afterany:$job")
+    done
+    exit 0
+fi
+
+case "$SLURM_ARRAY_TASK_ID" in"""
+    unknown_task = '    *) echo "there is no task $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;'
+    return "\n".join([*header, submission, *cases, unknown_task, "esac", ""])
+
+
+def array_ranges(indices: Sequence[int]) -> str:
+    """Returns what sbatch's --array takes: ``0-2,5`` for 0, 1, 2 and 5."""
+    ranges: list[list[int]] = []
+    for index in sorted(indices):
+        if ranges and ranges[-1][-1] == index - 1:
+            ranges[-1].append(index)
+        else:
+            ranges.append([index])
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in ranges)
+
+
+# Submission
+
+
+def run_command(command: Sequence[str]) -> str:
+    """Returns the output of a command of SLURM. Raises SlurmBusy or SlurmRefused with its complaint, and
+    ValueError where there is no such command."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no {command[0]} here: run this on a machine of the cluster") from error
+    except subprocess.TimeoutExpired as error:
+        raise SlurmBusy(f"{command[0]} said nothing for {COMMAND_TIMEOUT_S:.0f} s") from error
+    if not done.returncode:
+        return _COLOURS.sub("", done.stdout)
+    complaint = re.sub(r"\s+", " ", done.stderr or done.stdout).strip()
+    kind = SlurmBusy if _BUSY.search(complaint) else SlurmRefused
+    raise kind(f"{command[0]}: {complaint[:300] or f'exit code {done.returncode}'}")
+
+
+def job_number(answer: str) -> str | None:
+    """Returns the job's number in sbatch's output, which may also have banners and the cluster's name; None
+    if there is no number."""
+    if submitted := _SUBMITTED.search(answer):
+        return submitted[1]
+    numbers = _NUMBER_ALONE.findall(answer)
+    return numbers[-1] if numbers else None
+
+
+def cluster_options(options: Sequence[str]) -> list[str]:
+    """Returns the option that names another cluster, among those of sbatch: all commands need it then."""
+    for i, option in enumerate(options):
+        name, separator, value = option.partition("=")
+        if name in ("--clusters", "--cluster", "-M"):
+            return [f"--clusters={value if separator else ''.join(options[i + 1 : i + 2])}"]
+        if option.startswith("-M"):
+            return [f"--clusters={option[2:].strip()}"]
+    return []
+
+
+def submit_once(arguments: Sequence[str]) -> str | None:
+    """Submits a job and returns its number; None if it was accepted without a number. Raises as
+    `run_command`: after SlurmBusy, the job may be in the queue nevertheless."""
+    return job_number(run_command(["sbatch", *arguments]))
+
+
+def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: float = PAUSE_S) -> str:
+    """Submits a job and returns its number.
+
+    If the controller is busy, the job is looked for in the queue by its name before it is submitted again.
+    Raises SlurmRefused if the job isn't accepted, or if that can't be found out in time.
+    """
+    deadline = time.monotonic() + patience_s
+    jobs_before = _jobs_in_queue(arguments, deadline, pause_s)
+    was_accepted = False
+    while True:
+        complaint = ""
+        if not was_accepted:
+            try:
+                answer = run_command(["sbatch", *arguments])
+            except SlurmBusy as busy:
+                complaint = str(busy)
+            else:
+                if number := job_number(answer):
+                    return number
+                was_accepted = True
+                complaint = f"sbatch answered {answer.strip()[:200]!r}, and no number of a job"
+        if complaint:
+            print(f"{complaint}; looking for its job in the queue", file=sys.stderr)
+        if time.monotonic() + pause_s > deadline:
+            raise SlurmRefused(
+                f"{complaint or 'its job is not in the queue'}: look with squeue before you try again"
+            )
+        time.sleep(pause_s)
+        jobs_now = _jobs_in_queue(arguments, deadline, pause_s)
+        if jobs_before is None or jobs_now is None:
+            raise SlurmRefused(f"{complaint}, and squeue isn't here to tell whether it was taken")
+        if new_jobs := jobs_now - jobs_before:
+            return max(new_jobs, key=int)
+
+
+def _jobs_in_queue(arguments: Sequence[str], deadline: float, pause_s: float) -> set[str] | None:
+    """Returns the numbers of this user's jobs of this name in the queue; None where there is no squeue."""
+    command = ["squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i"]
+    name = _job_name(arguments)
+    if name:
+        command.append(f"--name={name}")
+    while True:
+        try:
+            answer = run_command([*command, *cluster_options(arguments)])
+        except ValueError:
+            return None
+        except SlurmBusy:
+            if time.monotonic() + pause_s > deadline:
+                raise
+            time.sleep(pause_s)
+            continue
+        return set(re.findall(r"^\s*(\d+)", answer, re.MULTILINE))
+
+
+def _job_name(arguments: Sequence[str]) -> str | None:
+    """Returns the job's name: from the options, or else from the script."""
+    for i, argument in enumerate(arguments):
+        if argument.startswith("--job-name="):
+            return argument.partition("=")[2]
+        if argument in ("--job-name", "-J") and i + 1 < len(arguments):
+            return arguments[i + 1]
+    for argument in arguments:
+        if not argument.startswith("-") and Path(argument).is_file():
+            name_line = _JOB_NAME.search(Path(argument).read_text(errors="replace"))
+            return name_line[1] if name_line else Path(argument).name
+    return None
+
+
+# The state of jobs
+
+
+def tasks_in_queue(name: str, cluster: Sequence[str]) -> list[Task]:
+    """Returns the tasks of arrays of this name that run or are queued. `cluster` has `cluster_options`.
+    Raises as `run_command`."""
+    form = "--format=%i|%T|%r"
+    return list(_tasks_in(run_command(["squeue", "--noheader", "--array", f"--name={name}", form, *cluster])))
+
+
+def ended_tasks(name: str, since: float, cluster: Sequence[str]) -> list[Task]:
+    """Returns the tasks of this name that began after `since` (seconds since 1970) and have ended; nothing
+    on a cluster without accounting."""
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}"]
+    try:
+        answer = run_command([*command, f"--starttime={start}", "--format=JobID,State", *cluster])
+    except (SlurmRefused, ValueError):
+        return []
+    return list(_tasks_in(answer))
+
+
+def end_of_task(task: str, cluster: Sequence[str]) -> tuple[str, str] | None:
+    """Returns the state in which a task ended and its exit code: ``("NODE_FAIL", "0:9")``. Returns None if
+    the accounting doesn't have it. Raises as `run_command`."""
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode"]
+    for line in run_command([*command, f"--jobs={task}", *cluster]).splitlines():
+        name, _, state_and_code = line.strip().partition("|")
+        if name == task:
+            state, _, code = state_and_code.partition("|")
+            return state, code
+    return None
+
+
+def cancel(task: str, cluster: Sequence[str]) -> None:
+    """Ends a task. Raises as `run_command`, also where it has ended already."""
+    run_command(["scancel", task, *cluster])
+
+
+def _tasks_in(answer: str) -> Iterator[Task]:
+    """Yields the tasks in the output of squeue or sacct. Other lines, such as a site's banner, are
+    ignored."""
+    for line in answer.splitlines():
+        if task := _TASK.fullmatch(line.strip()):
+            yield Task(task[1], int(task[2]), task[3], task[4] or "")
+        elif pending := _PENDING_TASKS.fullmatch(line.strip()):
+            for part in pending[2].split(","):
+                first, _, last = part.partition("-")
+                for index in range(int(first), int(last or first) + 1):
+                    yield Task(pending[1], index, pending[3], pending[4] or "")
+
+
+# An experiment: what scripts/slurm/submit.sh does
+
+
+def submit_experiment(configs: str, commands: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Submits an experiment's jobs with the settings of `environment`, and returns the last job's number.
+
+    Runs in the checkout's root. Raises ValueError for a wrong setting, and SystemExit for a wrong
+    configuration, before anything is queued.
+    """
+    settings = {name: environment.get(name) or default for name, default in DEFAULTS.items()}
+    for name in WHOLE_NUMBERS:
+        if not re.fullmatch(r"[1-9][0-9]*", settings[name]):
+            raise ValueError(f"{name} is '{settings[name]}'; it must be a whole number above 0")
+    if shutil.which("sbatch") is None:
+        raise ValueError("there is no sbatch here: this is for a SLURM cluster's login node")
+    main = str(Path(__file__).parent.parent / "main.py")
+
+    # A mistake is reported here and now, not after hours in the queue.
+    check = [sys.executable, main, "check", "--config-only", "--configs", configs]
+    if code := subprocess.run(check, stdout=sys.stderr, check=False).returncode:
+        raise SystemExit(code)
+    print_config = [sys.executable, main, "print_config", "--configs", configs]
+    config = json.loads(subprocess.run(print_config, stdout=subprocess.PIPE, check=True).stdout)
+    experiment, seed = config["experiment_name"], config.get("seed", 0)
+    logs = environment.get("LOGS") or f"{config.get('directory', 'experiments')}/logs"
+    Path(logs).mkdir(parents=True, exist_ok=True)
+
+    nodes, gpus, cpus = (int(settings[name]) for name in ("NODES", "GPUS_PER_NODE", "CPUS_PER_NODE"))
+    # One job of a name at a time: two would want the same directory.
+    dependencies = ["singleton", *filter(None, [environment.get("DEPENDENCY")])]
+    options = [
+        *("--parsable", "--export=ALL", "--requeue", "--open-mode=append"),
+        # To all steps of the job, and so to each node's `treetune run`, which asks its ranks.
+        f"--signal=USR1@{settings['SIGNAL_SECONDS']}",
+        f"--job-name={environment.get('JOB_NAME') or f'{experiment}-{seed}'}",
+        f"--output={logs}/slurm-%j.out",
+        *node_options(nodes, gpus, cpus),
+        f"--mem={settings['MEMORY']}",
+        f"--time={settings['TIME']}",
+        f"--dependency={','.join(dependencies)}",
+    ]
+    if nodes > 1:
+        options.append("--exclusive")  # ranks count a node's GPUs from 0
+    for name in ("PARTITION", "ACCOUNT", "QOS"):
+        if value := environment.get(name):
+            options.append(f"--{name.lower()}={value}")
+    options += environment.get("SBATCH_ARGUMENTS", "").split()
+
+    # sbatch hands these to the job, whose script reads them.
+    os.environ.update(TREETUNE_LOGS=logs, GPUS_PER_NODE=settings["GPUS_PER_NODE"])
+    for _ in range(int(settings["JOBS"])):
+        job = submit([*options, "scripts/slurm/job.sh", configs, *commands])
+        print(
+            f"queued job {job} of {experiment}: {nodes} x {gpus} GPUs, log {logs}/slurm-{job}.out",
+            file=sys.stderr,
+        )
+    return job
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Carries out what a shell script asks for, and prints the job's number."""
+    action, *rest = arguments
+    if action == "sbatch":
+        try:
+            print(submit(rest))
+        except (ValueError, RuntimeError) as failure:
+            sys.exit(f"{failure}")
+    elif action == "experiment":
+        configs, *commands = rest
+        try:
+            print(submit_experiment(configs, commands, os.environ))
+        except ValueError as wrong:
+            print(f"submit.sh: {wrong}", file=sys.stderr)
+            sys.exit(2)
+        except RuntimeError as failure:
+            sys.exit(f"{failure}")
+    else:
+        sys.exit(f"slurm.py: {action!r} is neither sbatch nor experiment")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

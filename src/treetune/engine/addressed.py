@@ -1,0 +1,292 @@
+"""Keeps a server that the run did not start in use: waits for it, loads weights into it, and notices when it
+is gone or has other weights.
+
+The thread ``engine-addressed`` of each server, on every rank::
+
+    away ──► _meet: can this run use it? the first rank gives it the newest weights ──────────► present
+     ▲                                                                                          │
+     └────────── _check, every CHECK_S: another process answers, or it has other weights ◄──────┘
+
+The main thread waits in `Server.ready` until the server is present, and for `start_timeout` at most. A server
+that fails is away at once, so that its requests go to the other servers.
+
+The first rank (`loads`) loads weights into the server: the start weights at first, and the newest ones
+whenever the server comes back without them. The name of the weights consists of the run's and the folder's
+name, such as ``3f2a91c07be4d518 0007``. A subclass tells the server this name, and asks for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from typing_extensions import override
+
+from treetune.engine.client import Address, Client
+from treetune.engine.server import Server
+from treetune.engine.settings import PlainVllmSettings, VllmSettings
+from treetune.engine.transfer import FromFolder, drop_cache
+from treetune.exceptions import EngineError, ServerFailure
+
+CHECK_S = 5.0
+"""Seconds between two checks of a server that is present."""
+AWAY_S = 0.2
+"""Seconds between two attempts to reach a server that is away."""
+ANSWER_S = 60.0
+"""Most seconds until a server describes itself, also while it samples."""
+END_S = 5.0
+"""Most seconds until a server's thread ends."""
+
+SETTING = "engines.policy.addresses"
+
+
+class ServerState(NamedTuple):
+    """A server's answer to the question which process it is and which weights it has.
+
+    Example: ``ServerState(process="9c01d2", weights="3f2a91c07be4d518 0007")``.
+    """
+
+    process: str
+    """A name that changes when the server is restarted."""
+    weights: str
+    """The name of its weights; empty if no client has named them."""
+
+
+class AddressedServer(Server):
+    """A server that the run neither starts nor ends. While it is away, the engine uses the others, and waits
+    for this one for `start_timeout` at most."""
+
+    start_command = ""
+    """The command that starts such a server, for messages."""
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        settings: VllmSettings | PlainVllmSettings,
+        weights: Path,
+        run: str,
+        client: Client,
+        *,
+        loads: bool,
+    ) -> None:
+        super().__init__()
+        self.loads, self._url, self._key, self._run = loads, url, key, run
+        self._settings, self._client = settings, client
+        self._from_folder = FromFolder(client, settings.sync_timeout)
+        self._weights = weights
+        self._process = ""
+        """The name that the server's process has given itself."""
+        self._weights_lock = threading.Lock()
+        """Held while the thread loads weights into a server that has come back."""
+        self._reason_away = "it has not answered yet"
+        self._away_since = time.monotonic()
+        self._is_loading = False
+        """Whether the main thread is loading weights. The thread then leaves the server alone."""
+        self._is_doubted = True
+        """Whether the server gets weights even if it has some of the right name."""
+        self._thread = threading.Thread(target=self._supervise, name="engine-addressed", daemon=True)
+        self._thread.start()
+
+    # Implemented by subclasses. They raise ServerFailure if the server can't be reached.
+
+    def _describe(self) -> ServerState:
+        """Asks the server for its state. Raises EngineError if it is no server that the run could use."""
+        raise NotImplementedError
+
+    def _introduce(self) -> ServerState:
+        """Returns the state of a server that was away. Raises EngineError if the run can't use it."""
+        raise NotImplementedError
+
+    def _name_weights(self, address: Address, name: str) -> None:
+        """Tells the server the name of its weights; empty while they are being replaced."""
+        raise NotImplementedError
+
+    # Called by the engine
+
+    @override
+    def now(self) -> Address | None:
+        with self._changed:
+            if self._closed:
+                raise EngineError("the engine was closed")
+            if self._error is not None:
+                raise EngineError(self._error)
+            away = time.monotonic() - self._away_since
+            if self._address is None and away > self._settings.start_timeout:
+                raise EngineError(
+                    f"the server at {self._url} has been away for {away:.0f} s (start_timeout ="
+                    f" {self._settings.start_timeout:.0f}): {self._reason_away}. Start it again"
+                    f" ({self.start_command}), or remove it from {SETTING}"
+                )
+            return self._address
+
+    @override
+    def failed(self, address: Address, reason: str) -> None:
+        with self._changed:
+            if self._address is None or address.epoch != self._epoch:
+                return
+            self._failures_in_a_row += 1
+            self._is_loading = False
+            if self._failures_in_a_row > self._settings.max_restarts:
+                self._error = (
+                    f"the server at {self._url} failed {self._failures_in_a_row} times in a row (max_restarts"
+                    f" is {self._settings.max_restarts}), the last time: {reason}"
+                )
+            self._set_away(reason)
+
+    @override
+    def gone(self, address: Address) -> str | None:
+        with self._changed:
+            return None if self._address == address else self._reason_away
+
+    @override
+    def wait_anew(self) -> None:
+        self._away_since = time.monotonic()
+
+    @override
+    def begin_weights(self, address: Address) -> Address:
+        # Waits until the thread has loaded older weights, if the server has just come back.
+        with self._weights_lock:
+            self._is_loading = True
+        self._name_weights(address, "")
+        return replace(address, weights="")
+
+    @override
+    def end_weights(self, address: Address, weights: Path) -> Address:
+        self._weights = weights
+        self._name_weights(address, self._weights_name)
+        with self._changed:
+            self._is_loading = False
+            if self._address is not None:
+                self._address = self._make_address()
+            self._changed.notify_all()
+            return self._make_address()
+
+    @override
+    def use(self, weights: Path) -> None:
+        with self._changed:
+            if weights != self._weights:
+                self._weights = weights
+                self._set_away("it was not checked yet whether it has the newest weights")
+
+    @override
+    def start_anew(self, weights: Path, reason: str) -> None:
+        with self._changed:
+            self._weights, self._is_loading, self._is_doubted = weights, False, True
+            self._set_away(reason)
+
+    @override
+    def close(self) -> None:
+        self.begin_to_close()
+        self._thread.join(END_S)
+
+    def check_now(self) -> None:
+        """Checks the server if it is present, in the caller's thread. Afterwards it is away if it failed."""
+        if self._address is None:
+            return
+        try:
+            self._check()
+        except ServerFailure as failure:
+            with self._changed:
+                if not self._is_loading:
+                    self._set_away(str(failure))
+
+    @property
+    def reason_away(self) -> str:
+        """The reason why the server was away the last time."""
+        return self._reason_away
+
+    # The thread
+
+    def _supervise(self) -> None:
+        """Meets and checks the server as drawn in the head of this file, until it is closed."""
+        while True:
+            with self._changed:
+                if self._closed or self._error is not None:
+                    return
+                is_present, is_loading = self._address is not None, self._is_loading
+            try:
+                if not is_loading and is_present:
+                    self._check()
+                elif not is_loading:
+                    self._meet()
+            except ServerFailure as failure:
+                with self._changed:
+                    if not self._is_loading:
+                        self._set_away(str(failure))
+            except EngineError as error:
+                with self._changed:
+                    self._error = str(error)
+                    self._set_away(str(error))
+            with self._changed:
+                if not self._closed:
+                    self._changed.wait(AWAY_S if self._address is None else CHECK_S)
+
+    def _check(self) -> None:
+        """Checks a server that was present. Raises ServerFailure if another process answers, or if it has
+        other weights."""
+        state = self._describe()
+        with self._changed:
+            if self._is_loading or self._address is None:
+                return
+            if state.process != self._process:
+                raise ServerFailure("it was restarted")
+            if state.weights != self._weights_name:
+                raise ServerFailure(f"its weights are {state.weights!r}, not {self._weights_name!r}")
+
+    def _meet(self) -> None:
+        """Uses a server that was away, if it fits this run and has its weights. The first rank loads the
+        weights. Raises ServerFailure if the server can't be used yet."""
+        state = self._introduce()
+        weights_name = self._weights_name
+        if self.loads and (self._is_doubted or state.weights != weights_name):
+            with self._weights_lock:
+                if self._is_loading:
+                    return
+                self._load(self._weights)
+                self._is_doubted = False
+        elif state.weights != weights_name:
+            raise ServerFailure("the first rank has not loaded the newest weights into it yet")
+        with self._changed:
+            if self._is_loading or self._closed or weights_name != self._weights_name:
+                return
+            if state.process != self._process:
+                self._process = state.process
+                self._epoch += 1
+            self._address = self._make_address()
+            self._changed.notify_all()
+
+    def _load(self, weights: Path) -> None:
+        """Loads the weights of a folder into the server. Raises ServerFailure."""
+        address = self._make_address(with_weights=False)
+        self._name_weights(address, "")
+        try:
+            self._from_folder.end(address, weights)
+        except (ServerFailure, EngineError) as failure:
+            raise ServerFailure(
+                f"it could not load the weights in {weights}, a path that its machine must see: {failure}"
+            ) from failure
+        drop_cache(self._client, address, self._settings.sync_timeout)
+        self._name_weights(address, self._weights_name_of(weights))
+
+    def _set_away(self, reason: str) -> None:
+        """Records that the server is away. The caller holds `_changed`."""
+        if self._address is not None:
+            self._away_since = time.monotonic()
+        self._reason_away, self._address = reason, None
+        self._changed.notify_all()
+
+    def _make_address(self, *, with_weights: bool = True) -> Address:
+        """Returns the server's address. Requests to it name the present weights, or none without
+        `with_weights`."""
+        return Address(self._url, self._epoch, self._key, self._weights_name if with_weights else "")
+
+    def _weights_name_of(self, weights: Path) -> str:
+        return f"{self._run} {weights.name}"
+
+    @property
+    def _weights_name(self) -> str:
+        return self._weights_name_of(self._weights)

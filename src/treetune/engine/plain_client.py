@@ -1,0 +1,378 @@
+"""Samples from plain vLLM servers: token ids in, token ids and log-probs out, by vLLM's own routes.
+
+The two routes, with the fields that this client uses (vLLM 0.32)::
+
+    POST /inference/v1/generate     {model, token_ids, sampling_params, cache_salt}
+        {choices: [{index, token_ids, logprobs: {content: [{token_id, logprob}]}, finish_reason,
+                    weight_versions: [{version, start, end}]}]}
+
+    POST /v1/completions            {model, prompt, n, seed, …, return_token_ids: true, cache_salt}
+        {choices: [{index, token_ids, logprobs: {token_logprobs}, finish_reason}]}
+
+The first one exists in servers that were started with ``--enable-scale-out``. It names the weights that
+sampled each token, so that an answer of other weights than the run's is noticed wherever a router sent its
+request. The second one doesn't.
+
+Both routes draw sample i of a request with the seed ``seed + i``. Neither promises an order among requests:
+the servers sample them in the order in which they arrive, so this side sends answers before continuations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from typing_extensions import override
+
+from treetune.engine.client import Address, Client, RequestPart, completions_of
+from treetune.engine.requests import Completion, Request, SamplingParams
+from treetune.engine.settings import PlainVllmSettings
+from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
+from treetune.vocabulary import token_array
+
+Route = Literal["tokens", "completions"]
+
+TOKENS, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
+PATHS: Mapping[Route, str] = {"tokens": TOKENS, "completions": COMPLETIONS}
+
+TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""The HTTP statuses after which the same request may succeed."""
+REFUSES_KEY = frozenset({401, 403})
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
+"""The seconds before the first retry, which double with each one, and their limit."""
+
+NO_WEIGHTS = "being-replaced"
+"""The name that a server's weights have while they are replaced."""
+
+CERTAIN = 1e-4
+"""A token whose log-prob is nearer to 0 than this was certain, up to rounding."""
+
+SERVE = "vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm"
+"""The command that starts a server for this client, for messages."""
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """The facts about a server and its model, which the client asks for when it meets the server.
+
+    Example::
+
+        ServerFacts(name="policy", root="/models/rho-1b", route="tokens", context_length=2048,
+                    takes_weights=True, has_processed_logprobs=True)
+    """
+
+    name: str
+    """The model's name in requests."""
+    root: str
+    """The folder or the hub's name that the server loaded the model from."""
+    route: Route
+    """The route that samples."""
+    context_length: int
+    """Most tokens of prompt and response together."""
+    takes_weights: bool
+    """Whether the server has the routes that load weights."""
+    has_processed_logprobs: bool
+    """Whether its log-probs are those of the distribution that it samples from, after temperature and top-p;
+    otherwise they are the model's own."""
+
+
+class PlainClient(Client):
+    """A client for plain vLLM servers.
+
+    `facts` has the facts about each server by its address; only servers with facts are asked for samples.
+    """
+
+    def __init__(
+        self,
+        settings: PlainVllmSettings,
+        end_ids: Sequence[int] = (),
+        special_ids: Mapping[str, int] | None = None,
+    ) -> None:
+        certificates = _certificates(settings.certificate)  # raises before the client's thread starts
+        super().__init__(end_ids, special_ids or {})
+        self.certificates = certificates
+        self.facts: dict[str, ServerFacts] = {}
+        self.keeps_weights = settings.weight_transfer == "none"
+        """Whether the servers keep the weights that they have."""
+        self._settings = settings
+
+    # Sampling
+
+    @override
+    async def sample(
+        self, address: Address, part: RequestPart, version: int, timeout: float
+    ) -> list[Completion]:
+        """Returns a part's samples. Sends the request again while the server can't be reached or is
+        overloaded, up to `retries` times and within `timeout` seconds."""
+        started = time.monotonic()
+        wait_s = FIRST_WAIT_S
+        retries_left = self._settings.retries
+        while True:
+            remaining_s = timeout - (time.monotonic() - started)
+            try:
+                samples = await self._samples(address, part, version, remaining_s)
+                return completions_of({"samples": samples}, part, version, seconds=time.monotonic() - started)
+            except TemporaryFailure as failure:
+                if retries_left == 0 or wait_s >= remaining_s:
+                    raise ServerFailure(
+                        f"{failure} (sent {self._settings.retries - retries_left + 1} times)"
+                    ) from failure
+            retries_left -= 1
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def _samples(
+        self, address: Address, part: RequestPart, version: int, timeout: float
+    ) -> list[dict[str, Any]]:
+        """Sends a part's request once, and returns the samples in the form that `completions_of` reads."""
+        facts = self.facts[address.url]
+        sampling = part.request.sampling
+        if part.request.reads_logprobs and not facts.has_processed_logprobs and not _is_unchanged(sampling):
+            raise EngineError(
+                f"the server at {address.url} returns the model's own log-probs, and this run samples with"
+                f" temperature {sampling.temperature:g}, top_p {sampling.top_p:g} and top_k {sampling.top_k},"
+                " whose log-probs differ: start it with --logprobs-mode processed_logprobs, or sample with"
+                " temperature 1 alone"
+            )
+        salt = address.weights or f"version-{version}"
+        body = self.body(facts, part, salt)
+        path = PATHS[facts.route]
+        answer = await self.ask(address, path, body, timeout)
+        return samples_of_answer(answer, facts.route, expected_weights=address.weights)
+
+    def body(self, facts: ServerFacts, part: RequestPart, cache_salt: str) -> dict[str, Any]:
+        """Returns the JSON body of a part's request.
+
+        Args:
+            cache_salt: vLLM uses cached prefixes only for requests of the same salt, so that those of older
+                weights can't be used.
+        """
+        sampling = part.request.sampling.with_special_stops(self.special_ids)
+        parameters = {
+            "n": part.n,
+            "seed": part.request.seed + part.first,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            # Sent although these are vLLM's defaults, since a model's generation_config may change them.
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "logprobs": 0 if part.request.reads_logprobs else None,
+            "stop_token_ids": [*self.end_ids, *sampling.stop_ids],
+            "stop": list(sampling.stop),
+            "include_stop_str_in_output": True,
+        }
+        prompt_ids = part.request.prompt_ids.tolist()
+        if facts.route == "tokens":
+            # Text is only needed to look for stop strings in it.
+            parameters["detokenize"] = bool(sampling.stop)
+            return {
+                "model": facts.name,
+                "token_ids": prompt_ids,
+                "sampling_params": parameters,
+                "cache_salt": cache_salt,
+            }
+        return parameters | {
+            "model": facts.name,
+            "prompt": prompt_ids,
+            "add_special_tokens": False,
+            "return_token_ids": True,
+            # Otherwise a server without a tokenizer couldn't return log-probs.
+            "return_tokens_as_token_ids": True,
+            "cache_salt": cache_salt,
+        }
+
+    # Facts about a server
+
+    def meet(self, address: Address, timeout: float) -> ServerFacts:
+        """Asks a server for the facts about it, and remembers them.
+
+        Raises:
+            ServerFailure: The server can't be reached.
+            EngineError: It is no vLLM server that this client could use.
+        """
+        cards = self.get(address, "/v1/models", timeout).get("data") or []
+        if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
+            raise EngineError(
+                f"the server at {address.url} doesn't list its models as vLLM does: list addresses of vLLM"
+                f" servers in engines.policy.addresses, such as `{SERVE}` starts"
+            )
+        card = self._chosen_card(address, cards)
+        route, first_logprobs = self._try_routes(address, card["id"], timeout)
+        status, _ = self.run(self.exchange("GET", address, "/weight_info", None, timeout), timeout + 10.0)
+        facts = ServerFacts(
+            name=card["id"],
+            root=card.get("root") or card["id"],
+            route=route,
+            context_length=card.get("max_model_len") or 0,
+            takes_weights=status == 200 and not self.keeps_weights,
+            has_processed_logprobs=all(abs(logprob) < CERTAIN for logprob in first_logprobs),
+        )
+        self.facts[address.url] = facts
+        return facts
+
+    def get(self, address: Address, path: str, timeout: float) -> dict[str, Any]:
+        """Gets a JSON object from a route; for the errors see `post`."""
+
+        async def ask() -> dict[str, Any]:
+            status, text = await self.exchange("GET", address, path, None, timeout)
+            return self.read_answer(path, status, text)
+
+        return self.run(ask(), timeout + 10.0)
+
+    def _chosen_card(self, address: Address, cards: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Returns the description of the configured model among those that the server lists."""
+        wanted = self._settings.model
+        names = [card.get("id") for card in cards]
+        fitting = [card for card in cards if wanted is None or card.get("id") == wanted]
+        if len(fitting) == 1:
+            return fitting[0]
+        listed = ", ".join(map(repr, names)) or "no model"
+        if wanted is not None:
+            raise EngineError(
+                f"the server at {address.url} has {listed}, and engines.policy.model is {wanted!r}: set it to"
+                " a name that the server has"
+            )
+        raise EngineError(
+            f"the server at {address.url} has {listed}: set engines.policy.model to the name of the policy"
+        )
+
+    def _try_routes(self, address: Address, name: str, timeout: float) -> tuple[Route, list[float]]:
+        """Returns the first configured route that the server has, and the log-probs of two tokens that were
+        sampled with top_k = 1: all are 0 if they are those of the distribution that is sampled from."""
+        setting = self._settings.route
+        routes: tuple[Route, ...] = ("tokens", "completions") if setting == "auto" else (setting,)
+        # Only the likeliest token can be drawn.
+        sampling = SamplingParams(max_tokens=2, top_k=1)
+        part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
+        for route in routes:
+            facts = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
+            path = PATHS[route]
+            exchange = self.exchange("POST", address, path, self.body(facts, part, "first"), timeout)
+            status, text = self.run(exchange, timeout + 10.0)
+            # 404 until vLLM 0.32, then 403.
+            if status in (404, 403) and route == "tokens":
+                if setting == "tokens":
+                    raise EngineError(
+                        f"the server at {address.url} doesn't have the route {path} (HTTP {status}): start it"
+                        " with --enable-scale-out, or set engines.policy.route to 'completions'"
+                    )
+                continue
+            answer = self.read_answer(path, status, text)
+            (sample,) = samples_of_answer(answer, route, expected_weights="")
+            return route, sample["logprobs"]
+        raise AssertionError("the last route returns or raises")
+
+    # HTTP
+
+    @override
+    def headers(self, address: Address) -> dict[str, str]:
+        return {"Authorization": f"Bearer {address.key}"} if address.key else {}
+
+    @override
+    async def exchange(
+        self, method: str, address: Address, path: str, body: Mapping[str, Any] | None, timeout: float
+    ) -> tuple[int, bytes]:
+        import aiohttp
+
+        try:
+            return await super().exchange(method, address, path, body, timeout)
+        except TemporaryFailure as failure:
+            if isinstance(failure.__cause__, aiohttp.ClientSSLError):
+                raise EngineError(
+                    f"the connection to {address.url} could not be encrypted ({failure.__cause__}): set"
+                    " engines.policy.certificate to a file with the certificate that signed the server's"
+                ) from failure
+            raise
+
+    @override
+    def raise_for_status(self, path: str, status: int, beginning: str) -> NoReturn:
+        if status in TEMPORARY:
+            raise TemporaryFailure(f"{path}: HTTP {status}: {beginning}")
+        if status in REFUSES_KEY:
+            raise EngineError(
+                f"the server refused {path} with HTTP {status}: set engines.policy.key_variable to the name"
+                " of the environment variable that has its API key"
+            )
+        if status == 404:
+            raise EngineError(
+                f"the server doesn't have the route or the model that it was asked for ({path}, HTTP 404:"
+                f" {beginning}): list addresses of vLLM servers, such as `{SERVE}` starts, without a path"
+            )
+        raise EngineError(f"the server refused {path} with HTTP {status}: {beginning}")
+
+
+def samples_of_answer(
+    answer: Mapping[str, Any], route: Route, *, expected_weights: str
+) -> list[dict[str, Any]]:
+    """Returns the samples of a route's answer, in their order and in the form that `completions_of` reads.
+
+    Args:
+        expected_weights: The name of the weights that all tokens must be sampled by; empty: any. The
+            completions route doesn't name them, and its answers aren't checked.
+
+    Raises:
+        ServerFailure: Other weights have sampled some tokens, or a part of the answer is missing.
+        EngineError: The server doesn't return token ids.
+    """
+    try:
+        choices = sorted(answer.get("choices") or (), key=lambda choice: choice["index"])
+        return [_sample_of_choice(choice, route, expected_weights) for choice in choices]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ServerFailure(
+            f"its answer has another form than vLLM's ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights: str) -> dict[str, Any]:
+    """Returns one sample of an answer; see `samples_of_answer`."""
+    if choice.get("token_ids") is None:
+        raise EngineError(
+            "the server returned no token ids, so it is an older vLLM or another program: use a vLLM whose"
+            f" {COMPLETIONS} knows return_token_ids"
+        )
+    logprobs_of_choice = choice.get("logprobs") or {}
+    if route == "tokens":
+        logprobs = [entry["logprob"] for entry in logprobs_of_choice.get("content") or ()]
+        spans = choice.get("weight_versions")
+        # Versions of vLLM that don't name them return none.
+        if expected_weights and spans is not None:
+            versions = sorted({span["version"] for span in spans})
+            if versions != [expected_weights]:
+                raise ServerFailure(
+                    f"its answer was sampled by the weights {versions}, not by {expected_weights!r}"
+                )
+    else:
+        logprobs = logprobs_of_choice.get("token_logprobs") or []
+    return {
+        "token_ids": choice["token_ids"],
+        "logprobs": logprobs,
+        "finish_reason": choice.get("finish_reason"),
+    }
+
+
+def _is_unchanged(sampling: SamplingParams) -> bool:
+    """Returns whether the sampled distribution is the model's own."""
+    return sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k <= 0
+
+
+def _certificates(file: str | None) -> ssl.SSLContext | None:
+    """Returns the certificates of a file; None for the system's. Raises ValueError if it can't be read."""
+    if file is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(Path(file).expanduser()))
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(
+            f"engines.policy.certificate, {file}, can't be read ({error}): it must be a PEM file with"
+            " certificates"
+        ) from error

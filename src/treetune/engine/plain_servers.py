@@ -1,0 +1,195 @@
+"""Uses servers that `vllm serve` started, on this machine or on others, with a router or without.
+
+A run that trains names the weights in each server (``/update_weight_version``), and asks every few seconds
+for the name (``/weight_info``). A server that was restarted, or that another run has given weights, has
+another name, and gets the newest weights again. With a router::
+
+                    samples                            weights, canary, name of the weights
+    engine ───────► Router ───► vLLM's servers   ◄─────────────────────────────────── engine
+                     `RouterOfServers`            one `PlainServer` each
+
+An answer names the weights that sampled it. If they are others than the run's, the router counts as lost
+until each server behind it has the run's weights again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from treetune.engine.addressed import ANSWER_S, AddressedServer, ServerState
+from treetune.engine.base import EngineLaunch
+from treetune.engine.client import Address
+from treetune.engine.plain_client import NO_WEIGHTS, PATHS, PlainClient
+from treetune.engine.server import Server
+from treetune.engine.settings import PlainVllmSettings
+from treetune.exceptions import EngineError, ServerFailure
+
+logger = logging.getLogger(__name__)
+
+HOW_TO_LOAD = (
+    "start it with the environment variable VLLM_SERVER_DEV_MODE=1, on a network that only you can reach"
+)
+
+
+class PlainServers(NamedTuple):
+    """The servers of an engine, and the client that asks them."""
+
+    client: PlainClient
+    servers: Sequence[Server]
+    router: Server | None
+
+
+def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
+    """Begins to connect to the servers of the settings. Collective.
+
+    Raises:
+        ValueError: The API key or the certificate can't be read.
+    """
+    key = settings.api_key()
+    client = PlainClient(settings, launch.end_ids, launch.special_ids)
+    run = launch.ranks.gather(secrets.token_hex(8))[0]
+    is_first = launch.ranks.rank == 0
+    urls = settings.servers or settings.addresses
+    servers = [PlainServer(url, key, settings, launch, run, client, loads=is_first) for url in urls]
+    router = None
+    if settings.servers is not None:
+        (url,) = settings.addresses
+        router = RouterOfServers(servers, url, key, settings, launch, run, client, loads=False)
+    return PlainServers(client, servers, router)
+
+
+class PlainServer(AddressedServer):
+    """A server that `vllm serve` started.
+
+    If it can't load weights, it keeps those that it has, which the run then takes for its start weights.
+    """
+
+    start_command = "vllm serve"
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        settings: PlainVllmSettings,
+        launch: EngineLaunch,
+        run: str,
+        client: PlainClient,
+        *,
+        loads: bool,
+    ) -> None:
+        # Before the thread starts, which reads them.
+        self._plain_client, self._trains = client, launch.trains
+        self._context_length = launch.context_length
+        self._meetings = 0
+        super().__init__(url, key, settings, launch.weights, run, client, loads=loads)
+
+    @override
+    def start_anew(self, weights: Path, reason: str) -> None:
+        with self._changed:
+            if not self._takes_weights:
+                self._error = self._cannot_load()
+        super().start_anew(weights, reason)
+
+    @override
+    def _meet(self) -> None:
+        # No route of vLLM tells one process from the next, so each meeting counts as a new one.
+        self._meetings += 1
+        super()._meet()
+
+    @override
+    def _introduce(self) -> ServerState:
+        facts_before = self._plain_client.facts.get(self._url)
+        facts = self._plain_client.meet(self._unnamed_address, ANSWER_S)
+        if self.loads and facts != facts_before:
+            weights = "gets new weights as files" if facts.takes_weights else "keeps its weights"
+            logger.info(
+                f"the server at {self._url} has the model {facts.root}, samples by {PATHS[facts.route]} and"
+                f" {weights}"
+            )
+        if self._context_length > facts.context_length > 0:
+            raise EngineError(
+                f"the server at {self._url} takes {facts.context_length} tokens of prompt and response, and"
+                f" the run's context_length is {self._context_length}: start it with --max-model-len"
+                f" {self._context_length}, or lower context_length"
+            )
+        if self._trains and not facts.takes_weights:
+            raise EngineError(f"{self._cannot_load()}. This run trains, so it needs new weights")
+        return self._describe()
+
+    @override
+    def _describe(self) -> ServerState:
+        process = str(self._meetings)
+        if not self._takes_weights:
+            self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_S)
+            return ServerState(process, self._weights_name)
+        info = self._plain_client.get(self._unnamed_address, "/weight_info", ANSWER_S)
+        return ServerState(process, info.get("weight_version") or "")
+
+    @override
+    def _load(self, weights: Path) -> None:
+        if self._takes_weights:
+            super()._load(weights)
+
+    @override
+    def _name_weights(self, address: Address, name: str) -> None:
+        if not self._takes_weights:
+            raise ServerFailure(self._cannot_load())
+        body = {"new_version": name or NO_WEIGHTS}
+        self._client.post(address, "/update_weight_version", body, timeout=ANSWER_S)
+
+    @override
+    def _weights_name_of(self, weights: Path) -> str:
+        return super()._weights_name_of(weights) if self._takes_weights else ""
+
+    def _cannot_load(self) -> str:
+        if self._plain_client.keeps_weights:
+            return (
+                f"the server at {self._url} keeps its weights, since engines.policy.weight_transfer is"
+                " 'none': set it to 'auto'"
+            )
+        return f"the server at {self._url} has no routes that load weights: {HOW_TO_LOAD}"
+
+    @property
+    def _takes_weights(self) -> bool:
+        facts = self._plain_client.facts.get(self._url)
+        return facts is not None and facts.takes_weights
+
+    @property
+    def _unnamed_address(self) -> Address:
+        return self._make_address(with_weights=False)
+
+
+class RouterOfServers(PlainServer):
+    """A router in front of plain servers, which is asked for samples. It is present if each of them is."""
+
+    start_command = "your router"
+
+    def __init__(self, servers: Sequence[PlainServer], *arguments: Any, loads: bool) -> None:
+        self._servers = servers
+        super().__init__(*arguments, loads=loads)
+
+    @override
+    def _introduce(self) -> ServerState:
+        for server in self._servers:
+            server.check_now()
+            if server.now() is None:
+                raise ServerFailure(f"a server behind it is away: {server.reason_away}")
+        self._plain_client.meet(self._unnamed_address, ANSWER_S)
+        return self._describe()
+
+    @override
+    def _describe(self) -> ServerState:
+        # The router may answer with any server's state, so only the servers are asked for it.
+        self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_S)
+        return ServerState(str(self._meetings), self._weights_name)
+
+    @property
+    @override
+    def _takes_weights(self) -> bool:
+        return all(server._takes_weights for server in self._servers)

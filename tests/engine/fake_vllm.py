@@ -1,0 +1,149 @@
+"""A small HTTP server in the test's own process with vLLM's public routes, and without a model.
+
+Tokens and log-probs are those of `stub_server.sample`. The attributes say what kind of server it is, and
+`replies` orders the next answers of the sampling routes, such as ``[503, 'cut', 'ok']``.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from .stub_server import CONTEXT, read_weights, sample
+
+ROUTES = ("/inference/v1/generate", "/v1/completions")
+
+
+class FakeVllm:
+    """A fake server; `url` is its address. Call `close` at the end."""
+
+    def __init__(self, weights: str, port: int = 0) -> None:
+        self.weights, self.weights_name = weights, "default"
+        self.models = ["tiny"]
+        self.key = ""
+        self.dev_mode = self.token_route = self.processed_logprobs = self.returns_token_ids = True
+        self.max_model_len = CONTEXT
+        self.replies: list[int | str] = []
+        """The next answers of the sampling routes: an HTTP status, or a name in `Handler.sampled`."""
+        self.reload_lies = self.reload_fails = False
+        self.requests: list[dict[str, Any]] = []
+        """The bodies of the requests for samples, with their path as ``path``."""
+        self.paths: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *anything: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                fake.answer(self, None)
+
+            def do_POST(self) -> None:
+                size = int(self.headers.get("Content-Length", 0))
+                fake.answer(self, json.loads(self.rfile.read(size) or b"{}"))
+
+        ThreadingHTTPServer.daemon_threads = True
+        ThreadingHTTPServer.request_queue_size = 128
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any] | None) -> None:
+        path = handler.path
+        self.paths.append(path)
+        self.headers.append(dict(handler.headers))
+        guarded = path.startswith(("/v1", "/inference"))
+        if guarded and self.key and handler.headers.get("Authorization") != f"Bearer {self.key}":
+            return send(handler, 401, {"error": "Unauthorized"})
+        if path == "/v1/models":
+            cards = [{"id": name, "root": name, "max_model_len": self.max_model_len} for name in self.models]
+            return send(handler, 200, {"object": "list", "data": cards})
+        if path in ROUTES and (path != ROUTES[0] or self.token_route):
+            assert body is not None
+            return self.sampled(handler, path, body)
+        if not self.dev_mode or (body is None and path != "/weight_info"):
+            return send(handler, 404, {"detail": "Not Found"})
+        if path == "/weight_info":
+            return send(handler, 200, {"weight_version": self.weights_name})
+        if path == "/update_weight_version":
+            assert body is not None
+            self.weights_name = body["new_version"]
+            return send(handler, 200, {"success": True})
+        if path == "/collective_rpc":
+            assert body is not None
+            if self.reload_fails:
+                return send(handler, 500, {"error": "no such folder"})
+            if not self.reload_lies:
+                self.weights = read_weights(Path(body["kwargs"]["weights_path"]))
+            return send(handler, 200, {"results": [None]})
+        if path == "/reset_prefix_cache":
+            return send(handler, 200, {"success": True})
+        send(handler, 404, {"detail": "Not Found"})
+
+    def sampled(self, handler: BaseHTTPRequestHandler, path: str, body: dict[str, Any]) -> None:
+        parameters = body.get("sampling_params", body)
+        is_first = body["cache_salt"] == "first"
+        reply: int | str = "ok"
+        if not is_first:
+            self.requests.append({"path": path, **body})
+            reply = self.replies.pop(0) if self.replies else "ok"
+        if isinstance(reply, int):
+            return send(handler, reply, {"error": f"status {reply}"})
+        if reply == "cut":  # the connection is closed without an answer
+            handler.close_connection = True
+            handler.connection.shutdown(socket.SHUT_RDWR)
+            return None
+        if reply == "hangs":
+            time.sleep(30)
+        if reply == "no JSON":
+            return send(handler, 200, "<html>")
+        if reply == "another form":
+            return send(
+                handler, 200, {"choices": [{"index": 0, "token_ids": [1], "logprobs": {"content": 7}}]}
+            )
+        prompt = body["token_ids" if path == ROUTES[0] else "prompt"]
+        choices = []
+        for index in range(parameters["n"]):
+            ids, logprobs = sample(self.weights, prompt, parameters["seed"] + index, parameters["max_tokens"])
+            if is_first and self.processed_logprobs:
+                logprobs = [0.0] * len(logprobs)
+            if reply == "forgets a log-prob":
+                logprobs.pop()
+            described: dict[str, Any]
+            if path == ROUTES[0]:
+                described = {"content": [{"token_id": i, "logprob": p} for i, p in zip(ids, logprobs)]}
+            else:
+                described = {"token_logprobs": logprobs}
+            choice = {"index": index, "token_ids": ids, "logprobs": described, "finish_reason": "length"}
+            if reply == "aborted":
+                choice["finish_reason"] = "abort"
+            if path == ROUTES[0]:
+                name = "other" if reply == "other weights" else self.weights_name
+                choice["weight_versions"] = [{"version": name, "start": 0, "end": len(ids)}]
+            if not self.returns_token_ids:
+                choice["token_ids"] = None
+            choices.append(choice)
+        if reply == "one sample too few":
+            choices.pop()
+        send(handler, 200, {"choices": choices[::-1]})
+
+
+def send(handler: BaseHTTPRequestHandler, status: int, body: object) -> None:
+    text = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(text)))
+    handler.end_headers()
+    handler.wfile.write(text)

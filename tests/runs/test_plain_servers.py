@@ -1,0 +1,153 @@
+"""Whole runs over plain vLLM servers that the run did not start.
+
+Promises that these tests hold:
+
+* A run of VinePPO samples from such a server, loads its weights into it, and finds them there (canary).
+* The run, killed with its rank (SIGKILL) and started again, ends with the weights of an undisturbed run.
+* Two servers behind a reverse proxy serve one run, and give it the same weights.
+* A server that can't load weights is refused before anything is sampled, and serves evaluations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import treetune.parts  # noqa: F401  (registers them)
+from tests.support.faults import CONFIG, Experiment
+from tests.support.plain_server import (
+    KEY,
+    PlainServerProcess,
+    round_robin_proxy,
+    start_plain_server,
+    wait_for,
+)
+from treetune.config.jsonnet import load
+from treetune.models.policy_files import write_for_engine
+
+from .shared_server import built
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+ITERATIONS = 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with a model like the experiment's, of another seed: the run loads its own weights first."""
+    experiment = built(load([str(CONFIG)], [], environ={}))
+    alphabet = experiment.task.alphabet
+    folder = tmp_path_factory.mktemp("served") / "model"
+    weights = experiment.model.load_model(99, alphabet)
+    tokenizer = experiment.model.load_tokenizer(alphabet)
+    write_for_engine(dict(weights.named_parameters()), weights.config, tokenizer, folder)
+    return folder
+
+
+@contextmanager
+def serving(model: Path, log: Path, *arguments: str, dev_mode: bool = True) -> Iterator[PlainServerProcess]:
+    server = start_plain_server(model, log, *arguments, dev_mode=dev_mode)
+    try:
+        wait_for(server)
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[PlainServerProcess]:
+    with serving(model, model.parent / "server.log", "--enable-scale-out") as server:
+        yield server
+
+
+@pytest.fixture(autouse=True, scope="module")
+def key() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_API_KEY", KEY)
+        yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: PlainServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """A run over one server that nothing disturbs."""
+    run = experiment(tmp_path_factory.mktemp("undisturbed"), [server.url])
+    assert KEY not in run.run()
+    return run
+
+
+def experiment(base: Path, addresses: list[str], **settings: object) -> Experiment:
+    """The small experiment of VinePPO with two iterations over these servers."""
+    policy = {
+        "type": "plain_vllm",
+        "addresses": addresses,
+        "key_variable": "VLLM_API_KEY",
+        "max_concurrency": 2,
+        "start_timeout": 60,
+        **settings,
+    }
+    base.mkdir(parents=True, exist_ok=True)
+    config = base / "plain.jsonnet"
+    config.write_text(
+        f"(import '{CONFIG}') + {{ iterations: {ITERATIONS}, engines: {{ policy: {json.dumps(policy)} }},"
+        " checkpoints: { every: 1, keep_every: 1 }, problems_per_iteration: 4, trainer+: { epochs: 1 } }"
+    )
+    return Experiment(base, config=config)
+
+
+def assert_good_run(run: Experiment) -> None:
+    rows = run.directory.read_metrics()
+    assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
+    assert rows[0]["engine/canary_gap"] <= 1e-4
+    assert rows[1]["engine/logprob_gap_max"] <= 1e-4, "the second iteration sampled from other weights"
+
+
+def test_a_run_over_a_plain_server_is_killed_and_resumed_with_the_same_weights(
+    server: PlainServerProcess, undisturbed: Experiment, tmp_path: Path
+) -> None:
+    assert_good_run(undisturbed)
+    struck = experiment(tmp_path, [server.url])
+    running = struck.start()
+    running.reach("generation", 1)
+    running.kill("rank")
+    assert running.wait() != 0
+    struck.run()
+    assert_good_run(struck)
+    assert struck.policy(ITERATIONS) == undisturbed.policy(ITERATIONS)
+    assert struck.policy(ITERATIONS) != undisturbed.policy(1), "training moved no weight"
+    assert server.process.poll() is None, "the run ended a server that it didn't start"
+
+
+def test_two_servers_with_a_proxy_before_them_serve_a_run_with_the_same_weights(
+    server: PlainServerProcess, undisturbed: Experiment, model: Path, tmp_path: Path
+) -> None:
+    with serving(model, tmp_path / "second.log", "--enable-scale-out") as second:
+        urls = [server.url, second.url]
+        with round_robin_proxy(urls) as (proxy, asked):
+            routed = experiment(tmp_path, [proxy], servers=urls)
+            routed.run()
+    assert_good_run(routed)
+    assert routed.policy(ITERATIONS) == undisturbed.policy(ITERATIONS)
+    counts = [asked.count(url) for url in urls]
+    assert min(counts) > 5, counts
+
+
+def test_a_server_that_takes_no_weights_evaluates_by_text_routes_and_is_refused_by_a_run(
+    model: Path, tmp_path: Path
+) -> None:
+    with serving(model, tmp_path / "server.log", dev_mode=False) as server:
+        run = experiment(tmp_path / "run", [server.url])
+        running = run.start()
+        assert running.wait() != 0
+        printed = " ".join(running.tail().split())
+        assert "has no routes that load weights: start it with the environment variable" in printed
+        assert not run.journals(), "something was sampled"
+
+        sets = "{ evaluation: { sets: [{ split: 'test', problems: 4 }] } }"
+        running = run.start("run_evaluation_on_baseline", sets)
+        assert running.wait() == 0, running.tail()
+        (summary,) = run.directory.path.glob("evaluations/0000/*/summary.json")
+        assert json.loads(summary.read_text())["problems"] == 4
