@@ -12,6 +12,7 @@ from typing import get_origin
 import pytest
 
 import treetune
+import treetune.credit
 from tests.documents import PAGES, ROOT, Document
 from treetune.config.registrable import Registrable
 
@@ -50,6 +51,13 @@ def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
         assert is_a_type_or_constant, f"{name} is neither a class, a function, a type nor a constant"
 
 
+@pytest.mark.parametrize("name", treetune.credit.__all__)
+def test_a_public_name_of_the_library_of_credit_is_there_and_says_what_it_is(name: str) -> None:
+    value = getattr(treetune.credit, name)
+    assert value.__name__ == name
+    assert len(inspect.getdoc(value) or "") > 20 and name in treetune.credit._MODULE_OF
+
+
 def test_a_name_that_is_not_there_is_an_error_as_in_any_module() -> None:
     assert not hasattr(treetune, "Trajectories")
     with pytest.raises(ImportError, match="Trajectories"):
@@ -79,10 +87,14 @@ def test_importing_the_nouns_and_the_bases_of_parts_imports_nothing_heavy() -> N
 
 
 def imported_modules(source: str) -> set[str]:
-    """Returns the modules of this package that Python source imports from."""
+    """Returns the modules of this package that Python source imports from, without those whose public names
+    are all that it imports."""
     modules = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module:
+        if isinstance(node, ast.ImportFrom) and node.module == "treetune.credit":
+            wrong = {alias.name for alias in node.names} - set(treetune.credit.__all__)
+            modules.update(f"treetune.credit.{name}" for name in wrong)
+        elif isinstance(node, ast.ImportFrom) and node.module:
             modules.add(node.module)
         elif isinstance(node, ast.Import):
             modules.update(alias.name for alias in node.names)

@@ -1,7 +1,8 @@
 // Learning at equal cost where one choice of sixteen decides, `rule`: the first or the last. Every method begins with one start
 // model and samples `tokens` tokens, for answers and for their credit together. Its learning rate and its number of problems an
 // iteration are those that did best of three tries on a seed of their own (`tries`). With `seconds`, methods are compared after so
-// many seconds of training, and one that samples `faster` gets so many times the tokens.
+// many seconds of training, and one that samples `faster` gets so many times the tokens. With `steps`, methods are compared after so
+// many steps of the optimizer, whatever they sample; all have 16 problems an iteration.
 local start(decision) = if std.member(['first', 'last'], decision) then 'start' else decision + '_start';
 local methods = {
   // Problems an iteration, and iterations between two measurements.
@@ -33,15 +34,18 @@ local tries = {
   oftener: { rate: '3e-4', answers: 16 },
 };
 
-local experiment(decision, method, try, tokens, directory, seconds) = {
+local experiment(decision, method, try, tokens, directory, seconds, steps) = {
   local one = methods[method],
+  local answers_an_iteration = 16 * 8,
   configs: ['configs/equal_cost/%s.jsonnet' % decision],
   overrides: [
     '{ model+: { name_or_path: "%s/shared/decisive/%s/checkpoints/last/policy" } }' % [directory, start(decision)],
     one.more,
     '{ experiment_name+: "/%s_%s", problems_per_iteration: %d, evaluation+: { every: %d } }'
     % [method, try, one.problems, one.every],
-    '{ stop_after: { sampled_tokens: %d } }' % (tokens * if seconds == null then 1 else one.faster),
+    if steps == null then '{ stop_after: { sampled_tokens: %d } }' % (tokens * if seconds == null then 1 else one.faster)
+    else '{ stop_after: null, problems_per_iteration: 16, iterations: %d, evaluation+: { every: 2 } }'
+         % std.ceil(steps * tries[try].answers / answers_an_iteration),
     '{ trainer+: { learning_rate: %s, minibatch_size: %d } }' % [tries[try].rate, tries[try].answers],
   ],
   needs: ['start'],
@@ -49,7 +53,7 @@ local experiment(decision, method, try, tokens, directory, seconds) = {
   estimated_from: 'a guess for one of two cores',
 };
 
-function(decision, seeds, chosen, title, more={}, tokens=150000, directory='experiments/credit_training_' + decision, seconds=null) {
+function(decision, seeds, chosen, title, more={}, tokens=150000, directory='experiments/credit_training_' + decision, seconds=null, steps=null) {
   type: 'reproduction',
   title: title,
   directory: directory,
@@ -63,12 +67,15 @@ function(decision, seeds, chosen, title, more={}, tokens=150000, directory='expe
       estimated_from: 'a guess for one of two cores',
     },
   } + {
-    [method + '_' + try]: experiment(decision, method, try, tokens, directory, seconds)
+    [method + '_' + try]: experiment(decision, method, try, tokens, directory, seconds, steps)
     for method in std.objectFields(chosen)
     for try in chosen[method]
   },
   columns: [
     { name: 'test pass@1', evaluation: 'test', curve: 'validation' },
+  ] + if steps != null then [
+    { name: 'area over steps', area: { over: 'steps', upto: steps }, curve: 'validation' },
+  ] else [
     { name: 'area over tokens', area: { over: 'tokens', upto: tokens }, curve: 'validation' },
     { name: 'area over seconds', area: { over: 'seconds', upto: if seconds == null then tokens / 7500 else seconds }, curve: 'validation' },
   ],

@@ -27,6 +27,7 @@ OSError and ends it with exit code 1. The project catches exceptions that derive
     ├── WorkerStartError             a worker process doesn't come up           processes.pool
     ├── EndpointError                an endpoint will answer nothing more       domains.endpoints
     ├── NothingGraded                no answer could be graded                  rollouts.unavailable
+    ├── CreditLimitReached           a call's budget or deadline                credit.library
     └── Collapsed                    a sign of collapse stopped the run         runtime.record
     Exception                        caught within the project
     ├── Unavailable                  a grader can't work here: no verdict        graders, yours too
@@ -162,6 +163,10 @@ class EndpointError(RuntimeError):
 
 class NothingGraded(RuntimeError):
     """No answer could be graded, so that there is nothing to learn from or to measure."""
+
+
+class CreditLimitReached(RuntimeError):
+    """A call of the library of credit has reached its budget or its deadline, or was cancelled."""
 
 
 class Collapsed(RuntimeError):

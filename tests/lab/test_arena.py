@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -488,12 +489,23 @@ def test_a_credit_of_ones_own_is_one_file_and_has_a_score(
     said = capsys.readouterr().out
     assert "first of 8" in said and "half_of_the_best" in said
     assert "| half_of_the_best |" in (tmp_path / "out/arena.md").read_text()
+    # Half of the best answer's reward is the same for all steps, which finds the decisive one by chance.
+    assert (
+        "| half_of_the_best | 0.000 | 0.000 | 0.125 | at 0.125 |"
+        in (tmp_path / "out/arena_steps.md").read_text()
+    )
     assert (tmp_path / "out/arena.png").stat().st_size > 10_000
     assert "rank" not in said
     assert main(["arena", "my_credit", *flags, "--against", "out/arena.json"]) == 0
     assert "those of out/arena.json: 1.000" in capsys.readouterr().out
     assert main(["arena", *flags, "--seed", "2"]) != 0
     assert "has the scores of --seed 1 --problems 125: give" in capsys.readouterr().err
+    earlier = json.loads((tmp_path / "out/arena.json").read_text())
+    del earlier["scores"]["first of 8"]["half_of_the_best"]["decisive"]
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier/arena.json").write_text(json.dumps(earlier))
+    assert main(["arena", "my_credit", *flags[:-1], "earlier"]) != 0
+    assert "earlier/arena.json was written by an earlier version" in capsys.readouterr().err
     assert main(["arena", "my_credit", "--problems", "125", "--languages", "slips", "--output", "wordy"]) == 0
     assert not (tmp_path / "wordy/arena_map.png").exists(), "no such language has a place on the map"
     assert gc.isenabled()

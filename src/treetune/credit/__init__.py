@@ -12,6 +12,54 @@
 | `no_credit.py` | ``none`` | no advantages |
 | `literature/` | the file's name | a file for each further paper |
 
+`library/` assigns credit to answers of other trainers; its names are imported from here.
+
 `base.py` says what a credit is, and `episodes.py` makes the training rows. `states/` has the rules for where
 the states of an answer lie and how they are continued, `values/` the estimators of their values.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treetune.credit.library.answers import GradedAnswer
+    from treetune.credit.library.assigner import (
+        CreditAssigner,
+        CreditedAnswers,
+        advantages,
+        advantages_async,
+    )
+    from treetune.credit.library.limits import CreditCost
+    from treetune.exceptions import CreditLimitReached
+
+__all__ = [
+    "CreditAssigner",
+    "CreditCost",
+    "CreditLimitReached",
+    "CreditedAnswers",
+    "GradedAnswer",
+    "advantages",
+    "advantages_async",
+]
+
+_MODULE_OF = {
+    "CreditAssigner": "treetune.credit.library.assigner",
+    "CreditCost": "treetune.credit.library.limits",
+    "CreditLimitReached": "treetune.exceptions",
+    "CreditedAnswers": "treetune.credit.library.assigner",
+    "GradedAnswer": "treetune.credit.library.answers",
+    "advantages": "treetune.credit.library.assigner",
+    "advantages_async": "treetune.credit.library.assigner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the module of a name of the library when the name is first asked for (PEP 562).
+
+    The parts of this package import its modules directly, so that a configuration is read without them.
+    """
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'treetune.credit' has no attribute {name!r}", name=name)
+    return getattr(import_module(_MODULE_OF[name]), name)

@@ -289,8 +289,8 @@ COMMANDS = (
         arena,
         "benchmark credits: gradient noise and cost on toy tasks",
         "Scores the credits and value estimators that each MODULE registers, or all that are shipped, on toy"
-        " languages with known exact values. RLOO with eight answers scores 1. Each estimator takes two"
-        " minutes.",
+        " languages with known exact values: its gain (RLOO with eight answers has 1), its cost, and how"
+        " often it finds the step that decides. Each estimator takes two minutes.",
         ("treetune arena my_estimator", "treetune arena --output docs/results"),
         (
             click.Argument(
@@ -305,7 +305,12 @@ COMMANDS = (
                 help="problems at most, with eight answers each",
             ),
             click.Option(["--seed"], type=int, default=1, metavar="N"),
-            click.Option(["--output"], type=PATH, metavar="DIR", help="for arena.md, its data and figures"),
+            click.Option(
+                ["--output"],
+                type=PATH,
+                metavar="DIR",
+                help="for arena.md, arena_steps.md, data and figures",
+            ),
             click.Option(
                 ["--against"],
                 type=PATH,

@@ -90,6 +90,19 @@ class Language:
         ids = ids[ids != EOS]
         return np.concatenate([[0], (ids - 1) // self.most_wordings]).astype(np.intp)
 
+    def log_probabilities(self, status_NT: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Returns the log-probability of each token of some answers, without the end token.
+
+        Args:
+            status_NT: the status before each token of an answer, and after the last.
+        """
+        positions_T = np.arange(self.length)
+        before_NT, after_NT = status_NT[:, :-1], status_NT[:, 1:]
+        is_taken_NTO = self.after_TSO[positions_T, before_NT] == after_NT[:, :, None]
+        # Options that only pad the array have probability 0.
+        chances_NT = (is_taken_NTO * self.chances_TSO[positions_T, before_NT]).sum(2)
+        return np.log(chances_NT / self.wordings_TS[positions_T, before_NT])
+
     def sample(self, begun: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
         """Returns a completion of each answer that was begun, by the beginning and its seed alone."""
         status_N = np.array([self.statuses(ids)[-1] for ids in begun])
@@ -241,6 +254,21 @@ def decision(length: int, deciding: int, success: float = 0.25) -> Language:
     return table(length, 3, chances, lambda position, status: 1 if position == deciding else 2, [1])
 
 
+def uneven(length: int, success: float = 0.25) -> Language:
+    """Returns a language in which the middle token decides. The others have from 1 to `length` wordings, so
+    that the probability of a token says little about its effect."""
+
+    def chances(position: int, status: int) -> Mapping[int, float]:
+        if position == length // 2 and status == 0:
+            return {1: success, 2: 1 - success}
+        return {status: 1.0}
+
+    def wordings(position: int, status: int) -> int:
+        return 1 if position == length // 2 else 1 + position
+
+    return table(length, 3, chances, wordings, [1])
+
+
 def every_choice(length: int, success: float = 0.25) -> Language:
     """Returns a language in which every choice must be right. After a wrong one the others don't matter."""
     right = success ** (1 / length)
@@ -351,6 +379,7 @@ CHOICES: Mapping[str, Callable[[int, float], Language]] = {
     "first": lambda length, success: decision(length, 0, success),
     "middle": lambda length, success: decision(length, length // 2, success),
     "last": lambda length, success: decision(length, length - 1, success),
+    "uneven": uneven,
     "luck": lambda length, success: luck(length, success=success),
     "majority": majority,
     "all": every_choice,

@@ -6,6 +6,7 @@ import gc
 import importlib
 import json
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,13 +39,16 @@ from treetune.lab.arena.gain import (
     with_interval,
 )
 from treetune.lab.arena.languages import CHOICES, LANGUAGES, Language, TrueAdvantages, context_of, language_of
+from treetune.lab.arena.signals import HINDSIGHT_RATIO, LOG_PROBABILITY, HindsightRatio, LogProbability
+from treetune.lab.arena.steps import step_measures, step_sums
+from treetune.lab.arena.steps_page import write_steps_page
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.seeds import derive_seed
 from treetune.store.files import write_json
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Column, Trajectory
+from treetune.vocabulary import Column, Episode, Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,8 +69,12 @@ class ScoredMethod(NamedTuple):
 
 
 def shipped_methods() -> dict[str, ScoredMethod]:
-    """Returns the methods of configs/lib/arena.libsonnet by their names."""
-    methods = {TRUE_ADVANTAGES: ScoredMethod(TrueAdvantages())}
+    """Returns the methods of configs/lib/arena.libsonnet and those that need exact tables, by their names."""
+    methods = {
+        TRUE_ADVANTAGES: ScoredMethod(TrueAdvantages()),
+        HINDSIGHT_RATIO: ScoredMethod(HindsightRatio()),
+        LOG_PROBABILITY: ScoredMethod(LogProbability()),
+    }
     for name, parts in load(["lib/arena.libsonnet"]).data["methods"].items():
         rollout = build(Rollout, parts["rollout"]) if "rollout" in parts else None
         methods[name] = ScoredMethod(build(Credit, parts["credit"]), rollout)
@@ -124,18 +132,21 @@ def scores(
     for name, method in methods.items():
         began = time.process_time()
         unbiased = name == TRUE_ADVANTAGES or method.credit.is_unbiased(context)
-        blocks, tokens = [], 0
+        blocks, blocks_of_steps, tokens = [], [], 0
         for start in range(0, most, AT_ONCE):
-            block_ND, sampled = gradients_of(language, context, method, shared[start : start + AT_ONCE])
+            credited = assign_credit(context, method, shared[start : start + AT_ONCE])
+            block_ND = language.gradients(credited.answers, credited.episodes, credited.groups)
             if not np.isfinite(block_ND).all():
                 raise ValueError(f"{name} gives advantages that are not finite: look for a division by zero")
             blocks.append(block_ND)
-            tokens += sampled
+            blocks_of_steps.append(step_sums(language, credited.answers, credited.episodes, credited.groups))
+            tokens += credited.tokens
             credit_ND = np.concatenate(blocks)
             # An answer has one more token than a language is long: the end token.
             cost = tokens / len(credit_ND) / (ANSWERS * (language.length + 1))
             score = gain(reference_ND, true_ND, credit_ND, cost, unbiased, seed)
             score["seconds"] = time.process_time() - began
+            score |= step_measures(blocks_of_steps, seed)
             scores_by_name[name] = score
             gc.collect()
             if half_width(score) < precision or score["seconds"] > seconds:
@@ -162,6 +173,35 @@ def _is_biased(credit_ND: Any, true_ND: Any) -> bool:
     return bool(products_NN.sum() > 12 * 2**0.5 * np.linalg.norm(products_NN))
 
 
+class CreditedAnswers(NamedTuple):
+    """What a method made of some problems."""
+
+    answers: list[Trajectory]
+    """The answer of each episode."""
+    episodes: list[Episode]
+    groups: list[int]
+    """The number of answers to each problem."""
+    tokens: int
+    """The number of tokens sampled for answers and credit."""
+
+
+def assign_credit(context: RolloutContext, method: ScoredMethod, shared: Sequence[Tree]) -> CreditedAnswers:
+    """Returns the answers with a method's credit. `shared` are the answers that methods without a rollout
+    use."""
+    trees = shared
+    if method.rollout is not None:
+        trees, _ = method.rollout.run(context, [tree.problem for tree in shared])
+    episodes, metrics = method.credit.assign(context, trees)
+    answer_by_id = {answer.id: answer for answer in answers_of(trees)}
+    answer_tokens = sum(len(node.segment.token_ids) for tree in trees for node in tree.nodes)
+    return CreditedAnswers(
+        answers=[answer_by_id[episode.trajectory] for episode in episodes],
+        episodes=episodes,
+        groups=[len(tree.leaves) for tree in trees],
+        tokens=answer_tokens + int(metrics.get("credit/value_tokens", 0)),
+    )
+
+
 def gradients_of(
     language: Language, context: RolloutContext, method: ScoredMethod, shared: Sequence[Tree]
 ) -> tuple[Any, int]:
@@ -169,16 +209,8 @@ def gradients_of(
 
     `shared` are the answers that methods without a rollout use.
     """
-    trees = shared
-    if method.rollout is not None:
-        trees, _ = method.rollout.run(context, [tree.problem for tree in shared])
-    episodes, metrics = method.credit.assign(context, trees)
-    answer_by_id = {answer.id: answer for answer in answers_of(trees)}
-    answers = [answer_by_id[episode.trajectory] for episode in episodes]
-    group_sizes = [len(tree.leaves) for tree in trees]
-    gradients = language.gradients(answers, episodes, group_sizes)
-    answer_tokens = sum(len(node.segment.token_ids) for tree in trees for node in tree.nodes)
-    return gradients, answer_tokens + int(metrics.get("credit/value_tokens", 0))
+    credited = assign_credit(context, method, shared)
+    return language.gradients(credited.answers, credited.episodes, credited.groups), credited.tokens
 
 
 def fitted_critic(language: Language, seed: int) -> Critic:
@@ -366,6 +398,12 @@ def run_arena(
                 " give these, or another folder"
             )
         by_language = stored["scores"]
+        all_scores = [score for scores in by_language.values() for score in scores.values()]
+        if not all("decisive" in score for score in all_scores):
+            raise ValueError(
+                f"{scores_file} was written by an earlier version, which did not measure single steps: give"
+                " another folder as --output"
+            )
     for language_name, language in language_by_name.items():
         scores_of_language = by_language.setdefault(language_name, {})
         to_score = {
@@ -376,6 +414,7 @@ def run_arena(
             score = scores_of_language[name]
             numbers = f"gain {with_interval(score['gain']):24} cost {score['cost']:7.2f}"
             say(f"{language_name:16} {name:30} {numbers}  per token {with_interval(score['gain_per_token'])}")
+            say(f"{'':47} finds the decisive step {with_interval(score['decisive'])}")
         if scores_file is not None:  # after each language, so that a killed command loses one
             scores_file.parent.mkdir(parents=True, exist_ok=True)
             write_json(scores_file, {"seed": seed, "problems": most, "scores": by_language})
@@ -385,5 +424,9 @@ def run_arena(
         say(f"rank correlation of the gains per token with those of {against}: {correlation:.3f}")
     if output is not None:
         command = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]
+        if list(by_language) != list(LANGUAGES):
+            command.append(f"--languages {shlex.join(by_language)}")
         with_critic = [name for name, method in methods.items() if method.credit.needs_critic]
-        write_page(output, by_language, " ".join(command), [TRUE_ADVANTAGES, *with_critic])
+        not_recommended = [TRUE_ADVANTAGES, HINDSIGHT_RATIO, *with_critic]
+        write_page(output, by_language, " ".join(command), not_recommended)
+        write_steps_page(output, by_language, " ".join(command))

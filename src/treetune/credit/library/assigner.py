@@ -1,0 +1,443 @@
+"""Assigns credit to answers from elsewhere, with the parts of a run.
+
+    answers ──read_answers──> checked answers ──trees_of_answers──> trees ──Credit.assign──> episodes
+                                                                              │
+                                   engine (continuations), grader (rewards) ──┘
+    episodes ──> an advantage for each token, in the order and in the type of the answers: `CreditedAnswers`
+
+`Credit.assign` and all that it calls is what a run calls. The seeds of continuations derive from the call's
+seed and iteration and from the answer's group and tokens, as in a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from typing_extensions import override
+
+from treetune.config.build import build
+from treetune.config.registrable import Registrable
+from treetune.credit.base import Credit
+from treetune.credit.library.answers import (
+    GradedAnswer,
+    convert_like,
+    read_answers,
+    trees_of_answers,
+)
+from treetune.credit.library.checks import check_answers, check_credit
+from treetune.credit.library.engines import SampleRequests, open_engine
+from treetune.credit.library.grading import RewardFunction, open_grading
+from treetune.credit.library.limits import CreditCost, CreditLimits, LimitedEngine
+from treetune.engine.base import Engine
+from treetune.engine.requests import SamplingParams
+from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
+from treetune.tasks.base import Task
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.steps import Lines, StepSplitter
+from treetune.vocabulary import Column, Episode, Metrics, TextCodec, TokenIds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger("treetune.credit")
+
+Family = TypeVar("Family", bound=Registrable)
+
+
+@dataclass(frozen=True, eq=False)
+class CreditedAnswers:
+    """The advantages of a call's answers, in the order of the answers.
+
+    Columns are lists, NumPy arrays (float64) or PyTorch tensors, as the answer's `response_ids` is. Example:
+    two answers of 3 and 2 tokens under RLOO, which earned 1 and 0::
+
+        CreditedAnswers(advantages=[[1.0, 1.0, 1.0], [-1.0, -1.0]], ...)
+    """
+
+    advantages: list[Any]
+    """For each answer a column with an advantage for each token."""
+    trained: list[Any]
+    """For each answer a mask of the tokens to train: not those of an environment, and each shared token of
+    answers with a `fork` only once."""
+    step_ends: list[tuple[int, ...]]
+    """For each answer the number of response tokens up to the end of each step."""
+    values: list[tuple[float, ...] | None]
+    """For each answer the value of the state before each step; None if the credit estimates no values."""
+    errors: list[tuple[float, ...] | None]
+    """The standard errors of `values`."""
+    left_out: list[int]
+    """The numbers of answers without credit, because no continuation of their prompt could be graded. Their
+    advantages are 0, and none of their tokens is trained."""
+    cost: CreditCost
+    """What was sampled for them."""
+    metrics: Metrics = field(default_factory=dict)
+    """The metrics that a run shows, such as ``credit/value_std``."""
+
+    def padded(self, length: int | None = None) -> Any:
+        """Returns the advantages as one array or tensor, [answers, length], with 0 after each answer's end.
+
+        Args:
+            length: The number of columns; None: that of the longest answer.
+        """
+        import numpy as np
+
+        longest = max(len(row) for row in self.advantages)
+        if length is not None and length < longest:
+            raise ValueError(f"length is {length}, and the longest answer has {longest} tokens")
+        padded = np.zeros((len(self.advantages), length or longest))
+        for number, row in enumerate(self.advantages):
+            padded[number, : len(row)] = row.cpu() if hasattr(row, "cpu") else row
+        first = self.advantages[0]
+        return convert_like(padded, first) if hasattr(first, "detach") else padded
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OutsideTask(Task):
+    """Stands for the task of a run: it splits answers into steps, and has no problems."""
+
+    grader: Grader
+    steps: StepSplitter
+
+    @override
+    def step_boundaries(self, response: str) -> list[int]:
+        return self.steps.boundaries(response)
+
+    @override
+    def answer_boundaries(self, response: str) -> list[int]:
+        return self.steps.answer_boundaries(response)
+
+    @property
+    @override
+    def boundaries_look_back(self) -> bool:
+        return self.steps.end_token == "own_step"
+
+
+class CreditAssigner(AbstractContextManager["CreditAssigner"]):
+    """Assigns credit in many calls with the same engine and grader, which stay open until `close`::
+
+        with CreditAssigner(credit={"type": "monte_carlo", "samples": 9}, engine=model, ...) as assigner:
+            for step, answers in enumerate(batches):
+                credited = assigner.advantages(answers, iteration=step)
+
+    Calls from several threads wait for each other.
+    """
+
+    def __init__(
+        self,
+        credit: Credit | Mapping[str, Any] | str,
+        *,
+        engine: Engine | PreTrainedModel | SampleRequests | str | Path | None = None,
+        grader: Grader | Mapping[str, Any] | RewardFunction | None = None,
+        tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path | None = None,
+        sampling: SamplingParams | None = None,
+        steps: StepSplitter | Mapping[str, Any] | str | None = None,
+        context_length: int | None = None,
+        unfinished_reward: float | None = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """Args:
+            credit: A credit; the configuration of one, such as ``{"type": "group", "std": False}``, also as
+                a Jsonnet text; or the name of one, such as ``"rloo"``.
+            engine: The policy that sampled the answers, for credit with continuations: a folder with its
+                weights, a transformers model of this process, a function that returns the completions of
+                requests, or any `Engine`.
+            grader: Grades continuations: a function ``(prompt, text) -> reward`` (or ``(prompt, text,
+                problem)``, with the answer's `gold` and `data`), a `Grader`, or the configuration of one.
+            tokenizer: Decodes answers, for graders and for steps. None: that of the engine's folder, if it is
+                one.
+            sampling: How the answers were sampled. `max_tokens` is that of a whole answer.
+            steps: The rule that splits answers into steps; None: ``{"type": "lines", "newline": "ends"}``.
+            context_length: Tokens of prompt and answer together; None: as many as the longest prompt and
+                `max_tokens` need.
+            unfinished_reward: The reward of a continuation that was cut off; None: it is graded.
+            seed: Enters the seeds of continuations.
+
+        Raises:
+            ConfigError: A configuration is wrong.
+            ValueError: The credit needs more than it is given, or can't be used as a library.
+        """
+        import treetune.parts  # noqa: F401  # a configuration may name any part
+
+        self.credit = _read_part(Credit, credit, "credit")
+        self._steps = Lines(newline="ends") if steps is None else _read_part(StepSplitter, steps, "steps")
+        check_credit(
+            self.credit,
+            has_engine=engine is not None,
+            has_grader=grader is not None,
+            has_sampling=sampling is not None,
+        )
+        if tokenizer is None and isinstance(engine, str | Path):
+            tokenizer = engine
+        self._codec = None if tokenizer is None else _make_codec(tokenizer)
+        if self._codec is None and self.credit.needs_engine:
+            raise ValueError(
+                "the credit samples continuations, and the grader reads text: give the tokenizer"
+            )
+        self._sampling, self._context_length = sampling, context_length
+        self._unfinished_reward, self._seed = unfinished_reward, seed
+        # A credit without continuations uses neither engine nor grader, even if there are any.
+        self._engine_source = engine if self.credit.needs_engine else None
+        self._engine: Engine | None = None
+        """The engine that this object has opened."""
+        self._grading = open_grading(grader if self.credit.needs_engine else None)
+        self._lock = threading.Lock()
+
+    def advantages(
+        self,
+        answers: Iterable[GradedAnswer | Mapping[str, Any]],
+        *,
+        iteration: int = 0,
+        budget: int | None = None,
+        deadline: float | None = None,
+    ) -> CreditedAnswers:
+        """Returns the advantages of answers.
+
+        Args:
+            answers: `GradedAnswer` objects, or dictionaries with the same keys. All answers to one problem
+                belong into one call.
+            iteration: Enters the seeds of continuations: the trainer's step. With the same number, equal
+                states get equal continuations.
+            budget: The most sampled tokens. Samples in flight may exceed it.
+            deadline: Seconds until the call is given up.
+
+        Raises:
+            ValueError: An answer is wrong, or the credit can't be assigned to it.
+            CreditLimitReached: The budget is used up, or the deadline has passed.
+            RuntimeError: The grader raised an exception.
+            EngineError: The engine failed.
+        """
+        return self._assign(answers, iteration, CreditLimits(budget, deadline))
+
+    async def advantages_async(
+        self,
+        answers: Iterable[GradedAnswer | Mapping[str, Any]],
+        *,
+        iteration: int = 0,
+        budget: int | None = None,
+        deadline: float | None = None,
+    ) -> CreditedAnswers:
+        """Does the same as `advantages` in a thread, so that the caller's event loop continues.
+
+        If the awaiting task is cancelled, sampling ends.
+        """
+        limits = CreditLimits(budget, deadline, can_end=True)
+        work = asyncio.ensure_future(asyncio.to_thread(self._assign, answers, iteration, limits))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            limits.end("the call was cancelled")
+            # The thread still uses the engine, which the caller may close next.
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+
+    def close(self) -> None:
+        """Ends the grader's processes, and the engine if this object has opened it. May be called twice."""
+        self._grading.close()
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    @override
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _assign(
+        self, answers: Iterable[GradedAnswer | Mapping[str, Any]], iteration: int, limits: CreditLimits
+    ) -> CreditedAnswers:
+        answers = list(answers)
+        checked = read_answers(answers)
+        sampling, context_length = self._lengths(checked)
+        task = _OutsideTask(grader=self._grading.grader, steps=self._steps)
+        has_text = self._codec is not None
+        check_answers(self.credit, checked, task, sampling, context_length, has_text=has_text)
+        with self._lock:
+            limits.check_reason()  # it may have been cancelled while it waited for another call
+            engine = self._open_engine()
+            context = RolloutContext(
+                task=task,
+                engine=None if engine is None else LimitedEngine(engine, limits),
+                grader=self._grading,
+                codec=self._codec or _make_codec_without_text(),
+                seed=self._seed,
+                iteration=iteration,
+                settings=AnswerSettings(context_length, sampling, self._unfinished_reward),
+                log=Log(say=log.warning),
+            )
+            trees = trees_of_answers(context, checked, has_text=has_text)
+            episodes, metrics = self.credit.assign(context, trees)
+        examples = [_get_response_ids(answer) for answer in answers]
+        return _collect_columns(checked, examples, episodes, metrics, limits)
+
+    def _lengths(self, answers: Sequence[GradedAnswer]) -> tuple[SamplingParams, int]:
+        """Returns the sampling parameters of the answers, and the context length."""
+        longest_answer = max(len(answer.response_ids) for answer in answers)
+        longest_prompt = max(len(answer.prompt_ids) for answer in answers)
+        # Without continuations nothing is sampled, and any parameters will do.
+        sampling = self._sampling or SamplingParams(max_tokens=longest_answer)
+        return sampling, self._context_length or longest_prompt + sampling.max_tokens
+
+    def _open_engine(self) -> Engine | None:
+        """Returns the engine, which the first call opens; None for credit that samples nothing."""
+        if self._engine_source is None or isinstance(self._engine_source, Engine):
+            return self._engine_source
+        if self._engine is None:
+            assert self._codec is not None, "the constructor asks for a tokenizer"
+            self._engine = open_engine(self._engine_source, self._codec, self._seed)
+        return self._engine
+
+
+def advantages(
+    answers: Iterable[GradedAnswer | Mapping[str, Any]],
+    *,
+    credit: Credit | Mapping[str, Any] | str,
+    iteration: int = 0,
+    budget: int | None = None,
+    deadline: float | None = None,
+    **settings: Any,
+) -> CreditedAnswers:
+    """Returns an advantage for each token of answers that were sampled and graded elsewhere.
+
+    Example: Dr. GRPO's advantages of two answers to a prompt::
+
+        credited = advantages(
+            [
+                {"prompt_ids": [1, 2], "response_ids": [5, 6, 0], "reward": 1.0},
+                {"prompt_ids": [1, 2], "response_ids": [7, 0], "reward": 0.0},
+            ],
+            credit={"type": "group", "std": False},
+        )
+        credited.advantages == [[0.5, 0.5, 0.5], [-0.5, -0.5]]
+
+    Args:
+        answers: As in `CreditAssigner.advantages`, like `iteration`, `budget` and `deadline`.
+        credit: As in `CreditAssigner`, like all further settings (`engine`, `grader`, `tokenizer`, …).
+
+    Raises:
+        ValueError, RuntimeError: As `CreditAssigner` and its method `advantages`.
+    """
+    with CreditAssigner(credit, **settings) as assigner:
+        return assigner.advantages(answers, iteration=iteration, budget=budget, deadline=deadline)
+
+
+async def advantages_async(
+    answers: Iterable[GradedAnswer | Mapping[str, Any]],
+    *,
+    credit: Credit | Mapping[str, Any] | str,
+    iteration: int = 0,
+    budget: int | None = None,
+    deadline: float | None = None,
+    **settings: Any,
+) -> CreditedAnswers:
+    """Does the same as `advantages` in a thread, so that the caller's event loop continues."""
+    with CreditAssigner(credit, **settings) as assigner:
+        return await assigner.advantages_async(answers, iteration=iteration, budget=budget, deadline=deadline)
+
+
+# Reading the settings
+
+
+def _read_part(family: type[Family], setting: Family | Mapping[str, Any] | str, name: str) -> Family:
+    """Returns a part that is given as an object, as its configuration, or by its `type`."""
+    if isinstance(setting, family):
+        return setting
+    if isinstance(setting, str):
+        is_name = setting in family.registered()
+        setting = {"type": setting} if is_name or "{" not in setting else _evaluate_jsonnet(setting, name)
+    if not isinstance(setting, Mapping):
+        raise ValueError(
+            f"{name} is of the type {type(setting).__name__}: give a {family.__name__}, or its configuration"
+            f" such as {{'type': '{next(iter(family.registered()))}'}}"
+        )
+    return build(family, dict(setting), key=(name,))
+
+
+def _evaluate_jsonnet(text: str, name: str) -> Any:
+    """Returns the value of a Jsonnet text, such as ``{type: 'group', std: false}``."""
+    from treetune.config.jsonnet import sum_of
+    from treetune.config.layers import Layer
+
+    return sum_of([Layer(name, text)], {})
+
+
+def _make_codec(tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path) -> TextCodec:
+    if isinstance(tokenizer, TextCodec):
+        return tokenizer
+    from treetune.models.tokenizer import codec_of
+
+    if isinstance(tokenizer, str | Path):
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    if not hasattr(tokenizer, "eos_token_id"):
+        raise ValueError(
+            f"tokenizer is of the type {type(tokenizer).__name__}: give one of transformers, or a folder"
+            " with one"
+        )
+    return codec_of(tokenizer)
+
+
+def _make_codec_without_text() -> TextCodec:
+    """Returns the codec of a call without a tokenizer, which can't decode."""
+
+    def decode(token_ids: Sequence[int] | TokenIds) -> str:
+        raise ValueError("the credit reads the text of answers: give the tokenizer")
+
+    def encode(text: str) -> Sequence[int]:
+        raise AssertionError("credit encodes nothing")
+
+    return TextCodec(encode=encode, decode=decode, eos_id=0)
+
+
+# The result
+
+
+def _get_response_ids(answer: GradedAnswer | Mapping[str, Any]) -> Any:
+    return answer["response_ids"] if isinstance(answer, Mapping) else answer.response_ids
+
+
+def _collect_columns(
+    answers: Sequence[GradedAnswer],
+    examples: Sequence[Any],
+    episodes: Sequence[Episode],
+    metrics: Metrics,
+    limits: CreditLimits,
+) -> CreditedAnswers:
+    """Returns the advantages in the order of the answers.
+
+    Args:
+        answers: The answers.
+        examples: The `response_ids` of each answer as the user gave them, whose type the columns get.
+        episodes: The rows that credit made, of which there may be none for an answer.
+        metrics: The metrics of credit.
+        limits: Has counted the samples.
+    """
+    import numpy as np
+
+    episode_by_answer = {episode.trajectory: episode for episode in episodes}
+    sizes: dict[str | None, int] = {}
+    credited = CreditedAnswers([], [], [], [], [], [], limits.cost, metrics)
+    for number, (answer, example) in enumerate(zip(answers, examples, strict=True)):
+        number_in_group = sizes.get(answer.group, 0)
+        sizes[answer.group] = number_in_group + 1
+        episode = episode_by_answer.get(f"{answer.group}#{number_in_group}")
+        tokens = len(answer.response_ids)
+        advantages_T: Column = np.zeros(tokens)
+        trained_T: Column = np.zeros(tokens, np.bool_)
+        if episode is None:
+            credited.left_out.append(number)
+        else:
+            assert episode.advantages is not None, "`check_credit` has refused other credits"
+            advantages_T, trained_T = episode.advantages, episode.trained
+        credited.advantages.append(convert_like(advantages_T, example))
+        credited.trained.append(convert_like(trained_T, example))
+        credited.step_ends.append(episode.step_ends if episode is not None else (tokens,))
+        credited.values.append(None if episode is None else episode.step_values)
+        credited.errors.append(None if episode is None else episode.step_errors)
+    return credited

@@ -1,0 +1,158 @@
+"""Compares what a credit needs with what answers from elsewhere, an engine and a grader give.
+
+The parts of a run check each other (`treetune.findings`). Here the parts of a small stand-in for a run do:
+`AnswersElsewhere` in place of the rollout, and `OtherTrainer` in place of the trainer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from treetune.contracts import (
+    ROOT,
+    Advantages,
+    Answers,
+    Continuations,
+    CreditForTrees,
+    Feature,
+    OneLine,
+    Part,
+    SampledAnswers,
+    UseOfAdvantages,
+)
+from treetune.credit.base import Credit
+from treetune.credit.library.answers import GradedAnswer
+from treetune.credit.literature.optimal_token_baseline import OptimalTokenBaseline
+from treetune.credit.literature.probability_mask import ProbabilityMask
+from treetune.credit.states.by_tokens import LowProbability
+from treetune.credit.states.one_line import StepBoundaries
+from treetune.engine.requests import SamplingParams
+from treetune.findings import findings, placed_parts
+from treetune.rollouts.unavailable import least_answers
+from treetune.tasks.base import Task
+
+READ_LOGPROBS = (LowProbability, OptimalTokenBaseline, ProbabilityMask)
+"""Parts that read the log-probs of answers."""
+
+
+@dataclass(frozen=True)
+class AnswersElsewhere(Part):
+    """What answers of another trainer are to a credit: answers in one line, perhaps with turns."""
+
+    sampling: SamplingParams
+    least: int
+    """Answers of the smallest group."""
+    has_turns: bool
+
+    @property
+    @override
+    def gives(self) -> tuple[Feature, ...]:
+        return SampledAnswers(), Answers(self.least), OneLine(turns=self.has_turns)
+
+
+@dataclass(frozen=True)
+class OtherTrainer(Part):
+    """The trainer that uses the advantages."""
+
+    gives = (UseOfAdvantages(),)
+
+
+@dataclass(frozen=True)
+class CallOfLibrary(Part):
+    """The root of the check: what `Part.check` may look at of an experiment."""
+
+    rollout: AnswersElsewhere
+    credit: Credit
+    trainer: OtherTrainer
+    task: Task
+    context_length: int
+    restart: str = "never"
+
+
+def check_credit(credit: Credit, *, has_engine: bool, has_grader: bool, has_sampling: bool) -> None:
+    """Raises ValueError for a credit that can't be used as a library, or that is given too little."""
+    name = credit.registered_name() or type(credit).__name__
+    if credit.needs_critic:
+        raise ValueError(
+            f"the credit {name!r} learns a critic, which only a run of treetune trains: choose one without,"
+            " such as 'group' or 'monte_carlo'"
+        )
+    if Advantages(before_training=True) not in credit.gives or credit.reference is not None:
+        raise ValueError(
+            f"the credit {name!r} leaves advantages to the trainer of a run: choose one that gives them, such"
+            " as 'group' or 'monte_carlo'"
+        )
+    if Continuations() not in credit.gives:
+        return
+    missing = []
+    if not has_engine:
+        missing.append("engine (a model's folder, a transformers model, or an Engine)")
+    if not has_grader:
+        missing.append("grader (a function (prompt, text) -> reward, or {'type': 'math'})")
+    if not has_sampling:
+        missing.append("sampling (SamplingParams(max_tokens=…), as the answers were sampled)")
+    if missing:
+        raise ValueError(
+            f"the credit {name!r} samples and grades continuations of answers: give {', '.join(missing)}"
+        )
+
+
+def check_answers(
+    credit: Credit,
+    answers: Sequence[GradedAnswer],
+    task: Task,
+    sampling: SamplingParams,
+    context_length: int,
+    *,
+    has_text: bool,
+) -> None:
+    """Raises ValueError for answers that the credit can't be assigned to."""
+    name = credit.registered_name() or type(credit).__name__
+    parts = [placed.part for placed in placed_parts(credit) if isinstance(placed.part, Part)]
+    sizes = Counter(answer.group for answer in answers)
+    smallest_group, least = min(sizes.items(), key=lambda group_and_size: group_and_size[1])
+    wanted = max(map(least_answers, parts), default=1)
+    if least < wanted:
+        raise ValueError(
+            f"the credit {name!r} compares each answer with the others of its group, and the group"
+            f" {smallest_group!r} has {least}: give {wanted} or more answers of each group"
+        )
+    if any(answer.fork is not None for answer in answers) and CreditForTrees() not in credit.gives:
+        raise ValueError(
+            f"answers branch off from each other (fork), and the credit {name!r} would train their shared"
+            " tokens several times: choose the credit 'tree' or 'monte_carlo', or leave out fork"
+        )
+    reads_steps = any(isinstance(part, StepBoundaries) for part in parts)
+    reads_logprobs = any(isinstance(part, READ_LOGPROBS) for part in parts)
+    for number, answer in enumerate(answers):
+        if reads_steps and not has_text and answer.step_ends is None:
+            raise ValueError(
+                f"answer {number} has no step_ends, and without its text it can't be split into steps: give"
+                " the tokenizer, or step_ends"
+            )
+        if reads_logprobs and answer.logprobs is None:
+            raise ValueError(
+                f"answer {number} has no logprobs, and the credit {name!r} reads the probabilities that its"
+                " tokens were sampled with: give logprobs"
+            )
+        room = min(sampling.max_tokens, context_length - len(answer.prompt_ids))
+        if len(answer.response_ids) > room and Continuations() in credit.gives:
+            raise ValueError(
+                f"answer {number} has {len(answer.response_ids)} tokens, and an answer to its prompt of"
+                f" {len(answer.prompt_ids)} may have {room}: raise sampling.max_tokens (or context_length) to"
+                " what the answers were sampled with"
+            )
+    has_turns = any(answer.sampled is not None and not answer.sampled.all() for answer in answers)
+    rollout = AnswersElsewhere(sampling, least, has_turns)
+    root = CallOfLibrary(rollout, credit, OtherTrainer(), task, context_length)
+    for _, finding in findings(root):
+        if finding.level == "warning":
+            continue
+        # The remedy of an unmet need would name a rollout, and there is none to choose here.
+        is_unmet_need = isinstance(finding.key, tuple) and finding.key[:1] == (ROOT,)
+        remedy = "choose another credit, or other settings of it" if is_unmet_need else finding.remedy
+        raise ValueError(f"{finding.what}: {remedy}" if remedy else finding.what)

@@ -1,0 +1,161 @@
+"""Opens the engine that continues answers: from a folder, or around a model or a function of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from treetune.engine.base import Engine, EngineLaunch
+from treetune.engine.held_model import HeldModelEngine
+from treetune.engine.in_process import InProcessEngine
+from treetune.engine.requests import Completion, Later, OnResult, Request
+from treetune.engine.settings import InProcessSettings
+from treetune.exceptions import EngineError
+from treetune.vocabulary import TextCodec
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+
+UNBOUNDED = 1 << 20
+"""The context length of models that don't say how long their context is."""
+
+
+SampleRequests = Callable[[Sequence[Request]], Sequence[Sequence[Completion]]]
+"""Returns `Request.n` completions for each request."""
+
+
+class FunctionEngine(Engine):
+    """Samples with a function of the user, such as one that calls a trainer's own vLLM.
+
+    The function gets all requests that can be sampled at a time. What follows from their completions comes in
+    the next call.
+    """
+
+    def __init__(self, sample_requests: SampleRequests) -> None:
+        self.version = 0
+        self.tokens = 0
+        self._sample_requests = sample_requests
+        self._name = getattr(sample_requests, "__name__", type(sample_requests).__name__)
+
+    @override
+    def generate(
+        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        results: list[list[Completion]] = []
+        unsent: list[Request] = []
+        laters: list[Later] = []
+
+        def add_requests(new: Sequence[Request | Later]) -> None:
+            for request in new:
+                if isinstance(request, Later):
+                    laters.append(request)
+                else:
+                    unsent.append(request)
+
+        add_requests(requests)
+        while unsent or laters:
+            # Without a request to sample, something else has to be ready first, such as a grade.
+            wait([later.ready for later in laters], 0 if unsent else None, FIRST_COMPLETED)
+            for later in [later for later in laters if later.ready.done()]:
+                laters.remove(later)
+                add_requests(later.requests())
+            wave = list(unsent)
+            unsent.clear()
+            for completions in self._sample(wave):
+                results.append(completions)
+                self.tokens += sum(len(completion.token_ids) for completion in completions)
+                if on_result is not None:
+                    add_requests(on_result(len(results) - 1, completions) or ())
+        return results
+
+    def _sample(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        """Returns what the function returns. Raises EngineError for too many or too few completions."""
+        if not requests:
+            return []
+        completions_by_request = [list(completions) for completions in self._sample_requests(requests)]
+        wanted = [request.n for request in requests]
+        returned = [len(completions) for completions in completions_by_request]
+        if returned != wanted:
+            raise EngineError(
+                f"the engine {self._name} returned {returned} completions for {len(requests)} requests, which"
+                f" ask for {wanted}: return a list of n completions for each request"
+            )
+        return completions_by_request
+
+
+def open_engine(source: PreTrainedModel | SampleRequests | str | Path, codec: TextCodec, seed: int) -> Engine:
+    """Returns an engine that samples in this process. The caller closes it.
+
+    Args:
+        source: A folder with weights and a ``config.json``, a transformers model, or a function as in
+            `FunctionEngine`.
+        codec: The codec of the model's tokenizer.
+        seed: The seed of the call.
+
+    Raises:
+        ValueError: There is no such folder, or the engine can't sample with the model.
+    """
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        raise ValueError(
+            f"engine is {source!r}, an address: give a function that asks it, or an Engine (see"
+            " docs/credit_for_other_trainers.md)"
+        )
+    if isinstance(source, str | Path):
+        folder = Path(source).expanduser()
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"engine is {str(source)!r}, and there is no model (config.json) in that folder")
+        # Here, since a function as the engine needs neither of them.
+        import torch
+        from transformers import AutoConfig, GenerationConfig
+
+        config = AutoConfig.from_pretrained(folder)
+        generation_config = None
+        if (folder / "generation_config.json").is_file():
+            generation_config = GenerationConfig.from_pretrained(folder)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        launch = _launch(folder, config, generation_config, codec, seed, device)
+        return InProcessEngine(InProcessSettings(), launch)
+    is_model = hasattr(source, "config") and hasattr(source, "generate")
+    if not is_model and callable(source):
+        return FunctionEngine(source)
+    if not is_model:
+        raise ValueError(
+            f"engine is of the type {type(source).__name__}: give a folder with a model, a transformers"
+            " model, a function of requests, or an Engine"
+        )
+    launch = _launch(Path(), source.config, source.generation_config, codec, seed, source.device.type)
+    return HeldModelEngine(source, codec, launch)
+
+
+def _launch(
+    weights: Path,
+    config: PretrainedConfig,
+    generation_config: GenerationConfig | None,
+    codec: TextCodec,
+    seed: int,
+    device: str,
+) -> EngineLaunch:
+    """Returns the facts with which the engine starts.
+
+    Args:
+        weights: The model's folder; not read for a model in memory.
+        config: Has the number of the model's positions.
+        generation_config: Has the tokens that end an answer; None: those of the codec alone.
+        codec: The codec of the model's tokenizer.
+        seed: The seed of the call.
+        device: ``cpu`` or ``cuda``.
+    """
+    ends = None if generation_config is None else generation_config.eos_token_id
+    end_ids = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    return EngineLaunch(
+        weights=weights,
+        logs=Path(),
+        seed=seed,
+        context_length=getattr(config, "max_position_embeddings", None) or UNBOUNDED,
+        device=device,
+        end_ids=(*codec.end_ids, *end_ids),
+    )

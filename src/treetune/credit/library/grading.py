@@ -1,0 +1,115 @@
+"""The grader of continuations: a function of the user, or one of this package's graders."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from typing_extensions import override
+
+from treetune.config.build import build
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Grade, Problem
+
+RewardFunction = Callable[..., Any]
+"""A function ``(prompt, text) -> reward``, or ``(prompt, text, problem) -> reward``."""
+
+
+def open_grading(grader: Grader | Mapping[str, Any] | RewardFunction | None) -> GraderPool:
+    """Returns the pool that grades continuations. The caller closes it.
+
+    Args:
+        grader: A function, a `Grader`, or the configuration of one, such as ``{"type": "math"}``. None is for
+            credit that samples nothing.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        ValueError: It is none of these.
+    """
+    if isinstance(grader, Mapping):
+        grader = build(Grader, dict(grader), key=("grader",))
+    if isinstance(grader, Grader):
+        return GraderPool(grader)
+    if grader is None:
+        return FunctionPool(_no_grader)
+    if not callable(grader):
+        raise ValueError(
+            f"grader is of the type {type(grader).__name__}: give a function (prompt, text) -> reward, or a"
+            " grader of treetune such as {'type': 'math'}"
+        )
+    return FunctionPool(grader)
+
+
+def _no_grader(prompt: str, text: str) -> float:
+    raise AssertionError("a credit without continuations grades nothing")
+
+
+class _FunctionGrader(Grader):
+    """Stands for the function in places that ask a pool for its grader."""
+
+    isolation = "inline"
+
+
+class FunctionPool(GraderPool):
+    """Grades by calling a function, one call after the other, in the thread that assigns credit.
+
+    An exception of the function ends the call: in another trainer's loop, a reward function that fails should
+    not lower values silently. Functions that may hang, or that are slow, belong into the grader ``function``,
+    which calls them in processes.
+    """
+
+    def __init__(self, function: RewardFunction) -> None:
+        super().__init__(_FunctionGrader())
+        self._function = function
+        self._name = getattr(function, "__name__", type(function).__name__)
+        self._takes_problem = _takes_three(function)
+
+    @override
+    def submit(
+        self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
+    ) -> Future[Grade]:
+        arguments = (problem.prompt, response, problem) if self._takes_problem else (problem.prompt, response)
+        try:
+            result = self._function(*arguments)
+        except Exception as error:
+            raise RuntimeError(
+                f"the grader {self._name} raised {type(error).__name__} on a continuation of the group"
+                f" {problem.id!r}: {error}"
+            ) from error
+        future: Future[Grade] = Future()
+        future.set_result(self._grade(result, problem))
+        return future
+
+    def _grade(self, result: Any, problem: Problem) -> Grade:
+        if isinstance(result, Grade):
+            return result
+        try:
+            reward = float(result)
+        except (TypeError, ValueError):
+            reward = math.nan
+        if not math.isfinite(reward):
+            raise ValueError(
+                f"the grader {self._name} returned {result!r} on a continuation of the group {problem.id!r}:"
+                " return a finite number, 0.0 for a wrong answer"
+            )
+        return Grade(reward=reward, outcome="ok")
+
+
+def _takes_three(function: RewardFunction) -> bool:
+    """Returns whether the function can be called with prompt, text and problem."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return False
+    try:
+        signature.bind("prompt", "text", None)
+    except TypeError:
+        return False
+    # A function that would also do with two, such as one with *args, gets the problem too, unless its third
+    # parameter is a setting with a default.
+    parameters = list(signature.parameters.values())
+    return len(parameters) < 3 or parameters[2].default is inspect.Parameter.empty

@@ -1,0 +1,177 @@
+"""The cost of a call of the library, and the limits at which it ends.
+
+`LimitedEngine` counts what is sampled, and raises `CreditLimitReached` at the budget, at the deadline, or
+when the call is cancelled:
+
+    credit ── generate ──> LimitedEngine ── generate, with an alarm among the requests ──> the user's engine
+                             counts each result          `Later` whose future the timer sets at the deadline
+
+An engine calls `Later.requests` in its own thread as soon as the future is done, so that the deadline also
+ends a call while it waits for a long sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from treetune.engine.base import Engine, EngineWrapper
+from treetune.engine.requests import Completion, Later, OnResult, Request
+from treetune.exceptions import CreditLimitReached
+
+
+@dataclass(frozen=True)
+class CreditCost:
+    """What a call has sampled, and how long it took.
+
+    Example: nine continuations of each of 40 states: ``CreditCost(samples=360, tokens=21840, seconds=14.2)``.
+    """
+
+    samples: int
+    tokens: int
+    """Sampled tokens, without those of prompts and prefixes."""
+    seconds: float
+
+
+class CreditLimits:
+    """The limits of one call, and what it has sampled so far."""
+
+    def __init__(
+        self, budget: int | None = None, deadline: float | None = None, *, can_end: bool = False
+    ) -> None:
+        """Args:
+        budget: The most sampled tokens. Samples in flight may exceed it.
+        deadline: Seconds.
+        can_end: Whether `end` may be called.
+        """
+        if budget is not None and budget < 1:
+            raise ValueError(f"budget is {budget}: give a number of tokens, or None for no limit")
+        if deadline is not None and deadline <= 0:
+            raise ValueError(f"deadline is {deadline}: give seconds, or None for no limit")
+        self.budget, self.deadline = budget, deadline
+        self.has_alarm = can_end or deadline is not None
+        self._samples = self._tokens = 0
+        self._started = time.monotonic()
+        self._reason = ""
+        """Why the call has to end; empty as long as it may continue."""
+        self._alarm: Future[None] = Future()
+
+    @property
+    def cost(self) -> CreditCost:
+        return CreditCost(self._samples, self._tokens, time.monotonic() - self._started)
+
+    def seconds_left(self) -> float | None:
+        """Returns the seconds until the deadline; None if there is none."""
+        if self.deadline is None:
+            return None
+        return max(0.0, self._started + self.deadline - time.monotonic())
+
+    def end(self, reason: str) -> None:
+        """Ends the call as soon as the engine notices. Any thread may call it."""
+        self._reason = reason
+        self.set_off_alarm()
+
+    def renew_alarm(self) -> Future[None]:
+        """Returns the alarm of the next call of the engine."""
+        self._alarm = Future()
+        if self._reason:
+            self.set_off_alarm()
+        return self._alarm
+
+    def set_off_alarm(self) -> None:
+        with contextlib.suppress(InvalidStateError):  # it was set off already
+            self._alarm.set_result(None)
+
+    def check_reason(self) -> None:
+        """Raises CreditLimitReached if the call has to end."""
+        if self._reason:
+            raise self._error(self._reason)
+
+    def count(self, completions: Sequence[Completion]) -> None:
+        """Counts the samples of a request. Raises CreditLimitReached if they exceed the budget."""
+        self._samples += len(completions)
+        self._tokens += sum(len(completion.token_ids) for completion in completions)
+        if self.budget is not None and self._tokens > self.budget:
+            raise self._error(f"the budget of {self.budget} tokens is used up")
+
+    def _error(self, reason: str) -> CreditLimitReached:
+        cost = self.cost
+        return CreditLimitReached(
+            f"{reason}: {cost.samples} continuations with {cost.tokens} tokens were sampled in"
+            f" {cost.seconds:.1f} s, and there are no advantages. Give fewer answers in a call, fewer"
+            " continuations of a state (the credit's `samples`), or a higher limit"
+        )
+
+
+class LimitedEngine(EngineWrapper):
+    """An engine whose samples are counted and limited."""
+
+    def __init__(self, engine: Engine, limits: CreditLimits) -> None:
+        super().__init__(engine)
+        self._limits = limits
+
+    @override
+    def generate(
+        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        if not requests:
+            return []
+        if not self._limits.has_alarm:
+
+            def count_result(number: int, completions: list[Completion]) -> Sequence[Request | Later] | None:
+                self._limits.count(completions)
+                return on_result(number, completions) if on_result is not None else None
+
+            return self.engine.generate(requests, count_result)
+        return self._generate_with_alarm(requests, on_result)
+
+    def _generate_with_alarm(
+        self, requests: Sequence[Request | Later], on_result: OnResult | None
+    ) -> list[list[Completion]]:
+        limits = self._limits
+        alarm = limits.renew_alarm()
+        unanswered = len(requests)
+
+        def watch(request: Request | Later) -> Request | Later:
+            """Returns a request whose answer is counted."""
+            if not isinstance(request, Later):
+                return request
+            return Later(request.ready, lambda: count_answered(request.requests()))
+
+        def count_answered(new: Sequence[Request | Later]) -> list[Request | Later]:
+            """Counts an answered request, and returns the new ones that follow from it."""
+            nonlocal unanswered
+            unanswered += len(new) - 1
+            if not unanswered:
+                limits.set_off_alarm()  # the engine waits for it, too
+            return [watch(request) for request in new]
+
+        def count_result(number: int, completions: list[Completion]) -> Sequence[Request | Later]:
+            limits.count(completions)
+            new = on_result(number, completions) if on_result is not None else None
+            return count_answered(new or ())
+
+        def end_at_alarm() -> Sequence[Request]:
+            limits.check_reason()
+            return ()
+
+        seconds = limits.seconds_left()
+        timer = None
+        if seconds is not None:
+            timer = threading.Timer(
+                seconds, limits.end, [f"the deadline of {limits.deadline:g} s has passed"]
+            )
+            timer.daemon = True
+            timer.start()
+        try:
+            # The alarm comes last, since engines number requests in their order, and it has no number.
+            return self.engine.generate([*map(watch, requests), Later(alarm, end_at_alarm)], count_result)
+        finally:
+            if timer is not None:
+                timer.cancel()

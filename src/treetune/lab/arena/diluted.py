@@ -1,0 +1,88 @@
+"""Languages in which the share of decisive steps can be set, for the page on that share.
+
+Three ways to make the share smaller, which are not equivalent:
+
+* `diluted` adds routine steps to a language, so that answers become longer;
+* `diluted` with fewer choices and the same length replaces decisive steps by routine ones;
+* `by_luck` does so too, but the environment's luck decides most of the outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from treetune.lab.arena.languages import Language, table
+
+
+def diluted(language: Language, steps: int, wordings: int = 2, tokens: int = 1) -> Language:
+    """Returns a language with routine steps between the choices of another language.
+
+    Example: the choices of "majority of 3" in an answer of six steps, of which every second is routine::
+
+        diluted(majority(3), steps=6)
+
+    Args:
+        language: its steps have one token each.
+        steps: the number of steps of an answer, at least the language's length.
+        wordings: the number of wordings of a routine token. They have no meaning.
+        tokens: the number of tokens in a step. Only the first can be a choice.
+
+    Raises:
+        ValueError: there are more choices than steps.
+    """
+    if steps < language.length:
+        raise ValueError(f"steps is {steps}, and the language has {language.length} choices: add steps")
+    choice_by_position = {
+        number * steps // language.length * tokens: number for number in range(language.length)
+    }
+
+    def chances(position: int, status: int) -> Mapping[int, float]:
+        if position not in choice_by_position:
+            return {status: 1.0}
+        choice = choice_by_position[position]
+        after_O = language.after_TSO[choice, status].tolist()
+        chances_O = language.chances_TSO[choice, status].tolist()
+        # Options that pad the array have probability 0.
+        return {after: chance for after, chance in zip(after_O, chances_O, strict=True) if chance}
+
+    def wordings_of(position: int, status: int) -> int:
+        if position not in choice_by_position:
+            return wordings
+        return int(language.wordings_TS[choice_by_position[position], status])
+
+    correct = np.flatnonzero(language.correct_S).tolist()
+    return table(steps * tokens, len(language.correct_S), chances, wordings_of, correct, step=tokens)
+
+
+def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, success: float = 0.25) -> Language:
+    """Returns a language in which each right choice adds `effect` to the chance of success, which is
+    `success` on average. The last token, after the steps, is the environment's: it draws the outcome.
+
+    The outcome varies equally, whether one step has an effect or all have. Raises ValueError where the chance
+    of success would leave the interval from 0 to 1.
+    """
+    # Status: the number of right choices; then whether the answer is correct.
+    is_correct, is_wrong = choices + 1, choices + 2
+    chance_by_status = [success + effect * (status - choices * right) for status in range(choices + 1)]
+    if min(chance_by_status) < 0 or max(chance_by_status) > 1:
+        raise ValueError(
+            f"an effect of {effect} of {choices} choices makes chances of success from"
+            f" {min(chance_by_status):.2f} to {max(chance_by_status):.2f}: choose a smaller effect"
+        )
+    positions_of_choices = {number * steps // choices for number in range(choices)}
+
+    def chances(position: int, status: int) -> Mapping[int, float]:
+        if status > choices:
+            return {status: 1.0}
+        if position == steps:
+            return {is_correct: chance_by_status[status], is_wrong: 1 - chance_by_status[status]}
+        if position in positions_of_choices and status < choices:
+            return {status + 1: right, status: 1 - right}
+        return {status: 1.0}
+
+    def wordings(position: int, status: int) -> int:
+        return 1 if position in positions_of_choices or position == steps else 2
+
+    return table(steps + 1, choices + 3, chances, wordings, [is_correct])

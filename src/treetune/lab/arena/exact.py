@@ -1,0 +1,102 @@
+"""The exact gradient variance of RLOO and of true advantages in a language, without sampling an answer.
+
+Let an answer have reward R, success rate v = E[R], score S = ∇ log π(answer), gradient G = E[R·S], and let n
+answers make a group. V is the trace of the covariance of a group's gradient (`gain.py`).
+
+RLOO. Its gradient is the mean over all pairs (i, j) of the group of h = ½ (R_i − R_j)(S_i − S_j), a
+U-statistic of order two. So its variance is Hoeffding's ("A class of statistics with asymptotically normal
+distribution", 1948, equation 5.13):
+
+    V(RLOO) = (4 (n − 2) ζ₁ + 2 ζ₂) / (n (n − 1)),
+    ζ₁ = ¼ (E[(R − v)² |S|²] − |G|²)                       the variance of E[h | one of the two answers]
+    ζ₂ = ½ ((1 − 2v) E[R |S|²] + v E|S|²)                  the variance of h, for rewards of 0 and 1
+
+True advantages. The answers' gradients Σ_t A_t s_t are independent, where s_t is the score of token t:
+
+    V(true advantages) = (Σ_t E[A_t² |s_t|²] − |G|²) / n
+
+The policy has parameters of its own at each position and status, so scores of different tokens are orthogonal
+and |S|² = Σ_t |s_t|². All expectations are then sums over positions and statuses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+
+from treetune.lab.arena.languages import Language
+
+MATTERS = 1e-9
+"""A token decides if one of its options has an advantage larger than this; smaller ones are rounding."""
+ROUNDING = 1e-12
+"""The largest share of a difference's terms that counts as rounding."""
+
+
+class ExactVariance(NamedTuple):
+    """The exact variances of a language. Example, for "first of 8" with groups of eight: ``ExactVariance(
+    rloo=0.1080, true_advantages=0.0117, decisive_share=0.125)``, a gain of 9.21."""
+
+    rloo: float
+    true_advantages: float
+    decisive_share: float
+    """The expected share of an answer's steps at which the chosen option changes the chance of success."""
+
+    @property
+    def gain(self) -> float:
+        """The gain per answer of true advantages: V(RLOO) / V(true advantages); infinite where their gradient
+        has no variance, as for a single choice between two equally likely options."""
+        return self.rloo / self.true_advantages if self.true_advantages else math.inf
+
+
+def exact_variance(language: Language, answers: int = 8, environment: Collection[int] = ()) -> ExactVariance:
+    """Returns the exact variances of a language for groups of so many answers.
+
+    Args:
+        environment: the positions whose tokens the environment writes. No credit trains these tokens, and
+            they are not the policy's decisions.
+    """
+    values_TS = language.values_TS
+    reach_S = np.zeros(len(language.correct_S))  # the probability of each status before the token
+    reach_S[0] = 1.0
+    squared_norm = squared_norm_of_correct = squared_gradient = weighted_by_advantage = 0.0
+    decisive_tokens = 0.0
+    for position in range(language.length):
+        chances_SO = language.chances_TSO[position]
+        after_SO = language.after_TSO[position]
+        reach_SO = reach_S[:, None] * chances_SO
+        values_after_SO = values_TS[position + 1][after_SO]
+        advantages_SO = np.where(chances_SO > 0, values_after_SO - values_TS[position][:, None], 0.0)
+        if position not in environment:
+            # The score of an option is 1 for itself, minus all probabilities; that of a wording likewise.
+            of_option_SO = 1 - 2 * chances_SO + (chances_SO**2).sum(1)[:, None]
+            of_wording_S = 1 - 1 / language.wordings_TS[position]
+            norms_SO = of_option_SO + of_wording_S[:, None]
+            squared_norm += (reach_SO * norms_SO).sum()
+            squared_norm_of_correct += (reach_SO * norms_SO * values_after_SO).sum()
+            weighted_by_advantage += (reach_SO * norms_SO * advantages_SO**2).sum()
+            # E[R · s_t] of an option's logit is reach · probability · advantage. Wordings earn nothing.
+            squared_gradient += ((reach_SO * advantages_SO) ** 2).sum()
+            decisive_S = np.abs(advantages_SO).max(1) > MATTERS
+            decisive_tokens += reach_S[decisive_S].sum()
+        next_S = np.zeros_like(reach_S)
+        np.add.at(next_S, after_SO, reach_SO)
+        reach_S = next_S
+    success = values_TS[0, 0]
+    # R is 0 or 1, so (R − v)² = (1 − 2v) R + v².
+    centred = (1 - 2 * success) * squared_norm_of_correct + success**2 * squared_norm
+    variance_of_mean = (centred - squared_gradient) / 4
+    variance_of_pair = ((1 - 2 * success) * squared_norm_of_correct + success * squared_norm) / 2
+    # Without noise, the two terms cancel but for rounding.
+    true_variance = weighted_by_advantage - squared_gradient
+    if true_variance < ROUNDING * weighted_by_advantage:
+        true_variance = 0.0
+    pairs = answers * (answers - 1)
+    steps = (language.length - len(environment)) / language.step
+    return ExactVariance(
+        rloo=float((4 * (answers - 2) * variance_of_mean + 2 * variance_of_pair) / pairs),
+        true_advantages=float(true_variance / answers),
+        decisive_share=float(decisive_tokens / steps),
+    )

@@ -1,0 +1,157 @@
+"""Whether a credit finds the step that decides, within an answer: compared with exact advantages.
+
+`gain.py` measures how noisy a credit's gradient is. Here is measured what a step's credit says about the
+step. The credit of a step is the mean of its tokens' advantages; tokens that aren't trained count as 0, and
+the end token, which is certain, is left out. In each answer with at least two steps, three numbers:
+
+* truth: Spearman's rank correlation, over the answer's steps, of their credits with their true advantages;
+* fluency: the same with the steps' log-probabilities under the policy;
+* decisive: 1 if the step whose credit is largest in size has the true advantage that is largest in size.
+
+Ranks are taken within an answer, as "Credit Without Ground Truth" (2608.19760) takes them: over the steps of
+several answers, a credit that only knows each answer's reward would correlate with the truth, too. Equal
+numbers share their mean rank. A credit that is the same for all steps of an answer has correlation 0, and if
+several steps have the largest credit, one of them is drawn: `decisive` is then its expectation, as is
+`chance`, the expectation of a step drawn from all. Answers in which the truth (or the fluency) is the same
+for all steps are left out of its correlation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treetune.lab.analyzers.figures import RESAMPLES
+from treetune.lab.arena.languages import Language
+from treetune.seeds import derive_seed
+from treetune.vocabulary import Episode, Trajectory
+
+Steps: TypeAlias = NDArray[np.float64]
+"""A number for each step of each answer, [answers, steps]."""
+DIGITS = 9
+"""Numbers of an answer that agree to so many digits of the largest one count as equal. Otherwise rounding
+would decide about ranks."""
+SMALLEST = 1e-9
+"""Numbers up to this size are rounding, and count as 0."""
+MEASURES = ("truth", "fluency", "decisive", "chance")
+
+
+class StepSums(NamedTuple):
+    """The measures of some problems.
+
+    Example: of two problems with eight answers each, the second of which has no answer with a decisive step:
+    ``sums["decisive"] = [7.0, 0.0]`` and ``counts["decisive"] = [8.0, 0.0]``.
+    """
+
+    sums: dict[str, NDArray[np.float64]]
+    """For each measure, its sum over a problem's answers."""
+    counts: dict[str, NDArray[np.float64]]
+    """For each measure, the number of a problem's answers that have it."""
+
+
+def step_sums(
+    language: Language, answers: Sequence[Trajectory], episodes: Sequence[Episode], groups: Sequence[int]
+) -> StepSums:
+    """Returns the measures of a credit for each group of answers. `groups` are the numbers of answers in each
+    group; the answers are in the order of the groups."""
+    status_NT = np.stack([language.statuses(answer.response_ids) for answer in answers])
+    weights_NT = np.stack([(episode.advantages * episode.trained)[: language.length] for episode in episodes])
+    credit_NS = _sum_by_step(language, weights_NT)  # ranks of sums and of means are the same
+    true_NS = true_advantages(language, status_NT)
+    by_measure = {
+        "truth": rank_correlations(credit_NS, true_NS),
+        "fluency": rank_correlations(
+            credit_NS, _sum_by_step(language, language.log_probabilities(status_NT))
+        ),
+        "decisive": decisive_hits(credit_NS, true_NS),
+        # A credit that is the same for all steps draws one of them.
+        "chance": decisive_hits(np.ones_like(true_NS), true_NS),
+    }
+    starts = np.cumsum([0, *groups[:-1]])
+    sums, counts = {}, {}
+    for name, values_N in by_measure.items():
+        is_defined_N = np.isfinite(values_N)
+        sums[name] = np.add.reduceat(np.where(is_defined_N, values_N, 0.0), starts)
+        counts[name] = np.add.reduceat(is_defined_N.astype(float), starts)
+    return StepSums(sums, counts)
+
+
+def step_measures(blocks: Sequence[StepSums], seed: int) -> dict[str, Any]:
+    """Returns each measure's mean over answers, with its interval (95 %, bootstrap over problems).
+
+    Example: ``{"truth": {"value": 0.81, "low": 0.79, "high": 0.83}, …, "chance": {…}}``; all three are None
+    where no answer has the measure.
+    """
+    problems = sum(len(block.sums["truth"]) for block in blocks)
+    generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
+    # A resample is given by how often it contains each problem.
+    times_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
+    measures: dict[str, dict[str, float | None]] = {}
+    for name in MEASURES:
+        sums_N = np.concatenate([block.sums[name] for block in blocks])
+        counts_N = np.concatenate([block.counts[name] for block in blocks])
+        if not counts_N.sum():
+            measures[name] = {"value": None, "low": None, "high": None}
+            continue
+        sums_R, counts_R = times_RN @ sums_N, times_RN @ counts_N
+        is_defined_R = counts_R > 0
+        means_R = sums_R[is_defined_R] / counts_R[is_defined_R]
+        low, high = (float(np.percentile(means_R, percent)) for percent in (2.5, 97.5))
+        measures[name] = {"value": float(sums_N.sum() / counts_N.sum()), "low": low, "high": high}
+    return measures
+
+
+def true_advantages(language: Language, status_NT: NDArray[np.intp]) -> Steps:
+    """Returns the exact advantage of each step: the change of the probability of a correct answer.
+
+    Args:
+        status_NT: the status before each token of an answer, and after the last.
+    """
+    values_NT = language.values_TS[np.arange(language.length + 1), status_NT]
+    return _sum_by_step(language, np.diff(values_NT, axis=1))
+
+
+def rank_correlations(credit_NS: Steps, other_NS: Steps) -> NDArray[np.float64]:
+    """Returns Spearman's rank correlation of each answer's two rows: 0 where the credit is the same for all
+    steps, NaN where the other one is."""
+    from scipy.stats import rankdata
+
+    def centred_ranks(values_NS: Steps) -> Steps:
+        ranks_NS = rankdata(_round(values_NS), axis=1)
+        return ranks_NS - ranks_NS.mean(1, keepdims=True)
+
+    credit_ranks_NS, other_ranks_NS = centred_ranks(credit_NS), centred_ranks(other_NS)
+    products_N = (credit_ranks_NS * other_ranks_NS).sum(1)
+    credit_squares_N, other_squares_N = (credit_ranks_NS**2).sum(1), (other_ranks_NS**2).sum(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        correlations_N = products_N / np.sqrt(credit_squares_N * other_squares_N)
+    correlations_N[credit_squares_N == 0] = 0.0
+    correlations_N[other_squares_N == 0] = np.nan
+    return correlations_N
+
+
+def decisive_hits(credit_NS: Steps, true_NS: Steps) -> NDArray[np.float64]:
+    """Returns the probability that a step drawn from those with the largest credit in size has the largest
+    true advantage in size. NaN for answers whose true advantages are all 0."""
+    is_decisive_NS, is_largest_NS = _is_largest(true_NS), _is_largest(credit_NS)
+    hits_N = (is_decisive_NS & is_largest_NS).sum(1) / is_largest_NS.sum(1)
+    return np.where(np.abs(true_NS).max(1) > SMALLEST, hits_N, np.nan)
+
+
+def _sum_by_step(language: Language, values_NT: NDArray[np.float64]) -> Steps:
+    return np.add.reduceat(values_NT, np.arange(0, language.length, language.step), axis=1)
+
+
+def _round(values_NS: Steps) -> Steps:
+    """Returns the values as shares of the largest one of the answer, rounded to `DIGITS`."""
+    largest_N1 = np.abs(values_NS).max(1, keepdims=True)
+    # An answer without any number above the smallest one becomes a row of zeros.
+    return np.round(values_NS / np.where(largest_N1 > SMALLEST, largest_N1, np.inf), DIGITS)
+
+
+def _is_largest(values_NS: Steps) -> NDArray[np.bool_]:
+    sizes_NS = np.abs(_round(values_NS))
+    return sizes_NS == sizes_NS.max(1, keepdims=True)

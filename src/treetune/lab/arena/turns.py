@@ -1,0 +1,123 @@
+"""A language of turns, in which the bias of baselines for turn rewards has a closed form.
+
+After each turn t the policy chooses, with probability c_t, to take another turn; after turn K it must end. A
+turn earns 1 with a probability that the policy chooses, too, else 0. Credit for turn t of an answer is the
+sum of its rewards from turn t on, minus a baseline from the group's other answers:
+
+* by index: for each turn k ≥ t *that the answer has*, the mean reward of turn k among those of the other
+  answers that have a turn k. So the number of subtracted terms depends on the policy's choice to go on;
+* padded: for each turn k from t to K, the mean reward of turn k among all other answers, of which those that
+  ended earlier earn 0. Each answer subtracts the same terms;
+* by return: the mean return from turn t on, among those of the other answers that have a turn t.
+
+The first is the generalisation of MT-GRPO (2505.11821, which has two turns in every answer) to answers with
+different numbers of turns, and is biased, as verl's issue 7244 points out. With ρ_k = P(the answer has a turn
+k), m_k the mean reward of turn k and groups of n, the gradient by the logit of c_t is
+
+    true:      (1 − c_t) Σ_{k>t} ρ_k m_k
+    by index:  (1 − c_t) Σ_{k>t} ρ_k m_k (1 − ρ_k)^(n−1)
+
+because E[1(turn k exists) ∇ log π] = ρ_k (1 − c_t) for k > t, and the baseline of turn k has the mean
+m_k (1 − (1 − ρ_k)^(n−1)), being 0 where no other answer has that turn. In large groups nothing is left: the
+policy learns nothing from the rewards of further turns about whether to take them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class TurnAnswer(NamedTuple):
+    """An answer. Example, for three turns of which the second earned nothing: ``(1.0, 0.0, 1.0), 0.04``."""
+
+    rewards: tuple[float, ...]
+    """The reward of each turn."""
+    probability: float
+
+
+Baseline: TypeAlias = Callable[[TurnAnswer, Sequence[TurnAnswer], int, int], float]
+"""The baseline of an answer's turn t (from 0), from the group's other answers and the number of turns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnLanguage:
+    """Answers of up to K turns. Example: ``TurnLanguage(goes_on=(0.5, 0.5), earns=(0.5, 0.5, 0.5))``."""
+
+    goes_on: tuple[float, ...]
+    """c_t: the probability of another turn after each turn but the last."""
+    earns: tuple[float, ...]
+    """m_t: the probability that a turn earns 1."""
+
+    @property
+    def turns(self) -> int:
+        return len(self.earns)
+
+    @property
+    def reached(self) -> NDArray[np.float64]:
+        """ρ_t: the probability that an answer has a turn t."""
+        return np.cumprod([1.0, *self.goes_on])
+
+    def answers(self) -> list[TurnAnswer]:
+        """Returns all possible answers."""
+        answers = []
+        for turns in range(1, self.turns + 1):
+            ends_here = 1.0 if turns == self.turns else 1 - self.goes_on[turns - 1]
+            for rewards in itertools.product((0.0, 1.0), repeat=turns):
+                chances = [m if reward else 1 - m for m, reward in zip(self.earns, rewards)]
+                probability = self.reached[turns - 1] * ends_here * math.prod(chances)
+                answers.append(TurnAnswer(rewards, float(probability)))
+        return answers
+
+    def true_gradient(self) -> NDArray[np.float64]:
+        """Returns the derivative of the expected sum of rewards by the logit of each choice to go on."""
+        return self._later(self.reached * self.earns)
+
+    def gradient_by_index(self, answers: int) -> NDArray[np.float64]:
+        """Returns the expected gradient with the baseline by index in groups of so many answers."""
+        return self._later(self.reached * self.earns * (1 - self.reached) ** (answers - 1))
+
+    def _later(self, terms_K: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns (1 − c_t) Σ_{k>t} terms_k for each choice."""
+        sums_K = np.cumsum(terms_K[::-1])[::-1]
+        return (1 - np.array(self.goes_on)) * sums_K[1:]
+
+    def enumerated_gradient(self, baseline: Baseline, answers: int) -> NDArray[np.float64]:
+        """Returns the expected gradient with a baseline, over all groups of so many answers.
+
+        An expectation needs the gradient of the group's first answer only, since all have the same.
+        """
+        gradient = np.zeros(self.turns - 1)
+        for first, *others in itertools.product(self.answers(), repeat=answers):
+            probability = math.prod(answer.probability for answer in (first, *others))
+            for turn in range(min(len(first.rewards), self.turns - 1)):
+                advantage = sum(first.rewards[turn:]) - baseline(first, others, turn, self.turns)
+                went_on = len(first.rewards) > turn + 1
+                gradient[turn] += probability * advantage * (went_on - self.goes_on[turn])
+        return gradient
+
+
+def by_index(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int, turns: int) -> float:
+    """Returns the sum of the mean rewards of the answer's turns from `turn` on; see the module."""
+    total = 0.0
+    for number in range(turn, len(answer.rewards)):
+        rewards = [other.rewards[number] for other in others if len(other.rewards) > number]
+        total += sum(rewards) / len(rewards) if rewards else 0.0
+    return total
+
+
+def padded(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int, turns: int) -> float:
+    """Returns the sum of the mean rewards of all turns from `turn` on, ended answers earning 0."""
+    return sum(sum(other.rewards[turn:]) for other in others) / len(others)
+
+
+def by_return(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int, turns: int) -> float:
+    """Returns the mean return from `turn` on, of the others that have this turn."""
+    returns = [sum(other.rewards[turn:]) for other in others if len(other.rewards) > turn]
+    return sum(returns) / len(returns) if returns else 0.0
