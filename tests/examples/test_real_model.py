@@ -6,44 +6,83 @@ the tokenizer's end of text.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.many_runs import ROOT
+from tests.support.shipped import ROOT, experiment_of
+from treetune.vocabulary import Problem
 
 FOLDER = ROOT / "pretrained/SmolLM2-135M-Instruct"
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, str]]]:
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("rows")
     subprocess.run([sys.executable, ROOT / "examples/real_model/make_rows.py"], cwd=folder, check=True)
-    files = sorted((folder / "data/shop").iterdir())
+    files = sorted((folder / "data/sums").iterdir())
     return {file.stem: [json.loads(line) for line in file.read_text().splitlines()] for file in files}
 
 
-def test_every_line_of_every_solution_is_right(rows: dict[str, list[dict[str, str]]]) -> None:
-    for row in rows["train"] + rows["test"]:
-        *steps, marked_answer = row["answer"].splitlines()
-        results = []
-        for step in steps:
-            left_side, result = step.split(" = ")
-            first, operator, second = left_side.split()
-            by_operator = {"*": int(first) * int(second), "+": int(first) + int(second)}
-            assert int(result) == by_operator.get(operator, int(first) - int(second)), row
-            results.append(int(result))
-        assert marked_answer == f"#### {results[-1]}"
-        assert results[-1] >= 0
+def numbers_of(question: str) -> list[int]:
+    return [int(number) for number in question.removeprefix("What is ").removesuffix("?").split(" + ")]
 
 
-def test_no_test_question_is_trained_on(rows: dict[str, list[dict[str, str]]]) -> None:
-    training_questions = {row["question"] for row in rows["train"]}
-    assert len(training_questions) == len(rows["train"])
-    assert training_questions.isdisjoint(row["question"] for row in rows["test"])
+def asked_numbers(row: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(sorted(numbers_of(row["prompt"][-1]["content"])))
+
+
+def test_every_line_of_every_solution_is_right(rows: dict[str, list[dict[str, Any]]]) -> None:
+    assert {split: len(of_split) for split, of_split in rows.items()} == {
+        "test": 100, "train": 511, "validation": 100,
+    }  # fmt: skip
+    for row in itertools.chain.from_iterable(rows.values()):
+        *solved, question = row["prompt"]
+        solution = {"role": "assistant", "content": row["extra_info"]["solution"]}
+        turns = [*solved, question, solution]
+        for asked, answered in zip(turns[::2], turns[1::2], strict=True):
+            assert (asked["role"], answered["role"]) == ("user", "assistant")
+            *steps, marked_answer = answered["content"].splitlines()
+            for step in steps:
+                terms, result = step.split(" = ")
+                assert sum(map(int, terms.split(" + "))) == int(result), row
+            assert len(steps) == 2
+            assert marked_answer == f"#### {sum(numbers_of(asked['content']))}"
+        assert row["reward_model"]["ground_truth"] == str(sum(numbers_of(question["content"])))
+
+
+def test_no_held_out_sum_is_trained_on_or_shown_in_any_order(rows: dict[str, list[dict[str, Any]]]) -> None:
+    digits = {split: set(map(asked_numbers, of_split)) for split, of_split in rows.items()}
+    shown = {tuple(sorted(numbers_of(turn["content"]))) for turn in rows["train"][0]["prompt"][:-1:2]}
+    assert len(shown) == 3
+    for first, second in itertools.combinations([*digits.values(), shown], 2):
+        assert first.isdisjoint(second)
+
+
+def test_grpo_and_vineppo_differ_in_their_credit_only() -> None:
+    grpo, vineppo = (experiment_of(f"{ROOT}/examples/real_model/{name}") for name in ("grpo", "vineppo"))
+    assert grpo.credit != vineppo.credit
+    assert replace(vineppo, credit=grpo.credit, experiment_name=grpo.experiment_name) == grpo
+
+
+def test_the_grader_reads_the_marked_sum_of_an_answer(rows: dict[str, list[dict[str, Any]]]) -> None:
+    row = rows["test"][0]
+    problem = Problem(
+        id="test/0",
+        prompt=row["prompt"][-1]["content"],
+        gold=row["reward_model"]["ground_truth"],
+        data={"data_source": row["data_source"]},
+    )
+    grader = experiment_of(f"{ROOT}/examples/real_model/grpo").task.grader
+    solution = row["extra_info"]["solution"]
+    assert grader.grade(solution, problem).reward == 1.0
+    assert grader.grade(solution.replace("####", "The sum is"), problem).reward == 0.0
 
 
 def test_a_folder_that_exists_is_not_overwritten(tmp_path: Path) -> None:

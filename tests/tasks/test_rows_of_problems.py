@@ -218,6 +218,21 @@ def test_bad_rows_can_be_left_out_and_missing_files_and_splits_are_told(tmp_path
     assert missing_requirements([task]) == [f"there is no file {missing} (looked for in {Path.cwd()})"]
 
 
+def test_rows_to_test_on_need_no_solution(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"problem": "1 + 1", "answer": "2"}\n')
+    as_test = Math(test=(str(path),), train=(), validation_size=None)
+    assert [finding.what for finding in as_test.check(None)] == []
+    (problem,) = as_test.problems("test")
+    assert as_test.grader.grade("\\boxed{2}", problem).reward == 1.0
+    with pytest.raises(ValueError, match="problem 'test/0' has no text under 'solution' to learn from"):
+        as_test.demonstration(problem, 0)
+    as_train = Math(train=(str(path),), test=(), validation_size=None)
+    assert ["demonstration_field" in finding.what for finding in as_train.check(None)] == [True]
+    with pytest.raises(ValueError, match="a row without a demonstration: it has no 'solution'"):
+        as_train.problems("train")
+
+
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "math500" / "test.jsonl"
 
 

@@ -133,9 +133,10 @@ class RowsTask(Task):
             yield first_rows
             return
         bad: list[str] = []
+        id = "test/0" if self._is_test_file(path) else "example/0"
         for file_and_line, row in first_rows:
             try:
-                self.problem_of(row, "example/0")
+                self.problem_of(row, id)
             except BadRow as error:
                 bad.append(f"{file_and_line}: {error}")
             except ValueError:
@@ -157,6 +158,12 @@ class RowsTask(Task):
         if not all(is_quickly_read(file) for file in files):
             return None
         return sum(map(count_rows, files))
+
+    def _is_test_file(self, path: Path) -> bool:
+        """Returns whether only the test split reads a file."""
+        if self.source is not None:
+            return False
+        return path in map(Path, self.test) and path not in map(Path, (*self.train, *self.validation))
 
     def missing_rows(self) -> Iterator[Finding]:
         """Yields the files and folders that the task reads and that don't exist."""
@@ -331,7 +338,7 @@ class JsonLines(RowsTask):
                     columns = self.source.columns(split)
                     if columns is not None:
                         where = f"{self.source.path}, split {self.source.name_of(split)}"
-                        yield from self._missing_fields(columns, where)
+                        yield from self._missing_fields(columns, where, learned_from=split != "test")
 
     @override
     def first_findings(self, path: Path) -> Iterator[Finding]:
@@ -339,13 +346,19 @@ class JsonLines(RowsTask):
         missing_fields: list[Finding] = []
         if not isinstance(rows, Finding) and rows:
             fields = dict.fromkeys(field for _, row in rows for field in row)
-            missing_fields = list(self._missing_fields(list(fields), f"the first {len(rows)} rows of {path}"))
+            where = f"the first {len(rows)} rows of {path}"
+            is_test = self._is_test_file(path)
+            missing_fields = list(self._missing_fields(list(fields), where, learned_from=not is_test))
         yield from missing_fields or super().first_findings(path)
 
-    def _missing_fields(self, fields: Sequence[str], where: str) -> Iterator[Finding]:
-        """Yields a finding for each setting that names a field which no row has."""
+    def _missing_fields(self, fields: Sequence[str], where: str, learned_from: bool) -> Iterator[Finding]:
+        """Yields a finding for each setting that names a field which no row has.
+
+        Args:
+            learned_from: Whether the rows may be demonstrations. Test rows need no solutions.
+        """
         settings = {"problem_field": self.problem_field, "gold_field": self.gold_field}
-        if self.demonstration_field is not None:
+        if self.demonstration_field is not None and learned_from:
             settings["demonstration_field"] = self.demonstration_field
         for setting, field in settings.items():
             is_replaced = setting == "gold_field" and self.gold_fallback in fields
@@ -363,7 +376,15 @@ class JsonLines(RowsTask):
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns the data set's own solution, on the line after the prompt. The seed has no effect."""
+        """Returns the data set's own solution, on the line after the prompt. The seed has no effect.
+
+        Raises ValueError for a problem of the test split whose row has no solution.
+        """
+        if "solution" not in problem.data:
+            raise ValueError(
+                f"problem {problem.id!r} has no text under {self.demonstration_field!r} to learn from: name a"
+                " field with solutions as demonstration_field"
+            )
         return "\n" + self.solution(str(problem.data["solution"]).strip())
 
     def solution(self, text: str) -> str:
@@ -376,8 +397,11 @@ class JsonLines(RowsTask):
         if fallback is not None and missing(row, gold_field) and not missing(row, fallback):
             gold_field = fallback
         fields = {"problem": self.problem_field, "gold answer": gold_field}
-        if self.demonstration_field is not None:
-            fields["demonstration"] = self.demonstration_field
+        solution_field = self.demonstration_field or gold_field
+        # Test problems are only graded, so their rows may have answers without solutions.
+        has_solution = not (id.startswith("test/") and missing(row, solution_field))
+        if has_solution and solution_field != gold_field:
+            fields["demonstration"] = solution_field
         for content, key in fields.items():
             fault = missing(row, key)
             if fault is not None:
@@ -388,12 +412,14 @@ class JsonLines(RowsTask):
                 check_plain(value, repr(key))
         except NoPlainValue as error:
             raise BadRow(f"{error}, and keep names it") from error
-        solution = text_of_value(row[self.demonstration_field or gold_field])
+        data = dict(extra_data)
+        if has_solution:
+            data["solution"] = text_of_value(row[solution_field])
         return Problem(
             id=id,
             prompt=self.prompted(question_of(row[self.problem_field], self.problem_field)),
             gold=text_of_value(row[gold_field]),
-            data={**extra_data, "solution": solution},
+            data=data,
         )
 
 

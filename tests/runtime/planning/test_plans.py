@@ -153,6 +153,25 @@ def test_a_remedy_leaves_no_gpu_without_work_while_it_samples():
     assert settings.replicas_on("cuda") * settings.tensor_parallel_size == found.machine.ranks
 
 
+def test_a_tree_of_answers_is_planned_with_its_prompt_once():
+    rows = plan(SMALL)
+    counts = {"problems": 64, "rows": 512, "prompt_tokens": 300, "answer_tokens": 100, "longest": 1000}
+    work = dataclasses.replace(rows.work, **counts)
+    assert report.trained_tokens(work, "padded") == 512 * 400
+    assert report.trained_tokens(work, "tree") == 64 * 300 + 512 * 100
+    tree = plan(SMALL, "{trainer+: {layout: 'tree'}}")
+    seconds = {estimate.phase: estimate.seconds for estimate in report.estimates(rows)}
+    seconds_of_tree = {estimate.phase: estimate.seconds for estimate in report.estimates(tree)}
+    assert seconds_of_tree["scoring"] < seconds["scoring"]
+    assert seconds_of_tree["training"] < seconds["training"]
+
+
+def test_a_plan_without_a_server_lists_the_phases_that_it_does_not_estimate():
+    in_process = plan(SMALL, "{engines: {policy: {type: 'in_process'}}}")
+    assert "not estimated: sampling, continuations, sync and evaluation" in as_text(in_process)
+    assert "not estimated" not in as_text(plan(SMALL))
+
+
 def test_tokens_of_continuations_lie_behind_two_thirds_of_an_answer():
     length, prompt = 300, 40
     contexts = [prompt + place for begin in range(length) for place in range(begin, length)]

@@ -14,9 +14,10 @@ from typing import Any
 from treetune.engine.settings import ON_THE_DEVICE
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.machine import in_units
-from treetune.runtime.planning.memory import itemsize, servers_on_a_machine
+from treetune.runtime.planning.memory import IterationWork, itemsize, servers_on_a_machine
 from treetune.runtime.planning.plan import Plan, Remedy, remedy
 from treetune.store.held_folders import MEMORY
+from treetune.trainer.base import Layout
 
 GPU_FLOPS, GPU_BANDWIDTH = 989e12, 3.35e12
 """Dense bfloat16 operations a second of an H100 SXM, and bytes a second from its memory (NVIDIA's data
@@ -94,7 +95,7 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
             tokens = work.answer_tokens / 2
             yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
 
-    on_gpu, tokens = machine.device == "cuda", work.rows * work.row_tokens
+    on_gpu, tokens = machine.device == "cuda", trained_tokens(work, trainer.layout)
     rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
     source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
     critic = plan.trainer.critic is not None
@@ -141,6 +142,21 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
         state_bytes / FILE_BYTES / root.checkpoints.every,
         "weights and optimiser, 0.9 GB/s to a disk",
     )
+
+
+def trained_tokens(work: IterationWork, layout: Layout) -> float:
+    """Returns the tokens of an epoch that the trainer computes, without padding.
+
+    The layout ``tree`` computes the prompt of a problem once for all of its answers. What answers have in
+    common is unknown, so each of them counts in full.
+
+    Example: 64 answers of 24 tokens to 8 prompts of 172 tokens are 2,912 tokens, and without ``tree`` 12,544.
+    """
+    if layout != "tree":
+        return work.rows * work.row_tokens
+    answer_tokens = min(work.answer_tokens, work.row_tokens)
+    prompt_tokens = work.row_tokens - answer_tokens
+    return min(work.problems, work.rows) * prompt_tokens + work.rows * answer_tokens
 
 
 def _evaluation(plan: Plan) -> PhaseSeconds:
@@ -255,6 +271,8 @@ def as_text(plan: Plan) -> str:
     lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
     lines += [f"    {estimate.seconds:8.1f}  {estimate.phase}: {estimate.source}" for estimate in by_phase]
     lines.append(f"    {sum(estimate.seconds for estimate in by_phase):8.1f}  in all")
+    if plan.engine is None and work.is_sampled:
+        lines.append("not estimated: sampling, continuations, sync and evaluation without a vLLM server")
     if shape.parameters < TINY_MODEL:
         lines.append(
             f"    {shape.parameters / 1e6:.1f} million parameters are few: fixed costs of each step, which"
