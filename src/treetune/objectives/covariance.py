@@ -46,6 +46,7 @@ class ClipCovariance(ClippedPolicyGradient):
 
     marks_tokens = True
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.least_covariance >= self.largest_covariance:

@@ -31,7 +31,16 @@ from treetune.rollouts.context import AnswerSettings, RolloutContext, ShapingMem
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
-from treetune.vocabulary import Column, Episode, Grade, Problem, TextCodec, Trajectory
+from treetune.vocabulary import (
+    Column,
+    Episode,
+    Grade,
+    Problem,
+    TextCodec,
+    Trajectory,
+    logprob_array,
+    token_array,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -152,7 +161,7 @@ class Language:
                 # In a state from which no answer is correct, the news is impossible and changes nothing.
                 chance *= self.values_TS[position + 1, after] / value if value > 0 else 1.0
             logprobs.append(math.log(chance) if chance > 0 else -9999.0)
-        return Completion(text, logprobs, "length", 0)
+        return Completion(token_array(text), logprob_array(logprobs), "length", 0)
 
     def _chance(self, begun: Sequence[int], token_id: int) -> float:
         """Returns the probability of a token after the beginning of an answer."""
@@ -535,7 +544,8 @@ class TableEngine(Engine):
                 if isinstance(request, ScoreRequest):
                     is_privileged = request.prompt_ids[0] == PRIVILEGED
                     begun_ids = request.prompt_ids[3 if is_privileged else 1 :]
-                    samples = [self._language.score(begun_ids, request.text_ids, is_privileged)]
+                    text_ids = request.text_ids.tolist()
+                    samples = [self._language.score(begun_ids.tolist(), text_ids, is_privileged)]
                 else:
                     samples = [next(completions) for _ in range(request.n)]
                     self.tokens += sum(len(sample.token_ids) for sample in samples)
