@@ -88,9 +88,8 @@ def summed_traces(tokens: int, decay: float, trace: Trace = "recent", floor: flo
     least_T = np.full(tokens, floor)
     if trace == "both":
         least_T = np.maximum(least_T, decayed_T)
-    lags_T: Any = tokens - np.arange(
-        tokens
-    )  # the number of lags of each token: 0 at itself, up to the last token
+    # The number of lags of each token: from 0 at the token itself to the last token.
+    lags_T: Column = tokens - np.arange(tokens)
     # The lags at which the decayed trace is above the least one come first.
     decaying_T = np.minimum(np.searchsorted(-decayed_T, -least_T), lags_T)
     sums_of_decayed = np.concatenate([[0.0], np.cumsum(decayed_T)])
