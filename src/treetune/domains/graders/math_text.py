@@ -218,33 +218,43 @@ _FONTS_AND_NOTATION = [
 # \[ 5 \], but not the row's end with its distance, \\[2pt], nor an interval's bracket before a digit
 _DISPLAY_BRACKETS = re.compile(r"\\\[(?!\d)|(?<!\\)\\\]")
 _ROWS_END_AT_THE_END = re.compile(r"\\\\(?=\s*\Z)")
-# The rest of a backslash and a space, whose space was removed.
-_HALF_A_BLANK = re.compile(r"(?<!\\)\\\Z")
+# A backslash at the end of the text. It was the command "\ " for a space, and the removal of white space at
+# the end has left its backslash.
+_BACKSLASH_AT_THE_END = re.compile(r"(?<!\\)\\\Z")
 
 
 def undressed(text: str) -> str:
     """Returns the normalised text, with ASCII signs, simple commands, single spaces, and without dollars and
-    full stop."""
+    full stop.
+
+    The order matters: each rewriting reads the notation that the earlier ones leave.
+    """
+    # First the signs: every later pattern is written for ASCII.
     if not text.isascii():
         text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
         text = _SUBSCRIPT.sub(lambda match: "_{" + match[0].translate(_SUBSCRIPTS) + "}", text)
         text = "".join(map(_character, text))
+    # Colours and fonts around groups next, since they would separate what the patterns below look for.
     if "\\" in text:
         text = _undress_groups(text)
         text = _content_of_a_box(text)
+    # Then sizes and spaces, which may be between any two signs. After that commands get their simple names,
+    # since the patterns for fonts and notation know only those (``\frac`` and not ``\dfrac``).
     for rewriting in _SIZES_SPACES_AND_RELATIONS:
         text = rewriting.apply(text)
     if "\\" in text:
         text = _COMMAND.sub(lambda command: _PLAIN_COMMANDS.get(command[1], command[0]), text)
     for rewriting in _FONTS_AND_NOTATION:
         text = rewriting.apply(text)
+    # An escaped dollar is a currency, and any other one only begins or ends a formula.
     text = text.replace("\\$", "USD ").replace("$", " ").replace("\\%", "%")
     if "\\" in text:
         text = text.replace("\\(", " ").replace("\\)", " ")
         text = _DISPLAY_BRACKETS.sub(" ", text)
         text = _ROWS_END_AT_THE_END.sub(" ", text)
+    # White space and punctuation last, since every step above may leave spaces at the ends.
     text = " ".join(text.split()).strip(' *`"').rstrip(" .,;:")
-    return _HALF_A_BLANK.sub("", text).strip()
+    return _BACKSLASH_AT_THE_END.sub("", text).strip()
 
 
 def _content_of_a_box(text: str) -> str:

@@ -417,17 +417,31 @@ class _Body:
             self._give_up(node, "calls a method that is not known to be harmless")
 
     def _check_callbacks(self, node: ast.Call) -> None:
-        """Checks functions that are arguments, and are called by the function that gets them. Those that are
-        names are checked by `_check_global`."""
+        """Checks the functions that a call passes on as arguments, such as ``str.lower`` in
+        ``sorted(words, key=str.lower)``: the function that gets them calls them."""
         callbacks = [keyword.value for keyword in node.keywords if keyword.arg in ("key", "default_factory")]
         if isinstance(node.func, ast.Name) and node.func.id in ("map", "filter"):
             callbacks += node.args[:1]
         for callback in callbacks:
-            is_method = isinstance(callback, ast.Attribute) and callback.attr in _READING
-            if not is_method and not isinstance(callback, (ast.Name, ast.Lambda, ast.Constant)):
+            if not self._is_harmless_callback(callback):
                 self._give_up(callback, "is called by others")
-            if isinstance(callback, ast.Name) and callback.id in self._locals - self._inner_functions:
-                self._give_up(callback, "is called by others")
+
+    def _is_harmless_callback(self, callback: ast.expr) -> bool:
+        """Returns whether the function in an argument may be called.
+
+        The proof sees no call of it, and so knows nothing of its arguments. It has to be harmless whatever
+        they are.
+        """
+        if isinstance(callback, ast.Attribute):
+            return callback.attr in _READING  # such as `str.lower`, which changes nothing
+        if isinstance(callback, ast.Name):
+            # A variable may hold any function. A function that is defined within the examined one is examined
+            # with it, and `_check_global` examines a global one.
+            is_variable = callback.id in self._locals - self._inner_functions
+            return not is_variable
+        # The body of a lambda is examined with the function around it. A constant, as in `key=None`, is not
+        # called.
+        return isinstance(callback, (ast.Lambda, ast.Constant))
 
     def _check_super(self, node: ast.Call, name: str) -> None:
         assert self._owner is not None
