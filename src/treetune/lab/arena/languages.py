@@ -1,11 +1,16 @@
 """Toy languages whose policies are tables, so that values, advantages and gradients are known exactly.
 
-An answer is a Markov chain: each token moves it from one status to another, and the last status decides
-whether it is correct. Example: in the language "first of 8", the first token moves from status 0 to 1 with
-probability 0.25 and to 2 otherwise; the seven other tokens keep the status, and answers that end in 1 are
-correct. A status can be written in several wordings, which have no meaning:
+An answer is a Markov chain. Its state is called a status: a number, 0 at the beginning, that each token may
+change. The last status decides whether the answer is correct. Example: in the language "first of 8", the
+first token moves from status 0 to 1 with probability 0.25 and to 2 otherwise; the seven other tokens keep the
+status, and answers that end in 1 are correct.
+
+A token writes the status that it moves to. It does so in one of several wordings, which have no meaning, as
+the same step of a proof can be written in different words:
 
     token id  =  1 + status · W + wording        (W wordings at most; 0 is the end token)
+
+Example: with W = 3, status 2 is written by the tokens 7, 8 and 9.
 
 The arena samples answers from these languages, assigns credit to them, and compares the resulting gradients
 with the exact one.
@@ -90,6 +95,7 @@ class Language:
 
     @cached_property
     def most_wordings(self) -> int:
+        """W, the largest number of wordings of any token."""
         return int(self.wordings_TS.max())
 
     def statuses(self, token_ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.intp]:
@@ -98,7 +104,10 @@ class Language:
         The answer may be unfinished; an end token is ignored."""
         ids = np.asarray(token_ids)[: self.length]
         ids = ids[ids != EOS]
-        return np.concatenate([[0], (ids - 1) // self.most_wordings]).astype(np.intp)
+        # The inverse of token id = 1 + status · W + wording: the quotient is the status that a token writes,
+        # and the remainder its wording.
+        statuses_after_tokens = (ids - 1) // self.most_wordings
+        return np.concatenate([[0], statuses_after_tokens]).astype(np.intp)
 
     def log_probabilities(self, status_NT: NDArray[np.intp]) -> NDArray[np.float64]:
         """Returns the log-probability of each token of some answers, without the end token.
