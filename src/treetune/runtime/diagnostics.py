@@ -141,7 +141,7 @@ class CollapseSign:
     counts: bool = False
     """Whether enough iterations in a row show it."""
     description: str = ""
-    """The description of what the last iteration shows."""
+    """The values of the last iteration, in words."""
     early: bool = False
     """Whether there were too few iterations to check it."""
 
@@ -164,12 +164,12 @@ def _find(sign: Sign, settings: Diagnostics, watched: WatchedRun, rows: Sequence
     message = check(settings, watched, rows)
     if message is None:
         return CollapseSign(sign, early=len(rows) < settings.needs(sign))
-    # Backwards: the check of `rows[:-n]` is what it was n iterations ago.
-    n_seen = 1
-    while n_seen < len(rows) and check(settings, watched, rows[:-n_seen]) is not None:
-        n_seen += 1
-    since = int(rows[-n_seen]["iteration"])
-    return CollapseSign(sign, since, counts=n_seen >= settings.patience, description=message)
+    # Backwards from the last row: the check of `rows[:-n]` has the result that it had n iterations ago.
+    n_rows_with_sign = 1
+    while n_rows_with_sign < len(rows) and check(settings, watched, rows[:-n_rows_with_sign]) is not None:
+        n_rows_with_sign += 1
+    since = int(rows[-n_rows_with_sign]["iteration"])
+    return CollapseSign(sign, since, counts=n_rows_with_sign >= settings.patience, description=message)
 
 
 def verdict(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
@@ -192,13 +192,19 @@ def last_good(settings: Diagnostics, findings: Mapping[Sign, CollapseSign], iter
     return min((first - 1 for first in first_iterations if first is not None), default=iteration)
 
 
-def good_weights(good: int, checkpoints: Mapping[int, Path]) -> str:
-    """Returns a message on where the weights of `last_good` are, from the existing checkpoints."""
-    if good < 0:
+def good_weights(last_good_number: int, checkpoints: Mapping[int, Path]) -> str:
+    """Returns a message on where the newest weights are that show no sign.
+
+    Args:
+        last_good_number: The number of iterations after which the weights were good (`last_good`). It is
+            below 0 if the start weights, those after 0 iterations, show a sign already.
+        checkpoints: The folders of the existing checkpoints, by the number of finished iterations.
+    """
+    if last_good_number < 0:
         return "the start weights show it already"
-    earlier = [number for number in checkpoints if number <= good]
-    if earlier:
-        return f"the last checkpoint from before is {checkpoints[max(earlier)] / 'policy'}"
+    good_numbers = [number for number in checkpoints if number <= last_good_number]
+    if good_numbers:
+        return f"the last checkpoint from before is {checkpoints[max(good_numbers)] / 'policy'}"
     return "no checkpoint is from before: begin with the start weights again"
 
 

@@ -316,9 +316,11 @@ class States:
     gradients: int = 0
     """Gradients, from a backward pass to the step."""
     passing: int = 0
-    """Further memory during a backward pass."""
+    """Further memory during forward and backward passes, for what sharding adds: gathered weights and buckets
+    of gradients. It is free again in a step of the optimiser."""
     stepping: int = 0
-    """Further memory during a step."""
+    """Further memory during a step of the optimiser, for its intermediate values. It is free again in
+    passes."""
     on_host: int = 0
     """The bytes of the host that ZeRO's offloading uses."""
 
@@ -468,8 +470,9 @@ class TrainerMemory:
         )
 
     @cached_property
-    def update(self) -> int:
-        """The most bytes of a micro-batch's forward and backward pass, of policy or critic."""
+    def micro_batch_pass(self) -> int:
+        """The most bytes of the activations and gradients of a micro-batch's forward and backward pass, of
+        policy or critic."""
         passes, objective = self.passes(self.micro_batch), self.trainer.objective
         entropy = getattr(objective, "entropy_coef", 0.0) != 0 or self.trainer.entropy_target is not None
         head = passes.head(
@@ -515,10 +518,13 @@ class TrainerMemory:
     def peak(self) -> int:
         """The most bytes of training: of scoring, of passes with gradients, or of a step."""
         models = [self.policy] if self.critic is None else [self.policy, self.critic]
+        # Gradients are there from the backward pass to the end of the step, and those of both models at once.
+        # The models pass and step one after the other, so the larger one counts. A micro-batch's activations
+        # are freed at the end of its pass, before the step.
         gradients = sum(model.gradients for model in models)
-        passing = max(model.passing for model in models)
-        stepping = max(model.stepping for model in models)
-        return self.models + max(self.scoring, gradients + max(passing + self.update, stepping))
+        during_pass = max(model.passing for model in models) + self.micro_batch_pass
+        during_step = max(model.stepping for model in models)
+        return self.models + max(self.scoring, gradients + max(during_pass, during_step))
 
     @property
     def scorable(self) -> int:
