@@ -263,6 +263,8 @@ _NO_SIGN = str.maketrans("123", "xxx")
 """Replaces the digits of the text itself, which aren't signs of parts."""
 _ORDER_OF_PARTS = re.compile(r"\s*<Outlines>[1\s]*+</Outlines>\s*2[2\s]*+3?\s*")
 """The skeleton of a block in the right order (`_parts`)."""
+_SPACE_BETWEEN_THREADS = re.compile(r"2\s+2")
+"""In the skeleton of a block, where each 2 is a thread."""
 _FILLER = "x"
 """Replaces the characters of a block that has been checked, in the thread around it."""
 
@@ -355,7 +357,7 @@ def _faults_of_block(body: str, conclusions: Conclusions, adjacent: bool, most_t
         found.append(
             "is not <Outlines>, outlines, </Outlines>, threads and perhaps a conclusion, in this order"
         )
-    elif adjacent and re.search(r"2\s+2", skeleton):
+    elif adjacent and _SPACE_BETWEEN_THREADS.search(skeleton):
         found.append("has white space between threads")
     return found
 
