@@ -224,9 +224,9 @@ languages.
 the variance with the true advantages of the steps. Both gradients have the same mean, so the gain is the
 square of the law's quotient: it should be proportional to 1/ρ. The *exponent* is the slope of log gain over
 log ρ; the law says −1. Nothing is sampled: both variances are sums over the states of a table
-(`src/treetune/lab/arena/exact.py`), and the tests compare them with enumeration of all groups of answers.
-True advantages cost nothing here, so the gain is what a perfect credit would have
-(an optimal baseline can have still less variance).
+(`src/treetune/lab/arena/exact.py`), and tests compare them with sums over all possible groups of answers.
+True advantages cost nothing here, so the gain is that of a perfect credit (an optimal baseline can reduce
+the variance still more).
 
 ## Routine steps are added: the law holds
 
@@ -243,7 +243,7 @@ the answer is:
   / ρ**. The largest relative error of the line in all rows is {largest_error:.0e}, which is rounding. The
   reason: each routine step adds the same variance to RLOO's gradient, and none to that of true advantages.
   For small ρ, the constant a no longer matters.
-* Without routine steps (× 1, tokens of one step) even perfect credit may gain nothing: 1.02 where one
+* Without routine steps (× 1, steps of one token) even perfect credit may gain little: 1.02 where one
   answer in twenty is correct, 1.45 where all of 8 choices must be right.
 
 ## Decisive steps are replaced by routine ones: it depends
@@ -258,8 +258,8 @@ number of choices divided by {steps} where choices stop mattering after a mistak
   expectation, the squares of the true advantages of an answer always add up to the variance of the reward.
   So neither variance depends on how many steps share the decision. What matters is the length.
 * **All**: the exponent is near −1, for another reason. If many choices must all be right, each is nearly
-  certain, and the rare mistakes have large scores. The cell with two choices stands out: with two options
-  of equal probability, true advantages give a gradient almost without noise.
+  certain, and the gradient of a rare mistake's log-probability is large. The cell with two choices is an
+  exception: with two options of equal probability, true advantages give a gradient almost without noise.
 * **Luck**: after the steps, the environment draws the outcome, and the policy's choices change its
   probability a little. Now most of the reward's variance is the environment's, whatever the share. The gain
   is very large, as true advantages contain none of the luck, and its exponent is near −1.

@@ -64,9 +64,10 @@ turn:
 
 {table}
 
-With eight answers, a policy that mostly goes on learns nearly nothing from later turns about taking them.
-An outcome reward with a baseline of its own is not affected. So if the outcome reward falls with the
-number of turns, the policy sees this cost and not what further turns earn, and learns to stop.
+With eight answers, a policy that usually takes another turn hardly learns from the rewards of later turns
+whether to take them. An outcome reward with a separate baseline is not affected. So if the outcome reward
+falls with the number of turns, the policy sees this cost, does not see the rewards of further turns, and
+learns to stop.
 
 **In treetune** no credit uses the baseline by index.
 [`gigpo`](../credit_assignment.md#credits-of-the-literature) compares returns, though its mean includes

@@ -6,8 +6,8 @@
     assign_credit(traces, credit={"type": "group"})
 
 Traces of the same task are a group. The advantages are written where verifiers keeps them, into
-`MessageNode.advantages`: one for each sampled token. A trace has to be one branch: a conversation whose turns
-follow each other. Tokens of tools and users are in the answer, and aren't trained.
+`MessageNode.advantages`: one for each sampled token. A trace must have a single branch, i.e. be a
+conversation that does not fork. Tokens of tools and users are part of the answer, but are not trained.
 """
 
 from treetune.credit import GradedAnswer, advantages

@@ -51,7 +51,7 @@ def estimate(token_level_rewards, response_mask, index, **_):
         )
     answers = []
     for row, mask in enumerate(response_mask.bool()):
-        length = int(mask.nonzero().max()) + 1  # after it is padding; tools may have written in between
+        length = int(mask.nonzero().max()) + 1  # padding follows the last sampled token
         prompt_ids, ids = [0], response_mask[row].long()
         if has_ids:
             prompts = batch["prompts"][row]

@@ -22,7 +22,7 @@ from treetune.tasks.rows import Gsm8k
 from treetune.vocabulary import Problem
 
 GRPO = {data: f"polIter_rho1bSft2_grpo_{data}" for data in ("MATH", "GSM8K")}
-FRAGMENTS = ["rollouts/until_mixed"] + sorted(
+FRAGMENTS = ["presets/dppo", "rollouts/until_mixed"] + sorted(
     f"{folder}/{path.stem}"
     for folder in ("models", "compat", "overlays", "shaping", "selections", "hardware")
     for path in configurations(CONFIGS / folder)

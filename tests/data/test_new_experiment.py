@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ def test_check_tries_the_reward_function_on_the_first_row(
     assert done.returncode == 2
     message = " ".join(done.stderr.split())
     assert "task.grader: reward:score can't grade the reference answer of example/0 as a response" in message
-    assert "KeyError: '4' (reward.py, line 2)" in message
+    assert re.search(r"KeyError: .* \(reward.py, line 2\)", message)
 
 
 def test_a_table_of_new_experiments_is_refused_without_the_one_that_trains_the_start_model(

@@ -169,6 +169,7 @@ class DivergenceBounded(PolicyGradient):
     """
 
     divergence: Literal["tv", "kl"] = "tv"
+    """The distance between the old policy and the policy, see above."""
     limit_low: Annotated[float, Gt(0)] = 0.15
     """For A < 0, the gradient is 0 if the token has become less likely by more than this. verl's example has
     0.15 for ``tv`` and 0.05 for ``kl``."""

@@ -77,6 +77,7 @@ class Preference(Objective):
     """
 
     beta: Annotated[float, Gt(0)] = 0.1
+    """The weight of the reference: the factor of the log ratio to it in the implicit reward."""
 
     aggregation = "sequence"
     needs_reference = True

@@ -37,6 +37,7 @@ ALLOWED = {
     ("src/treetune/domains/foreign.py", "?.exec_module"): "the same",
     ("src/treetune/__init__.py", "importlib.import_module"): OURS,
     ("src/treetune/__init__.py", "globals()"): OURS,
+    ("src/treetune/credit/__init__.py", "importlib.import_module"): OURS,
     ("src/treetune/lab/arena/scores.py", "importlib.import_module"): "a module of a registered part",
     ("src/treetune/engine/guard.py", "ctypes.CDLL"): "the C library",
     ("src/treetune/processes/lifetime.py", "ctypes.CDLL"): "the C library",

@@ -15,19 +15,19 @@ from treetune.lab.arena.steps import MEASURES
 Scores = Mapping[str, Mapping[str, Any]]
 """The scores of each method on one language, as `scores.scores` returns them."""
 
-PREFACE = """Does a credit know which step of an answer mattered? In a language, the exact advantage of every
-step is known, so the credits of an answer's steps can be compared with it. The credit of a step is the mean
-advantage of its tokens.
+PREFACE = """Does a credit find the step of an answer that mattered? In the arena's toy languages the exact advantage
+of every step is known, so the credits of an answer's steps can be compared with it. The credit of a step is
+the mean advantage of its tokens.
 
 * *Rank correlation with the truth*: Spearman's correlation, over the steps of an answer, of their credits
   with their true advantages; the mean over answers. It is 0 for a credit that is the same for all steps, such
   as GRPO's. Many true advantages are 0, and noise in the credit of these steps lowers the correlation.
 * *With the log-probability*: the same with the log-probability of each step under the policy, to see whether
-  the credit follows fluency. Compare it with the row *true advantages*, which need not have 0 either.
-* *Finds the decisive step*: how often the step whose credit is largest in size has the true advantage that is
-  largest in size. If several steps have the largest credit, one of them is drawn.
-* *Against chance*: whether this is above or below the frequency for a step drawn at random, which is given;
-  "at" if the interval contains it.
+  the credit follows fluency. Compare it with the row *true advantages*, whose correlation need not be 0.
+* *Finds the decisive step*: the share of answers in which the step with the largest credit (in size) also has
+  the largest true advantage (in size). If several steps have the largest credit, one of them is drawn.
+* *Against chance*: the same share for a step drawn at random, and whether the credit's share is above or
+  below it; "at" if the interval contains it.
 
 Intervals are 95 % bootstraps over problems; those of the means contain the sampling error alone. Two rows are
 signals rather than credits: *log-probability*, whose largest step is the least likely one, and *hindsight
