@@ -43,7 +43,7 @@ def ranges(text: str) -> list[list[Lines]]:
             if not opened or opened[-1] != tag[2:-1]:
                 raise Unreadable(f"{tag} closes nothing")
             if opened.pop() == "thread":
-                groups[-1].append(_lines(between))
+                groups[-1].append(_parse_lines(between))
             elif between.strip():
                 raise Unreadable(f"a <parallel> contains {between.strip()[:60]!r} in addition to its threads")
         elif opened != ([] if tag == "<parallel>" else ["parallel"]):
@@ -63,7 +63,7 @@ def ranges(text: str) -> list[list[Lines]]:
     return groups
 
 
-def _lines(text: str) -> Lines:
+def _parse_lines(text: str) -> Lines:
     match = _RANGE.fullmatch(text)
     if match is None:
         raise Unreadable(f"a <thread> holds {text[:60]!r} and not a first and last line such as 4-9")

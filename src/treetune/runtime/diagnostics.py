@@ -154,11 +154,11 @@ def diagnose(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) ->
             continue
         rows_with_metric = [row for row in rows if _has_metric(sign, watched, row)]
         if rows_with_metric:
-            findings[sign] = _find(sign, settings, watched, rows_with_metric)
+            findings[sign] = _check_sign(sign, settings, watched, rows_with_metric)
     return findings
 
 
-def _find(sign: Sign, settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> CollapseSign:
+def _check_sign(sign: Sign, settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> CollapseSign:
     """Checks a sign after the last row, and counts the rows in a row that show it."""
     check = _CHECKS[sign]
     message = check(settings, watched, rows)
@@ -224,13 +224,13 @@ METRICS: Mapping[Sign, tuple[str, ...]] = {
 def _has_metric(sign: Sign, watched: WatchedRun, row: Row) -> bool:
     """Returns whether the row says anything about the sign."""
     if sign == "no_spread":
-        return _mixed(row) is not None or "credit/advantage_zero" in row
+        return _mixed_share(row) is not None or "credit/advantage_zero" in row
     if METRICS[sign][0] not in row:
         return False
     return sign != "answers_at_limit" or watched.max_tokens is not None
 
 
-def _mixed(row: Row) -> float | None:
+def _mixed_share(row: Row) -> float | None:
     """Returns the share of problems with both right and wrong answers; None if each has a single answer."""
     has_several_answers = row.get("episodes/count", 0) > row.get("episodes/problems", 0)
     return row.get("episodes/mixed") if has_several_answers else None
@@ -290,7 +290,7 @@ def _truncated(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) 
 
 
 def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
-    share, floor = _mixed(rows[-1]), settings.mixed_floor
+    share, floor = _mixed_share(rows[-1]), settings.mixed_floor
     assert floor is not None
     if share is None or share >= floor:
         if rows[-1].get("credit/advantage_zero") != 1:

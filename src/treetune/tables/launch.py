@@ -254,7 +254,7 @@ def carry_out(
     }
     waiting, statuses = list(plan.runs), dict(plan.statuses)
     attempts: dict[Key, _Attempt] = {}  # the commands that are running now
-    tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)
+    tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)  # the commands that each run has had
     ended: list[tuple[PlannedRun, RunStatus]] = []  # the runs that ended in this turn of the loop
     unfinished, deadline_s = 0, plan.table.deadline_hours * 3600
 
@@ -373,6 +373,7 @@ def _waves(plan: TableRuns) -> list[list[PlannedRun]]:
 
 
 def _shell_line(plan: TableRuns, run: PlannedRun, launcher: Launcher) -> str:
+    """Returns a line of the shell with all commands that a run still needs, each after the one before."""
     commands = commands_of(plan, run, plan.statuses[run.key])
     if run.analyses and ("run_analyzers",) not in commands:
         commands.append(("run_analyzers",))

@@ -169,7 +169,7 @@ def _compare_tensors(first: Path, second: Path) -> Difference:
 
 def _compare_tables(first: Path, second: Path) -> Difference:
     """Compares two Arrow files row by row, without columns that depend on time."""
-    first_table, second_table = _table(first), _table(second)
+    first_table, second_table = _read_table(first), _read_table(second)
     if first_table.num_rows != second_table.num_rows:
         return "its number of rows", str(first_table.num_rows), str(second_table.num_rows)
     # For each column the first row that differs, and the difference.
@@ -199,7 +199,7 @@ def _compare_tables(first: Path, second: Path) -> Difference:
     return f"{label}, {name}{path_in_cell}", repr(value), repr(second_value)
 
 
-def _table(path: Path) -> pa.Table:
+def _read_table(path: Path) -> pa.Table:
     import pyarrow as pa
 
     try:
@@ -316,7 +316,7 @@ def _compare_journals(first: Path, second: Path, phase: str) -> Difference:
     """Compares the requests of a phase in two folders of journals, in any order and of any rank.
 
     None also where one of both has no journal of the phase."""
-    in_first, in_second = (_requests(folder, phase) for folder in (first, second))
+    in_first, in_second = (_read_requests(folder, phase) for folder in (first, second))
     if not in_first or not in_second:
         return None
     for key in dict.fromkeys([*in_first, *in_second]):
@@ -331,7 +331,7 @@ def _compare_journals(first: Path, second: Path, phase: str) -> Difference:
     return None
 
 
-def _requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
+def _read_requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
     """Returns the samples of each request, without numbers that depend on time. Lines that can't be read are
     left out, as a resumed run leaves them out."""
     samples_by_request = {}

@@ -134,6 +134,8 @@ class Language:
             active = np.flatnonzero(start_N <= position)
             before = status_N[active]
             chances_AO = self.chances_TSO[position][before]
+            # Each position has two random numbers of its own: the even one draws the option, the odd one the
+            # wording.
             option = _draw_options(chances_AO, _uniform(seed_N[active], 2 * position))
             after = self.after_TSO[position][before, option]
             wordings = self.wordings_TS[position][before]
@@ -228,16 +230,18 @@ class Language:
             before, after = status_NT[:, position], status_NT[:, position + 1]
             weight_N1 = weights_NT[:, position, None]
             chances_NO = self.chances_TSO[position][before]
+            # The gradient of log softmax by the logits: 1 for the option that was taken, minus the
+            # probability of each. The wordings' is the same, with equal probabilities.
             is_taken_NO = (self.after_TSO[position][before] == after[:, None]) & (chances_NO > 0)
-            of_options = np.zeros((n_groups, n_statuses, n_options))
-            np.add.at(of_options, (group_N, before), weight_N1 * (is_taken_NO - chances_NO))
+            gradient_of_options = np.zeros((n_groups, n_statuses, n_options))
+            np.add.at(gradient_of_options, (group_N, before), weight_N1 * (is_taken_NO - chances_NO))
             n_wordings_N1 = self.wordings_TS[position][before][:, None]
             wordings_1W = np.arange(self.most_wordings)[None, :]
             is_written_NW = wordings_1W == wording_NT[:, position, None]
             chances_NW = (wordings_1W < n_wordings_N1) / n_wordings_N1
-            of_wordings = np.zeros((n_groups, n_statuses, self.most_wordings))
-            np.add.at(of_wordings, (group_N, before), weight_N1 * (is_written_NW - chances_NW))
-            columns += [of_options.reshape(n_groups, -1), of_wordings.reshape(n_groups, -1)]
+            gradient_of_wordings = np.zeros((n_groups, n_statuses, self.most_wordings))
+            np.add.at(gradient_of_wordings, (group_N, before), weight_N1 * (is_written_NW - chances_NW))
+            columns += [gradient_of_options.reshape(n_groups, -1), gradient_of_wordings.reshape(n_groups, -1)]
         return np.concatenate(columns, 1).astype(np.float32)
 
 
@@ -341,7 +345,8 @@ def majority(length: int, success: float = 0.25) -> Language:
 
     def language_with(right: float) -> Language:
         def chances(position: int, status: int) -> Mapping[int, float]:
-            # Status counts that can't be reached yet have a single option.
+            # After `position` tokens, at most as many choices are right. Higher statuses can't be reached
+            # yet, and have a single option, since the table needs one for every status.
             return {status + 1: right, status: 1 - right} if status <= position else {status: 1.0}
 
         correct = range(length // 2 + 1, length + 1)

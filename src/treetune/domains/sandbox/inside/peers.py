@@ -42,20 +42,21 @@ _DEEPEST = 200
 _LONGEST_MESSAGE = 1 << 28
 """The greatest number of bytes of a message. A longer one could exhaust the memory of the tests' process."""
 _ORDERS = ("lt", "le", "gt", "ge")
-_SUMS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-_OF_CONTAINERS = ("contains", "getitem", "setitem", "delitem")
-_GIVING_NUMBERS = ("int", "float", "hash", "len", "bool")
+_ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_CONTAINER_OPERATIONS = ("contains", "getitem", "setitem", "delitem")
+_RETURNING_NUMBERS = ("int", "float", "hash", "len", "bool")
 _TEXTS = ("__name__", "__qualname__", "__doc__")
 
 
+_FROM_OPERATOR = (*_ORDERS, *_ARITHMETIC, *_CONTAINER_OPERATIONS, "eq", "neg")
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, f"__{name}__") for name in (*_ORDERS, *_SUMS, *_OF_CONTAINERS, "eq", "neg")},
+    **{name: getattr(operator, f"__{name}__") for name in _FROM_OPERATOR},
     **{
         function.__name__: function
         for function in (int, float, hash, len, bool, iter, next, str, repr, getattr, setattr)
     },
     # radd and the like, whose object is the right operand
-    **{f"r{name}": lambda right, left, name=name: _OPERATIONS[name](left, right) for name in _SUMS},
+    **{f"r{name}": lambda right, left, name=name: _OPERATIONS[name](left, right) for name in _ARITHMETIC},
     "instancecheck": lambda kind, value: isinstance(value, kind),
     "enter": lambda context: context.__enter__(),
     "exit": lambda context, error: context.__exit__(type(error) if error else None, error, None),
@@ -118,7 +119,7 @@ def _forward(operation: str) -> Callable[..., Any]:
     """Returns a method that asks the other process for the operation."""
 
     def method(self: Remote, *args: Any) -> Any:
-        if self._knows_test_data and operation in _GIVING_NUMBERS:
+        if self._knows_test_data and operation in _RETURNING_NUMBERS:
             raise TypeError(
                 "the result of another process's arithmetic with data of this process is not a number"
             )
@@ -151,10 +152,10 @@ def _forward_among_remotes(operation: str) -> Callable[..., Any]:
     return method
 
 
-_ALONE = ("neg", "iter", "next", "str", "repr", "enter", "instancecheck")
-for _method in (*_OF_CONTAINERS, *_GIVING_NUMBERS, *_ALONE):
+_OTHER_OPERATIONS = ("neg", "iter", "next", "str", "repr", "enter", "instancecheck")
+for _method in (*_CONTAINER_OPERATIONS, *_RETURNING_NUMBERS, *_OTHER_OPERATIONS):
     setattr(Remote, f"__{_method}__", _forward(_method))
-for _method in (*_ORDERS, *_SUMS, *(f"r{name}" for name in _SUMS)):
+for _method in (*_ORDERS, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC)):
     setattr(Remote, f"__{_method}__", _forward_among_remotes(_method))
 
 
@@ -196,7 +197,7 @@ class Peer:
                 sys.stdout.write(str(printed))
             if operation == "call":
                 for index, content in changed:
-                    _become(args[index], self.decode(content), self.by_value)
+                    _replace_content(args[index], self.decode(content), self.by_value)
             if kind == "gives":
                 return self.decode(encoded)
             raise self.decode(encoded)
@@ -209,7 +210,7 @@ class Peer:
         changed = []
         try:
             args, named = self.decode(encoded_arguments)
-            contents_before = self._mutable(operation, args)
+            contents_before = self._encode_mutable(operation, args)
             if self.guarded:
                 _check(operation, args, self)
             function = self.names.__getitem__ if operation == "name" else _OPERATIONS[operation]
@@ -220,7 +221,7 @@ class Peer:
                 # data.
                 self.keep(result)
             kind, encoded = "gives", self.encode(result)
-            for index, content in self._mutable(operation, args).items():
+            for index, content in self._encode_mutable(operation, args).items():
                 if content != contents_before[index]:
                     changed.append([index, content])
         except Ended:
@@ -231,8 +232,9 @@ class Peer:
         self.printed.seek(0)
         self.printed.truncate()
 
-    def _mutable(self, operation: str, args: list[Any]) -> dict[int, Any]:
-        """Returns the contents of the arguments that a call may change, by their indices."""
+    def _encode_mutable(self, operation: str, args: list[Any]) -> dict[int, Any]:
+        """Returns the encoded contents of the arguments that a call may change, by their indices. The
+        contents before and after the call show which of them it has changed."""
         kinds = (list, dict, set, collections.deque, *self.by_value.values()) if operation == "call" else ()
         return {index: self.encode(arg) for index, arg in enumerate(args) if isinstance(arg, kinds)}
 
@@ -441,7 +443,7 @@ def _set_attributes(instance: Any, attributes: dict[str, Any]) -> None:
             instance.__dict__[name] = value
 
 
-def _become(target: Any, source: Any, by_value: dict[str, type]) -> None:
+def _replace_content(target: Any, source: Any, by_value: dict[str, type]) -> None:
     """Replaces the content of a mutable value by that of another."""
     if isinstance(target, (list, collections.deque)):
         target.clear()

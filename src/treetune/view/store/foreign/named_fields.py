@@ -70,7 +70,7 @@ def _split_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def is_answer(row: Mapping[str, Any]) -> bool:
     """Returns whether a row has a prompt, an answer, and a reward, which may be null."""
     row = _split_messages(row)
-    return _first(row, "prompt") is not None and _has_field(row, "text") and _has_reward(row)
+    return _first_value(row, "prompt") is not None and _has_field(row, "text") and _has_reward(row)
 
 
 def _has_field(row: Mapping[str, Any], kind: str) -> bool:
@@ -94,7 +94,7 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     Raises NotAnAnswer for a row without a prompt, an answer or a reward.
     """
     row = _split_messages(row)
-    values = {kind: _first(row, kind) for kind in NAMES}
+    values = {kind: _first_value(row, kind) for kind in NAMES}
     prompt, text = values["prompt"], values["text"]
     if prompt is None:
         raise NotAnAnswer(f"it has no prompt ({', '.join(NAMES['prompt'])})")
@@ -153,7 +153,7 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _first(row: Mapping[str, Any], kind: str) -> Any:
+def _first_value(row: Mapping[str, Any], kind: str) -> Any:
     """Returns the value of the first field of a kind that a row has and that isn't null."""
     return next((row[name] for name in NAMES[kind] if row.get(name) is not None), None)
 
