@@ -15,9 +15,10 @@ from treetune.lab.arena.steps import MEASURES
 Scores = Mapping[str, Mapping[str, Any]]
 """The scores of each method on one language, as `scores.scores` returns them."""
 
-PREFACE = """Does a credit find the step of an answer that mattered? In the arena's toy languages the exact advantage
-of every step is known, so the credits of an answer's steps can be compared with it. The credit of a step is
-the mean advantage of its tokens.
+PREFACE = """\
+Does a credit find the step of an answer that mattered? In the arena's toy languages the exact advantage of
+every step is known, so the credits of an answer's steps can be compared with it. The credit of a step is the
+mean advantage of its tokens.
 
 * *Rank correlation with the truth*: Spearman's correlation, over the steps of an answer, of their credits
   with their true advantages; the mean over answers. It is 0 for a credit that is the same for all steps, such
