@@ -157,7 +157,7 @@ __all__ = [  # noqa: RUF022
     # Branching: what a tree samples next
     "Branching",
     "Branches",
-    # Selection and shaping: which answers are trained on, and what they earn beside their score
+    # Selection and shaping: which answers are trained on, and what they earn in addition to their score
     "Selection",
     "Shaping",
     # Objectives: what the trainer minimises

@@ -135,16 +135,16 @@ def cut(
     * At least two of its threads have text, and at most `rule.max_threads`.
     * Its threads save at least `rule.min_saved` characters (`saved_characters`).
     """
-    kept: list[SolutionBlock] = []
+    blocks: list[SolutionBlock] = []
     dropped = []
     for group in sorted(groups, key=lambda group: group[0] if group else (0, 0)):
-        last_kept = kept[-1].last if kept else 0
+        last_kept = blocks[-1].last if blocks else 0
         block = _cut_block(group, lines, rule, last_kept)
         if isinstance(block, SolutionBlock):
-            kept.append(block)
+            blocks.append(block)
         else:
             dropped.append(block)
-    return kept, dropped
+    return blocks, dropped
 
 
 def _cut_block(

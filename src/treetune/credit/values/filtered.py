@@ -122,16 +122,16 @@ def _prediction_errors(step_values: StepValues, reward: float) -> list[float]:
     """
     observations = _observations(step_values, reward)
     baselines = [value.baseline_or_value for value in step_values if value is not None]
-    errors_behind, errors_before = [], []
+    errors_of_g, errors_of_h = [], []
     for gain in GAINS:
-        smoothed_values = _smooth_from_behind(observations, gain)
+        smoothed_values = _smooth_from_later(observations, gain)
         # The last value is the reward itself, whatever the gain, so its error would tell nothing about gains.
         later_and_earlier = zip(smoothed_values[1:-1], observations)
-        errors_behind.append(math.fsum((later - earlier) ** 2 for later, earlier in later_and_earlier))
-        smoothed_baselines = _smooth_from_before(baselines, gain)
+        errors_of_g.append(math.fsum((later - earlier) ** 2 for later, earlier in later_and_earlier))
+        smoothed_baselines = _smooth_from_earlier(baselines, gain)
         earlier_and_later = zip(smoothed_baselines, observations[1:])
-        errors_before.append(math.fsum((earlier - later) ** 2 for earlier, later in earlier_and_later))
-    return errors_behind + errors_before
+        errors_of_h.append(math.fsum((earlier - later) ** 2 for earlier, later in earlier_and_later))
+    return errors_of_g + errors_of_h
 
 
 def _observations(step_values: StepValues, reward: float) -> list[float]:
@@ -139,7 +139,7 @@ def _observations(step_values: StepValues, reward: float) -> list[float]:
     return [*(value.value for value in step_values if value is not None), reward]
 
 
-def _smooth_from_behind(observations: Sequence[float], gain: float) -> list[float]:
+def _smooth_from_later(observations: Sequence[float], gain: float) -> list[float]:
     """Returns q_i = (1 − g)·V̂_i + g·q_{i+1} for each observation V̂_i. The last one stays as it is."""
     estimates = [observations[-1]]  # from the last to the first
     for observed in reversed(observations[:-1]):
@@ -147,7 +147,7 @@ def _smooth_from_behind(observations: Sequence[float], gain: float) -> list[floa
     return estimates[::-1]
 
 
-def _smooth_from_before(observations: Sequence[float], gain: float) -> list[float]:
+def _smooth_from_earlier(observations: Sequence[float], gain: float) -> list[float]:
     """Returns f_i = (1 − h)·V̂_i + h·f_{i−1} for each observation V̂_i. The first one stays as it is."""
     estimates: list[float] = []
     for observed in observations:
@@ -162,8 +162,8 @@ def filter_values(step_values: StepValues, reward: float, behind: float, before:
     """Returns an answer's values with V̂ smoothed from the later states by the gain g (`behind`), and with
     baselines smoothed from the earlier states by the gain h (`before`)."""
     baselines = [value.baseline_or_value for value in step_values if value is not None]
-    smoothed_values = iter(_smooth_from_behind(_observations(step_values, reward), behind))
-    smoothed_baselines = iter(_smooth_from_before(baselines, before))
+    smoothed_values = iter(_smooth_from_later(_observations(step_values, reward), behind))
+    smoothed_baselines = iter(_smooth_from_earlier(baselines, before))
     filtered: StepValues = []
     for value in step_values:
         if value is not None:

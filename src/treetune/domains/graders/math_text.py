@@ -149,7 +149,7 @@ _FONTS_AND_NOTATION = [
         r"|sinh|cosh|tanh|pi|gcd|lcm|det) ?\}",
         r"\\\1 ",
     ),
-    # 4\mathrm{i}: an upright e or i beside something is the constant; alone it may be a label.
+    # 4\mathrm{i}: an upright e or i next to something is the constant; alone it may be a label.
     _rewriting(
         "\\",
         _TEXT_COMMAND + r"\{ ?([ei]) ?\}(?=.)|(?<=.)" + _TEXT_COMMAND + r"\{ ?([ei]) ?\}",

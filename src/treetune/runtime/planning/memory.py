@@ -120,8 +120,8 @@ them."""
 
 BYTES_PER_LOGIT, OF_A_NUCLEUS, OF_A_SORT = 16, 33, {"cpu": 0, "cuda": 20}
 """Bytes of a chunk in the forward pass: float32 logits, log-probs, probabilities and their product; with a
-nucleus also what is sorted, with int64 order, and summed up. CUDA sorts beside that between second buffers
-of keys and order, from an int64 order of its own (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
+nucleus also what is sorted, with int64 order, and summed up. A sort on CUDA also has second buffers of keys
+and order, and an int64 order of its own (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
 BACKWARD_PER_LOGIT, WITH_ENTROPY, WITH_TERMS = 12, 20, 24
 """Bytes of a chunk in the backward pass: the log-probs again, the gradients of two things that were made of
 them; more where the entropy has a gradient, and where the objective has terms of its own."""
