@@ -1,4 +1,4 @@
-"""How the gain of true advantages depends on the share of decisive steps: exact values, no sampling.
+"""Computes how the gain of true advantages depends on the share of decisive steps, without sampling.
 
     python benchmarks/decisive_share.py --output docs/results
 
@@ -36,7 +36,7 @@ from treetune.lab.arena.languages import (  # noqa: E402
 )
 
 TIMES_AS_LONG = (1, 2, 4, 8, 16, 32)
-"""How many times as long an answer becomes by its routine steps."""
+"""By how many times routine steps make an answer longer."""
 STEPS = 32
 """Steps of an answer where the length is fixed."""
 CHOICES = (1, 2, 4, 8, 16, 32)
@@ -62,7 +62,7 @@ ROUTINES: Mapping[str, Mapping[str, int]] = {
     "1 token, 4 wordings": {"wordings": 4, "tokens": 1},
     "3 tokens, 4 wordings each": {"wordings": 4, "tokens": 3},
 }
-"""Kinds of steps."""
+"""The kinds of steps in longer answers: the wordings of a routine token, and the tokens of every step."""
 
 
 class Family(NamedTuple):
@@ -70,7 +70,7 @@ class Family(NamedTuple):
 
     name: str
     decisive: str
-    """What decides. Families in which the same decides are similar."""
+    """The kind of the decisive steps. Families of the same kind are similar: a cluster of the bootstrap."""
     shares: list[float]
     gains: list[float]
 
@@ -89,7 +89,7 @@ class Family(NamedTuple):
 
     @property
     def line(self) -> tuple[float, float, float]:
-        """a and b of gain = a + b / share, by least squares, and the largest relative error of that."""
+        """The a and b of gain = a + b / share, by least squares, and the line's largest relative error."""
         inverse_shares = 1 / np.array(self.shares)
         b, a = np.polyfit(inverse_shares, self.gains, 1)
         errors = np.abs((a + b * inverse_shares) / self.gains - 1)
@@ -105,10 +105,11 @@ def family_of(
 
 
 def longer_answers() -> list[Family]:
-    """Returns a family for each kind of choices and of steps: routine steps are added to the same choices."""
+    """Returns a family for each kind of decisive steps and of routine steps. The choices stay the same, and
+    routine steps are added."""
     families = []
-    for decisive, make in DECISIVE.items():
-        choices = make()
+    for decisive, make_language in DECISIVE.items():
+        choices = make_language()
         for routine, settings in ROUTINES.items():
             lengths = [times * choices.length for times in TIMES_AS_LONG]
             languages = [diluted(choices, steps, **settings) for steps in lengths]
@@ -117,7 +118,7 @@ def longer_answers() -> list[Family]:
 
 
 def fixed_length() -> list[Family]:
-    """Returns families in which decisive steps take the place of routine ones."""
+    """Returns families of answers of equal length, in which routine steps take the place of decisive ones."""
     majorities = [diluted(majority(number), STEPS) for number in ODD_CHOICES]
     all_choices = [diluted(every_choice(number), STEPS) for number in CHOICES]
     by_environment = [by_luck(STEPS, number, EFFECT) for number in CHOICES]
@@ -134,7 +135,7 @@ def of_the_arena() -> Family:
 
 
 def interval(values: Sequence[float], clusters: Sequence[str]) -> Number:
-    """Returns the mean of some exponents, with its 95 % bootstrap interval over clusters of families."""
+    """Returns the mean of exponents, with its 95 % bootstrap interval. A cluster is drawn as a whole."""
     return Bootstrap(clusters, seed=1)(mean_of(values))
 
 
@@ -159,9 +160,14 @@ def as_text(number: Number, scale: float = 1.0) -> str:
 
 
 def gain_text(gain: float) -> str:
+    """Returns a gain with about three digits."""
     if math.isinf(gain):
         return "∞"
-    return f"{gain:.2f}" if gain < 10 else f"{gain:.1f}" if gain < 100 else f"{gain:,.0f}"
+    if gain < 10:
+        return f"{gain:.2f}"
+    if gain < 100:
+        return f"{gain:.1f}"
+    return f"{gain:,.0f}"
 
 
 def page(longer: Sequence[Family], fixed: Sequence[Family], arena: Family) -> str:

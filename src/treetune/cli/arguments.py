@@ -40,18 +40,18 @@ OWN_MODULES = (
     treetune.view.commands,
     treetune.view.exports.commands,
 )
-"""Modules of this package with commands, besides the core's."""
+"""Modules of this package with commands, in addition to those of `treetune.cli`."""
 
 GROUP = "treetune.commands"
 """Entry points of users' packages that add commands: each names a module with `COMMANDS`."""
 
 
-def _commands() -> dict[str, Command]:
+def _collect_commands() -> dict[str, Command]:
     """Returns all commands by their names, those of installed packages included."""
     modules: list[Any] = [experiments, configuration, *OWN_MODULES]
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.dist is not None and entry.dist.name == "treetune":
-            continue  # an installation of version 0.1, which named its own modules here
+            continue  # version 0.1 named its own modules here, and may still be installed
         try:
             modules.append(entry.load())
         except Exception as error:  # a broken package mustn't end other commands
@@ -67,7 +67,7 @@ def _commands() -> dict[str, Command]:
 
 def show_help(options: Options) -> int:
     """Prints the help of a command, of a group of commands with their examples, of all, or the overview."""
-    topic, groups = options.topic, _groups()
+    topic, groups = options.topic, _group_commands()
     if topic in BY_NAME:
         parse([topic, "--help"])  # ends the program
     if topic is None:
@@ -75,10 +75,11 @@ def show_help(options: Options) -> int:
     elif topic == "all":
         context = click.Context(PROGRAM, **CONTEXT)
         formatter = context.make_formatter()
-        click.Command.format_options(PROGRAM, context, formatter)  # a group's would list its commands again
-        say("\n\n".join([*map(_listed, groups), f"{formatter.getvalue()}\n{EPILOG}"]))
+        # Not `click.Group.format_options`, which would also list the commands.
+        click.Command.format_options(PROGRAM, context, formatter)
+        say("\n\n".join([*map(_list_group, groups), f"{formatter.getvalue()}\n{EPILOG}"]))
     elif topic in groups:
-        say(f"{_listed(topic)}\n\n{example_lines(*groups[topic])}")
+        say(f"{_list_group(topic)}\n\n{example_lines(*groups[topic])}")
     else:
         raise ValueError(f"there is no command or group {topic!r}{_suggest(topic, [*BY_NAME, *groups])}")
     return 0
@@ -101,10 +102,11 @@ GROUPS = {
     "data": "prepare_data estimate_difficulty filter_data score_responses export_rows make_threads",
     "share": "certify verify model_card push_to_hub export_evaluation export_notes chat_template",
 }
-"""The headings under which help lists commands. All others, such as those of installed packages, are under
-OTHER."""
+"""The headings under which help lists commands. Commands that are not listed here, such as those of installed
+packages, are under OTHER."""
 
 OTHER = "other"
+"""The heading of commands that `GROUPS` doesn't list."""
 
 SHORT = {
     "run_evaluation": "evaluate",
@@ -126,9 +128,9 @@ OTHERS_CALL_IT = {
     "serve": "view",
     "dashboard": "view",
 }
-"""Commands of other programs, each with its name here."""
+"""Names that other programs have for commands, and the name of the same command here."""
 
-COMMANDS = _commands()
+COMMANDS = _collect_commands()
 BY_NAME = COMMANDS | {short: COMMANDS[name] for name, short in SHORT.items() if name in COMMANDS}
 
 EPILOG = """\
@@ -155,9 +157,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
     The options of all commands (--configs, --override, --debug) may come before or after the command.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = PROGRAM.main(words, "treetune", standalone_mode=False, obj=COMMANDS, **CONTEXT)
+        options = PROGRAM.main(command_line, "treetune", standalone_mode=False, obj=COMMANDS, **CONTEXT)
     except click.ClickException as error:
         program = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "treetune"
         print(f"{program}: {error.format_message()}\n{program} --help lists the options", file=sys.stderr)
@@ -168,7 +170,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "terminal_width": WIDTH}
-"""Settings of click that hold for all commands."""
+"""Settings of click for all commands."""
 
 
 class _Program(click.Group):
@@ -201,16 +203,17 @@ class _Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns the name that help shows, the command, and the words after it."""
-        word, *words = args
-        if word in BY_NAME:
-            command = BY_NAME[word]
-            return SHORT.get(command.name, command.name), command, words
-        if word.endswith(CONFIGURATION_SUFFIXES):
-            ctx.fail(f"{word} is a file, and a command comes first: treetune run {shlex.quote(word)}")
-        near = OTHERS_CALL_IT.get(word) or next(iter(get_close_matches(word, BY_NAME, n=1, cutoff=0.6)), None)
+        """Returns the name that help shows, the command, and the arguments after it."""
+        name, *arguments = args
+        if name in BY_NAME:
+            command = BY_NAME[name]
+            return SHORT.get(command.name, command.name), command, arguments
+        if name.endswith(CONFIGURATION_SUFFIXES):
+            ctx.fail(f"{name} is a file, and a command comes first: treetune run {shlex.quote(name)}")
+        similar_names = get_close_matches(name, BY_NAME, n=1, cutoff=0.6)
+        near = OTHERS_CALL_IT.get(name) or next(iter(similar_names), None)
         hint = f"did you mean {SHORT.get(near, near)}?" if near else "`treetune help` lists the commands"
-        ctx.fail(f"there is no command {word!r}: {hint}")
+        ctx.fail(f"there is no command {name!r}: {hint}")
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
@@ -219,7 +222,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> No
         ctx.exit()
 
 
-def _groups() -> dict[str, list[Command]]:
+def _group_commands() -> dict[str, list[Command]]:
     """Returns the commands by group, the basic ones first."""
     groups: dict[str, list[Command]] = {}
     grouped_names: set[str] = set()
@@ -236,23 +239,25 @@ def overview() -> str:
         "Reinforcement learning for language models: one configuration, one experiment.",
         "usage: treetune COMMAND FILE… [--override '{…}'] …",
     ]
-    groups = _groups()
-    groups.pop(OTHER)
+    groups = _group_commands()
+    groups.pop(OTHER)  # there is no room for them
     for group, commands in groups.items():
         names = [SHORT.get(command.name, command.name) for command in commands]
         if group == "basics":
             lines += [f"  {name:<9} {command.words}" for name, command in zip(names, commands)]
         else:
             lines += textwrap.wrap(f"{group:<8}{' '.join(names)}", WIDTH - 1, subsequent_indent=" " * 8)
+        # One example for each group: the first that fits on a line.
         examples = [example for command in commands for example in command.examples]
-        lines += [f"  $ {example}" for example in examples if len(example) < WIDTH - 4][:1]
+        fitting_examples = [example for example in examples if len(example) < WIDTH - 4]
+        lines += [f"  $ {example}" for example in fitting_examples[:1]]
     return "\n".join([*lines, "more    treetune help all, treetune help GROUP, treetune help COMMAND"])
 
 
-def _listed(group: str) -> str:
+def _list_group(group: str) -> str:
     """Returns the help of a group: its commands, one or two lines each."""
     lines = [f"{group}:"]
-    for command in _groups()[group]:
+    for command in _group_commands()[group]:
         name = SHORT.get(command.name, command.name)
         lines += textwrap.wrap(
             f"{name:<27} {command.words}", WIDTH - 1, initial_indent="  ", subsequent_indent=" " * 30
@@ -262,8 +267,10 @@ def _listed(group: str) -> str:
 
 def _suggest(name: str, choices: Sequence[str] | dict[str, Command]) -> str:
     """Returns the end of a message about a wrong name: the nearest right name, or else all names."""
-    near = get_close_matches(name, choices, n=1, cutoff=0.6)
-    return f": did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(choices))}"
+    similar_names = get_close_matches(name, choices, n=1, cutoff=0.6)
+    if similar_names:
+        return f": did you mean {similar_names[0]}?"
+    return f"; there are {', '.join(sorted(choices))}"
 
 
 PROGRAM = _Program()

@@ -1,4 +1,4 @@
-"""The parts of which commands are made: arguments, configurations, standard output."""
+"""The building blocks of commands: arguments, configurations, standard output."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ FILES = click.Argument(
 
 
 class Options(SimpleNamespace):
-    """What a command line says: an attribute for each option and argument of the command, and `command`, its
-    full name."""
+    """The options of a command line: an attribute for each option and argument of the command, and `command`,
+    the command's full name."""
 
 
 class WordsOption(click.Option):
@@ -95,7 +95,7 @@ class Command(click.Command):
 
         Args:
             run: Carries it out, and returns the exit code.
-            words: What it does, in the list of commands: a verb first, without a full stop.
+            words: The summary in the list of commands, which begins with a verb and has no full stop.
             more: The description in its own help.
             examples: Command lines that help shows.
             arguments: Its own options and arguments.
@@ -114,7 +114,7 @@ class Command(click.Command):
         return super().parse_args(ctx, self._name_options(args))
 
     def _name_options(self, words: Sequence[str]) -> list[str]:
-        """Returns a command line in which an option stands before each word that belongs to one.
+        """Returns a command line in which each word that belongs to an option comes right after it.
 
         ``run a.jsonnet --num_gpus 2 b.jsonnet`` becomes ``run --configs a.jsonnet --num_gpus 2 --configs
         b.jsonnet``, so that files keep their order, whichever way each was named. ``--languages a b`` becomes
@@ -148,13 +148,14 @@ class Command(click.Command):
     @override
     def invoke(self, ctx: click.Context) -> Options:
         """Returns the options: those that came before the command, and its own."""
-        before = ctx.parent.params if ctx.parent else {}
+        earlier = ctx.parent.params if ctx.parent else {}
         options = Options(**ctx.params, command=self.name)
-        # Words such as `grpo`, which may be a file's name without its ending: a message says which was meant.
+        # Words such as `grpo`, which may be a file's name without its ending. They are passed on as files, so
+        # that the message about a missing file names the one that was meant.
         files_without_ending = vars(options).pop(FILES.name, ())
-        options.configs = [*before["configs"], *options.configs, *files_without_ending]
-        options.override = [*before["override"], *options.override]
-        options.debug = before["debug"] or options.debug
+        options.configs = [*earlier["configs"], *options.configs, *files_without_ending]
+        options.override = [*earlier["override"], *options.override]
+        options.debug = earlier["debug"] or options.debug
         return options
 
 
@@ -163,7 +164,7 @@ def example_lines(*commands: Command) -> str:
     lines = ["Examples:"]
     for command in commands:
         for example in command.examples:
-            # A quoted text stays on one line: its spaces are unbreakable until the lines are wrapped.
+            # Keeps a quoted text on one line: its spaces are non-breaking until the lines are wrapped.
             unbroken = re.sub(r"'[^']*'|\"[^\"]*\"", lambda quoted: quoted[0].replace(" ", "\xa0"), example)
             pieces = textwrap.wrap(unbroken, WIDTH - 6, break_long_words=False, break_on_hyphens=False)
             lines.append("  " + " \\\n      ".join(pieces).replace("\xa0", " "))
@@ -196,7 +197,8 @@ def evaluated(options: Options) -> Config:
     part = family.registered().get(str(config.data.get("type")))
     if part is None:
         return config
-    # A table has no seed: APP_SEED is for its experiments.
+    # Evaluates again without the keys that this kind of root doesn't have. A table has no seed, for example:
+    # APP_SEED is for its experiments.
     environment_keys = [key for key in ENVIRONMENT_KEYS if key in keys_of(part)]
     if len(environment_keys) == len(ENVIRONMENT_KEYS):
         return config
@@ -206,10 +208,12 @@ def evaluated(options: Options) -> Config:
 def root_family(config: Config, wanted: str = "an experiment") -> type[Registrable]:
     """Returns the family of a configuration's root: the one whose parts include its `type`, or else the one
     that is called `wanted`."""
-    roots = root_families()
+    families = root_families()
     name = config.data.get("type")
-    fitting = [family for family in roots if isinstance(name, str) and name in family.registered()]
-    return fitting[0] if fitting else next(family for family in roots if family.root == wanted)
+    for family in families:
+        if isinstance(name, str) and name in family.registered():
+            return family
+    return next(family for family in families if family.root == wanted)
 
 
 def built(config: Config, command: str, wanted: str | None, more_folders: Sequence[str] = ()) -> Registrable:
@@ -257,8 +261,9 @@ def root_families() -> list[type[Registrable]]:
 
 
 def import_own_parts(experiment: Path) -> None:
-    """Imports the user's parts that an experiment's configuration names, found from here."""
+    """Imports the user's parts that an experiment's stored configuration names. Their modules are looked for
+    from the present folder."""
     from treetune.config.imports import import_parts
 
-    stored = experiment / "config.json"
-    import_parts(json.loads(stored.read_text()) if stored.is_file() else {})
+    stored_config = experiment / "config.json"
+    import_parts(json.loads(stored_config.read_text()) if stored_config.is_file() else {})

@@ -7,18 +7,21 @@ from pathlib import Path
 import click
 
 CONFIGURATION_SUFFIXES = (".jsonnet", ".json", ".yaml", ".yml")
-"""Endings of the words that are taken for configuration files."""
+"""Words of a command line with these endings are configuration files."""
 
 
 def complete_configs(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:
-    """Returns the files that complete the last name of ``a.jsonnet,b.jsonn``: those here, then treetune's."""
+    """Returns the files that complete the last name of ``a.jsonnet,b.jsonn``: first those of the present
+    folder, then treetune's."""
     from treetune.config.layers import CONFIGS
 
     earlier_names, comma, last = prefix.rpartition(",")
     folder, name = (Path(last), "") if last.endswith("/") else (Path(last).parent, Path(last).name)
     completions: dict[str, None] = {}  # in their order, each once
     for base in (Path.cwd(), CONFIGS, CONFIGS.parent):
-        for path in sorted((base / folder).iterdir()) if (base / folder).is_dir() else ():
+        if not (base / folder).is_dir():
+            continue
+        for path in sorted((base / folder).iterdir()):
             if not path.name.startswith(name):
                 continue
             shown = str(folder / path.name) if str(folder) != "." else path.name
@@ -40,10 +43,10 @@ def complete_keys(ctx: click.Context, parameter: click.Parameter, prefix: str) -
     from treetune.config.explain import key_paths
     from treetune.exceptions import ConfigError
 
-    before = ctx.parent.params if ctx.parent else {}
+    earlier = ctx.parent.params if ctx.parent else {}  # the options before the command's name
     options = Options(
-        configs=[*before.get("configs", ()), *ctx.params.get("configs", ())],
-        override=[*before.get("override", ()), *ctx.params.get("override", ())],
+        configs=[*earlier.get("configs", ()), *ctx.params.get("configs", ())],
+        override=[*earlier.get("override", ()), *ctx.params.get("override", ())],
     )
     try:
         data = evaluated(options).data

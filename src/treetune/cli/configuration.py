@@ -1,4 +1,4 @@
-"""Commands about configurations: the object, its mistakes, who set what, and the parts that it can choose."""
+"""Commands that print, check and explain a configuration, and list what a configuration can choose."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from treetune.cli.command import Command, Options, built, evaluated, root_famili
 from treetune.cli.completion import complete_family_names, complete_keys, complete_part_names
 
 WIDTH = 110
+"""Characters of a line of lists and descriptions."""
 
 if TYPE_CHECKING:
     from treetune.config.errors import ConfigIssue
@@ -42,7 +43,7 @@ def check_config(options: Options) -> int:
     try:
         notes = list(root.examine(config.data)) if isinstance(root, Root) else []
     except ConfigError as error:
-        raise ConfigError([_located(issue, explanation) for issue in error.issues]) from error
+        raise ConfigError([_add_source(issue, explanation) for issue in error.issues]) from error
     for note in notes:
         print(wrapped("note: ", note), file=sys.stderr)
     missing = issues_of_this_machine(root, explanation)
@@ -54,8 +55,8 @@ def check_config(options: Options) -> int:
     return 0
 
 
-def _located(issue: ConfigIssue, explanation: Explanation) -> ConfigIssue:
-    """Returns an issue with the file that set what is wrong, where it has none yet."""
+def _add_source(issue: ConfigIssue, explanation: Explanation) -> ConfigIssue:
+    """Returns an issue with the file that set the wrong value, if it doesn't name one yet."""
     from treetune.config.remedies import source
 
     path = tuple((issue.key or "").split("."))
@@ -71,7 +72,7 @@ def explain_config(options: Options) -> int:
     explanation = Explanation(config)
     import_parts(config.data, explanation)
     value, settings = explanation.value(path), explanation.settings(path)
-    owner, key = _declared(config, path)
+    owner, key = _find_declaration(config, path)
     if value is not MISSING:
         say(f"{name} = {_as_text(value)}")
     elif key and not key.required:
@@ -81,18 +82,18 @@ def explain_config(options: Options) -> int:
     elif key:
         say(f"{name} is not set, and has no default")
     else:
-        raise _no_such_key(config, name)
+        raise _unknown_key(config, name)
     for line in [
-        *_about(path[-1], owner, key),
-        *_as_override(path, key.default if key and value is MISSING else value),
-        *_keys_below(config, path, value),
-        *_places(settings),
+        *_describe_key(path[-1], owner, key),
+        *_example_override(path, key.default if key and value is MISSING else value),
+        *_describe_keys_below(config, path, value),
+        *_list_settings(settings),
     ]:
         say(line)
     return 0
 
 
-def _declared(config: Config, path: tuple[str, ...]) -> tuple[type | None, Key | None]:
+def _find_declaration(config: Config, path: tuple[str, ...]) -> tuple[type | None, Key | None]:
     """Returns the class that has the key at `path`, and the key's declaration."""
     from treetune.config.build import part_at
     from treetune.config.schema import keys_of
@@ -101,7 +102,7 @@ def _declared(config: Config, path: tuple[str, ...]) -> tuple[type | None, Key |
     return owner, keys_of(owner).get(path[-1]) if owner else None
 
 
-def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
+def _describe_key(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
     """Yields type, bounds, default and meaning of a key; for the key `type`, the types to choose from."""
     if owner is None:
         return
@@ -121,7 +122,7 @@ def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
         yield wrapped("  meaning   ", entry.meaning)
 
 
-def _as_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
+def _example_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
     """Yields the override that sets a key, if one object can set it."""
     from treetune.config.remedies import override_of
     from treetune.config.schema import REQUIRED
@@ -130,7 +131,7 @@ def _as_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
         yield f"  example   --override '{override_of(path).replace('…', _as_text(value))}'"
 
 
-def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:
+def _describe_keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:
     """Yields the keys of the part at a path, with their values."""
     from treetune.config.build import part_at
     from treetune.config.reference import entry
@@ -147,12 +148,14 @@ def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[s
         yield f"    {key.name:<{width}}  {text:<24}  {key.type}"
 
 
-def _places(settings: Sequence[Setting]) -> list[str]:
+def _list_settings(settings: Sequence[Setting]) -> list[str]:
+    """Returns a line for each file, variable or override that sets a key: its place and the value there."""
     width = max((len(setting.place) for setting in settings), default=0)
     return [f"  {setting.place:<{width}}  {_as_text(setting.value)}" for setting in settings]
 
 
-def _no_such_key(config: Config, name: str) -> ValueError:
+def _unknown_key(config: Config, name: str) -> ValueError:
+    """Returns the error about a key that doesn't exist, with the nearest of the existing ones."""
     from treetune.config.build import keys_at
     from treetune.config.errors import ConfigIssue, dotted, nearest
     from treetune.config.explain import key_paths
@@ -160,7 +163,7 @@ def _no_such_key(config: Config, name: str) -> ValueError:
 
     path = tuple(name.split("."))
     siblings = keys_at(root_family(config), config.data, path[:-1])
-    # The keys that are set, and other keys of the same object, which may have their defaults
+    # Keys that are set, and other keys of the same object, which may have their defaults.
     candidates = {*key_paths(config.data), *((*path[:-1], sibling) for sibling in siblings)}
     near = nearest(name, sorted(map(dotted, candidates)), count=3)
     remedy = f"did you mean {' or '.join(near)}?" if near else "`treetune print_config` shows all of them"
@@ -168,6 +171,7 @@ def _no_such_key(config: Config, name: str) -> ValueError:
 
 
 def _as_text(value: Any) -> str:
+    """Returns a value as JSON; a computed value in words."""
     from treetune.config.explain import COMPUTED, as_plain
 
     return repr(value) if value is COMPUTED else json.dumps(value, ensure_ascii=False, default=as_plain)
@@ -185,7 +189,7 @@ def list_parts(options: Options) -> int:
         by_name = {reference.as_word(schema.family_word(family)): family for family in families}
         name = reference.as_word(options.family)
         if name not in by_name:
-            raise _unknown("family of parts", options.family, list(by_name))
+            raise _unknown_name("family of parts", options.family, list(by_name))
         families = [by_name[name]]
     for family in families:
         about = reference.summary(family)
@@ -215,8 +219,8 @@ def describe(options: Options) -> int:
     entries_by_name = reference.describable()
     entries = entries_by_name.get(options.part) or entries_by_name.get(reference.as_word(options.part))
     if not entries:
-        raise _unknown("part", options.part, list(entries_by_name))
-    for entry in entries:
+        raise _unknown_name("part", options.part, list(entries_by_name))
+    for entry in entries:  # several families may have a part of this name
         say("\n".join(_describe_part(entry)))
         say("")
     return 0
@@ -244,7 +248,7 @@ def _describe_part(entry: PartEntry) -> list[str]:
 
 
 def _register_parts(options: Options) -> None:
-    """Registers our parts, those of installed packages, and those that a configuration imports."""
+    """Registers treetune's parts, those of installed packages, and those that a configuration imports."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.explain import Explanation
     from treetune.config.imports import import_parts
@@ -253,15 +257,13 @@ def _register_parts(options: Options) -> None:
     import_parts(config.data if config else {}, Explanation(config) if config else None)
 
 
-def _unknown(what: str, name: str, names: list[str]) -> ValueError:
+def _unknown_name(what: str, name: str, names: list[str]) -> ValueError:
     """Returns the error about an unknown part or family, with the nearest of the existing names."""
     from treetune.config.errors import nearest
 
     near = nearest(name, names, count=3)
-    return ValueError(
-        f"there is no {what} {name!r}: "
-        + (f"did you mean {' or '.join(near)}?" if near else "`treetune parts` lists them")
-    )
+    remedy = f"did you mean {' or '.join(near)}?" if near else "`treetune parts` lists them"
+    return ValueError(f"there is no {what} {name!r}: {remedy}")
 
 
 def list_configurations(options: Options) -> int:
@@ -276,7 +278,7 @@ def list_configurations(options: Options) -> int:
     width = max(len(entry.name) for entry in listed)
     kind = None
     for entry in listed:
-        if entry.kind != kind:
+        if entry.kind != kind:  # a heading, with an empty line before all but the first
             say(entry.kind if kind is None else f"\n{entry.kind}")
             kind = entry.kind
         say(f"  {entry.name:{width}}  {textwrap.shorten(entry.about, WIDTH, placeholder=' …')}")

@@ -20,6 +20,7 @@ VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
 
 
 def run_experiment(options: Options) -> int:
+    """Carries out a command of `treetune.runtime` in this process."""
     config, root = load_experiment(options)
     is_first_rank = os.environ.get("RANK", "0") == "0"
     if is_first_rank and options.commands[options.command].in_ranks:
@@ -36,7 +37,8 @@ def run_ranks(options: Options) -> int:
     from treetune.runtime import front_door
 
     in_ranks = [command.name for command in options.commands.values() if command.in_ranks]
-    options.what = {"evaluate": "run_evaluation"}.get(options.what, options.what)
+    short_names = {"evaluate": "run_evaluation"}
+    options.what = short_names.get(options.what, options.what)
     if options.what not in in_ranks:
         raise ValueError(
             f"`treetune run` can't start {options.what!r}: it starts {', '.join(in_ranks)}; configuration"
@@ -50,11 +52,12 @@ def run_ranks(options: Options) -> int:
     if len(nodes) > 1 and not options.master_port:
         raise ValueError("--master_port is missing: give all machines the same free port of the first one")
     ranks = front_door.ranks_here(options.num_gpus, options.ranks)
-    if ranks * len(nodes) == 1:  # a launcher would be two more processes that import torch
+    if ranks * len(nodes) == 1:
+        # In this process: a launcher would be two more processes that import torch.
         os.environ.setdefault("OMP_NUM_THREADS", front_door.threads_each(1))
         options.command = options.what
         return options.commands[options.what].run(options)
-    load_experiment(options)
+    load_experiment(options)  # raises here for a wrong configuration, and not in each rank
     arguments: list[str] = []
     for names in options.configs or ():
         arguments += ["--configs", names]
@@ -68,6 +71,8 @@ def run_ranks(options: Options) -> int:
 
 
 def load_experiment(options: Options) -> tuple[Config, Runtime]:
+    """Returns the evaluated configuration of a command line, and the experiment that is built from it. Raises
+    ConfigError."""
     config = evaluated(options)
     root = built(config, options.command, "an experiment")
     options.log_file = log_file(config)

@@ -1,7 +1,7 @@
-"""SLURM: writes job scripts, submits jobs and asks for their state. All other code uses SLURM through it.
+"""Writes SLURM's job scripts, submits jobs and asks for their state. Other code uses SLURM through this file.
 
-Controllers of real clusters are busy at times, and sites print banners: commands are repeated while that may
-help, a job is never submitted twice, and lines that SLURM did not write are ignored.
+Controllers of real clusters are busy at times, and sites print banners. So commands are repeated while that
+may help, but a job is never submitted twice, and lines that SLURM did not write are ignored.
 
 Shell scripts run this file, which needs only Python's standard library:
 
@@ -27,8 +27,8 @@ from typing import NamedTuple
 COMMAND_TIMEOUT_S = 120.0
 """Seconds that a command of SLURM may take."""
 PATIENCE_S, PAUSE_S = 1800.0, 20.0
-"""Seconds for which a busy controller is asked again, and between two tries. A job that it accepted without
-an answer has to appear in its queue within the pause."""
+"""Seconds after which a busy controller is given up, and seconds between two tries. A job that it accepted
+without an answer has to appear in its queue within such a pause."""
 
 DEFAULTS = {
     "NODES": "1",
@@ -39,20 +39,23 @@ DEFAULTS = {
     "JOBS": "1",
     "SIGNAL_SECONDS": "300",
 }
-"""What a job of an experiment asks for, by the environment variables that change it."""
+"""The resources of an experiment's job, by the environment variables that change them."""
 WHOLE_NUMBERS = ("NODES", "GPUS_PER_NODE", "CPUS_PER_NODE", "JOBS", "SIGNAL_SECONDS")
+"""The variables whose values are whole numbers above 0."""
 
 RUNNING_STATES = ("RUNNING", "COMPLETING")
 TAKEN_AWAY = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "REVOKED")
-"""States of a job that the cluster ended, and that nothing in the job caused."""
+"""The states of jobs that the cluster ended, for reasons outside of the job."""
 
 _BUSY = re.compile(
     r"timed? ?out|unable to contact|temporar|try again|connection (refused|reset)|zero bytes|standby mode"
     r"|communication|connect failure|said nothing|socket",
     re.IGNORECASE,
 )
+"""Complaints after which the same command may succeed."""
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)", re.IGNORECASE)
 _NUMBER_ALONE = re.compile(r"^\s*(\d+)(?:;\S*)?\s*$", re.MULTILINE)
+"""A line of ``sbatch --parsable``: ``17``, or ``17;east`` with the cluster's name."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _JOB_NAME = re.compile(r"^#SBATCH\s+(?:--job-name=|--job-name\s+|-J\s*)(\S+)", re.MULTILINE)
 _TASK = re.compile(r"(\d+)_(\d+)\|(\w+)(?:\|(.*))?")
@@ -103,13 +106,13 @@ def node_options(nodes: int, gpus: int, cpus: int) -> list[str]:
 def self_submitting_script(
     header: Sequence[str], logs: Path, waves: Sequence[Sequence[tuple[str, str]]]
 ) -> str:
-    """Returns a script that submits itself: ``bash FILE`` queues one array per wave, each after the last.
+    """Returns a script that submits itself: ``bash FILE`` queues an array of tasks for each wave.
 
-    A wave starts when the one before has ended, whether its tasks succeeded or not.
+    A wave starts when the previous one has ended, whether its tasks succeeded or not.
 
     Args:
         header: The lines of `script_header`.
-        logs: The folder of the jobs' output. sbatch doesn't make it, and so the script does.
+        logs: The folder of the jobs' output. The script makes it, since sbatch doesn't.
         waves: For each wave its tasks, each a label and a line of the shell.
     """
     task_ranges: list[str] = []  # as sbatch's --array takes them: "0-3"
@@ -137,14 +140,18 @@ case "$SLURM_ARRAY_TASK_ID" in"""
 
 
 def array_ranges(indices: Sequence[int]) -> str:
-    """Returns what sbatch's --array takes: ``0-2,5`` for 0, 1, 2 and 5."""
+    """Returns the value of sbatch's --array: ``0-2,5`` for 0, 1, 2 and 5."""
     ranges: list[list[int]] = []
     for index in sorted(indices):
         if ranges and ranges[-1][-1] == index - 1:
             ranges[-1].append(index)
         else:
             ranges.append([index])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in ranges)
+    texts = []
+    for consecutive in ranges:
+        first, last = consecutive[0], consecutive[-1]
+        texts.append(str(first) if first == last else f"{first}-{last}")
+    return ",".join(texts)
 
 
 # Submission
@@ -154,16 +161,18 @@ def run_command(command: Sequence[str]) -> str:
     """Returns the output of a command of SLURM. Raises SlurmBusy or SlurmRefused with its complaint, and
     ValueError where there is no such command."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        completed = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+        )
     except FileNotFoundError as error:
         raise ValueError(f"there is no {command[0]} here: run this on a machine of the cluster") from error
     except subprocess.TimeoutExpired as error:
         raise SlurmBusy(f"{command[0]} said nothing for {COMMAND_TIMEOUT_S:.0f} s") from error
-    if not done.returncode:
-        return _COLOURS.sub("", done.stdout)
-    complaint = re.sub(r"\s+", " ", done.stderr or done.stdout).strip()
-    kind = SlurmBusy if _BUSY.search(complaint) else SlurmRefused
-    raise kind(f"{command[0]}: {complaint[:300] or f'exit code {done.returncode}'}")
+    if completed.returncode == 0:
+        return _COLOURS.sub("", completed.stdout)
+    complaint = re.sub(r"\s+", " ", completed.stderr or completed.stdout).strip()
+    error_type = SlurmBusy if _BUSY.search(complaint) else SlurmRefused
+    raise error_type(f"{command[0]}: {complaint[:300] or f'exit code {completed.returncode}'}")
 
 
 def job_number(answer: str) -> str | None:
@@ -176,11 +185,14 @@ def job_number(answer: str) -> str | None:
 
 
 def cluster_options(options: Sequence[str]) -> list[str]:
-    """Returns the option that names another cluster, among those of sbatch: all commands need it then."""
+    """Returns the option of another cluster if sbatch has it among its options; otherwise none. All other
+    commands on the job need it, too."""
     for i, option in enumerate(options):
         name, separator, value = option.partition("=")
         if name in ("--clusters", "--cluster", "-M"):
-            return [f"--clusters={value if separator else ''.join(options[i + 1 : i + 2])}"]
+            if not separator:  # the value is the next word
+                value = "".join(options[i + 1 : i + 2])
+            return [f"--clusters={value}"]
         if option.startswith("-M"):
             return [f"--clusters={option[2:].strip()}"]
     return []
@@ -199,6 +211,7 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
     Raises SlurmRefused if the job isn't accepted, or if that can't be found out in time.
     """
     deadline = time.monotonic() + patience_s
+    # To tell the new job from others of the same name.
     jobs_before = _jobs_in_queue(arguments, deadline, pause_s)
     was_accepted = False
     while True:
@@ -228,7 +241,8 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
 
 
 def _jobs_in_queue(arguments: Sequence[str], deadline: float, pause_s: float) -> set[str] | None:
-    """Returns the numbers of this user's jobs of this name in the queue; None where there is no squeue."""
+    """Returns the numbers of this user's jobs in the queue that have the job's name; all of this user's jobs
+    if it has none. Returns None where there is no squeue."""
     command = ["squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i"]
     name = _job_name(arguments)
     if name:
@@ -264,10 +278,10 @@ def _job_name(arguments: Sequence[str]) -> str | None:
 
 
 def tasks_in_queue(name: str, cluster: Sequence[str]) -> list[ArrayTask]:
-    """Returns the tasks of arrays of this name that run or are queued. `cluster` has `cluster_options`.
+    """Returns the tasks of arrays of this name that run or are queued. `cluster` are `cluster_options`.
     Raises as `run_command`."""
-    form = "--format=%i|%T|%r"
-    return list(_tasks_in(run_command(["squeue", "--noheader", "--array", f"--name={name}", form, *cluster])))
+    command = ["squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%T|%r"]
+    return list(_tasks_in(run_command([*command, *cluster])))
 
 
 def ended_tasks(name: str, since: float, cluster: Sequence[str]) -> list[ArrayTask]:
@@ -300,16 +314,16 @@ def cancel(task: str, cluster: Sequence[str]) -> None:
 
 
 def _tasks_in(answer: str) -> Iterator[ArrayTask]:
-    """Yields the tasks in the output of squeue or sacct. Other lines, such as a site's banner, are
-    ignored."""
+    """Yields the tasks in the output of squeue or sacct. Ignores other lines, such as a site's banner."""
     for line in answer.splitlines():
         if task := _TASK.fullmatch(line.strip()):
             yield ArrayTask(task[1], int(task[2]), task[3], task[4] or "")
         elif pending := _PENDING_TASKS.fullmatch(line.strip()):
-            for part in pending[2].split(","):
-                first, _, last = part.partition("-")
+            job, ranges, state, reason = pending.groups()
+            for index_range in ranges.split(","):
+                first, _, last = index_range.partition("-")
                 for index in range(int(first), int(last or first) + 1):
-                    yield ArrayTask(pending[1], index, pending[3], pending[4] or "")
+                    yield ArrayTask(job, index, state, reason or "")
 
 
 # An experiment: what scripts/slurm/submit.sh does
@@ -340,11 +354,13 @@ def submit_experiment(configs: str, commands: Sequence[str], environment: Mappin
     Path(logs).mkdir(parents=True, exist_ok=True)
 
     nodes, gpus, cpus = (int(settings[name]) for name in ("NODES", "GPUS_PER_NODE", "CPUS_PER_NODE"))
-    # One job of a name at a time: two would want the same directory.
-    dependencies = ["singleton", *filter(None, [environment.get("DEPENDENCY")])]
+    # SLURM runs one job of a name at a time then: two would use the same directory.
+    dependencies = ["singleton"]
+    if dependency := environment.get("DEPENDENCY"):
+        dependencies.append(dependency)
     options = [
         *("--parsable", "--export=ALL", "--requeue", "--open-mode=append"),
-        # To all steps of the job, and so to each node's `treetune run`, which asks its ranks.
+        # The signal goes to all steps of the job, and so to each node's `treetune run`, which passes it on.
         f"--signal=USR1@{settings['SIGNAL_SECONDS']}",
         f"--job-name={environment.get('JOB_NAME') or f'{experiment}-{seed}'}",
         f"--output={logs}/slurm-%j.out",
@@ -360,7 +376,7 @@ def submit_experiment(configs: str, commands: Sequence[str], environment: Mappin
             options.append(f"--{name.lower()}={value}")
     options += environment.get("SBATCH_ARGUMENTS", "").split()
 
-    # sbatch hands these to the job, whose script reads them.
+    # The job has the environment of sbatch (--export=ALL), and its script reads these variables.
     os.environ.update(TREETUNE_LOGS=logs, GPUS_PER_NODE=settings["GPUS_PER_NODE"])
     for _ in range(int(settings["JOBS"])):
         job = submit([*options, "scripts/slurm/job.sh", configs, *commands])
@@ -372,15 +388,15 @@ def submit_experiment(configs: str, commands: Sequence[str], environment: Mappin
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Carries out what a shell script asks for, and prints the job's number."""
-    action, *rest = arguments
+    """Carries out the action that a shell script asks for, and prints the job's number."""
+    action, *action_arguments = arguments
     if action == "sbatch":
         try:
-            print(submit(rest))
+            print(submit(action_arguments))
         except (ValueError, RuntimeError) as failure:
             sys.exit(f"{failure}")
     elif action == "experiment":
-        configs, *commands = rest
+        configs, *commands = action_arguments
         try:
             print(submit_experiment(configs, commands, os.environ))
         except ValueError as wrong:

@@ -1,5 +1,5 @@
-"""Keeps a server that the run did not start in use: waits for it, loads weights into it, and notices when it
-is gone or has other weights.
+"""Uses a server that the run did not start: waits until it answers, loads weights into it, and notices when
+it is gone or has other weights.
 
 The thread ``engine-addressed`` of each server, on every rank::
 
@@ -12,7 +12,7 @@ that fails is away at once, so that its requests go to the other servers.
 
 The first rank (`loads`) loads weights into the server: the start weights at first, and the newest ones
 whenever the server comes back without them. The name of the weights consists of the run's and the folder's
-name, such as ``3f2a91c07be4d518 0007``. A subclass tells the server this name, and asks for it.
+name, such as ``3f2a91c07be4d518 0007``. A subclass sends the server this name, and asks for it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ CHECK_S = 5.0
 AWAY_S = 0.2
 """Seconds between two attempts to reach a server that is away."""
 ANSWER_S = 60.0
-"""Most seconds until a server describes itself, also while it samples."""
+"""Most seconds until a server answers a question about itself, also while it samples."""
 END_S = 5.0
 """Most seconds until a server's thread ends."""
 
 SETTING = "engines.policy.addresses"
+"""The key that lists such servers, for messages."""
 
 
 class ServerState(NamedTuple):
@@ -85,16 +86,17 @@ class AddressedServer(Server):
         self._reason_away = "it has not answered yet"
         self._away_since = time.monotonic()
         self._is_loading = False
-        """Whether the main thread is loading weights. The thread then leaves the server alone."""
-        self._is_doubted = True
-        """Whether the server gets weights even if it has some of the right name."""
+        """Whether the main thread is loading weights. The server's own thread then leaves it alone."""
+        self._must_load = True
+        """Whether weights are loaded even if the server's have the right name already: at the start, and
+        after a sync that failed."""
         self._thread = threading.Thread(target=self._supervise, name="engine-addressed", daemon=True)
         self._thread.start()
 
     # Implemented by subclasses. They raise ServerFailure if the server can't be reached.
 
     def _describe(self) -> ServerState:
-        """Asks the server for its state. Raises EngineError if it is no server that the run could use."""
+        """Asks the server for its state. Raises EngineError if it is not a server that the run can use."""
         raise NotImplementedError
 
     def _introduce(self) -> ServerState:
@@ -114,10 +116,10 @@ class AddressedServer(Server):
                 raise EngineError("the engine was closed")
             if self._error is not None:
                 raise EngineError(self._error)
-            away = time.monotonic() - self._away_since
-            if self._address is None and away > self._settings.start_timeout:
+            seconds_away = time.monotonic() - self._away_since
+            if self._address is None and seconds_away > self._settings.start_timeout:
                 raise EngineError(
-                    f"the server at {self._url} has been away for {away:.0f} s (start_timeout ="
+                    f"the server at {self._url} has been away for {seconds_away:.0f} s (start_timeout ="
                     f" {self._settings.start_timeout:.0f}): {self._reason_away}. Start it again"
                     f" ({self.start_command}), or remove it from {SETTING}"
                 )
@@ -126,6 +128,7 @@ class AddressedServer(Server):
     @override
     def failed(self, address: Address, reason: str) -> None:
         with self._changed:
+            # Reported already, or of a server process that has been replaced.
             if self._address is None or address.epoch != self._epoch:
                 return
             self._failures_in_a_row += 1
@@ -175,7 +178,7 @@ class AddressedServer(Server):
     @override
     def start_anew(self, weights: Path, reason: str) -> None:
         with self._changed:
-            self._weights, self._is_loading, self._is_doubted = weights, False, True
+            self._weights, self._is_loading, self._must_load = weights, False, True
             self._set_away(reason)
 
     @override
@@ -241,13 +244,13 @@ class AddressedServer(Server):
         """Uses a server that was away, if it fits this run and has its weights. The first rank loads the
         weights. Raises ServerFailure if the server can't be used yet."""
         state = self._introduce()
-        weights_name = self._weights_name
-        if self.loads and (self._is_doubted or state.weights != weights_name):
+        weights_name = self._weights_name  # the main thread may change it meanwhile
+        if self.loads and (self._must_load or state.weights != weights_name):
             with self._weights_lock:
                 if self._is_loading:
                     return
                 self._load(self._weights)
-                self._is_doubted = False
+                self._must_load = False
         elif state.weights != weights_name:
             raise ServerFailure("the first rank has not loaded the newest weights into it yet")
         with self._changed:

@@ -70,11 +70,11 @@ class HeldModelEngine(InProcessEngine):
     @override
     def _read(self, folder: Path) -> None:
         self._model = self._held_model
-        self._tokenizer = _StopReader(self._codec)
+        self._tokenizer = _DecodingTokenizer(self._codec)
 
 
-class _StopReader:
-    """Decodes samples, in which `InProcessEngine` looks for stop strings."""
+class _DecodingTokenizer:
+    """The tokenizer with which `InProcessEngine` decodes samples, to look for stop strings."""
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec

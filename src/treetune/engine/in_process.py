@@ -115,8 +115,9 @@ class InProcessEngine(Engine):
         while batch.samples or laters or waiting or waiting_scores:
             if self._closed:
                 raise EngineError("the engine was closed while it sampled")
-            scored, waiting_scores = waiting_scores, []
-            for index, completion in self._score_texts(scored, started):
+            # Texts are scored before the next sampling step, in few forward passes.
+            score_requests, waiting_scores = waiting_scores, []
+            for index, completion in self._score_texts(score_requests, started):
                 results[index] = [completion]
                 if on_result is not None:
                     add_requests(on_result(index, [completion]) or ())
@@ -209,7 +210,8 @@ class InProcessEngine(Engine):
     def _check_vocabulary(self, index: int, request: ScoreRequest) -> None:
         """Raises ValueError for a token that the model doesn't have."""
         tokens = self._model.get_input_embeddings().num_embeddings
-        if (largest := int(request.all_ids.max())) >= tokens:
+        largest = int(request.all_ids.max())
+        if largest >= tokens:
             raise ValueError(
                 f"request {index} scores the token {largest}, and the model has the tokens 0 to {tokens - 1}:"
                 " encode the text with the model's tokenizer"
@@ -223,13 +225,13 @@ class InProcessEngine(Engine):
         by_length: dict[int, list[tuple[int, ScoreRequest]]] = {}
         for index, request in requests:
             by_length.setdefault(_padded(len(request.all_ids)), []).append((index, request))
-        for length, of_length in sorted(by_length.items()):
+        for length, requests_of_length in sorted(by_length.items()):
             fitting_rows = MOST_LOGITS // (length * self._model.get_input_embeddings().num_embeddings)
             rows_at_once = min(max(fitting_rows, FEWEST_ROWS), PREFILL_ROWS)
-            for first in range(0, len(of_length), rows_at_once):
-                batch = of_length[first : first + rows_at_once]
-                rows = self._text_logprobs([request for _, request in batch], length)
-                for (index, request), logprobs_T in zip(batch, rows, strict=True):
+            for first in range(0, len(requests_of_length), rows_at_once):
+                batch = requests_of_length[first : first + rows_at_once]
+                logprobs_of_batch = self._text_logprobs([request for _, request in batch], length)
+                for (index, request), logprobs_T in zip(batch, logprobs_of_batch, strict=True):
                     seconds = time.monotonic() - started
                     yield index, Completion(request.text_ids, logprobs_T, "length", self.version, seconds)
 
@@ -255,14 +257,16 @@ class InProcessEngine(Engine):
                 attention_mask=mask_TT.expand(len(ids_BT), 1, -1, -1),
                 use_cache=False,
             ).logits
-        rows = []
+        logprobs_of_texts = []
         for row, request in enumerate(requests):
+            start = len(request.prompt_ids)
+            end = start + len(request.text_ids)
             # The logits at a position are those of the next token.
-            start = len(request.prompt_ids) - 1
-            logprobs_TV = logits_BTV[row, start : start + len(request.text_ids)].float().log_softmax(-1)
-            text_T1 = ids_BT[row, start + 1 :, None][: len(request.text_ids)].to(self._device)
-            rows.append(logprobs_TV.gather(-1, text_T1)[:, 0].cpu().numpy())
-        return rows
+            logprobs_TV = logits_BTV[row, start - 1 : end - 1].float().log_softmax(-1)
+            text_T = ids_BT[row, start:end].to(self._device)
+            logprobs_T = logprobs_TV.gather(-1, text_T[:, None])[:, 0]
+            logprobs_of_texts.append(logprobs_T.cpu().numpy())
+        return logprobs_of_texts
 
     def _has_stop(self, sample: _Sample) -> bool:
         """Returns whether the text of the sample contains a stop string."""

@@ -109,7 +109,7 @@ class JournaledEngine(EngineWrapper):
             try:
                 result = self.engine.run(program)
             finally:
-                # Of a program that raised: its futures belong to its loop, which is gone.
+                # A program that raised may leave futures here. They belong to its loop, which is gone.
                 self._in_flight.clear()
         begin = self._answers_end if self._continuations_begin is None else self._continuations_begin
         overlap = max(0.0, self._answers_end - begin)

@@ -14,7 +14,7 @@ sampled each token, so that an answer of other weights than the run's is noticed
 request. The second one doesn't.
 
 Both routes draw sample i of a request with the seed ``seed + i``. Neither promises an order among requests:
-the servers sample them in the order in which they arrive, so this side sends answers before continuations.
+the servers sample them in the order in which they arrive, so the client sends answers before continuations.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ PATHS: Mapping[Route, str] = {"tokens": TOKENS, "completions": COMPLETIONS}
 TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 """The HTTP statuses after which the same request may succeed."""
 REFUSES_KEY = frozenset({401, 403})
+"""The HTTP statuses of a server that refuses the API key, or the request without one."""
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
 """The seconds before the first retry, which double with each one, and their limit."""
@@ -51,7 +52,7 @@ NO_WEIGHTS = "being-replaced"
 """The name that a server's weights have while they are replaced."""
 
 CERTAIN = 1e-4
-"""A token whose log-prob is nearer to 0 than this was certain, up to rounding."""
+"""A token whose log-prob is nearer to 0 than this had probability 1, up to rounding."""
 
 SERVE = "vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm"
 """The command that starts a server for this client, for messages."""
@@ -94,7 +95,8 @@ class PlainClient(Client):
         end_ids: Sequence[int] = (),
         special_ids: Mapping[str, int] | None = None,
     ) -> None:
-        certificates = _certificates(settings.certificate)  # raises before the client's thread starts
+        # Read first: it may raise, and then no thread of the client must have been started.
+        certificates = _read_certificates(settings.certificate)
         super().__init__(end_ids, special_ids or {})
         self.certificates = certificates
         self.facts: dict[str, ServerFacts] = {}
@@ -116,7 +118,7 @@ class PlainClient(Client):
         while True:
             remaining_s = timeout - (time.monotonic() - started)
             try:
-                samples = await self._samples(address, part, version, remaining_s)
+                samples = await self._send_once(address, part, version, remaining_s)
                 return completions_of({"samples": samples}, part, version, seconds=time.monotonic() - started)
             except TemporaryFailure as failure:
                 if retries_left == 0 or wait_s >= remaining_s:
@@ -127,21 +129,23 @@ class PlainClient(Client):
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    async def _samples(
+    async def _send_once(
         self, address: Address, part: RequestPart, version: int, timeout: float
     ) -> list[dict[str, Any]]:
         """Sends a part's request once, and returns the samples in the form that `completions_of` reads."""
         facts = self.facts[address.url]
         sampling = part.request.sampling
-        if part.request.reads_logprobs and not facts.has_processed_logprobs and not _is_unchanged(sampling):
+        needs_processed_logprobs = part.request.reads_logprobs and not _is_whole_distribution(sampling)
+        if needs_processed_logprobs and not facts.has_processed_logprobs:
             raise EngineError(
                 f"the server at {address.url} returns the model's own log-probs, and this run samples with"
                 f" temperature {sampling.temperature:g}, top_p {sampling.top_p:g} and top_k {sampling.top_k},"
                 " whose log-probs differ: start it with --logprobs-mode processed_logprobs, or sample with"
                 " temperature 1 alone"
             )
-        salt = address.weights or f"version-{version}"
-        body = self.body(facts, part, salt)
+        # Other weights need another salt: their name, or the version where the run doesn't name them.
+        cache_salt = address.weights or f"version-{version}"
+        body = self.body(facts, part, cache_salt)
         path = PATHS[facts.route]
         answer = await self.ask(address, path, body, timeout)
         return samples_of_answer(answer, facts.route, expected_weights=address.weights)
@@ -198,7 +202,7 @@ class PlainClient(Client):
 
         Raises:
             ServerFailure: The server can't be reached.
-            EngineError: It is no vLLM server that this client could use.
+            EngineError: It is not a vLLM server that this client can use.
         """
         cards = self.get(address, "/v1/models", timeout).get("data") or []
         if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
@@ -206,16 +210,18 @@ class PlainClient(Client):
                 f"the server at {address.url} doesn't list its models as vLLM does: list addresses of vLLM"
                 f" servers in engines.policy.addresses, such as `{SERVE}` starts"
             )
-        card = self._chosen_card(address, cards)
-        route, first_logprobs = self._try_routes(address, card["id"], timeout)
-        status, _ = self.run(self.exchange("GET", address, "/weight_info", None, timeout), timeout + 10.0)
+        card = self._choose_card(address, cards)
+        route, greedy_logprobs = self._try_routes(address, card["id"], timeout)
+        # vLLM has this route together with those that load weights.
+        info_request = self.exchange("GET", address, "/weight_info", None, timeout)
+        info_status, _ = self.run(info_request, timeout + 10.0)
         facts = ServerFacts(
             name=card["id"],
             root=card.get("root") or card["id"],
             route=route,
             context_length=card.get("max_model_len") or 0,
-            takes_weights=status == 200 and not self.keeps_weights,
-            has_processed_logprobs=all(abs(logprob) < CERTAIN for logprob in first_logprobs),
+            takes_weights=info_status == 200 and not self.keeps_weights,
+            has_processed_logprobs=all(abs(logprob) < CERTAIN for logprob in greedy_logprobs),
         )
         self.facts[address.url] = facts
         return facts
@@ -229,13 +235,13 @@ class PlainClient(Client):
 
         return self.run(ask(), timeout + 10.0)
 
-    def _chosen_card(self, address: Address, cards: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def _choose_card(self, address: Address, cards: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Returns the description of the configured model among those that the server lists."""
         wanted = self._settings.model
         names = [card.get("id") for card in cards]
-        fitting = [card for card in cards if wanted is None or card.get("id") == wanted]
-        if len(fitting) == 1:
-            return fitting[0]
+        fitting_cards = [card for card in cards if wanted is None or card.get("id") == wanted]
+        if len(fitting_cards) == 1:
+            return fitting_cards[0]
         listed = ", ".join(map(repr, names)) or "no model"
         if wanted is not None:
             raise EngineError(
@@ -248,10 +254,10 @@ class PlainClient(Client):
 
     def _try_routes(self, address: Address, name: str, timeout: float) -> tuple[Route, list[float]]:
         """Returns the first configured route that the server has, and the log-probs of two tokens that were
-        sampled with top_k = 1: all are 0 if they are those of the distribution that is sampled from."""
+        sampled with top_k = 1. These tokens have probability 1 after top_k, so that both log-probs are 0 if
+        the server reports those of the distribution that it samples from."""
         setting = self._settings.route
         routes: tuple[Route, ...] = ("tokens", "completions") if setting == "auto" else (setting,)
-        # Only the likeliest token can be drawn.
         sampling = SamplingParams(max_tokens=2, top_k=1)
         part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
         for route in routes:
@@ -259,7 +265,7 @@ class PlainClient(Client):
             path = PATHS[route]
             exchange = self.exchange("POST", address, path, self.body(facts, part, "first"), timeout)
             status, text = self.run(exchange, timeout + 10.0)
-            # 404 until vLLM 0.32, then 403.
+            # Without the route, older versions of vLLM answer 404, and newer ones 403.
             if status in (404, 403) and route == "tokens":
                 if setting == "tokens":
                     raise EngineError(
@@ -344,7 +350,7 @@ def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights:
     if route == "tokens":
         logprobs = [entry["logprob"] for entry in logprobs_of_choice.get("content") or ()]
         spans = choice.get("weight_versions")
-        # Versions of vLLM that don't name them return none.
+        # Versions of vLLM that don't name the weights return no spans.
         if expected_weights and spans is not None:
             versions = sorted({span["version"] for span in spans})
             if versions != [expected_weights]:
@@ -360,12 +366,12 @@ def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights:
     }
 
 
-def _is_unchanged(sampling: SamplingParams) -> bool:
-    """Returns whether the sampled distribution is the model's own."""
+def _is_whole_distribution(sampling: SamplingParams) -> bool:
+    """Returns whether tokens are sampled from the model's own distribution: nothing scales or cuts it."""
     return sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k <= 0
 
 
-def _certificates(file: str | None) -> ssl.SSLContext | None:
+def _read_certificates(file: str | None) -> ssl.SSLContext | None:
     """Returns the certificates of a file; None for the system's. Raises ValueError if it can't be read."""
     if file is None:
         return None

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 HOW_TO_LOAD = (
     "start it with the environment variable VLLM_SERVER_DEV_MODE=1, on a network that only you can reach"
 )
+"""The remedy for servers that can't load weights, for messages."""
 
 
 class PlainServers(NamedTuple):
@@ -53,6 +54,7 @@ def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
     """
     key = settings.api_key()
     client = PlainClient(settings, launch.end_ids, launch.special_ids)
+    # The name of this run in the names of its weights: no other run has the same.
     run = launch.ranks.gather(secrets.token_hex(8))[0]
     is_first = launch.ranks.rank == 0
     urls = settings.servers or settings.addresses
@@ -83,7 +85,7 @@ class PlainServer(AddressedServer):
         *,
         loads: bool,
     ) -> None:
-        # Before the thread starts, which reads them.
+        # Set first: the constructor of the base class starts the thread, which reads them.
         self._plain_client, self._trains = client, launch.trains
         self._context_length = launch.context_length
         self._meetings = 0
@@ -126,6 +128,7 @@ class PlainServer(AddressedServer):
     def _describe(self) -> ServerState:
         process = str(self._meetings)
         if not self._takes_weights:
+            # Only to see whether it answers: its weights never change.
             self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_S)
             return ServerState(process, self._weights_name)
         info = self._plain_client.get(self._unnamed_address, "/weight_info", ANSWER_S)
@@ -177,6 +180,7 @@ class RouterOfServers(PlainServer):
     @override
     def _introduce(self) -> ServerState:
         for server in self._servers:
+            # The last check of its own thread may have been before the failure that made the router go away.
             server.check_now()
             if server.now() is None:
                 raise ServerFailure(f"a server behind it is away: {server.reason_away}")

@@ -1,9 +1,9 @@
 """The nouns of sampling: what is asked of an engine, and what it returns, as token ids.
 
 SamplingParams    how samples are drawn
-Request           samples that are asked for after a prompt
-ScoreRequest      log-probs that are asked for: those of given tokens after a prompt
-Completion        one of these samples, or the given tokens with their log-probs
+Request           asks for samples after a prompt
+ScoreRequest      asks for the log-probs of given tokens after a prompt
+Completion        a sample of a request, or the tokens of a score request with their log-probs
 Later             requests that wait for something else, such as the reply of an environment
 OnResult          called with the samples of a request, and returns the requests that follow
 """
@@ -99,7 +99,7 @@ class ScoreRequest(Request):
 
     seed: int = 0
     n: int = 1
-    # An engine runs over the prompt and the text, and a vLLM server always samples one token after them.
+    # Nothing is sampled, but a vLLM server needs room for one token after the text.
     sampling: SamplingParams = SamplingParams(max_tokens=1)
     priority: int = field(default=CONTINUATIONS, compare=False)
     text_ids: TokenIds = field(kw_only=True)

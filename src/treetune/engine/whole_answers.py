@@ -124,7 +124,8 @@ class SamplesRoute:
             os.nice(10)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
-        answer = {SAMPLES: self._sample, SCORES: self._score}.get(scope.get("path", ""))
+        routes = {SAMPLES: self._sample, SCORES: self._score}
+        answer = routes.get(scope.get("path", ""))
         if answer is None:
             await self._app(scope, receive, send)
             return
@@ -172,10 +173,11 @@ class SamplesRoute:
         prompt, text = request["prompt"], request["text"]
         try:
             output = await self._run_over(state, request, reads_cache=True)
-            # The log-prob of a token comes from the position before it. vLLM has none for cached positions,
-            # so that only positions before the prompt's last one may come from the cache. More are cached if
-            # the text was sampled or scored before.
-            if (output.num_cached_tokens or 0) > len(prompt) - 1:
+            # The log-prob of a token is computed at the position before it, and vLLM computes none at
+            # positions that it reads from its cache. So the prompt's last position must not be cached. It is
+            # if the text was sampled or scored before.
+            first_needed = len(prompt) - 1
+            if (output.num_cached_tokens or 0) > first_needed:
                 output = await self._run_over(state, request, reads_cache=False)
         except (VLLMClientError, ValueError, TypeError) as error:
             return 400, str(error).encode()

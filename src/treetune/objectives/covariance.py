@@ -1,12 +1,13 @@
-"""Policy gradients that hold back the few tokens that lower the entropy most: Clip-Cov and KL-Cov.
+"""Policy gradients that limit the few tokens that lower the entropy most: Clip-Cov and KL-Cov.
 
 Cui et al. 2025, arXiv:2505.22617. Where a token's log-prob and its advantage are both above their means, or
-both below, an update makes the policy surer. The covariance of a token is the product of both differences::
+both below, an update lowers the entropy. The covariance of a token is the product of both differences::
 
     c_i = (log p_i - mean log p) · (A_i - mean A)
 
-A fraction of a minibatch's tokens has covariances hundreds of times larger than the mean. Both losses mark
-these tokens, before the minibatch's first micro-batch, over all tokens of the minibatch.
+A small fraction of a minibatch's tokens has covariances hundreds of times larger than the mean. Both losses
+mark these tokens before the minibatch's first micro-batch, so that the means and the choice are those of the
+whole minibatch.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class ClipCovariance(ClippedPolicyGradient):
     no gradient.
 
     The tokens are drawn at random among those whose covariance is between `least_covariance` and
-    `largest_covariance`. The authors' code takes the log-probs of the step itself, of a micro-batch at a
-    time. Here they are those before the iteration's first step, of the whole minibatch, so that the result
-    doesn't depend on its cut.
+    `largest_covariance`. The authors' code computes covariances in each micro-batch, from the log-probs of
+    the step itself. Here they are computed over the whole minibatch, from the log-probs before the
+    iteration's first step, so that the result doesn't depend on how the minibatch is split.
     """
 
     share: Annotated[float, Gt(0), Le(1)] = 2e-4
@@ -60,10 +61,12 @@ class ClipCovariance(ClippedPolicyGradient):
         covariances_N = token_covariances(logprobs_N, advantages_N)
         is_candidate_N = (covariances_N > self.least_covariance) & (covariances_N < self.largest_covariance)
         candidates = is_candidate_N.nonzero().flatten().tolist()
-        count = min(max(1, int(self.share * len(logprobs_N))), len(candidates))
-        marked_N = is_candidate_N.new_zeros(len(logprobs_N))
-        marked_N[draw.sample(candidates, count)] = True
-        return marked_N
+        tokens = len(logprobs_N)
+        wanted = max(1, int(self.share * tokens))
+        count = min(wanted, len(candidates))
+        is_marked_N = is_candidate_N.new_zeros(tokens)
+        is_marked_N[draw.sample(candidates, count)] = True
+        return is_marked_N
 
     @override
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,8 +79,8 @@ class ClipCovariance(ClippedPolicyGradient):
 @Objective.register("kl_cov")
 @dataclass(frozen=True, kw_only=True)
 class KlCovariance(PolicyGradient):
-    """KL-Cov (as in verl's ``kl_cov``): ``-A·ρ``, without a clip, and for the tokens of the largest
-    covariances also ``penalty·|log ρ|``, their distance from the old policy.
+    """KL-Cov (as in verl's ``kl_cov``): ``-A·ρ``, without a clip. The tokens with the largest covariances
+    also have the loss ``penalty·|log ρ|``, their distance from the old policy.
 
     The penalty has no gradient at ρ = 1, so it needs iterations of several steps.
     """
@@ -103,11 +106,14 @@ class KlCovariance(PolicyGradient):
 
     @override
     def marked_tokens(self, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random) -> Tensor:
+        import torch
+
         covariances_N = token_covariances(logprobs_N, advantages_N)
-        count = max(1, int(self.share * len(logprobs_N)))
-        marked_N = (covariances_N > 0).new_zeros(len(logprobs_N))
-        marked_N[covariances_N.topk(count).indices] = True
-        return marked_N
+        tokens = len(logprobs_N)
+        count = max(1, int(self.share * tokens))
+        is_marked_N = torch.zeros(tokens, dtype=torch.bool, device=covariances_N.device)
+        is_marked_N[covariances_N.topk(count).indices] = True
+        return is_marked_N
 
     @override
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Policy gradients that bound or average ratios otherwise than PPO: CISPO, GSPO, GMPO, SAPO and DPPO."""
+"""Policy gradients that bound or average ratios differently from PPO: CISPO, GSPO, GMPO, SAPO and DPPO."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class ClippedImportance(PolicyGradient):
     """CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5): ``-sg[clip(ρ, 1-clip_low, 1+clip_high)]·A·log p``.
 
-    The ratio is a bounded weight without gradient (sg), so every token keeps a gradient. With PPO's clip,
-    tokens whose probability has moved far have none, and rare words are often among them. With `clip_low` 1,
-    the lower side has no bound, as in the paper.
+    The ratio is a bounded weight without gradient (sg: stop gradient), so every token keeps a gradient. With
+    PPO's clip, tokens whose probability has changed much have none, and rare words are often among them. With
+    `clip_low` 1, ratios have no lower bound, as in the paper.
     """
 
     clip_low: Annotated[float, Gt(0), Le(1)] = 1.0
@@ -44,8 +44,8 @@ class SequencePolicyGradient(PolicyGradient):
     The ratio of answer y is ``s = (p(y)/p_old(y))^(1/|y|)``, and each token's term is
     ``max(-A·s, -A·clip(s, 1-clip_low, 1+clip_high))`` (eq. 5 and 7). It is computed as the paper's GSPO-token
     (eq. 13 and 14), with ``s·p/sg[p]`` for s, where p is the token's probability, and sg[p] the same number
-    without gradient. This has the same value. It has the same gradient if all tokens of an answer have the
-    same advantage, and also works for credit that gives each step its own.
+    without gradient. Its value is s. Its gradient is that of s if all tokens of an answer have the same
+    advantage, and it also works for credit that gives each step its own advantage.
 
     As a mean over an answer, s is much closer to 1 than a token's ratio, so the clip ranges are much smaller
     than PPO's.
@@ -164,17 +164,18 @@ class DivergenceBounded(PolicyGradient):
     ``kl``          q·log(q/p) + (1 - q)·log((1 - q)/(1 - p)), the KL
     ==============  ====================================================
 
-    A ratio says little about it: a rare token that becomes ten times likelier hardly moves the distribution,
-    and PPO clips it; a token that falls from 0.99 to 0.8 moves it much, and PPO does not.
+    A ratio is a poor measure of this distance. A rare token that becomes ten times likelier hardly changes
+    the distribution, and PPO clips it. A token whose probability falls from 0.99 to 0.8 changes the
+    distribution much, and PPO's range of 0.2 doesn't clip it.
     """
 
     divergence: Literal["tv", "kl"] = "tv"
     """The distance between the old policy and the policy, see above."""
     limit_low: Annotated[float, Gt(0)] = 0.15
-    """For A < 0, the gradient is 0 if the token has become less likely by more than this. verl's example has
-    0.15 for ``tv`` and 0.05 for ``kl``."""
+    """For A < 0, the gradient is 0 if the token has become less likely and its distance exceeds this. verl's
+    example has 0.15 for ``tv`` and 0.05 for ``kl``."""
     limit_high: Annotated[float, Gt(0)] = 0.15
-    """For A > 0, the gradient is 0 if the token has become likelier by more than this."""
+    """For A > 0, the gradient is 0 if the token has become likelier and its distance exceeds this."""
     largest_ratio: Annotated[float, Gt(1)] = 20.0
     """The weight of a token is at most this."""
 

@@ -25,15 +25,15 @@ class PairLogprobs:
     chosen_P: Tensor
     """The policy's log-prob of the better answer, summed over its trained tokens."""
     rejected_P: Tensor
-    """The same of the worse answer."""
+    """The same for the worse answer."""
     reference_chosen_P: Tensor
     """The reference's log-prob of the better answer, without gradient; 0 for a loss without a reference."""
     reference_rejected_P: Tensor
-    """The same of the worse answer."""
+    """The same for the worse answer."""
     chosen_tokens_P: Tensor
     """The number of trained tokens of the better answer."""
     rejected_tokens_P: Tensor
-    """The same of the worse answer."""
+    """The same for the worse answer."""
 
     @property
     def chosen_mean_P(self) -> Tensor:
@@ -46,6 +46,7 @@ class PairLogprobs:
 
     @property
     def chosen_ratio_P(self) -> Tensor:
+        """The log of the better answer's probability under the policy over that under the reference."""
         return self.chosen_P - self.reference_chosen_P
 
     @property
@@ -60,7 +61,7 @@ class PairLogprobs:
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(Objective):
-    """A loss that is the mean of `pair_loss` over pairs, and the metrics of such losses.
+    """A base class of losses that are means of `pair_loss` over pairs, and their metrics.
 
     =============================  =================================================================
     preference/accuracy            the share of pairs whose margin over the reference is above 0;
@@ -91,7 +92,7 @@ class Preference(Objective):
         return (*super().needs, Need(Pairs(), "it compares answers in pairs"))
 
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the loss of each pair, and further metrics, all of shape [P]."""
+        """Returns the loss of each pair, and more metrics of it, all of shape [P]."""
         raise NotImplementedError
 
     @override
@@ -101,10 +102,11 @@ class Preference(Objective):
         assert len(batch.lengths) % 2 == 0, "the trainer cuts no pair in two"
         # Each sequence is summed by itself, in the order of its tokens, so that the sums don't depend on how
         # the minibatch was cut.
-        policy_S = torch.stack([part_N.sum() for part_N in batch.by_sequence(logprobs_N)])
+        policy_S = torch.stack([logprobs_T.sum() for logprobs_T in batch.by_sequence(logprobs_N)])
         if self.needs_reference:
             assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
-            reference_S = torch.stack([part_N.sum() for part_N in batch.by_sequence(batch.ref_logprobs_N)])
+            reference_sequences = batch.by_sequence(batch.ref_logprobs_N)
+            reference_S = torch.stack([logprobs_T.sum() for logprobs_T in reference_sequences])
         else:
             reference_S = torch.zeros_like(policy_S)
         tokens_S = policy_S.new_tensor(batch.lengths)
@@ -124,6 +126,7 @@ class Preference(Objective):
         return batch.pair_weight * loss_P.sum(), means
 
     def _pair_metrics(self, pairs: PairLogprobs) -> dict[str, Tensor]:
+        """Returns the metrics of `Preference` for each pair, all of shape [P]."""
         ranking_P = (pairs.chosen_P > pairs.rejected_P).float()
         if not self.needs_reference:
             margin_P = pairs.chosen_mean_P - pairs.rejected_mean_P
@@ -168,10 +171,9 @@ class DirectPreference(Preference):
     @override
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
         if self.form == "ipo":
-            z_P = (
-                pairs.chosen_ratio_P / pairs.chosen_tokens_P
-                - pairs.rejected_ratio_P / pairs.rejected_tokens_P
-            )
+            mean_chosen_ratio_P = pairs.chosen_ratio_P / pairs.chosen_tokens_P
+            mean_rejected_ratio_P = pairs.rejected_ratio_P / pairs.rejected_tokens_P
+            z_P = mean_chosen_ratio_P - mean_rejected_ratio_P
             return (z_P - 1 / (2 * self.beta)).square(), {}
         return log_sigmoid_loss(self.beta * pairs.margin_P, self.label_smoothing), {}
 
@@ -221,17 +223,17 @@ class KahnemanTversky(Preference):
 
     With r = log p - log p_ref of an answer and z the `reference_point`, the loss is the mean over answers of
     ``w·(1 - σ(beta·(r - z)))`` for a better answer, and of ``w·(1 - σ(beta·(z - r)))`` for a worse one. The
-    gradient fades for answers that are already far on their side, also for those that a pair would still
-    move apart.
+    gradient of an answer vanishes once its r is far from z in the right direction, even if the other answer
+    of its pair is not yet.
 
     In the paper z is the KL of policy and reference, estimated in each minibatch from answers to other
-    problems. This trainer does not score such answers: z is constant. With 0, its value before the first
-    update, the loss is APO-zero (D'Oosterlinck et al. 2024, arXiv:2408.06266), and KTOZero of the authors'
-    code, which they advise against.
+    problems. This trainer does not score such answers, so z is a constant here. With z = 0, its value before
+    the first update, the loss is APO-zero (D'Oosterlinck et al. 2024, arXiv:2408.06266). It is also KTOZero
+    in the code of KTO's authors, who advise against it.
     """
 
     desirable_weight: Annotated[float, Gt(0)] = 1.0
-    """w of the better answers. The pairs hold as many better answers as worse ones."""
+    """w of the better answers, of which there are as many as worse ones."""
     undesirable_weight: Annotated[float, Gt(0)] = 1.0
     """w of the worse answers."""
     reference_point: Annotated[float, Ge(0)] = 0.0
@@ -252,7 +254,7 @@ class SimplePreference(Preference):
     """SimPO (Meng et al. 2024, arXiv:2405.14734, eq. 6): ``-log σ(beta·(m_a - m_r) - gamma)``, where m is the
     mean log-prob of an answer's tokens, a the better answer and r the worse one. It needs no reference.
 
-    The mean, and not the sum, is what makes a longer answer no worse by itself.
+    A longer answer has a smaller sum of log-probs, and would be worse by its length alone. Means avoid this.
     """
 
     beta: Annotated[float, Gt(0)] = 2.0
@@ -272,14 +274,15 @@ class SimplePreference(Preference):
 @dataclass(frozen=True, kw_only=True)
 class OddsRatio(Preference):
     """ORPO (Hong et al. 2024, arXiv:2403.07691, eq. 6 and 7): ``-m_a - beta·log σ(log odds_a - log odds_r)``,
-    the negative log-likelihood of the better answer, and the odds of both. It needs no reference.
+    the negative log-likelihood of the better answer, and a loss of the ratio of both odds. It needs no
+    reference.
 
     m is the mean log-prob of an answer's tokens, a the better answer and r the worse one, and
     ``odds = e^m / (1 - e^m)``.
     """
 
     beta: Annotated[float, Gt(0)] = 0.1
-    """The weight of the odds' loss: λ in the paper."""
+    """The weight of the loss of the odds ratio: λ in the paper."""
 
     needs_reference = False
 
@@ -296,7 +299,7 @@ LARGEST_LOG_PROBABILITY = -1e-6
 
 
 def log_odds(logprob_P: Tensor) -> Tensor:
-    """Returns ``log(p / (1 - p))`` of log-probs, as if no probability were above e^(-1e-6)."""
+    """Returns ``log(p / (1 - p))`` of log-probs; probabilities above e^(-1e-6) count as this one."""
     bounded_P = logprob_P.clamp(max=LARGEST_LOG_PROBABILITY)
     # 1 - e^x is exact as -expm1(x), also near x = 0.
     return bounded_P - (-bounded_P.expm1()).log()

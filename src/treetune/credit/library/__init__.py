@@ -5,9 +5,9 @@
 | `answers.py` | `GradedAnswer`: an answer from elsewhere, and the trees that credit works on |
 | `assigner.py` | `advantages`, `advantages_async`, and `CreditAssigner`, which keeps engine and grader open |
 | `engines.py` | opens the engine that continues answers |
-| `checks.py` | what a credit needs, compared with what the answers, the engine and the grader give |
+| `checks.py` | refuses calls in which answers, engine or grader don't have something that the credit needs |
 | `grading.py` | the grader of continuations: a function, or one of this package's graders |
-| `limits.py` | what a call may cost, and what it has cost |
+| `limits.py` | the budget and the deadline of a call, and its cost |
 
 Users import these names from `treetune.credit`. The same parts work here and in a run, so that the same
 answers get the same advantages.

@@ -1,7 +1,7 @@
 """Answers that were sampled and graded elsewhere, and the trees that credit works on.
 
-    GradedAnswer, …  ──  read_answers  ──>  GradedAnswer with NumPy columns, checked
-                     ──  trees_of_answers  ──>  one tree for each group, as a rollout returns them
+    the user's answers ──read_answers──> checked `GradedAnswer` objects with NumPy columns
+                       ──trees_of_answers──> a tree for each group, as a rollout returns them
 
 A column (ids, log-probs, masks) may be a list, a NumPy array or a PyTorch tensor.
 """
@@ -87,9 +87,10 @@ def read_answers(answers: Iterable[GradedAnswer | Mapping[str, Any]]) -> list[Gr
             raise ValueError(f"answer {number}: {error}") from error
     if not checked:
         raise ValueError("there are no answers: give at least one")
-    prompts: dict[str | None, tuple[int, TokenIds]] = {}
+    # By group, the number of its first answer, and the prompt of this answer.
+    first_of_group: dict[str | None, tuple[int, TokenIds]] = {}
     for number, answer in enumerate(checked):
-        first, prompt_ids = prompts.setdefault(answer.group, (number, answer.prompt_ids))
+        first, prompt_ids = first_of_group.setdefault(answer.group, (number, answer.prompt_ids))
         if not _are_equal(prompt_ids, answer.prompt_ids):
             raise ValueError(
                 f"answers {first} and {number} are both of the group {answer.group!r}, and their prompt_ids"
@@ -133,8 +134,8 @@ def _check_answer(answer: GradedAnswer | Mapping[str, Any]) -> GradedAnswer:
     step_ends = None if answer.step_ends is None else tuple(int(end) for end in answer.step_ends)
     if step_ends is not None:
         starts = (0, *step_ends[:-1])
-        rises = all(start < end for start, end in zip(starts, step_ends, strict=True))
-        if not rises or step_ends[-1:] != (tokens,):
+        is_rising = all(start < end for start, end in zip(starts, step_ends, strict=True))
+        if not is_rising or step_ends[-1:] != (tokens,):
             raise ValueError(
                 f"its step_ends are {list(step_ends)}: they rise, and the last is the number of response"
                 f" tokens ({tokens})"
@@ -270,7 +271,8 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
                 f" tokens are not those of answer {origin}"
             )
         cuts_by_answer[number].add(tokens)
-        # The origin's own beginning may be shared with the answer that it branched off from.
+        # The origin is cut there, too. If it branched off from another answer after this point, that answer
+        # has the same beginning, and is cut, and so on.
         ancestor: int | None = origin
         while ancestor is not None:
             cuts_by_answer[ancestor].add(tokens)
@@ -297,6 +299,7 @@ def _make_trajectory(
 
     tokens = len(answer.response_ids)
     sampled: Column = np.ones(tokens, np.bool_) if answer.sampled is None else answer.sampled
+    # The positions at which an environment's tokens begin or end. A segment is of one kind.
     changes = (np.flatnonzero(np.diff(sampled)) + 1).tolist()
     starts = sorted({0, *changes, *cuts} - {tokens})
     segments = []

@@ -5,8 +5,8 @@
                                    engine (continuations), grader (rewards) ──┘
     episodes ──> an advantage for each token, in the order and in the type of the answers: `CreditedAnswers`
 
-`Credit.assign` and all that it calls is what a run calls. The seeds of continuations derive from the call's
-seed and iteration and from the answer's group and tokens, as in a run.
+A run calls the same `Credit.assign`. The seeds of continuations derive from the call's seed and iteration and
+from the answer's group and tokens, as in a run.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CreditedAnswers:
     """The numbers of answers without credit, because no continuation of their prompt could be graded. Their
     advantages are 0, and none of their tokens is trained."""
     cost: CreditCost
-    """What was sampled for them."""
+    """The samples that were drawn for them, and the seconds that the call took."""
     metrics: Metrics = field(default_factory=dict)
     """The metrics that a run shows, such as ``credit/value_std``."""
 
@@ -100,7 +100,7 @@ class CreditedAnswers:
 
 @dataclass(frozen=True, kw_only=True)
 class _OutsideTask(Task):
-    """Stands for the task of a run: it splits answers into steps, and has no problems."""
+    """Takes the place of a run's task: it splits answers into steps, and has no problems."""
 
     grader: Grader
     steps: StepSplitter
@@ -185,7 +185,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         # A credit without continuations uses neither engine nor grader, even if there are any.
         self._engine_source = engine if self.credit.needs_engine else None
         self._engine: Engine | None = None
-        """The engine that this object has opened."""
+        """The engine that this object has opened and closes; None if the user gave one, or before the first
+        call."""
         self._grading = open_grading(grader if self.credit.needs_engine else None)
         self._lock = threading.Lock()
 
@@ -390,6 +391,7 @@ def _make_codec_without_text() -> TextCodec:
         raise ValueError("the credit reads the text of answers: give the tokenizer")
 
     def encode(text: str) -> Sequence[int]:
+        # Only credit that scores texts would encode some, and `check_answers` refuses it.
         raise AssertionError("credit encodes nothing")
 
     return TextCodec(encode=encode, decode=decode, eos_id=0)
@@ -414,19 +416,20 @@ def _collect_columns(
     Args:
         answers: The answers.
         examples: The `response_ids` of each answer as the user gave them, whose type the columns get.
-        episodes: The rows that credit made, of which there may be none for an answer.
+        episodes: The training rows that the credit returned: at most one for each answer.
         metrics: The metrics of credit.
-        limits: Has counted the samples.
+        limits: The limits of the call, which have counted the samples.
     """
     import numpy as np
 
-    episode_by_answer = {episode.trajectory: episode for episode in episodes}
-    sizes: dict[str | None, int] = {}
+    episode_by_id = {episode.trajectory: episode for episode in episodes}
+    sizes: dict[str | None, int] = {}  # by group, the number of its answers so far
     credited = CreditedAnswers([], [], [], [], [], [], limits.cost, metrics)
     for number, (answer, example) in enumerate(zip(answers, examples, strict=True)):
         number_in_group = sizes.get(answer.group, 0)
         sizes[answer.group] = number_in_group + 1
-        episode = episode_by_answer.get(f"{answer.group}#{number_in_group}")
+        # The id that the answer has as a `Trajectory`.
+        episode = episode_by_id.get(f"{answer.group}#{number_in_group}")
         tokens = len(answer.response_ids)
         advantages_T: Column = np.zeros(tokens)
         trained_T: Column = np.zeros(tokens, np.bool_)

@@ -1,7 +1,7 @@
 """Compares what a credit needs with what answers from elsewhere, an engine and a grader give.
 
-The parts of a run check each other (`treetune.findings`). Here the parts of a small stand-in for a run do:
-`AnswersElsewhere` in place of the rollout, and `OtherTrainer` in place of the trainer.
+In a run, `treetune.findings` compares the parts of the configuration. Here it compares the credit with
+`AnswersElsewhere`, which takes the place of the rollout, and `OtherTrainer`, which takes that of the trainer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ READ_LOGPROBS = (LowProbability, OptimalTokenBaseline, ProbabilityMask)
 
 @dataclass(frozen=True)
 class AnswersElsewhere(Part):
-    """What answers of another trainer are to a credit: answers in one line, perhaps with turns."""
+    """The answers of another trainer, in the place of a rollout: in one line, perhaps with turns."""
 
     sampling: SamplingParams
     least: int
@@ -56,14 +56,14 @@ class AnswersElsewhere(Part):
 
 @dataclass(frozen=True)
 class OtherTrainer(Part):
-    """The trainer that uses the advantages."""
+    """The user's trainer, which uses the advantages."""
 
     gives = (UseOfAdvantages(),)
 
 
 @dataclass(frozen=True)
 class CallOfLibrary(Part):
-    """The root of the check: what `Part.check` may look at of an experiment."""
+    """A call of the library in the place of an experiment, with the fields that `Part.check` reads."""
 
     rollout: AnswersElsewhere
     credit: Credit
@@ -115,11 +115,11 @@ def check_answers(
     parts = [placed.part for placed in placed_parts(credit) if isinstance(placed.part, Part)]
     sizes = Counter(answer.group for answer in answers)
     smallest_group, least = min(sizes.items(), key=lambda group_and_size: group_and_size[1])
-    wanted = max(map(least_answers, parts), default=1)
-    if least < wanted:
+    needed = max(map(least_answers, parts), default=1)
+    if least < needed:
         raise ValueError(
             f"the credit {name!r} compares each answer with the others of its group, and the group"
-            f" {smallest_group!r} has {least}: give {wanted} or more answers of each group"
+            f" {smallest_group!r} has {least}: give {needed} or more answers of each group"
         )
     if any(answer.fork is not None for answer in answers) and CreditForTrees() not in credit.gives:
         raise ValueError(
@@ -139,12 +139,12 @@ def check_answers(
                 f"answer {number} has no logprobs, and the credit {name!r} reads the probabilities that its"
                 " tokens were sampled with: give logprobs"
             )
-        room = min(sampling.max_tokens, context_length - len(answer.prompt_ids))
-        if len(answer.response_ids) > room and Continuations() in credit.gives:
+        most_tokens = min(sampling.max_tokens, context_length - len(answer.prompt_ids))
+        if len(answer.response_ids) > most_tokens and Continuations() in credit.gives:
             raise ValueError(
                 f"answer {number} has {len(answer.response_ids)} tokens, and an answer to its prompt of"
-                f" {len(answer.prompt_ids)} may have {room}: raise sampling.max_tokens (or context_length) to"
-                " what the answers were sampled with"
+                f" {len(answer.prompt_ids)} may have {most_tokens}: raise sampling.max_tokens (or"
+                " context_length) to what the answers were sampled with"
             )
     has_turns = any(answer.sampled is not None and not answer.sampled.all() for answer in answers)
     rollout = AnswersElsewhere(sampling, least, has_turns)
@@ -152,7 +152,7 @@ def check_answers(
     for _, finding in findings(root):
         if finding.level == "warning":
             continue
-        # The remedy of an unmet need would name a rollout, and there is none to choose here.
+        # The remedy of an unmet need would name another rollout, and here the user can't choose one.
         is_unmet_need = isinstance(finding.key, tuple) and finding.key[:1] == (ROOT,)
         remedy = "choose another credit, or other settings of it" if is_unmet_need else finding.remedy
         raise ValueError(f"{finding.what}: {remedy}" if remedy else finding.what)

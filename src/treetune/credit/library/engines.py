@@ -58,14 +58,15 @@ class FunctionEngine(Engine):
 
         add_requests(requests)
         while unsent or laters:
-            # Without a request to sample, something else has to be ready first, such as a grade.
+            # Does not wait while there are requests to sample. Otherwise one of `laters` has to become ready
+            # first, such as a grade.
             wait([later.ready for later in laters], 0 if unsent else None, FIRST_COMPLETED)
             for later in [later for later in laters if later.ready.done()]:
                 laters.remove(later)
                 add_requests(later.requests())
-            wave = list(unsent)
+            requests_of_call = list(unsent)
             unsent.clear()
-            for completions in self._sample(wave):
+            for completions in self._sample(requests_of_call):
                 results.append(completions)
                 self.tokens += sum(len(completion.token_ids) for completion in completions)
                 if on_result is not None:
@@ -73,7 +74,7 @@ class FunctionEngine(Engine):
         return results
 
     def _sample(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """Returns what the function returns. Raises EngineError for too many or too few completions."""
+        """Calls the function. Raises EngineError for too many or too few completions."""
         if not requests:
             return []
         completions_by_request = [list(completions) for completions in self._sample_requests(requests)]
@@ -108,7 +109,7 @@ def open_engine(source: PreTrainedModel | SampleRequests | str | Path, codec: Te
         folder = Path(source).expanduser()
         if not (folder / "config.json").is_file():
             raise ValueError(f"engine is {str(source)!r}, and there is no model (config.json) in that folder")
-        # Here, since a function as the engine needs neither of them.
+        # Imported here, since an engine that is a function needs neither of them.
         import torch
         from transformers import AutoConfig, GenerationConfig
 
@@ -150,7 +151,11 @@ def _launch(
         device: ``cpu`` or ``cuda``.
     """
     ends = None if generation_config is None else generation_config.eos_token_id
-    end_ids = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    end_ids: list[int] = []
+    if isinstance(ends, int):
+        end_ids = [ends]
+    elif ends is not None:
+        end_ids = list(ends)
     return EngineLaunch(
         weights=weights,
         logs=Path(),

@@ -49,7 +49,7 @@ def _no_grader(prompt: str, text: str) -> float:
 
 
 class _FunctionGrader(Grader):
-    """Stands for the function in places that ask a pool for its grader."""
+    """The grader of a `FunctionPool`, for code that asks a pool for its grader. It grades nothing."""
 
     isolation = "inline"
 
@@ -58,7 +58,7 @@ class FunctionPool(GraderPool):
     """Grades by calling a function, one call after the other, in the thread that assigns credit.
 
     An exception of the function ends the call: in another trainer's loop, a reward function that fails should
-    not lower values silently. Functions that may hang, or that are slow, belong into the grader ``function``,
+    not lower values silently. For functions that may hang, or that are slow, use the grader ``function``,
     which calls them in processes.
     """
 
@@ -66,7 +66,7 @@ class FunctionPool(GraderPool):
         super().__init__(_FunctionGrader())
         self._function = function
         self._name = getattr(function, "__name__", type(function).__name__)
-        self._takes_problem = _takes_three(function)
+        self._takes_problem = _takes_problem_too(function)
 
     @override
     def submit(
@@ -99,7 +99,7 @@ class FunctionPool(GraderPool):
         return Grade(reward=reward, outcome="ok")
 
 
-def _takes_three(function: RewardFunction) -> bool:
+def _takes_problem_too(function: RewardFunction) -> bool:
     """Returns whether the function can be called with prompt, text and problem."""
     try:
         signature = inspect.signature(function)
@@ -109,7 +109,7 @@ def _takes_three(function: RewardFunction) -> bool:
         signature.bind("prompt", "text", None)
     except TypeError:
         return False
-    # A function that would also do with two, such as one with *args, gets the problem too, unless its third
-    # parameter is a setting with a default.
+    # A function may accept both two and three arguments. With *args it gets the problem, too. With a third
+    # parameter that has a default it doesn't, since that may be a setting of its own.
     parameters = list(signature.parameters.values())
     return len(parameters) < 3 or parameters[2].default is inspect.Parameter.empty

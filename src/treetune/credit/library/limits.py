@@ -4,10 +4,11 @@
 when the call is cancelled:
 
     credit ── generate ──> LimitedEngine ── generate, with an alarm among the requests ──> the user's engine
-                             counts each result          `Later` whose future the timer sets at the deadline
+                             counts each result
 
-An engine calls `Later.requests` in its own thread as soon as the future is done, so that the deadline also
-ends a call while it waits for a long sample.
+The alarm is a `Later`, whose future is set by a timer at the deadline, or when the call is cancelled. As soon
+as it is done, the engine calls `Later.requests` in its own thread, which raises the error. So the deadline
+also ends a call while it waits for a long sample.
 """
 
 from __future__ import annotations
@@ -45,10 +46,12 @@ class CreditLimits:
     def __init__(
         self, budget: int | None = None, deadline: float | None = None, *, can_end: bool = False
     ) -> None:
-        """Args:
-        budget: The most sampled tokens. Samples in flight may exceed it.
-        deadline: Seconds.
-        can_end: Whether `end` may be called.
+        """Starts the time of the deadline.
+
+        Args:
+            budget: The most sampled tokens. Samples in flight may exceed it.
+            deadline: Seconds.
+            can_end: Whether `end` may be called.
         """
         if budget is not None and budget < 1:
             raise ValueError(f"budget is {budget}: give a number of tokens, or None for no limit")
@@ -85,7 +88,8 @@ class CreditLimits:
         return self._alarm
 
     def set_off_alarm(self) -> None:
-        with contextlib.suppress(InvalidStateError):  # it was set off already
+        """Ends the engine's wait for the alarm, if this has not happened yet."""
+        with contextlib.suppress(InvalidStateError):
             self._alarm.set_result(None)
 
     def check_reason(self) -> None:
@@ -136,7 +140,7 @@ class LimitedEngine(EngineWrapper):
     ) -> list[list[Completion]]:
         limits = self._limits
         alarm = limits.renew_alarm()
-        unanswered = len(requests)
+        unanswered = len(requests)  # those that follow from answered ones are added
 
         def watch(request: Request | Later) -> Request | Later:
             """Returns a request whose answer is counted."""
@@ -149,7 +153,8 @@ class LimitedEngine(EngineWrapper):
             nonlocal unanswered
             unanswered += len(new) - 1
             if not unanswered:
-                limits.set_off_alarm()  # the engine waits for it, too
+                # The engine returns only when all requests are answered, the alarm among them.
+                limits.set_off_alarm()
             return [watch(request) for request in new]
 
         def count_result(number: int, completions: list[Completion]) -> Sequence[Request | Later]:

@@ -1,8 +1,8 @@
 """GDPO: several rewards, each normalised in its group before they are added (arXiv:2601.05242).
 
 Example: of two answers one is right and badly formatted, the other wrong and well formatted. The sum of both
-rewards is 1 for each answer, so that GRPO has the advantages 0. GDPO with the weights 2 and 1 has
-2 · 0.71 − 0.71 = 0.71 and −0.71.
+rewards is 1 for each answer, so that GRPO's advantages are 0. GDPO's advantages, with the weights 2 for being
+right and 1 for the format, are 2 · 0.71 − 0.71 = 0.71 and −0.71.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Gdpo(Credit):
     eps: Annotated[float, Gt(0)] = 1e-6
     """Added to each standard deviation."""
 
-    # `CreditForRewards` is missing: shaping changes the sum of the rewards, which is not used here.
+    # `CreditForRewards` is left out: shaping changes the sum of the rewards, which this credit doesn't use.
     gives = (Advantages(before_training=True),)
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
@@ -61,22 +61,23 @@ class Gdpo(Credit):
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         advantages: list[float] = []
         for tree in trees:
-            advantages += self._sum_of_parts(tree)
+            advantages += self._sum_parts(tree)
         return whole_answer_episodes(context, answers_of(trees), advantages)
 
-    def _sum_of_parts(self, tree: Tree) -> list[float]:
+    def _sum_parts(self, tree: Tree) -> list[float]:
         """Returns A_i of each answer to a problem."""
         sums = [0.0] * len(tree.leaves)
         for name, weight in self.parts.items():
             rewards = [reward_part(answer, name) for answer in tree.leaves]
-            for index, advantage in enumerate(group_advantages(rewards, std=True, eps=self.eps)):
+            normalised = group_advantages(rewards, std=True, eps=self.eps)
+            for index, advantage in enumerate(normalised):
                 sums[index] += weight * advantage
         return sums
 
 
 def reward_part(answer: Trajectory, name: str) -> float:
-    """Returns one of an answer's rewards. An answer that the grader did not grade normally, such as one that
-    made it hang, has none of its numbers and earns 0.
+    """Returns one of an answer's rewards. The reward is 0 if the grader failed on the answer, such as by a
+    timeout, and so gave no numbers.
 
     Raises:
         ValueError: The grader gave the answer no such number.

@@ -26,19 +26,20 @@ Trace = Literal["recent", "both"]
 class GrpoLambda(TokenCredit):
     """GRPO-λ: A_i,t = A_i · Σ_{s≥t} tr(s, t), where A_i is GRPO's advantage of answer i, and tr(s, t) is the
     trace of token t at a later token s (Parthasarathi et al., arXiv:2510.00194, eq. 2, with the formulas of
-    public ports).
+    public reimplementations).
 
     ================  ====================================  ==============================================
-    `trace`           tr(s, t), tokens counted from 0       weighs more
+    `trace`           tr(s, t), tokens counted from 0       tokens with larger weights
     ================  ====================================  ==============================================
-    ``recent``        (γλ)^{s−t}                            all tokens but the last 1/(1 − γλ)
-    ``both``          max((γλ)^{s−t}, (γλ)^t)               the first tokens still more
+    ``recent``        (γλ)^{s−t}                            all but about the last 1/(1 − γλ)
+    ``both``          max((γλ)^{s−t}, (γλ)^t)               these, and the first tokens most
     ================  ====================================  ==============================================
 
-    The paper takes A_i for the error δ_s of every token s, and sums the discounted errors from token t on, as
-    GAE does. It puts the traces into the ratio that PPO clips, exp Σ_t tr(s, t) (log p_t − log p_old,t). As
-    long as the policy is the old one, the gradient of that loss is that of these advantages. In later steps
-    of an iteration the two differ: here the objective clips each token's own ratio.
+    The sum over s is GAE's sum of discounted errors from token t on, with A_i as the error δ_s of every
+    token s. The paper puts the traces into the ratio that PPO clips,
+    exp Σ_t tr(s, t) (log p_t − log p_old,t). In the first step of an iteration, where the policy is still the
+    old one, the gradient of that loss is that of these advantages. In later steps the two differ: here the
+    objective clips each token's own ratio.
 
     **Biased**: tokens near the end count less. On the tests' language, without `std` and `lowest`, the
     expected gradient is off by 25 % of its length with three answers and λ = 0.5 (cosine 0.986).
@@ -84,13 +85,14 @@ def summed_traces(tokens: int, decay: float, trace: Trace = "recent", floor: flo
     import numpy as np
 
     decayed_T = decay ** np.arange(tokens)  # by the lag s − t: 1, γλ, (γλ)², …
-    # The trace of each token at later tokens falls with the lag, but not below this.
+    # By the token t: its trace falls with the lag, but not below this.
     least_T = np.full(tokens, floor)
     if trace == "both":
         least_T = np.maximum(least_T, decayed_T)
-    # The number of lags of each token: from 0 at the token itself to the last token.
+    # The number of lags of each token: from 0 at the token itself to that of the last token.
     lags_T: Column = tokens - np.arange(tokens)
-    # The lags at which the decayed trace is above the least one come first.
-    decaying_T = np.minimum(np.searchsorted(-decayed_T, -least_T), lags_T)
-    sums_of_decayed = np.concatenate([[0.0], np.cumsum(decayed_T)])
-    return sums_of_decayed[decaying_T] + (lags_T - decaying_T) * least_T
+    # The number of lags at which the decayed trace is above the least one. These are the first lags, since
+    # the trace falls. Both arrays are negated, because `searchsorted` needs ascending values.
+    decaying_lags_T = np.minimum(np.searchsorted(-decayed_T, -least_T), lags_T)
+    sums_of_decayed = np.concatenate([[0.0], np.cumsum(decayed_T)])  # by the number of lags
+    return sums_of_decayed[decaying_lags_T] + (lags_T - decaying_lags_T) * least_T

@@ -33,7 +33,7 @@ class MaxRl(GroupCredit):
     another; shaping is refused, since a penalty could make the mean 0 or negative.
     """
 
-    # `CreditForRewards` is missing, so that shaping is refused.
+    # `CreditForRewards` is left out, so that shaping is refused.
     gives = (Advantages(before_training=True),)
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
@@ -66,7 +66,7 @@ def mean_normalised_advantages(rewards: Sequence[float]) -> list[float]:
             f"max_rl divides by the mean reward, and an answer earned {min(rewards)}: let the grader give"
             " rewards of 0 or more, or choose the credit 'group'"
         )
-    # Exactly zero, where rounding would leave differences of 1e-17.
+    # All rewards are 0, which leaves nothing to divide by, or rounding would leave differences of 1e-17.
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     mean_reward = fmean(rewards)

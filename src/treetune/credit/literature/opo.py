@@ -25,8 +25,8 @@ class OptimalBaseline(Credit):
     """OPO: A_i = r_i − b with b = Σ_j l_j r_j / Σ_j l_j, where l_j is the number of sampled tokens of answer
     j (Hao et al., arXiv:2505.23585, as in verl's ``opo``).
 
-    The baseline with the least variance weighs each reward by the squared length of its answer's gradient.
-    The paper assumes that this length grows with the number of tokens. `optimal_token_baseline` estimates it
+    The baseline with the least variance weighs each reward by the squared norm of its answer's gradient. The
+    paper assumes that this is proportional to the number of tokens. `optimal_token_baseline` estimates it
     instead, token by token.
 
     **Biased**, as the answer's own reward and length are in b: on the tests' language the expected gradient
@@ -51,7 +51,7 @@ def length_weighted_advantages(rewards: Sequence[float], lengths: Sequence[int])
 
     Example: ``length_weighted_advantages([1.0, 0.0], [30, 10])`` is ``[0.25, -0.75]``.
     """
-    # Exactly zero, where rounding would leave differences of 1e-17.
+    # The advantages are exactly 0 then, where rounding would leave 1e-17.
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     weighted_sum = sum(length * reward for length, reward in zip(lengths, rewards, strict=True))

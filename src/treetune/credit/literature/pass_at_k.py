@@ -1,7 +1,8 @@
-"""Credit for pass@k: what an answer adds to the best of k answers (arXiv:2508.10751, 2505.15201, 2503.19595).
+"""Credit for pass@k: how much an answer adds to the best of k answers (arXiv:2508.10751, arXiv:2505.15201,
+arXiv:2503.19595).
 
-Example: of four answers one is right, and k is 2. The right answer is in three of the six pairs, and all of
-these have a right answer: its mean is 1, and that of all pairs is 0.5.
+Example: of four answers one is right, and k is 2. The right answer is in three of the six pairs, which all
+contain a right answer: its mean is 1, and the mean of all pairs is 0.5. Its advantage is 1 − 0.5 = 0.5.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class PassAtK(GroupCredit):
     @property
     @override
     def needs(self) -> tuple[Need, ...]:
-        # With k = n there is only one set, and nothing to compare it with.
+        # With n = k answers there is only one set, whose mean would be compared with itself.
         least = self.k + 1 if self.baseline == "all_sets" else self.k
         remedy = f"set the rollout's samples to {least} or more, or the credit's k to less"
         return (Need(Answers(least), f"it compares sets of {self.k} answers", remedy),)
@@ -87,11 +88,12 @@ def pass_at_k_advantages(
     scale = 1.0
     if std:
         variance = mean_best(rewards, k, power=2) - mean_of_all_sets**2
-        # Rounding may leave a variance just below 0.
+        # Rounding may make the variance slightly negative.
         scale = math.sqrt(max(0.0, variance)) + eps
     advantages = []
     for index, reward in enumerate(rewards):
         others = [*rewards[:index], *rewards[index + 1 :]]
+        # M_i: the other k − 1 answers of the set vary, and the best reward is at least the answer's own.
         mean_with_answer = mean_best(others, k - 1, at_least=reward)
         if baseline == "all_sets":
             difference = mean_with_answer - mean_of_all_sets
@@ -111,7 +113,8 @@ def mean_best(rewards: Sequence[float], k: int, *, at_least: float = -math.inf, 
     sets = math.comb(len(ordered), k)
     total = 0.0
     for position, reward in enumerate(ordered):
-        # The sets whose best reward is this one: the others of the set are among the rewards before it.
-        # Equal rewards may stand in any order.
-        total += math.comb(position, k - 1) * max(reward, at_least) ** power
+        # In a set whose best reward is this one, all others come before it in the order. The order of equal
+        # rewards makes no difference.
+        sets_with_this_best = math.comb(position, k - 1)
+        total += sets_with_this_best * max(reward, at_least) ** power
     return total / sets

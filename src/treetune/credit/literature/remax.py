@@ -41,7 +41,7 @@ class ReMax(Credit):
     graded, the baseline is 0.
     """
 
-    # `CreditForRewards` is missing, so that shaping is refused: the greedy answer would not be shaped.
+    # `CreditForRewards` is left out, so that shaping is refused: it would not shape the greedy answer.
     gives = (Advantages(before_training=True), Continuations())
     needs = (
         Need(SampledAnswers(), "it samples a greedy answer for comparison"),
@@ -66,7 +66,7 @@ class ReMax(Credit):
 
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
-        # One to each problem. Their number is not known here: at most there is a problem for each answer.
+        # One for each problem. The number of problems is not known here, and is at most that of answers.
         return 0, answers
 
     @override

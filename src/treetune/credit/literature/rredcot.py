@@ -26,8 +26,8 @@ class GoldLikelihood(GoldScores, ValueEstimator):
     """RREDCoT: V(s) = p(y* | s), the probability of the problem's reference answer y* if it were written at
     once after the state s and the lead-in. Nothing is sampled (Ielanskyi et al., arXiv:2606.06475).
 
-    A step's advantage is the change of V, and the last one's the reward minus V before it, so that an
-    answer's advantages sum to r − V(prompt): a redistribution of the reward. The source for this is the
+    A step's advantage is the change of V, and that of the last step is the reward minus V before it. So an
+    answer's advantages sum to r − V(prompt): the reward is redistributed over the steps. The source is the
     paper's abstract; its segments and its importance weights are not implemented. The credit `trace` with
     the value ``log_probability`` has the changes of log p in place of those of p.
 

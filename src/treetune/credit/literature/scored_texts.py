@@ -1,5 +1,5 @@
-"""Shared by the credits that score a given text: the log-probs of its tokens after a state of an answer, or
-after another prompt.
+"""Scores given texts for credits: the log-probs of their tokens after a state of an answer, or after another
+prompt.
 
     credit ── texts of this rank ── each distinct one is scored once ──> log-probs of each text
                                           │
@@ -23,8 +23,8 @@ from treetune.vocabulary import Column, Metrics, Problem, TokenIds, joined, toke
 EXAMPLES = 8
 """The problems of a task that are looked at for reference answers."""
 LEAST_LOGPROB = -100.0
-"""Smaller log-probs of a token count as this one, so that no credit is infinite. vLLM reports −9999 for a
-token without probability."""
+"""Smaller log-probs of a token are raised to this one, so that no credit is infinite. vLLM reports −9999 for
+a token of probability 0."""
 
 
 class ScoredText(NamedTuple):
@@ -41,8 +41,7 @@ class ScoredText(NamedTuple):
 
 @dataclass(frozen=True)
 class ReferenceScores:
-    """The scores of the trainer's reference model: a service of contexts, where the credit
-    `asks_reference`."""
+    """The scores of the trainer's reference model. A context has them if the credit `asks_reference`."""
 
     logprobs: Callable[[Sequence[ScoredText]], list[Column]]
     """Returns the log-probs of this rank's texts, at the rollout's temperature. Collective."""
@@ -99,8 +98,7 @@ class ProblemState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GoldScores:
-    """The settings of parts that score a problem's reference answer after states of answers, and the way in
-    which they do it."""
+    """A base class of parts that score a problem's reference answer after states of answers."""
 
     lead_in: str = ""
     """The text between a state and the reference answer, such as ``"\\n#### "``. It isn't scored. Choose the
@@ -129,6 +127,7 @@ class GoldScores:
             texts.append(text if fits else None)
         fitting_texts = [text for text in texts if text is not None]
         scores, metrics = score_texts(context, fitting_texts, self.scorer)
+        # Scores are those of the fitting texts alone, in their order.
         upcoming = (logprobs_T.clip(min=LEAST_LOGPROB) for logprobs_T in scores)
         return [None if text is None else next(upcoming) for text in texts], metrics
 

@@ -1,4 +1,4 @@
-"""Self-distillation: the policy, told more about the problem, is the teacher of its own answers
+"""Self-distillation: the policy, with a privileged text in its prompt, is the teacher of its own answers
 (arXiv:2601.18734, arXiv:2601.20802, arXiv:2607.14614).
 
 Example: the policy sampled the tokens of an answer with the probabilities 0.5 and 0.2. With the reference
@@ -47,7 +47,7 @@ from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Message, Metrics, Problem, TokenIds, Trajectory
 
 PROMPT, CONTEXT = "{prompt}", "{context}"
-"""The places of the problem's text and of the privileged text in a template."""
+"""The placeholders of the problem's text and of the privileged text in a template."""
 
 
 @Credit.register("self_distillation")
@@ -58,22 +58,22 @@ class SelfDistillation(Credit):
     sees and the policy doesn't, and A_out is GRPO's advantage.
 
     * OPSD (Zhao et al., arXiv:2601.18734, sampled-token objective): c is the reference answer, and the
-      teacher the start model (`scorer` ``reference``) or the policy itself. Rewards don't count.
+      teacher the start model (`scorer` ``reference``) or the policy itself. Rewards aren't used.
     * SDPO (Hübotter et al., arXiv:2601.20802): c is another right answer of the group, or the grader's
       feedback. Of its variants this is the reverse KL at the sampled token with the present policy as the
       teacher; neither its top-k and whole distributions nor its moving average are implemented.
     * CPO (Xu et al., arXiv:2607.14614): δ_t shapes A_out, and `keeps_sign` limits it so that the sign of
       A_out remains. The formula is from the abstract and from public summaries.
 
-    Answers that were sampled from π have the expected gradient −∇ KL(π ‖ π_T) at each of their tokens from δ
-    alone, with π_T held fixed. The tokens of an answer without a privileged text have δ = 0, and
+    For answers that were sampled from π, the expected gradient of δ alone is −∇ KL(π ‖ π_T) at each of their
+    tokens, with π_T held fixed. The tokens of an answer without a privileged text have δ = 0, and
     ``credit/without_context`` is the share of such answers.
 
-    **Biased**: it leads to the teacher, and not to rewards. If the teacher used the news that the answer will
-    be right as Bayes' rule has it, δ_t would be log V(s_{t+1}) / V(s_t). On the tests' language the cosine of
-    its expected gradient with the true one is then 0.87 with `clip` 1, and 0.57 without a bound, since a
-    token after which no answer is right gets −100. A real teacher also makes likelier what only repeats the
-    privileged text."""
+    **Biased**: it leads to the teacher, and not to rewards. Suppose that the privileged text says only that
+    the answer will be right, and that the teacher follows Bayes' rule: then δ_t is
+    log(V(s_{t+1}) / V(s_t)). On the tests' language the cosine of its expected gradient with the true one is
+    then 0.87 with `clip` 1, and 0.57 without a bound, since a token after which no answer is right gets −100.
+    A real teacher also prefers tokens that only repeat the privileged text."""
 
     context: Literal["gold", "right_answer", "feedback"] = "gold"
     """The privileged text: the problem's reference answer (``gold``), the text of another right answer to the
@@ -122,7 +122,7 @@ class SelfDistillation(Credit):
         return self.scorer == "reference"
 
     def __post_init__(self) -> None:
-        missing = [place for place in (PROMPT, CONTEXT) if place not in self.template]
+        missing = [placeholder for placeholder in (PROMPT, CONTEXT) if placeholder not in self.template]
         if missing:
             raise ValueError(
                 f"template doesn't contain {' and '.join(missing)}: put the problem's text and the privileged"
@@ -166,10 +166,11 @@ class SelfDistillation(Credit):
         for answer, text, outcome_advantage in zip(answers, texts, outcome_advantages, strict=True):
             teacher_T = None if text is None else next(upcoming)
             episodes.append(self._episode(context, answer, teacher_T, outcome_advantage))
-        without = context.ranks.exchange("without-context", (texts.count(None), len(texts)))
-        answers_of_ranks = sum(count for _, count in without)
+        counts_by_rank = context.ranks.exchange("without-context", (texts.count(None), len(texts)))
+        answers_of_ranks = sum(count for _, count in counts_by_rank)
         if answers_of_ranks:
-            metrics["credit/without_context"] = sum(missing for missing, _ in without) / answers_of_ranks
+            without_context = sum(count for count, _ in counts_by_rank)
+            metrics["credit/without_context"] = without_context / answers_of_ranks
         return episodes, metrics | advantage_metrics(context, episodes)
 
     def _scored_text(self, context: RolloutContext, tree: Tree, leaf: int) -> ScoredText | None:
@@ -184,14 +185,16 @@ class SelfDistillation(Credit):
         return ScoredText(prompt_ids, answer.response_ids) if fits else None
 
     def _privileged_text(self, tree: Tree, leaf: int) -> str | None:
-        """Returns what the teacher sees in addition, if there is anything."""
+        """Returns the text that only the teacher sees; None or empty where there is none."""
         answer = tree.leaves[leaf]
         if self.context == "gold":
             return answer.problem.gold
         if self.context == "feedback":
             return answer.grade.message
-        others = [other for index, other in enumerate(tree.leaves) if index != leaf and other.grade.correct]
-        return others[0].text if others else None
+        for index, other in enumerate(tree.leaves):
+            if index != leaf and other.grade.correct:
+                return other.text
+        return None
 
     def _episode(
         self,
@@ -209,15 +212,17 @@ class SelfDistillation(Credit):
 
         episode = make_episode(context, answer)
         assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
-        differences_T = np.zeros(len(answer.response_ids))
+        differences_T = np.zeros(len(answer.response_ids))  # δ
         if teacher_T is not None:
             differences_T = teacher_T.clip(min=LEAST_LOGPROB) - episode.behaviour_logprobs.astype(np.float64)
-            differences_T = np.where(episode.trained, differences_T, 0.0)  # a tool's tokens were not sampled
+            # Tokens of a tool were not sampled, so they have no δ.
+            differences_T = np.where(episode.trained, differences_T, 0.0)
         if self.clip is not None:
             differences_T = differences_T.clip(-self.clip, self.clip)
         advantages_T = self.weight * differences_T + self.outcome_weight * outcome_advantage
         if self.keeps_sign and outcome_advantage:
-            advantages_T = np.where(advantages_T * outcome_advantage > 0, advantages_T, 0.0)
+            has_sign_of_outcome_T = advantages_T * outcome_advantage > 0
+            advantages_T = np.where(has_sign_of_outcome_T, advantages_T, 0.0)
         return replace(episode, advantages=advantages_T)
 
 

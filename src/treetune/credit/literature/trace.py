@@ -1,4 +1,4 @@
-"""TRACE: a turn's credit is how much easier it made the reference answer to predict (arXiv:2607.13988).
+"""TRACE: a step's credit is how much more likely it made the reference answer (arXiv:2607.13988).
 
 Example: the mean log-prob of the reference answer's tokens is −1.9 before the first of three steps, −0.9
 before the second and −0.4 before the third. With ε = 0.1 the gaps are 2, 1 and 0.5, the values 0, 0.69 and
@@ -54,13 +54,13 @@ class Trace(GoldScores, Credit):
     """The rule that says where the states of an answer lie."""
     value: Literal["log_gap", "log_probability"] = "log_gap"
     """The value of a state: ``log_gap`` is TRACE's log(d_0 / d_i); ``log_probability`` is the log-prob of all
-    of y*, whose change RREDCoT (arXiv:2606.06475) has been described with."""
+    of y*, with whose changes others describe RREDCoT (arXiv:2606.06475)."""
     gap_offset: Annotated[float, Gt(0)] = 0.1
     """ε, which is added to the gap."""
     td_steps: Annotated[int, Gt(0)] = 3
-    """K, the number of changes of V in a step's credit. With 1, it is the change that the step makes."""
+    """K, the number of changes of V in a step's credit. With 1, it is the change by the step itself."""
     discount: Annotated[float, Gt(0), Le(1)] = 0.8
-    """γ."""
+    """γ, the discount of later changes of V, and of A_out by the number of steps until the last state."""
     outcome_weight: Annotated[float, Ge(0)] = 1.0
     """The weight of A_out."""
     step_weight: Annotated[float, Gt(0)] = 0.2
@@ -122,13 +122,14 @@ class Trace(GoldScores, Credit):
         else:
             values = [float(logprobs_T.sum()) for logprobs_T in fitting]
         terminal = self.terminal_weight * outcome_advantage
-        credits = td_credits(values, self.td_steps, self.discount, terminal)
+        step_credits = td_credits(values, self.td_steps, self.discount, terminal)
         steps = len(logprobs_of_states)
         advantages = [self.outcome_weight * outcome_advantage] * steps
-        for step, step_credit in enumerate(credits):
+        for step, step_credit in enumerate(step_credits):
             advantages[step] += self.step_weight * step_credit
-        # Steps without a value of their own have the last known one, for the viewer.
-        values_of_steps = [*values, *[values[-1] if values else 0.0] * (steps - len(values))]
+        # For the viewer, steps without a value have the last one before them.
+        last_value = values[-1] if values else 0.0
+        values_of_steps = values + [last_value] * (steps - len(values))
         rows = self.states.step_rows(answer, advantages, values_of_steps, [math.inf] * steps)
         cut_at_states = replace(answer, step_ends=rows.ends)
         return make_episode(context, cut_at_states, rows.advantages, rows.values, rows.errors)
@@ -151,16 +152,17 @@ def td_credits(values: Sequence[float], td_steps: int, discount: float, terminal
     changes 1 and 2, and 4 · 0.5 for the second step, which reaches the last state.
     """
     changes = [after - before for before, after in pairwise(values)]
-    credits = []
+    last_state = len(changes)
+    step_credits = []
     for step in range(len(changes)):
-        window = changes[step : step + td_steps]
-        weights = [discount**offset for offset in range(len(window))]
-        weighted = [weight * change for weight, change in zip(weights, window, strict=True)]
-        credit = math.fsum(weighted) / math.fsum(weights)
-        if step + td_steps >= len(changes):
-            credit += terminal * discount ** (len(changes) - step)
-        credits.append(credit)
-    return credits
+        next_changes = changes[step : step + td_steps]
+        weights = [discount**offset for offset in range(len(next_changes))]
+        weighted_changes = [weight * change for weight, change in zip(weights, next_changes, strict=True)]
+        step_credit = math.fsum(weighted_changes) / math.fsum(weights)
+        if step + td_steps >= last_state:
+            step_credit += terminal * discount ** (last_state - step)
+        step_credits.append(step_credit)
+    return step_credits
 
 
 def centred(rewards: Sequence[float]) -> list[float]:
@@ -172,7 +174,8 @@ def centred(rewards: Sequence[float]) -> list[float]:
 
 
 def standardized(rewards: Sequence[float]) -> list[float]:
-    """Returns the rewards of a group minus their mean, over their standard deviation (with n, not n − 1)."""
+    """Returns the rewards of a group minus their mean, divided by their standard deviation, which is that of
+    the population (divided by n, not by n − 1)."""
     centred_rewards = centred(rewards)
     if not any(centred_rewards):
         return centred_rewards

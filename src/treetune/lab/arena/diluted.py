@@ -1,10 +1,12 @@
 """Languages in which the share of decisive steps can be set, for the page on that share.
 
-Three ways to make the share smaller, which are not equivalent:
+A decisive step has a choice that changes the chance of success; a routine step has none. There are three ways
+to make the share smaller, which are not equivalent:
 
-* `diluted` adds routine steps to a language, so that answers become longer;
-* `diluted` with fewer choices and the same length replaces decisive steps by routine ones;
-* `by_luck` does so too, but the environment's luck decides most of the outcome.
+* `diluted` with more steps adds routine steps, so that answers become longer;
+* `diluted` of a language with fewer choices, at the same number of steps, replaces decisive steps by routine
+  ones;
+* `by_luck` with fewer choices does so too, but the environment's luck decides most of the outcome.
 """
 
 from __future__ import annotations
@@ -24,16 +26,17 @@ def diluted(language: Language, steps: int, wordings: int = 2, tokens: int = 1) 
         diluted(majority(3), steps=6)
 
     Args:
-        language: its steps have one token each.
-        steps: the number of steps of an answer, at least the language's length.
-        wordings: the number of wordings of a routine token. They have no meaning.
-        tokens: the number of tokens in a step. Only the first can be a choice.
+        language: A language whose steps have one token each.
+        steps: The number of steps of an answer, at least the language's length.
+        wordings: The number of wordings of a routine token. They have no meaning.
+        tokens: The number of tokens in a step. Only the first can be a choice.
 
     Raises:
-        ValueError: there are more choices than steps.
+        ValueError: There are more choices than steps.
     """
     if steps < language.length:
         raise ValueError(f"steps is {steps}, and the language has {language.length} choices: add steps")
+    # The choices are spread evenly over the steps, each at the first token of its step.
     choice_by_position = {
         number * steps // language.length * tokens: number for number in range(language.length)
     }
@@ -60,10 +63,20 @@ def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, succes
     """Returns a language in which each right choice adds `effect` to the chance of success, which is
     `success` on average. The last token, after the steps, is the environment's: it draws the outcome.
 
-    The outcome varies equally, whether one step has an effect or all have. Raises ValueError where the chance
-    of success would leave the interval from 0 to 1.
+    So the variance of the outcome is the same, whether one step has an effect or all have.
+
+    Args:
+        steps: The number of steps of an answer, each of one token.
+        choices: The number of steps that have a choice.
+        effect: The difference that a right choice makes to the chance of success.
+        right: The probability that the policy chooses right.
+        success: The mean chance of success.
+
+    Raises:
+        ValueError: The chance of success would be below 0 or above 1 for some number of right choices.
     """
-    # Status: the number of right choices; then whether the answer is correct.
+    # The status is the number of right choices so far. After the last token it says whether the answer is
+    # correct.
     is_correct, is_wrong = choices + 1, choices + 2
     chance_by_status = [success + effect * (status - choices * right) for status in range(choices + 1)]
     if min(chance_by_status) < 0 or max(chance_by_status) > 1:

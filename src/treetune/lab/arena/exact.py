@@ -30,9 +30,9 @@ import numpy as np
 from treetune.lab.arena.languages import Language
 
 MATTERS = 1e-9
-"""A token decides if one of its options has an advantage larger than this; smaller ones are rounding."""
+"""A token is decisive if one of its options has an advantage larger than this. Smaller ones are rounding."""
 ROUNDING = 1e-12
-"""The largest share of a difference's terms that counts as rounding."""
+"""A difference is rounding if its share of the terms that are subtracted is below this."""
 
 
 class ExactVariance(NamedTuple):
@@ -55,11 +55,12 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
     """Returns the exact variances of a language for groups of so many answers.
 
     Args:
-        environment: the positions whose tokens the environment writes. No credit trains these tokens, and
+        environment: The positions whose tokens the environment writes. No credit trains these tokens, and
             they are not the policy's decisions.
     """
     values_TS = language.values_TS
-    reach_S = np.zeros(len(language.correct_S))  # the probability of each status before the token
+    # The probability that an answer has each status before the token.
+    reach_S = np.zeros(len(language.correct_S))
     reach_S[0] = 1.0
     squared_norm = squared_norm_of_correct = squared_gradient = weighted_by_advantage = 0.0
     decisive_tokens = 0.0
@@ -70,14 +71,17 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
         values_after_SO = values_TS[position + 1][after_SO]
         advantages_SO = np.where(chances_SO > 0, values_after_SO - values_TS[position][:, None], 0.0)
         if position not in environment:
-            # The score of an option is 1 for itself, minus all probabilities; that of a wording likewise.
-            of_option_SO = 1 - 2 * chances_SO + (chances_SO**2).sum(1)[:, None]
-            of_wording_S = 1 - 1 / language.wordings_TS[position]
-            norms_SO = of_option_SO + of_wording_S[:, None]
+            # The score of an option has the entry 1 − p at its own logit, and −p at those of the others. Its
+            # squared norm is (1 − p)² + Σ p² over the others = 1 − 2p + Σ p² over all. For W equally likely
+            # wordings, the same formula gives 1 − 1 / W.
+            norm_of_option_SO = 1 - 2 * chances_SO + (chances_SO**2).sum(1)[:, None]
+            norm_of_wording_S = 1 - 1 / language.wordings_TS[position]
+            norms_SO = norm_of_option_SO + norm_of_wording_S[:, None]
             squared_norm += (reach_SO * norms_SO).sum()
             squared_norm_of_correct += (reach_SO * norms_SO * values_after_SO).sum()
             weighted_by_advantage += (reach_SO * norms_SO * advantages_SO**2).sum()
-            # E[R · s_t] of an option's logit is reach · probability · advantage. Wordings earn nothing.
+            # E[R · s_t] at an option's logit is reach · probability · advantage. It is 0 at the logits of
+            # wordings, which don't change the value.
             squared_gradient += ((reach_SO * advantages_SO) ** 2).sum()
             decisive_S = np.abs(advantages_SO).max(1) > MATTERS
             decisive_tokens += reach_S[decisive_S].sum()
@@ -89,7 +93,7 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
     centred = (1 - 2 * success) * squared_norm_of_correct + success**2 * squared_norm
     variance_of_mean = (centred - squared_gradient) / 4
     variance_of_pair = ((1 - 2 * success) * squared_norm_of_correct + success * squared_norm) / 2
-    # Without noise, the two terms cancel but for rounding.
+    # If the gradient has no noise, the difference of the two terms is 0 except for rounding.
     true_variance = weighted_by_advantage - squared_gradient
     if true_variance < ROUNDING * weighted_by_advantage:
         true_variance = 0.0

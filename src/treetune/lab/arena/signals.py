@@ -1,8 +1,8 @@
-"""Signals by which steps are credited without a reward model or continuations, as credits of the arena.
+"""Signals that credit steps without a reward model or continuations, as credits of the arena.
 
 "Credit Without Ground Truth" (2608.19760) audits three such signals in an agent's trajectories: the policy's
-confidence, hindsight ratios of probabilities, and the scores of a judge. A toy language has no judge. Nobody
-trains with these two: the arena shows which steps they find.
+confidence, hindsight ratios of probabilities, and the scores of a judge. A toy language has no judge. The
+other two are not meant for training: the arena shows which steps they find.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class HindsightRatio(TokenCredit):
         for answer in answers:
             values_T = language.values_TS[positions, language.statuses(answer.response_ids)]
             before_T = values_T[:-1]
-            # After a state from which no answer is correct, no token has an effect.
-            credit_T = np.diff(values_T) / np.where(before_T > 0, before_T, 1.0)
-            rows.append([*credit_T.tolist(), 0.0])
+            # After a state from which no answer is correct, all values are 0, and so is the credit.
+            divisor_T = np.where(before_T > 0, before_T, 1.0)
+            credit_T = np.diff(values_T) / divisor_T
+            rows.append([*credit_T.tolist(), 0.0])  # 0 for the end token
         return rows

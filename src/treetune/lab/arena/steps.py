@@ -1,19 +1,21 @@
-"""Whether a credit finds the step that decides, within an answer: compared with exact advantages.
+"""Measures whether a credit finds the decisive step of an answer, by comparison with exact advantages.
 
-`gain.py` measures how noisy a credit's gradient is. Here is measured what a step's credit says about the
-step. The credit of a step is the mean of its tokens' advantages; tokens that aren't trained count as 0, and
-the end token, which is certain, is left out. In each answer with at least two steps, three numbers:
+`gain.py` measures how noisy a credit's gradient is, and this file whether the credits of single steps are
+right. The credit of a step is the mean of its tokens' advantages; tokens that aren't trained count as 0, and
+the end token, which is certain, is left out. Each answer with at least two steps has three measures:
 
 * truth: Spearman's rank correlation, over the answer's steps, of their credits with their true advantages;
 * fluency: the same with the steps' log-probabilities under the policy;
 * decisive: 1 if the step whose credit is largest in size has the true advantage that is largest in size.
 
-Ranks are taken within an answer, as "Credit Without Ground Truth" (2608.19760) takes them: over the steps of
-several answers, a credit that only knows each answer's reward would correlate with the truth, too. Equal
-numbers share their mean rank. A credit that is the same for all steps of an answer has correlation 0, and if
-several steps have the largest credit, one of them is drawn: `decisive` is then its expectation, as is
-`chance`, the expectation of a step drawn from all. Answers in which the truth (or the fluency) is the same
-for all steps are left out of its correlation.
+Ranks are taken within an answer, as in "Credit Without Ground Truth" (2608.19760). Over the steps of several
+answers, a credit that only knows each answer's reward would correlate with the truth, too.
+
+* Equal numbers share their mean rank. A credit that is the same for all steps of an answer has the
+  correlation 0.
+* If several steps have the largest credit, `decisive` is the expectation of a draw among them. `chance` is
+  the expectation of a draw among all steps.
+* Answers in which the truth (or the fluency) is the same for all steps are left out of its correlation.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from treetune.vocabulary import Episode, Trajectory
 Steps: TypeAlias = NDArray[np.float64]
 """A number for each step of each answer, [answers, steps]."""
 DIGITS = 9
-"""Numbers of an answer that agree to so many digits of the largest one count as equal. Otherwise rounding
-would decide about ranks."""
+"""Numbers of an answer that agree in so many digits, relative to the largest one, count as equal. Otherwise
+rounding would decide about ranks."""
 SMALLEST = 1e-9
 """Numbers up to this size are rounding, and count as 0."""
 MEASURES = ("truth", "fluency", "decisive", "chance")
@@ -55,19 +57,24 @@ class StepSums(NamedTuple):
 def step_sums(
     language: Language, answers: Sequence[Trajectory], episodes: Sequence[Episode], groups: Sequence[int]
 ) -> StepSums:
-    """Returns the measures of a credit for each group of answers. `groups` are the numbers of answers in each
-    group; the answers are in the order of the groups."""
+    """Returns the measures of a credit for each group of answers.
+
+    Args:
+        answers: The answers, in the order of the groups.
+        episodes: The training row of each answer, with the credit's advantages.
+        groups: The number of answers in each group.
+    """
     status_NT = np.stack([language.statuses(answer.response_ids) for answer in answers])
     weights_NT = np.stack([(episode.advantages * episode.trained)[: language.length] for episode in episodes])
-    credit_NS = _sum_by_step(language, weights_NT)  # ranks of sums and of means are the same
+    # Sums in place of means: all steps have the same number of tokens, so that ranks are the same.
+    credit_NS = _sum_by_step(language, weights_NT)
     true_NS = true_advantages(language, status_NT)
+    fluency_NS = _sum_by_step(language, language.log_probabilities(status_NT))
     by_measure = {
         "truth": rank_correlations(credit_NS, true_NS),
-        "fluency": rank_correlations(
-            credit_NS, _sum_by_step(language, language.log_probabilities(status_NT))
-        ),
+        "fluency": rank_correlations(credit_NS, fluency_NS),
         "decisive": decisive_hits(credit_NS, true_NS),
-        # A credit that is the same for all steps draws one of them.
+        # If the credit is the same for all steps, the draw is among all of them.
         "chance": decisive_hits(np.ones_like(true_NS), true_NS),
     }
     starts = np.cumsum([0, *groups[:-1]])
@@ -82,12 +89,16 @@ def step_sums(
 def step_measures(blocks: Sequence[StepSums], seed: int) -> dict[str, Any]:
     """Returns each measure's mean over answers, with its interval (95 %, bootstrap over problems).
 
+    Args:
+        blocks: The measures of blocks of problems, each from `step_sums`.
+        seed: The seed of the arena's run.
+
     Example: ``{"truth": {"value": 0.81, "low": 0.79, "high": 0.83}, …, "chance": {…}}``; all three are None
     where no answer has the measure.
     """
     problems = sum(len(block.sums["truth"]) for block in blocks)
     generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
-    # A resample is given by how often it contains each problem.
+    # A resample R of the bootstrap is described by how often it contains each problem N.
     times_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
     measures: dict[str, dict[str, float | None]] = {}
     for name in MEASURES:
@@ -108,7 +119,7 @@ def true_advantages(language: Language, status_NT: NDArray[np.intp]) -> Steps:
     """Returns the exact advantage of each step: the change of the probability of a correct answer.
 
     Args:
-        status_NT: the status before each token of an answer, and after the last.
+        status_NT: The status before each token of an answer, and after the last.
     """
     values_NT = language.values_TS[np.arange(language.length + 1), status_NT]
     return _sum_by_step(language, np.diff(values_NT, axis=1))
@@ -120,12 +131,13 @@ def rank_correlations(credit_NS: Steps, other_NS: Steps) -> NDArray[np.float64]:
     from scipy.stats import rankdata
 
     def centred_ranks(values_NS: Steps) -> Steps:
-        ranks_NS = rankdata(_round(values_NS), axis=1)
+        ranks_NS = rankdata(_scale_and_round(values_NS), axis=1)
         return ranks_NS - ranks_NS.mean(1, keepdims=True)
 
     credit_ranks_NS, other_ranks_NS = centred_ranks(credit_NS), centred_ranks(other_NS)
     products_N = (credit_ranks_NS * other_ranks_NS).sum(1)
-    credit_squares_N, other_squares_N = (credit_ranks_NS**2).sum(1), (other_ranks_NS**2).sum(1)
+    credit_squares_N = (credit_ranks_NS**2).sum(1)
+    other_squares_N = (other_ranks_NS**2).sum(1)
     with np.errstate(divide="ignore", invalid="ignore"):
         correlations_N = products_N / np.sqrt(credit_squares_N * other_squares_N)
     correlations_N[credit_squares_N == 0] = 0.0
@@ -138,20 +150,25 @@ def decisive_hits(credit_NS: Steps, true_NS: Steps) -> NDArray[np.float64]:
     true advantage in size. NaN for answers whose true advantages are all 0."""
     is_decisive_NS, is_largest_NS = _is_largest(true_NS), _is_largest(credit_NS)
     hits_N = (is_decisive_NS & is_largest_NS).sum(1) / is_largest_NS.sum(1)
-    return np.where(np.abs(true_NS).max(1) > SMALLEST, hits_N, np.nan)
+    has_decisive_step_N = np.abs(true_NS).max(1) > SMALLEST
+    return np.where(has_decisive_step_N, hits_N, np.nan)
 
 
 def _sum_by_step(language: Language, values_NT: NDArray[np.float64]) -> Steps:
-    return np.add.reduceat(values_NT, np.arange(0, language.length, language.step), axis=1)
+    """Returns the sums of each step's tokens."""
+    step_starts = np.arange(0, language.length, language.step)
+    return np.add.reduceat(values_NT, step_starts, axis=1)
 
 
-def _round(values_NS: Steps) -> Steps:
-    """Returns the values as shares of the largest one of the answer, rounded to `DIGITS`."""
+def _scale_and_round(values_NS: Steps) -> Steps:
+    """Returns the values divided by the answer's largest one in size, rounded to `DIGITS`."""
     largest_N1 = np.abs(values_NS).max(1, keepdims=True)
-    # An answer without any number above the smallest one becomes a row of zeros.
-    return np.round(values_NS / np.where(largest_N1 > SMALLEST, largest_N1, np.inf), DIGITS)
+    # Division by infinity gives a row of zeros for an answer whose values are all rounding.
+    divisor_N1 = np.where(largest_N1 > SMALLEST, largest_N1, np.inf)
+    return np.round(values_NS / divisor_N1, DIGITS)
 
 
 def _is_largest(values_NS: Steps) -> NDArray[np.bool_]:
-    sizes_NS = np.abs(_round(values_NS))
+    """Returns whether each step's value is the answer's largest one in size, or equal to it."""
+    sizes_NS = np.abs(_scale_and_round(values_NS))
     return sizes_NS == sizes_NS.max(1, keepdims=True)

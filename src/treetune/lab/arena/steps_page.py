@@ -46,8 +46,8 @@ def write_steps_page(folder: Path, by_language: Mapping[str, Scores], command: s
 
 
 def steps_table(scores: Scores) -> list[str]:
-    """Returns a table in Markdown as lines, a row for each method, the best correlation with the truth
-    first."""
+    """Returns the lines of a table in Markdown, with a row for each method. The highest correlation with the
+    truth comes first."""
     rows = []
     for name, score in sorted(scores.items(), key=lambda item: -(item[1]["truth"]["value"] or 0.0)):
         cells = [_with_interval(score[measure]) for measure in ("truth", "fluency", "decisive")]
@@ -65,7 +65,7 @@ def steps_table(scores: Scores) -> list[str]:
 
 
 def compare_with_chance(score: Mapping[str, Any]) -> str:
-    """Returns "above", "below" or "at": where the interval of `decisive` is, compared with chance."""
+    """Returns whether the interval of `decisive` is "above", "below" or "at" chance."""
     decisive, chance = score["decisive"], score["chance"]
     if decisive["value"] is None:
         return "–"
@@ -77,9 +77,9 @@ def compare_with_chance(score: Mapping[str, Any]) -> str:
 def mean_over_languages(by_language: Mapping[str, Scores]) -> dict[str, dict[str, Number]]:
     """Returns the measures of each method that was scored in every language, as means over the languages.
 
-    The interval is the sampling error of the mean: the languages' errors are independent, so half its width
-    is the root of the sum of their squares, divided by the number of languages. Languages in which a method
-    has no measure are left out of that measure.
+    The interval is the sampling error of the mean. The languages' errors are independent, so the error of the
+    mean is the root of the sum of their squares, divided by the number of languages. Languages in which a
+    method has no measure are left out of that measure.
     """
     first, *others = by_language.values()
     means_by_method = {}
