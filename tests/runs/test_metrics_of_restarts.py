@@ -42,4 +42,5 @@ def test_the_kl_is_that_of_the_policy_that_is_given_up(
     assert second["train/kl"] > 1e-4, "the weights that the first iteration trained sampled these"
     [metrics_of_restart] = metrics_of_restarts
     assert {"train/kl", "engine/logprob_gap_mean"} <= metrics_of_restart.keys()
-    assert {name: second[name] for name in metrics_of_restart} == metrics_of_restart
+    recorded = {name: second[name] for name in metrics_of_restart}
+    assert recorded == pytest.approx(metrics_of_restart, rel=1e-6), "records are rounded"

@@ -246,8 +246,8 @@ async def failed_threads(
     failed, _ = await questions.ask("check", [*conversation, task], read)
     reasons: dict[int, str] = {}
     for (group, thread), note in sorted(failed.items()):
-        block = group - 1
-        reasons[block] = "; ".join(filter(None, [reasons.get(block), f"thread {thread}: {note}"]))
+        block_index = group - 1
+        reasons[block_index] = "; ".join(filter(None, [reasons.get(block_index), f"thread {thread}: {note}"]))
     return reasons
 
 

@@ -82,8 +82,8 @@ class Filtered(OverAnother):
         # The gains for a tree's answers are learnt from all other trees: gains that depend on an answer's own
         # reward would make its values biased.
         gains_by_tree = []
-        for errors_of_tree in errors_by_tree:
-            gains_by_tree.append(self._choose_gains(sums.without(errors_of_tree)))
+        for tree_errors in errors_by_tree:
+            gains_by_tree.append(self._choose_gains(sums.without(tree_errors)))
         filtered = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
             g, h = gains_by_tree[answer.states[0].tree]
