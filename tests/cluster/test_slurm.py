@@ -110,6 +110,28 @@ def test_a_job_that_was_accepted_and_has_ended_is_not_submitted_again(commands: 
     assert len(commands.calls("sbatch")) == 1
 
 
+def test_a_job_that_was_accepted_and_cancelled_is_not_submitted_again(commands: Commands) -> None:
+    commands.answers("sbatch", TIMED_OUT)
+    commands.answers("sacct", {"out": "17_0|CANCELLED by 1000"})
+    jobs = commands.jobs()
+    jobs.start([0])
+    assert jobs.alive() == set()
+    assert len(commands.calls("sbatch")) == 1
+
+
+def test_a_job_that_was_accepted_after_the_queue_was_read_is_alive_and_not_submitted_again(
+    commands: Commands,
+) -> None:
+    commands.answers("sbatch", TIMED_OUT)
+    commands.answers("sacct", {"out": "18_0|RUNNING\n18_1|COMPLETED\n18_[2-3]|PENDING"})
+    jobs = commands.jobs()
+    jobs.start([0, 1, 2, 3])
+    assert jobs.alive() == {0, 2, 3} and jobs.running() == {0}
+    commands.answers("squeue", {"out": "18_2|RUNNING|None"})
+    assert jobs.alive() == {2}
+    assert len(commands.calls("sbatch")) == 1
+
+
 def test_nothing_is_submitted_again_while_the_queue_cannot_be_seen(commands: Commands) -> None:
     commands.answers("sbatch", TIMED_OUT)
     commands.answers(
@@ -216,6 +238,70 @@ def test_a_job_accepted_without_a_number_is_looked_for_and_never_submitted_again
     script.write_text("#!/bin/bash\n#SBATCH --job-name=named\n")
     assert submit([str(script)], pause_s=0.0) == "13"
     assert len(commands.calls("sbatch")) == 1 and "--name=named" in commands.calls("squeue")[0]
+
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=first  # a comment
+#SBATCH --partition=gpu -J "in script" -M east
+set -e
+#SBATCH --job-name=after-a-command
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "filters"),
+    [
+        (["-Jx", "job.sh"], {}, ["--name=x", "--clusters=east"]),
+        (["-J", "x", "job.sh"], {}, ["--name=x"]),
+        (["-HJx", "job.sh"], {}, ["--name=x"]),
+        (["--job-name", "x", "job.sh"], {}, ["--name=x"]),
+        (["--job=x", "job.sh"], {}, ["--name=x"]),
+        (["--job-name=a", "--job-name=x", "job.sh"], {}, ["--name=x"]),
+        (["--job-name=a", "-Jx", "job.sh"], {"SBATCH_JOB_NAME": "v"}, ["--name=x"]),
+        (["--hold", "job.sh"], {"SBATCH_JOB_NAME": "v"}, ["--name=v"]),
+        (["--job-name=x", "job.sh", "--job-name=y", "-Mwest"], {}, ["--name=x", "--clusters=east"]),
+        (["--output", "log.sh", "job.sh"], {}, ["--name=in script"]),
+        (["-Mwest", "-M", "north", "log.sh"], {}, ["--name=log.sh", "--clusters=north"]),
+        (["job.sh"], {"SBATCH_CLUSTERS": "south"}, ["--clusters=south"]),
+    ],
+)
+def test_the_job_is_looked_for_by_the_name_and_the_cluster_that_sbatch_takes(
+    commands: Commands,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    variables: dict[str, str],
+    filters: list[str],
+) -> None:
+    monkeypatch.chdir(commands.home)
+    Path("job.sh").write_text(SCRIPT)
+    Path("log.sh").write_text("#!/bin/bash\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    commands.answers("sbatch", TIMED_OUT)
+    commands.answers("squeue", NOTHING, {"out": "11"})
+    assert submit(arguments, pause_s=0.0) == "11"
+    for call in commands.calls("squeue"):
+        assert [option for option in filters if f" {option}" not in call] == []
+
+
+def test_a_job_whose_name_has_a_comma_is_looked_for_among_all_jobs(commands: Commands) -> None:
+    commands.answers("sbatch", TIMED_OUT)
+    commands.answers("squeue", NOTHING, {"out": "11"})
+    assert submit(["--job-name=a,b", "job.sh"], pause_s=0.0) == "11"
+    assert "--name" not in commands.calls("squeue")[0]
+
+
+@pytest.mark.parametrize("option", ["-Jx", "-J x", "--job-name x", "-a0-3", "-o x", "--array=0", "gpu"])
+def test_an_option_that_the_command_sets_itself_is_refused(option: str) -> None:
+    with pytest.raises(ValueError, match="are set by this command"):
+        SlurmJobs(options=(option,))
+
+
+def test_the_cluster_of_an_option_of_two_words_is_named_to_all_commands(commands: Commands) -> None:
+    jobs = commands.jobs('--comment="for us"', "-M east")
+    jobs.alive()
+    assert "--clusters=east" in commands.calls("squeue")[0]
 
 
 def test_a_command_that_hangs_is_busy(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import _jsonnet
 import pytest
 
 from tests.config.example_parts import Circle, Drawing, Frame, Wall
 from treetune import main as command_line
 from treetune.config.explain import as_plain
+from treetune.config.remedies import override_option
 
 CIRCLE = """{ type: 'drawing', seed: 1, directory: 'out', experiment_name: 'x',
   shape: { type: 'circle', radius: 2 } }"""
@@ -98,6 +101,23 @@ def test_explain_config_says_type_bounds_default_and_meaning(
     assert main("explain_config", key) == 0
     out = capsys.readouterr().out
     assert [word for word in words if word not in out] == []
+
+
+def test_the_override_that_explain_config_prints_can_be_typed_into_a_shell(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main("--override", '{ directory: "it\'s mine" }', "explain_config", "directory") == 0
+    (example,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  example")]
+    _, option, override = shlex.split(example)
+    assert main(option, override, "print_config") == 0
+    assert json.loads(capsys.readouterr().out)["directory"] == "it's mine"
+
+
+@pytest.mark.parametrize("name", ["it's", "two words", "error", "$(exit)"])
+def test_the_override_of_a_remedy_is_one_word_of_a_shell_and_an_object_of_jsonnet(name: str) -> None:
+    option, override = shlex.split(override_option(("named", name), "1"))
+    assert option == "--override"
+    assert json.loads(_jsonnet.evaluate_snippet("override", override)) == {"named": {name: 1}}
 
 
 def test_explain_config_lists_the_keys_of_a_part(capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,3 +243,45 @@ def test_a_shell_that_asks_is_answered_with_commands_and_parts() -> None:
     assert "trainer.learning_rate" in completions(
         "treetune", "explain", "quickstart/sft.jsonnet", "trainer.l"
     )
+
+
+PACKAGE = """\
+from treetune.cli.command import Command
+
+def hello(options):
+    print("hello")
+    return 0
+
+COMMANDS = (Command("hello", hello, "say hello", "Says hello.", ("treetune hello",)),)
+"""
+BROKEN = {
+    "without_commands": ("x = 1", "it has no COMMANDS"),
+    "of_a_wrong_kind": ("COMMANDS = 3", "should be a tuple of treetune.cli.command.Command, and is 3"),
+    "of_wrong_items": ("COMMANDS = ('hello',)", "and is ('hello',)"),
+    "raising": ("raise KeyError('missing')", "missing"),
+    "exiting": ("raise SystemExit('not here')", "not here"),
+}
+
+
+def test_a_package_whose_commands_are_wrong_is_a_note_and_ends_no_command(tmp_path: Path) -> None:
+    """In a process of its own: commands are collected once."""
+    sources = {name: source for name, (source, _) in BROKEN.items()} | {"greeting": PACKAGE}
+    info = tmp_path / "installed-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1\n")
+    lines = ["[treetune.commands]"]
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+        lines.append(f"{name} = {name}")
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    program = (
+        f"import sys; sys.path.append({str(tmp_path)!r})\n"
+        "from treetune.main import main; sys.exit(main(['hello']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+    for name, (_, reason) in BROKEN.items():
+        (note,) = [line for line in done.stderr.splitlines() if f"the commands of {name} " in line]
+        assert note.startswith("note: ") and reason in note

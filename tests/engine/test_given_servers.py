@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -221,7 +222,9 @@ def test_serve_engine_says_what_a_run_is_to_be_given_and_ends_its_server(elsewhe
     try:
         url = f"http://127.0.0.1:{port}"
         assert until(lambda: "it is ready" in printed.read_text()), printed.read_text()
-        assert f"addresses: ['{url}'], key_file: '{key_file}'" in printed.read_text()
+        (line,) = [line for line in printed.read_text().splitlines() if "it is ready" in line]
+        override = f'{{engines+: {{policy+: {{addresses: ["{url}"], key_file: "{key_file}"}}}}}}'
+        assert shlex.split(line)[-2:] == ["--override", override], "a shell passes it on unchanged"
         engine = elsewhere.engine(url, key=read_key(key_file))
         assert engine.generate([request(1)]) == [answers(1)]
         process.send_signal(signal.SIGINT)

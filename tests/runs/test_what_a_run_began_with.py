@@ -74,8 +74,10 @@ def test_the_same_model_at_another_place_is_no_change(tmp_path: Path) -> None:
     by_number = PretrainedModel(name_or_path=str(tmp_path / "start" / "checkpoints" / "0001" / "policy"))
     assert begin(replace(config, model=by_number)) == []
     other = PretrainedModel(name_or_path=str(tmp_path / "start" / "checkpoints" / "0002" / "policy"))
-    with pytest.raises(ValueError, match=r"another configuration: model\.name_or_path"):
+    with pytest.raises(ValueError, match=r"another configuration: model\.name_or_path") as told:
         begin(replace(config, model=other))
+    remedy = f"--override '{{experiment_name: \"{config.experiment_name}_2\"}}'"
+    assert remedy in str(told.value)
 
 
 def test_weights_that_were_written_over_in_place_are_refused(tmp_path: Path) -> None:

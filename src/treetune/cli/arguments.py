@@ -49,20 +49,31 @@ GROUP = "treetune.commands"
 def _collect_commands() -> dict[str, Command]:
     """Returns all commands by their names, those of installed packages included."""
     modules: list[Any] = [experiments, configuration, *OWN_MODULES]
+    listed = [command for module in modules for command in module.COMMANDS]
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.dist is not None and entry.dist.name == "treetune":
             continue  # version 0.1 named its own modules here, and may still be installed
         try:
-            modules.append(entry.load())
-        except Exception as error:  # a broken package mustn't end other commands
+            listed += _load_commands(entry)
+        except (Exception, SystemExit) as error:  # a broken package mustn't end other commands
             print(f"note: the commands of {entry.value} can't be loaded: {error}", file=sys.stderr)
     commands: dict[str, Command] = {}
-    for module in modules:
-        for command in module.COMMANDS:
-            commands[command.name] = command
-    for command in HELP:
+    for command in [*listed, *HELP]:
         commands[command.name] = command
     return commands
+
+
+def _load_commands(entry: importlib.metadata.EntryPoint) -> tuple[Command, ...]:
+    """Returns the commands that an entry point adds. Raises TypeError if what it names has none, and whatever
+    its module raises."""
+    module = entry.load()
+    if not hasattr(module, "COMMANDS"):
+        raise TypeError("it has no COMMANDS; this should be a tuple of treetune.cli.command.Command")
+    commands = module.COMMANDS
+    if not isinstance(commands, tuple | list) or not all(isinstance(item, Command) for item in commands):
+        text = textwrap.shorten(repr(commands), WIDTH, placeholder=" …")
+        raise TypeError(f"COMMANDS should be a tuple of treetune.cli.command.Command, and is {text}")
+    return tuple(commands)
 
 
 def show_help(options: Options) -> int:

@@ -124,11 +124,11 @@ def _describe_key(name: str, owner: type | None, key: Key | None) -> Iterator[st
 
 def _example_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
     """Yields the override that sets a key, if one object can set it."""
-    from treetune.config.remedies import override_of
+    from treetune.config.remedies import override_option
     from treetune.config.schema import REQUIRED
 
     if value is not REQUIRED and not isinstance(value, dict | list) and all(map(str.isidentifier, path)):
-        yield f"  example   --override '{override_of(path).replace('…', _as_text(value))}'"
+        yield f"  example   {override_option(path, _as_text(value))}"
 
 
 def _describe_keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import tempfile
 import time
@@ -124,8 +125,9 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
                     time.sleep(POLL_S)
                     continue
                 is_ready = True
-                policy = f"addresses: ['{process.url}'], key_file: '{key_file.resolve()}'"
-                say(f'it is ready. For the run: --override "{{engines+: {{policy+: {{{policy}}}}}}}"')
+                addresses, key_path = json.dumps([process.url]), json.dumps(str(key_file.resolve()))
+                override = f"{{engines+: {{policy+: {{addresses: {addresses}, key_file: {key_path}}}}}}}"
+                say(f"it is ready. For the run: --override {shlex.quote(override)}")
             time.sleep(POLL_S)
         say(f"the server ended with code {code}.{diagnosis(process.log_text())}\n{last_lines(log)}")
         return code or 1

@@ -237,7 +237,8 @@ class SlurmJobs(Jobs):
     def __post_init__(self) -> None:
         ours = ("--array", "-a", "--parsable", "--output", "-o", "--job-name", "-J")
         for option in self.options:
-            if option.partition("=")[0] in ours or not option.startswith("-"):
+            options, _ = slurm.split_arguments(slurm.arguments_in_script(f"#SBATCH {option}"))
+            if not option.startswith("-") or any(name in ours for name, _ in options):
                 raise ValueError(
                     f"options has {option!r}: give each as one string such as '--partition=gpu'; --array,"
                     " --output, --job-name and --parsable are set by this command"
@@ -256,7 +257,6 @@ class _Slurm:
         logs.mkdir(parents=True, exist_ok=True)
         digest = hashlib.blake2b(str(output.resolve()).encode(), digest_size=6).hexdigest()
         self._name = f"difficulty-{digest}"
-        self._cluster = slurm.cluster_options(settings.options)
         self._states: dict[int, str] = {}
         """The state of each shard's job that runs or is queued."""
         self._reasons: dict[int, str] = {}
@@ -283,6 +283,7 @@ class _Slurm:
             f'exec {shlex.join(command)} "$SLURM_ARRAY_TASK_ID"',
         ]
         write_text(self._script, "\n".join(lines) + "\n")
+        self._cluster = slurm.cluster_options([str(self._script)])
 
     def start(self, shards: Sequence[int]) -> None:
         if not shards:
@@ -330,19 +331,23 @@ class _Slurm:
         if self._unsent:
             self._unsent -= set(self._states)
             if self._unsent and time.monotonic() >= self._send_again:
-                self._unsent -= self._accepted_and_ended()
+                self._find_accepted_jobs()
                 if self._unsent:
                     self._send()
         return set(self._states) | self._unsent
 
-    def _accepted_and_ended(self) -> set[int]:
-        """Returns the shards of `_unsent` whose jobs were accepted and have already ended."""
-        ended = set[int]()
-        for task in slurm.ended_tasks(self._name, self._began_to_send, self._cluster):
-            if task.number in self._unsent and int(task.job) > int(self._last_jobs.get(task.number, 0)):
-                self._last_jobs[task.number] = task.job
-                ended.add(task.number)
-        return ended
+    def _find_accepted_jobs(self) -> None:
+        """Removes the shards from `_unsent` whose jobs the accounting has. These jobs were accepted after the
+        queue was read, or have already ended."""
+        unsent = frozenset(self._unsent)
+        for task in slurm.tasks_in_accounting(self._name, self._began_to_send, self._cluster):
+            is_new = int(task.job) > int(self._last_jobs.get(task.number, 0))
+            if task.number not in unsent or not is_new:
+                continue
+            self._unsent.discard(task.number)
+            self._last_jobs[task.number] = task.job
+            if task.state not in slurm.ENDED_STATES:
+                self._states[task.number] = task.state
 
     def running(self) -> set[int]:
         return {shard for shard, state in self._states.items() if state in slurm.RUNNING_STATES}

@@ -11,6 +11,7 @@ Shell scripts run this file, which needs only Python's standard library:
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -44,6 +45,11 @@ WHOLE_NUMBERS = ("NODES", "GPUS_PER_NODE", "CPUS_PER_NODE", "JOBS", "SIGNAL_SECO
 """The variables whose values are whole numbers above 0."""
 
 RUNNING_STATES = ("RUNNING", "COMPLETING")
+ENDED_STATES = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+)
+"""The states in the accounting of jobs that have ended."""
 TAKEN_AWAY = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "REVOKED")
 """The states of jobs that the cluster ended, for reasons outside of the job."""
 
@@ -57,11 +63,20 @@ _SUBMITTED = re.compile(r"Submitted batch job (\d+)", re.IGNORECASE)
 _NUMBER_ALONE = re.compile(r"^\s*(\d+)(?:;\S*)?\s*$", re.MULTILINE)
 """A line of ``sbatch --parsable``: ``17``, or ``17;east`` with the cluster's name."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_JOB_NAME = re.compile(r"^#SBATCH\s+(?:--job-name=|--job-name\s+|-J\s*)(\S+)", re.MULTILINE)
-_TASK = re.compile(r"(\d+)_(\d+)\|(\w+)(?:\|(.*))?")
-"""A line of squeue or sacct on one task of an array: ``17_0|RUNNING|None``."""
+_TASK = re.compile(r"(\d+)_(\d+)\|(\w+)(?: by \S+)?(?:\|(.*))?")
+"""A line of squeue or sacct on one task of an array: ``17_0|RUNNING|None``. ``17_0|CANCELLED by 1000`` names
+the user who cancelled it."""
 _PENDING_TASKS = re.compile(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]\|(\w+)(?:\|(.*))?")
 """A line of squeue on all tasks of an array that don't run yet: ``17_[2-3,5%2]|PENDING|Resources``."""
+
+_SWITCHES = (
+    "-h", "--help", "-H", "--hold", "-k", "--no-kill", "-O", "--overcommit", "-Q", "--quiet", "-s",
+    "--oversubscribe", "--share", "-u", "--usage", "-v", "--verbose", "-V", "--version", "-W", "--wait",
+    "--contiguous", "--exclusive", "--get-user-env", "--ignore-pbs", "--nice", "--no-requeue", "--parsable",
+    "--propagate", "--reboot", "--requeue", "--resv-ports", "--spread-job", "--stepmgr", "--test-only",
+    "--use-min-nodes",
+)  # fmt: skip
+"""The options of sbatch after which the next word is not their value. Some may have one after ``=``."""
 
 
 class SlurmRefused(RuntimeError):
@@ -184,18 +199,77 @@ def job_number(answer: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
-def cluster_options(options: Sequence[str]) -> list[str]:
-    """Returns the option of another cluster if sbatch has it among its options; otherwise none. All other
-    commands on the job need it, too."""
-    for i, option in enumerate(options):
-        name, separator, value = option.partition("=")
-        if name in ("--clusters", "--cluster", "-M"):
-            if not separator:  # the value is the next word
-                value = "".join(options[i + 1 : i + 2])
-            return [f"--clusters={value}"]
-        if option.startswith("-M"):
-            return [f"--clusters={option[2:].strip()}"]
-    return []
+def split_arguments(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], str | None]:
+    """Returns the options of an sbatch command line with their values, and the script after them.
+
+    All words after the script are the script's own. A switch has the value "". The script is None if the
+    command line has none.
+
+    Example: ``["-Jx", "--hold", "job.sh", "-v"]`` gives ``([("-J", "x"), ("--hold", "")], "job.sh")``.
+    """
+    options: list[tuple[str, str]] = []
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("-"):
+            return options, word
+        if word == "--":
+            return options, next(words, None)
+        if word.startswith("--"):
+            name, separator, value = word.partition("=")
+            has_value = bool(separator)
+        else:
+            name, value = word[:2], word[2:]
+            while name in _SWITCHES and value:  # several letters after one dash: "-HJtrain"
+                options.append((name, ""))
+                name, value = f"-{value[0]}", value[1:]
+            has_value = bool(value)
+        if not has_value and name not in _SWITCHES:
+            value = next(words, "")
+        options.append((name, value))
+    return options, None
+
+
+def arguments_in_script(text: str) -> list[str]:
+    """Returns the words of a script's #SBATCH lines. sbatch reads them up to the first command."""
+    arguments: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("#SBATCH"):
+            with contextlib.suppress(ValueError):  # a quotation mark without its partner: sbatch refuses it
+                arguments += shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        elif line.strip() and not line.startswith("#"):
+            break
+    return arguments
+
+
+def _value_of_option(arguments: Sequence[str], short: str, long: str, variables: Sequence[str]) -> str | None:
+    """Returns the value of an option as sbatch chooses it: from its command line, or else from environment
+    variables, or from the #SBATCH lines of the script. Returns None if nothing sets it."""
+    options, script = split_arguments(arguments)
+    value = _last_value(options, short, long)
+    for variable in variables:
+        value = value or os.environ.get(variable)
+    if not value and script is not None and Path(script).is_file():
+        text = Path(script).read_text(errors="replace")
+        options_in_script, _ = split_arguments(arguments_in_script(text))
+        value = _last_value(options_in_script, short, long)
+    return value
+
+
+def _last_value(options: Sequence[tuple[str, str]], short: str, long: str) -> str | None:
+    """Returns the value of an option, which is the last one if sbatch has several. sbatch also takes the
+    beginning of a long name: ``--job`` for ``--job-name``."""
+    value = None
+    for name, value_of_name in options:
+        if name == short or (len(name) > 2 and long.startswith(name)):
+            value = value_of_name
+    return value
+
+
+def cluster_options(arguments: Sequence[str]) -> list[str]:
+    """Returns the option of another cluster if sbatch with these arguments submits to one; otherwise none.
+    All other commands on the job need it, too."""
+    clusters = _value_of_option(arguments, "-M", "--clusters", ("SBATCH_CLUSTERS", "SLURM_CLUSTERS"))
+    return [f"--clusters={clusters}"] if clusters else []
 
 
 def submit_once(arguments: Sequence[str]) -> str | None:
@@ -245,7 +319,7 @@ def _jobs_in_queue(arguments: Sequence[str], deadline: float, pause_s: float) ->
     if it has none. Returns None where there is no squeue."""
     command = ["squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i"]
     name = _job_name(arguments)
-    if name:
+    if name and "," not in name:  # squeue would take a name with a comma for several names
         command.append(f"--name={name}")
     while True:
         try:
@@ -261,17 +335,11 @@ def _jobs_in_queue(arguments: Sequence[str], deadline: float, pause_s: float) ->
 
 
 def _job_name(arguments: Sequence[str]) -> str | None:
-    """Returns the job's name: from the options, or else from the script."""
-    for i, argument in enumerate(arguments):
-        if argument.startswith("--job-name="):
-            return argument.partition("=")[2]
-        if argument in ("--job-name", "-J") and i + 1 < len(arguments):
-            return arguments[i + 1]
-    for argument in arguments:
-        if not argument.startswith("-") and Path(argument).is_file():
-            name_line = _JOB_NAME.search(Path(argument).read_text(errors="replace"))
-            return name_line[1] if name_line else Path(argument).name
-    return None
+    """Returns the name that sbatch with these arguments gives to the job; None if that is not known."""
+    if name := _value_of_option(arguments, "-J", "--job-name", ("SBATCH_JOB_NAME",)):
+        return name
+    _, script = split_arguments(arguments)
+    return Path(script).name if script is not None and Path(script).is_file() else None
 
 
 # The state of jobs
@@ -284,9 +352,9 @@ def tasks_in_queue(name: str, cluster: Sequence[str]) -> list[ArrayTask]:
     return list(_tasks_in(run_command([*command, *cluster])))
 
 
-def ended_tasks(name: str, since: float, cluster: Sequence[str]) -> list[ArrayTask]:
-    """Returns the tasks of this name that began after `since` (seconds since 1970) and have ended; nothing
-    on a cluster without accounting."""
+def tasks_in_accounting(name: str, since: float, cluster: Sequence[str]) -> list[ArrayTask]:
+    """Returns the tasks of this name that the accounting has since `since` (seconds since 1970), whether they
+    have ended or not; nothing on a cluster without accounting."""
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
     command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}"]
     try:

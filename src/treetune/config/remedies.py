@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,13 @@ OTHERS_CALL_IT = {
     "model_name_or_path": "name_or_path",
 }
 """Keys by their names in other libraries, each with its name here."""
+
+_KEYWORDS = (
+    "assert|else|error|false|for|function|if|import|importbin|importstr|in|local|null|self|super|tailstrict"
+    "|then|true"
+)
+_FIELD_NAME = re.compile(rf"(?!(?:{_KEYWORDS})$)[A-Za-z_][A-Za-z0-9_]*")
+"""A key that Jsonnet takes without quotation marks."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ def issue_of_unknown_key(
     elif name == "type" and owner.family is None:
         remedy = f"there is only one kind of {owner.label}: leave it out"
     elif elsewhere and not meant_key(key, owner):
-        remedy = f"it belongs elsewhere: --override '{override_of((*elsewhere[0], name))}'"
+        remedy = f"it belongs elsewhere: {override_option((*elsewhere[0], name))}"
     else:
         remedy = did_you_mean(name, list(schema.keys_of(owner.part)))
     where = source(key, explanation)
@@ -126,7 +134,7 @@ def issue_of_refusal(
     places = [f"{name} from {source((*key, name), explanation)}" for name in named if name in data]
     if named:
         paths = " or ".join(dotted((*key, name)) for name in named)
-        remedy = f"change {paths}, e.g. --override '{override_of((*key, named[0]))}'"
+        remedy = f"change {paths}, e.g. {override_option((*key, named[0]))}"
     elif key:
         remedy = f"change {dotted(key)}"
     else:
@@ -141,7 +149,7 @@ def issue_of_finding(key: KeyPath, finding: Finding, explanation: Explanation | 
     where = source(key, explanation)
     example = ""
     if key and _is_writable(key) and "--override" not in finding.remedy:
-        example = f"; e.g. --override '{override_of(key)}'"
+        example = f"; e.g. {override_option(key)}"
     return ConfigIssue(finding.what, dotted(key) or "configuration", where, finding.remedy + example)
 
 
@@ -177,7 +185,7 @@ def right_value(annotation: Any, data: Any) -> str | None:
 
 
 def how_to_set(key: KeyPath) -> str | None:
-    return f"set {dotted(key)} in a file, or --override '{override_of(key)}'" if key else None
+    return f"set {dotted(key)} in a file, or {override_option(key)}" if key else None
 
 
 def source(key: KeyPath, explanation: Explanation | None) -> str | None:
@@ -190,17 +198,25 @@ def source(key: KeyPath, explanation: Explanation | None) -> str | None:
     return None
 
 
-def override_of(key: KeyPath) -> str:
-    """Returns an override that sets a key, such as ``{trainer+: {learning_rate: …}}``. Jsonnet can't change
-    an item of a list, so that the override sets the first list on the path as a whole."""
-    text = "…"
+def override_option(key: KeyPath, value: str = "…") -> str:
+    """Returns the option that sets a key, quoted for a shell.
+
+    Example: ``--override '{trainer+: {learning_rate: 1e-4}}'``. Jsonnet can't change an item of a list, so
+    that the override sets the first list on the path as a whole.
+
+    Args:
+        key: The key's path.
+        value: The value in Jsonnet.
+    """
     for depth, part in enumerate(key):
         if part.isdecimal():
-            key, text = key[:depth], "[…]"
+            key, value = key[:depth], "[…]"
             break
+    text = value
     for depth, part in enumerate(reversed(key)):
-        text = f"{{{part}{'+' if depth else ''}: {text}}}"
-    return text
+        name = part if _FIELD_NAME.fullmatch(part) else json.dumps(part, ensure_ascii=False)
+        text = f"{{{name}{'+' if depth else ''}: {text}}}"
+    return f"--override {shlex.quote(text)}"
 
 
 def shortened(value: Any) -> str:

@@ -7,6 +7,7 @@ import copy
 import itertools
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -99,7 +100,8 @@ def _how_to_make(path: Path) -> str:
     name = f"{experiment.name}.jsonnet"
     candidates = [Path("configs", experiment.parent.name, name), Path(name)]
     config = next((str(path) for path in candidates if path.is_file()), "CONFIG.jsonnet")
-    return f"Run the experiment {experiment.name!r} to its end first: treetune run --configs {config}"
+    command = f"treetune run --configs {shlex.quote(config)}"
+    return f"Run the experiment {experiment.name!r} to its end first: {command}"
 
 
 WEIGHTS = "model.safetensors"

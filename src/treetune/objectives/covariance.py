@@ -38,6 +38,9 @@ class ClipCovariance(ClippedPolicyGradient):
     `largest_covariance`. The authors' code computes covariances in each micro-batch, from the log-probs of
     the step itself. Here they are computed over the whole minibatch, from the log-probs before the
     iteration's first step, so that the result doesn't depend on how the minibatch is split.
+
+    The authors' code also never draws a token that PPO's clip has already left without gradient. At the time
+    of the draw here, no token has a ratio yet, so that a drawn token may be one that PPO clips later.
     """
 
     share: Annotated[float, Gt(0), Le(1)] = 2e-4

@@ -26,6 +26,7 @@ from typing_extensions import override
 from treetune.config.build import part_at
 from treetune.config.explain import as_plain
 from treetune.config.folders import own_modules, searched
+from treetune.config.remedies import override_option
 from treetune.config.schema import keys_of
 from treetune.contracts import Part
 from treetune.exceptions import Damaged
@@ -232,7 +233,8 @@ def refuse_another(
             changed.append(replace(difference, changeable=True))
         else:
             changed.append(difference)
-    another_name = f"--override \"{{experiment_name: '{config.experiment_name}_2'}}\""
+    name = json.dumps(f"{config.experiment_name}_2", ensure_ascii=False)
+    another_name = override_option(("experiment_name",), name)
     remedy = f" It was not changed: give this one another name ({another_name}), or move that one away"
     unchangeable = [difference for difference in changed if not difference.changeable]
     if unchangeable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 
 import pytest
 
@@ -236,7 +237,9 @@ class TestSharedMemory:
         found = plan(SMALL, machine=self.SMALL_ONE)
         assert [use.where for use in found.misfits] == ["/dev/shm"]
         change = remedy(found)
-        assert change.override == "{engines+: {policy+: {weight_transfer: 'file'}}}"
+        assert change.override == '{engines+: {policy+: {weight_transfer: "file"}}}'
+        line = next(line for line in as_text(found).splitlines() if "--override" in line)
+        assert shlex.split(line) == ["--override", change.override], "a shell passes it on unchanged"
         in_files = plan(SMALL, change.override, machine=self.SMALL_ONE)
         assert in_files.fits
         assert not any("/dev/shm" in item.what and item.size for one in in_files.uses for item in one.items)

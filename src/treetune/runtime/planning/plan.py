@@ -14,6 +14,7 @@ fits.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -374,7 +375,7 @@ class Change:
 
     @property
     def as_jsonnet(self) -> str:
-        return str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)
+        return json.dumps(self.value)
 
     def applied(self, plan: Plan) -> Plan | None:
         """Returns the plan with this change; None if the configuration refuses it."""

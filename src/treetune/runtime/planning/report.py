@@ -6,6 +6,7 @@ docs/results/plan.md compares the estimates with measured times."""
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -327,7 +328,7 @@ def verdict_of(plan: Plan, known_remedy: Remedy | None = None) -> str:
     else:
         lines.append(f"  the smallest change that makes it fit: {smallest.text}")
         if smallest.changes:
-            lines.append(f"    --override '{smallest.override}'")
+            lines.append(f"    --override {shlex.quote(smallest.override)}")
     return "\n".join(lines)
 
 
