@@ -7,7 +7,6 @@ Tokens and log-probs are those of `stub_server.sample`. The attributes say what 
 from __future__ import annotations
 
 import json
-import math
 import socket
 import threading
 import time
@@ -33,7 +32,7 @@ class FakeVllm:
         """The next answers of the sampling routes: an HTTP status, or a name in `Handler.sampled`."""
         self.reload_lies = self.reload_fails = False
         self.is_certain = False
-        """Whether the model's own log-probs of its most probable tokens are 0."""
+        """Whether the model's own log-prob of token 1 is 0."""
         self.probe_answer: dict[str, Any] | None = None
         """The answer to the samples that a client requests when it meets the server; None: a right one."""
         self.statuses: dict[str, list[int]] = {}
@@ -134,11 +133,10 @@ class FakeVllm:
         choices = []
         for index in range(parameters["n"]):
             ids, logprobs = sample(self.weights, prompt, parameters["seed"] + index, parameters["max_tokens"])
-            is_narrow, is_hot = parameters["top_k"] == 1, parameters["temperature"] > 1000
-            if is_narrow and (self.processed_logprobs or self.is_certain):
-                logprobs = [0.0] * len(logprobs)
-            if is_hot and self.processed_logprobs:
-                logprobs = [-math.log(256)] * len(logprobs)
+            if forced := parameters.get("allowed_token_ids"):
+                ids = forced * len(ids)
+                is_likely = self.processed_logprobs or (self.is_certain and forced == [1])
+                logprobs = [0.0 if is_likely else -20.0] * len(ids)
             if reply == "null log-prob":
                 logprobs[-1] = None  # type: ignore[call-overload]
             if reply == "forgets a log-prob":

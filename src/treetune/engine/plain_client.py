@@ -57,14 +57,11 @@ NO_WEIGHTS = "being-replaced"
 WITHOUT_ROUTE = frozenset({401, 403, 404, 405, 501})
 """The HTTP statuses of a server that doesn't have a route, or of a proxy that doesn't forward it."""
 
-HOT = SamplingParams(max_tokens=1, temperature=1e6)
-"""Samples each token of the vocabulary with about the same probability, whatever the model is."""
-NARROW = SamplingParams(max_tokens=4, top_k=1)
-"""Samples the most probable tokens, each with probability 1."""
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
 """Samples the most probable tokens, whose log-probs are the model's own."""
-HOT_SAMPLES = 8
-"""The number of tokens that are sampled with `HOT`."""
+ONE_TOKEN = SamplingParams(max_tokens=1)
+FORCED_IDS = (1, 2)
+"""Tokens that a server is made to sample. A model gives both of them at most probability 1 together."""
 EQUAL = 1e-3
 """Log-probs that differ by less are equal up to rounding."""
 TIE = -0.5
@@ -197,15 +194,12 @@ class PlainClient(Client):
         answer = await self.ask(address, path, body, timeout)
         return samples_of_answer(answer, facts.route, expected_weights=address.weights)
 
-    def body(
-        self, facts: ServerFacts, part: RequestPart, cache_salt: str, *, ignores_end: bool = False
-    ) -> dict[str, Any]:
+    def body(self, facts: ServerFacts, part: RequestPart, cache_salt: str) -> dict[str, Any]:
         """Returns the JSON body of a part's request.
 
         Args:
             cache_salt: vLLM uses cached prefixes only for requests of the same salt, so that those of older
                 weights can't be used.
-            ignores_end: Whether tokens that end a sample are sampled like all others.
         """
         sampling = part.request.sampling.with_special_stops(self.special_ids)
         parameters = {
@@ -221,8 +215,7 @@ class PlainClient(Client):
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "logprobs": 0 if part.request.reads_logprobs else None,
-            "stop_token_ids": [] if ignores_end else [*self.end_ids, *sampling.stop_ids],
-            "ignore_eos": ignores_end,
+            "stop_token_ids": [*self.end_ids, *sampling.stop_ids],
             "stop": list(sampling.stop),
             "include_stop_str_in_output": True,
         }
@@ -315,7 +308,7 @@ class PlainClient(Client):
         setting = self._settings.route
         routes: tuple[Route, ...] = ("tokens", "completions") if setting == "auto" else (setting,)
         for route in routes:
-            status, text = self._send_probe(address, name, route, GREEDY, 1, timeout)
+            status, text = self._send_probe(address, name, route, GREEDY, timeout)
             # Without the route, older versions of vLLM answer 404, and newer ones 403.
             if status in (404, 403) and route == "tokens":
                 if setting == "tokens":
@@ -324,26 +317,24 @@ class PlainClient(Client):
                         " start it with --enable-scale-out, or set engines.policy.route to 'completions'"
                     )
                 continue
-            (sample,) = self._read_probe(address, route, status, text, 1)
+            sample = self._read_probe(address, route, status, text)
             return route, tuple(zip(sample["token_ids"], sample["logprobs"], strict=True))
         raise AssertionError("the last route returns or raises")
 
     def _has_processed_logprobs(self, address: Address, name: str, route: Route, timeout: float) -> bool:
         """Returns whether the server's log-probs are those of the distribution that it samples from.
 
-        Neither test alone is enough: a model that is certain of its tokens passes the second one with its own
-        log-probs, and a model that knows nothing passes the first one.
+        A token that alone is allowed has the log-prob 0 there. The model's own log-probs can't be 0 for two
+        tokens at the same position, even if the model is certain of one of them.
         """
-        status, text = self._send_probe(address, name, route, HOT, HOT_SAMPLES, timeout)
-        hot_samples = self._read_probe(address, route, status, text, HOT_SAMPLES)
-        hot_logprobs = [sample["logprobs"][0] for sample in hot_samples]
-        # Of the hot distribution, all tokens have the same log-prob. The model's own differ from each other.
-        are_equal = max(hot_logprobs) - min(hot_logprobs) < EQUAL
-        status, text = self._send_probe(address, name, route, NARROW, 1, timeout)
-        (narrow_sample,) = self._read_probe(address, route, status, text, 1)
-        # After top_k = 1 a token has probability 1, unless another one is exactly as probable.
-        is_certain = any(abs(logprob) < EQUAL for logprob in narrow_sample["logprobs"])
-        return are_equal and is_certain
+        logprobs = []
+        for token_id in FORCED_IDS:
+            status, text = self._send_probe(
+                address, name, route, ONE_TOKEN, timeout, allowed_token_ids=[token_id]
+            )
+            sample = self._read_probe(address, route, status, text)
+            logprobs += sample["logprobs"]
+        return all(abs(logprob) < EQUAL for logprob in logprobs)
 
     def _has_weight_routes(self, address: Address, timeout: float) -> bool:
         """Returns whether the server has the routes that load weights. Raises ServerFailure if it is only
@@ -356,19 +347,30 @@ class PlainClient(Client):
         return True
 
     def _send_probe(
-        self, address: Address, name: str, route: Route, sampling: SamplingParams, n: int, timeout: float
+        self,
+        address: Address,
+        name: str,
+        route: Route,
+        sampling: SamplingParams,
+        timeout: float,
+        **parameters: Any,
     ) -> tuple[int, bytes]:
-        """Requests samples after the prompt of token 0, and returns the HTTP status and the answer."""
+        """Requests one sample after the prompt of token 0, and returns the HTTP status and the answer.
+
+        Args:
+            parameters: Further sampling parameters of vLLM.
+        """
         facts = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
-        part = RequestPart(0, 0, n, Request(token_array([0]), 0, n, sampling))
+        part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
         # A salt that no other request has: the server's weights may have changed since the last probe.
-        body = self.body(facts, part, f"probe-{secrets.token_hex(8)}", ignores_end=True)
+        body = self.body(facts, part, f"probe-{secrets.token_hex(8)}")
+        # The end of a text is sampled like other tokens, so that samples have the same lengths.
+        parameters |= {"stop_token_ids": [], "ignore_eos": True}
+        body.get("sampling_params", body).update(parameters)
         return self.run(self.exchange("POST", address, PATHS[route], body, timeout), timeout + 10.0)
 
-    def _read_probe(
-        self, address: Address, route: Route, status: int, text: bytes, n: int
-    ) -> list[dict[str, Any]]:
-        """Returns the `n` samples of a probe's answer. Raises EngineError if it has another form."""
+    def _read_probe(self, address: Address, route: Route, status: int, text: bytes) -> dict[str, Any]:
+        """Returns the sample in a probe's answer. Raises EngineError if the answer has another form."""
         path = PATHS[route]
         answer = self.read_answer(path, status, text)
         try:
@@ -376,12 +378,12 @@ class PlainClient(Client):
         except ServerFailure as failure:
             raise EngineError(f"the server at {address.url} can't be used: {path}: {failure}") from failure
         are_whole = all(0 < len(sample["token_ids"]) == len(sample["logprobs"]) for sample in samples)
-        if len(samples) != n or not are_whole:
+        if len(samples) != 1 or not are_whole:
             raise EngineError(
-                f"the server at {address.url} can't be used: {path}: expected {n} samples, each with tokens"
-                f" and a log-prob for each token, got {_excerpt(answer)}"
+                f"the server at {address.url} can't be used: {path}: expected one sample with tokens and a"
+                f" log-prob for each token, got {_excerpt(answer)}"
             )
-        return samples
+        return samples[0]
 
     # HTTP
 
