@@ -38,6 +38,10 @@ HOW_TO_LOAD = (
 )
 """The remedy for servers that can't load weights, for messages."""
 
+OTHER_WEIGHTS = 4
+"""Weights count as others if their log-probs differ by this many times the canary's tolerance. A greedy sample
+has few tokens, so that its mean difference is less certain than a canary's."""
+
 
 class PlainServers(NamedTuple):
     """The servers of an engine, and the client that asks them."""
@@ -70,7 +74,8 @@ def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
 class PlainServer(AddressedServer):
     """A server that `vllm serve` started.
 
-    If it can't load weights, it keeps those that it has, which the run then takes for its start weights.
+    If it can't load weights, it keeps those that it has, which the run then takes for its start weights. They
+    are compared whenever the server comes back, by the log-probs of a greedy sample.
     """
 
     start_command = "vllm serve"
@@ -89,7 +94,7 @@ class PlainServer(AddressedServer):
         # Set first: the constructor of the base class starts the thread, which reads them.
         self._plain_client, self._trains = client, launch.trains
         self._context_length = launch.context_length
-        self._tolerance = settings.tolerance(launch.device).mean
+        self._tolerance = OTHER_WEIGHTS * settings.tolerance(launch.device).mean
         self._first_facts: ServerFacts | None = None
         """The facts about the server when it was met first."""
         self._meetings = 0
