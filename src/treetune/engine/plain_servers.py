@@ -39,8 +39,8 @@ HOW_TO_LOAD = (
 """The remedy for servers that can't load weights, for messages."""
 
 OTHER_WEIGHTS = 4
-"""Weights count as others if their log-probs differ by this many times the canary's tolerance. A greedy sample
-has few tokens, so that its mean difference is less certain than a canary's."""
+"""Weights count as others if their log-probs differ by more than this many times the canary's tolerance. A
+greedy sample has few tokens, so that its mean difference is less certain than a canary's."""
 
 
 class PlainServers(NamedTuple):
