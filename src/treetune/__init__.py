@@ -42,8 +42,10 @@ if TYPE_CHECKING:
         WholeBatch,
     )
     from treetune.credit.base import Credit, GroupCredit, TokenCredit
+    from treetune.credit.episodes import advantage_metrics
     from treetune.credit.gae import Gae, gae
     from treetune.credit.grpo import Group
+    from treetune.credit.literature.token_level import OverAnotherCredit
     from treetune.credit.states.base import Budget, FixedBudget
     from treetune.credit.states.one_line import OneLineStates
     from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from treetune.engine.settings import EngineSettings
     from treetune.exceptions import SandboxUnavailable, Unavailable
     from treetune.lab.trees.branching import Branches, Branching
+    from treetune.models.tokenizer import token_offsets
     from treetune.objectives.base import Objective, TokenBatch
     from treetune.objectives.policy_gradient import ClippedPolicyGradient, PolicyGradient
     from treetune.rollouts.base import Rollout, Selection, Shaping
@@ -137,9 +140,12 @@ __all__ = [  # noqa: RUF022
     "Credit",
     "GroupCredit",
     "TokenCredit",
+    "OverAnotherCredit",
     "Gae",
     "Group",
     "gae",
+    "advantage_metrics",
+    "token_offsets",
     # Values of states for VinePPO's credit, and where an answer's states lie
     "ValueEstimator",
     "Budget",
@@ -151,7 +157,7 @@ __all__ = [  # noqa: RUF022
     # Branching: what a tree samples next
     "Branching",
     "Branches",
-    # Selection and shaping: which answers are trained on, and what they earn beside their score
+    # Selection and shaping: which answers are trained on, and what they earn in addition to their score
     "Selection",
     "Shaping",
     # Objectives: what the trainer minimises
@@ -237,8 +243,10 @@ _NAMES_IN = {
         "WholeBatch",
     ),
     "treetune.credit.base": ("Credit", "GroupCredit", "TokenCredit"),
+    "treetune.credit.episodes": ("advantage_metrics",),
     "treetune.credit.gae": ("Gae", "gae"),
     "treetune.credit.grpo": ("Group",),
+    "treetune.credit.literature.token_level": ("OverAnotherCredit",),
     "treetune.credit.states.base": ("Budget", "FixedBudget"),
     "treetune.credit.states.one_line": ("OneLineStates",),
     "treetune.credit.values.base": ("StepValues", "Valuation", "Value", "ValueEstimator"),
@@ -253,6 +261,7 @@ _NAMES_IN = {
     "treetune.engine.settings": ("EngineSettings",),
     "treetune.exceptions": ("SandboxUnavailable", "Unavailable"),
     "treetune.lab.trees.branching": ("Branches", "Branching"),
+    "treetune.models.tokenizer": ("token_offsets",),
     "treetune.objectives.base": ("Objective", "TokenBatch"),
     "treetune.objectives.policy_gradient": ("ClippedPolicyGradient", "PolicyGradient"),
     "treetune.rollouts.base": ("Rollout", "Selection", "Shaping"),

@@ -75,6 +75,30 @@ def test_every_run_of_the_gallery_comes_to_its_end(folder: Path, judge: str) -> 
     assert metrics["judge/asked"] > 0
 
 
+FIND_FIRST_MISTAKE = """
+import numpy as np
+from examples.own_credit.first_mistake import first_wrong_step
+from treetune import Episode, TextCodec
+
+tokens = ["", "27+64", "=91", "=92", "\\n", "#92"]
+codec = TextCodec(lambda text: [], lambda ids: "".join(tokens[i] for i in ids), eos_id=0)
+
+def episode(*ids, step_ends):
+    ids = np.array(ids, np.int32)
+    trained = np.ones(len(ids), bool)
+    return Episode(ids[:0], ids, trained, 0.0, "", "", 0, step_ends=step_ends)
+
+wrong = episode(1, 2, 4, 1, 3, 4, 5, 0, step_ends=(3, 6, 8))
+assert first_wrong_step(codec, wrong) == slice(3, 6), first_wrong_step(codec, wrong)
+right = episode(1, 2, 4, 5, 0, step_ends=(3, 5))
+assert first_wrong_step(codec, right) is None
+"""
+
+
+def test_the_first_mistake_is_found_with_tokens_of_several_characters(folder: Path) -> None:
+    program(folder, "-c", FIND_FIRST_MISTAKE)
+
+
 def test_the_notebook_reads_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     more = "{ problems_per_iteration: 8, rollout+: { samples: 4 }, credit+: { samples: 2 } }"
     run_each(run("looking_into_credit/vineppo", SAMPLED, more), cwd=folder)

@@ -214,7 +214,7 @@ class Counting(TrueValues):
         self.asked.append(len(places))
         return [EstimatedValue(float(len(place.begun_ids)), 0.25) for place in places]
 
-    def described(self) -> str:
+    def describe_settings(self) -> str:
         return "counting"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -335,9 +336,13 @@ def test_a_branch_is_forked_from_the_run_of_its_own_seed_and_then_goes_on(tmp_pa
 
 
 def shared_start(directory: Path, **more: Any) -> Reproduction:
-    start = experiment("sft", shared=True)
-    one = table(directory).experiments | {"sft": start}
-    return table(directory, seeds=(3, 4), experiments=one, **more)
+    start_model = directory / "shared/quickstart/sft/checkpoints/last/policy"
+    from_shared_start = f"{{ model+: {{ name_or_path: '{start_model}' }} }}"
+    experiments = {"sft": experiment("sft", shared=True)}
+    for name, recipe in table(directory).experiments.items():
+        if name != "sft":
+            experiments[name] = replace(recipe, overrides=(*recipe.overrides, from_shared_start))
+    return table(directory, seeds=(3, 4), experiments=experiments, **more)
 
 
 def test_a_shared_start_is_made_once_and_needed_by_every_seed(tmp_path: Path) -> None:

@@ -160,19 +160,24 @@ def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Impor
 def evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
     """Evaluates all files as one text, which is several times faster than with imports.
 
-    Raises RuntimeError if that isn't possible, and what reading a file raises.
+    Raises RuntimeError if that isn't possible, and passes on the errors of reading a file.
     """
     operands = [(layer.text, layer.directory) for layer in layers]
-    text = flattened(operands, find_file, text_of)
+    total = flattened(operands, find_file, text_of)
 
-    def importer(directory: str, name: str) -> tuple[str, bytes]:
-        return name, Path(name).read_bytes()  # of `importstr` and `importbin`; no `import` remains
+    # `flattened` has replaced every `import`. Jsonnet calls this for `importstr` and `importbin` alone, whose
+    # names are whole paths by now.
+    def importer(directory: str, path: str) -> tuple[str, bytes]:
+        return path, Path(path).read_bytes()
 
-    return evaluate(TOTAL, text, variables, importer)
+    return evaluate(TOTAL, total, variables, importer)
 
 
 def import_sum(layers: Sequence[Layer]) -> str:
-    """Returns a Jsonnet text that adds the layers, each of which it imports by its `import_name`."""
+    """Returns a Jsonnet text that imports each layer by its `import_name`, and adds them.
+
+    Example: ``(import "/…/sft.jsonnet") + (import "--override")``.
+    """
     return " + ".join(f"(import {json.dumps(layer.import_name)})" for layer in layers)
 
 

@@ -1,15 +1,17 @@
-"""What a credit is, the two short ways to write one, and the critic that some credits train.
+"""What a credit is, the short ways to write one, and the critic that some credits train.
 
 A credit decides what each sampled token is worth. It takes the trees of graded answers that a rollout made,
 and returns one training row (`Episode`) for each answer, with an advantage for each of its tokens:
 
     trees of answers  ──  Credit.assign  ──>  episodes with advantages
 
-Three ways to write one, from the shortest on:
+Four ways to write one, from the shortest on:
 
 * `GroupCredit.advantages(rewards)`: one number for each answer, from the rewards of a problem's answers
   (GRPO, RLOO). Example: ``[1.0, 0.0, 0.0]`` becomes ``[0.67, -0.33, -0.33]``.
 * `TokenCredit.token_advantages(answers)`: one number for each token, from a problem's answers (TEMPO).
+* `OverAnotherCredit.weigh_tokens(context, episodes)`, in `credit.literature.token_level`: changes the
+  advantages of another credit, or which of its tokens are trained (HICRA).
 * `Credit.assign(context, trees)`: everything else, such as VinePPO, which samples continuations.
 """
 

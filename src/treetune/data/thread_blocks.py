@@ -31,18 +31,19 @@ def ranges(text: str) -> list[list[Lines]]:
     Example: ``<parallel><thread>1-3</thread><thread>4</thread></parallel>`` is ``[[(1, 3), (4, 4)]]``.
     """
     groups: list[list[Lines]] = []
-    opened: list[str] = []
-    at, none = 0, False
+    opened: list[str] = []  # the names of the elements that are open, the innermost last
+    last_tag_end = 0
+    says_none = False
     for match in _MARKUP.finditer(text):
-        tag, between = match[0].lower(), text[at : match.start()]
-        at = match.end()
+        tag, between = match[0].lower(), text[last_tag_end : match.start()]
+        last_tag_end = match.end()
         if tag.startswith("<none"):
-            none = True
+            says_none = True
         elif tag.startswith("</"):
             if not opened or opened[-1] != tag[2:-1]:
                 raise Unreadable(f"{tag} closes nothing")
             if opened.pop() == "thread":
-                groups[-1].append(_lines(between))
+                groups[-1].append(_parse_lines(between))
             elif between.strip():
                 raise Unreadable(f"a <parallel> contains {between.strip()[:60]!r} in addition to its threads")
         elif opened != ([] if tag == "<parallel>" else ["parallel"]):
@@ -57,12 +58,12 @@ def ranges(text: str) -> list[list[Lines]]:
                 groups.append([])
     if opened:
         raise Unreadable(f"<{opened[-1]}> isn't closed")
-    if not groups and not none:
+    if not groups and not says_none:
         raise Unreadable("it contains neither <parallel> nor <none/>")
     return groups
 
 
-def _lines(text: str) -> Lines:
+def _parse_lines(text: str) -> Lines:
     match = _RANGE.fullmatch(text)
     if match is None:
         raise Unreadable(f"a <thread> holds {text[:60]!r} and not a first and last line such as 4-9")
@@ -95,7 +96,7 @@ class BlockRule:
     """Says which blocks are worth keeping."""
 
     min_saved: int
-    """The fewest characters that need not be waited for."""
+    """The fewest characters that a block has to save (`saved_characters`)."""
     max_threads: int = MOST_THREADS
 
 
@@ -132,25 +133,28 @@ def cut(
     * Its lines are in the solution, after the block that was kept before it.
     * Its threads follow each other, with nothing but blank lines between them.
     * At least two of its threads have text, and at most `rule.max_threads`.
-    * Its threads save at least `rule.min_saved` characters: those of all threads but the longest, which need
-      not be waited for.
+    * Its threads save at least `rule.min_saved` characters (`saved_characters`).
     """
-    kept: list[SolutionBlock] = []
+    blocks: list[SolutionBlock] = []
     dropped = []
     for group in sorted(groups, key=lambda group: group[0] if group else (0, 0)):
-        last_kept = kept[-1].last if kept else 0
-        block = _block(group, lines, rule, last_kept)
+        last_kept = blocks[-1].last if blocks else 0
+        block = _cut_block(group, lines, rule, last_kept)
         if isinstance(block, SolutionBlock):
-            kept.append(block)
+            blocks.append(block)
         else:
             dropped.append(block)
-    return kept, dropped
+    return blocks, dropped
 
 
-def _block(
+def _cut_block(
     group: Sequence[Lines], lines: Sequence[str], rule: BlockRule, last_kept: int
 ) -> SolutionBlock | Dropped:
-    """Returns the block of a group of threads. `last_kept` is the last line of the block before it."""
+    """Cuts a group of threads out of the solution's lines, or says why it is dropped.
+
+    Args:
+        last_kept: The last line of the block that was kept before it; 0 if there is none.
+    """
 
     def drop(reason: str, detail: str = "") -> Dropped:
         return Dropped(tuple(group), reason, detail)
@@ -158,11 +162,12 @@ def _block(
     for first, last in group:
         if not 1 <= first <= last <= len(lines):
             return drop("lines that are not there", f"{first}-{last} of {len(lines)}")
-    for (first, last), (following, _) in pairwise(group):
-        if following <= last:
-            return drop("threads overlap or are in disorder", f"{following} follows {first}-{last}")
-        if any(line.strip() for line in lines[last : following - 1]):
-            return drop("lines between threads that are in none", f"{last + 1}-{following - 1}")
+    for (first, last), (next_first, _) in pairwise(group):
+        if next_first <= last:
+            return drop("threads overlap or are in disorder", f"{next_first} follows {first}-{last}")
+        lines_between = lines[last : next_first - 1]
+        if any(line.strip() for line in lines_between):
+            return drop("lines between threads that are in none", f"{last + 1}-{next_first - 1}")
     if group and group[0][0] <= last_kept:
         return drop("overlaps another block", f"{group[0][0]} is before {last_kept + 1}")
     texts = ["\n".join(lines[first - 1 : last]).strip() for first, last in group]
@@ -179,8 +184,13 @@ def _block(
 
 
 def saved_characters(threads: Sequence[str]) -> int:
-    """Counts the characters that parallel threads save: those of all threads but the longest."""
-    return sum(map(len, threads)) - max(map(len, threads))
+    """Counts the characters that parallel threads save: the characters of all threads but the longest. The
+    others are written while the longest is, and take no time of their own.
+
+    Example: threads of 30, 20 and 10 characters save 30.
+    """
+    lengths = [len(thread) for thread in threads]
+    return sum(lengths) - max(lengths)
 
 
 async def independent_parts(
@@ -205,49 +215,51 @@ async def failed_threads(
 ) -> dict[int, str]:
     """Returns the numbers of blocks with a thread that the model rejects in its self-check, with the
     reasons."""
-    shown = "\n\n".join(
-        f"Group {number}, lines {block.first}-{block.last}:\n"
-        + "\n".join(
-            f"  thread {i}, lines {first}-{last}: {_beginning(text)}"
-            for i, ((first, last), text) in enumerate(zip(block.lines, block.threads), start=1)
-        )
-        for number, block in enumerate(blocks, start=1)
-    )
-    expected = {(group, thread) for group, block in enumerate(blocks, 1) for thread in _numbers(block)}
+    shown = "\n\n".join(_describe_block(number, block) for number, block in enumerate(blocks, start=1))
+    # A thread is named by the numbers of its group and of itself, both from 1.
+    expected: set[tuple[int, int]] = set()
+    for group_number, block in enumerate(blocks, start=1):
+        for thread_number in range(1, len(block.threads) + 1):
+            expected.add((group_number, thread_number))
 
     def read(text: str) -> dict[tuple[int, int], str]:
         verdicts: dict[tuple[int, int], bool] = {}
         notes: dict[tuple[int, int], str] = {}
         for item in json_list(text):
-            place = (item.get("group"), item.get("thread")) if isinstance(item, dict) else None
-            if place not in expected or place in verdicts:
+            thread_key = (item.get("group"), item.get("thread")) if isinstance(item, dict) else None
+            if thread_key not in expected or thread_key in verdicts:
                 raise Unreadable(
                     f"a verdict is on an unknown thread, or on one for the second time: {str(item)[:100]}"
                 )
             if not isinstance(item.get("pass"), bool):
                 raise Unreadable(
-                    f"the verdict on group {place[0]}, thread {place[1]} is neither true nor false"
+                    f"the verdict on group {thread_key[0]}, thread {thread_key[1]} is neither true nor false"
                 )
-            verdicts[place] = item["pass"]
-            notes[place] = str(item.get("note", ""))[:500]
+            verdicts[thread_key] = item["pass"]
+            notes[thread_key] = str(item.get("note", ""))[:500]
         if missing := expected - verdicts.keys():
             group, thread = min(missing)
             raise Unreadable(f"there is no verdict on group {group}, thread {thread}")
-        return {place: notes[place] for place, passed in verdicts.items() if not passed}
+        return {thread_key: notes[thread_key] for thread_key, passed in verdicts.items() if not passed}
 
     task: Message = ("user", prompts.CHECK.format(blocks=shown))
     failed, _ = await questions.ask("check", [*conversation, task], read)
     reasons: dict[int, str] = {}
     for (group, thread), note in sorted(failed.items()):
-        block = group - 1
-        reasons[block] = "; ".join(filter(None, [reasons.get(block), f"thread {thread}: {note}"]))
+        block_index = group - 1
+        reasons[block_index] = "; ".join(filter(None, [reasons.get(block_index), f"thread {thread}: {note}"]))
     return reasons
 
 
-def _numbers(block: SolutionBlock) -> range:
-    return range(1, len(block.threads) + 1)
+def _describe_block(number: int, block: SolutionBlock) -> str:
+    """Returns a block's lines and the beginning of each of its threads, for the model's self-check."""
+    described = [f"Group {number}, lines {block.first}-{block.last}:"]
+    for i, ((first, last), text) in enumerate(zip(block.lines, block.threads), start=1):
+        described.append(f"  thread {i}, lines {first}-{last}: {_beginning(text)}")
+    return "\n".join(described)
 
 
 def _beginning(text: str) -> str:
-    first = " ".join(text.split())
-    return first if len(first) <= 80 else f"{first[:80]} …"
+    """Returns the first 80 characters of a text, on one line."""
+    on_one_line = " ".join(text.split())
+    return on_one_line if len(on_one_line) <= 80 else f"{on_one_line[:80]} …"

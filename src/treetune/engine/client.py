@@ -299,6 +299,9 @@ class Client:
     def raise_for_status(self, path: str, status: int, beginning: str) -> NoReturn:
         """Raises the error for an answer that isn't 200: EngineError if the request is wrong, so that a
         restarted server would refuse it again, and ServerFailure otherwise."""
-        if status != 409 and 400 <= status < 500:
+        # 409 is about the server and not about the request: it has other weights than the request names
+        # (`engine.key`), and gets the right ones when it is started again.
+        is_request_wrong = 400 <= status < 500 and status != 409
+        if is_request_wrong:
             raise EngineError(f"the server refused {path} with HTTP {status}: {beginning}")
         raise ServerFailure(f"{path}: HTTP {status}: {beginning}")

@@ -141,7 +141,7 @@ class CollapseSign:
     counts: bool = False
     """Whether enough iterations in a row show it."""
     description: str = ""
-    """The description of what the last iteration shows."""
+    """The values of the last iteration, in words."""
     early: bool = False
     """Whether there were too few iterations to check it."""
 
@@ -154,22 +154,22 @@ def diagnose(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) ->
             continue
         rows_with_metric = [row for row in rows if _has_metric(sign, watched, row)]
         if rows_with_metric:
-            findings[sign] = _find(sign, settings, watched, rows_with_metric)
+            findings[sign] = _check_sign(sign, settings, watched, rows_with_metric)
     return findings
 
 
-def _find(sign: Sign, settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> CollapseSign:
+def _check_sign(sign: Sign, settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> CollapseSign:
     """Checks a sign after the last row, and counts the rows in a row that show it."""
     check = _CHECKS[sign]
     message = check(settings, watched, rows)
     if message is None:
         return CollapseSign(sign, early=len(rows) < settings.needs(sign))
-    # Backwards: the check of `rows[:-n]` is what it was n iterations ago.
-    n_seen = 1
-    while n_seen < len(rows) and check(settings, watched, rows[:-n_seen]) is not None:
-        n_seen += 1
-    since = int(rows[-n_seen]["iteration"])
-    return CollapseSign(sign, since, counts=n_seen >= settings.patience, description=message)
+    # Backwards from the last row: the check of `rows[:-n]` has the result that it had n iterations ago.
+    n_rows_with_sign = 1
+    while n_rows_with_sign < len(rows) and check(settings, watched, rows[:-n_rows_with_sign]) is not None:
+        n_rows_with_sign += 1
+    since = int(rows[-n_rows_with_sign]["iteration"])
+    return CollapseSign(sign, since, counts=n_rows_with_sign >= settings.patience, description=message)
 
 
 def verdict(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
@@ -192,13 +192,19 @@ def last_good(settings: Diagnostics, findings: Mapping[Sign, CollapseSign], iter
     return min((first - 1 for first in first_iterations if first is not None), default=iteration)
 
 
-def good_weights(good: int, checkpoints: Mapping[int, Path]) -> str:
-    """Returns a message on where the weights of `last_good` are, from the existing checkpoints."""
-    if good < 0:
+def good_weights(last_good_number: int, checkpoints: Mapping[int, Path]) -> str:
+    """Returns a message on where the newest weights are that show no sign.
+
+    Args:
+        last_good_number: The number of iterations after which the weights were good (`last_good`). It is
+            below 0 if the start weights, those after 0 iterations, show a sign already.
+        checkpoints: The folders of the existing checkpoints, by the number of finished iterations.
+    """
+    if last_good_number < 0:
         return "the start weights show it already"
-    earlier = [number for number in checkpoints if number <= good]
-    if earlier:
-        return f"the last checkpoint from before is {checkpoints[max(earlier)] / 'policy'}"
+    good_numbers = [number for number in checkpoints if number <= last_good_number]
+    if good_numbers:
+        return f"the last checkpoint from before is {checkpoints[max(good_numbers)] / 'policy'}"
     return "no checkpoint is from before: begin with the start weights again"
 
 
@@ -218,13 +224,13 @@ METRICS: Mapping[Sign, tuple[str, ...]] = {
 def _has_metric(sign: Sign, watched: WatchedRun, row: Row) -> bool:
     """Returns whether the row says anything about the sign."""
     if sign == "no_spread":
-        return _mixed(row) is not None or "credit/advantage_zero" in row
+        return _mixed_share(row) is not None or "credit/advantage_zero" in row
     if METRICS[sign][0] not in row:
         return False
     return sign != "answers_at_limit" or watched.max_tokens is not None
 
 
-def _mixed(row: Row) -> float | None:
+def _mixed_share(row: Row) -> float | None:
     """Returns the share of problems with both right and wrong answers; None if each has a single answer."""
     has_several_answers = row.get("episodes/count", 0) > row.get("episodes/problems", 0)
     return row.get("episodes/mixed") if has_several_answers else None
@@ -284,7 +290,7 @@ def _truncated(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) 
 
 
 def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
-    share, floor = _mixed(rows[-1]), settings.mixed_floor
+    share, floor = _mixed_share(rows[-1]), settings.mixed_floor
     assert floor is not None
     if share is None or share >= floor:
         if rows[-1].get("credit/advantage_zero") != 1:

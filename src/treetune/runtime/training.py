@@ -210,18 +210,22 @@ def train(
     # Every rank knows the signals of all tokens, and the first one writes them.
     path = session.directory.iteration(iteration) / SIGNALS
     on_signals = partial(write_token_signals, path) if session.ranks.is_first else None
-    metrics: Metrics = {}
+    metrics_of_abandoned: Metrics = {}
     if config.restart == "every_iteration" and iteration > 0:
         with clock.phase("training"), server.asleep():
-            metrics = trainer.restart(episodes, on_signals)
+            metrics_of_abandoned = trainer.restart(episodes, on_signals)
         on_signals = None  # `restart` has passed them on; the start weights did not sample these tokens
     if config.choose_checkpoint is None:
         with _training_phase(resources, iteration, clock) as show:
-            metrics |= trainer.train(iteration, episodes, progress=show, on_signals=on_signals)
+            metrics = trainer.train(iteration, episodes, progress=show, on_signals=on_signals)
             metrics["memory/training"] = memory_in_use()
     else:
         choice = _EpochChoice(resources, trainer, iteration, config.choose_checkpoint)
-        metrics |= _train_and_choose(choice, episodes, clock, on_signals)
+        metrics = _train_and_choose(choice, episodes, clock, on_signals)
+    # Last, so that the distances to reference and engine are those of the policy that sampled the episodes.
+    # Training measures them too, but of the start weights: under an objective with a reference, their KL to
+    # themselves, which is 0.
+    metrics |= metrics_of_abandoned
     if (problem := gap_problem(session, iteration, episodes, metrics)) is not None:
         if stops_at_gap(session):
             raise RuntimeError(

@@ -131,7 +131,8 @@ class WeightsFolder:
 
             nccl, cuda_ipc    yields the tensors on the device; threads write the file meanwhile
             shared_memory     yields each file with its digest, when it is written
-            file              yields each file, which may not be written before the last one is yielded
+            file              yields each file at once, while threads still write it; all are written when the
+                              last one is yielded
         """
         import torch
 
@@ -180,9 +181,10 @@ class WeightsFolder:
                     files |= dict.fromkeys(chunk, path.name)
                 if self.transfer in ON_THE_DEVICE:
                     yield Chunk(path, number, is_last, "", chunk)
-                # Waits, so that at most WRITERS chunks are in memory, and none before a digest or at the end.
-                may_remain = 0 if needs_digest or is_last else WRITERS
-                while len(writing) > may_remain:
+                # Waits for files, so that at most WRITERS chunks are in memory. A digest needs the whole
+                # file, and the last chunk says that all files are written.
+                most_unwritten = 0 if needs_digest or is_last else WRITERS
+                while len(writing) > most_unwritten:
                     writing.popleft().result()
                 if is_last and self._writes:
                     write_index(files, folder)

@@ -32,12 +32,14 @@ FORMAT = "format"
 """A key of a JSON record that has a checksum; earlier versions' have no such key."""
 
 SEALED = b"treetune-sealed"
-"""A word in the schema of an Arrow stream that has a trailer."""
+"""A word in the schema of an Arrow stream, at its beginning, that announces a trailer at its end. A stream
+with this word and without a trailer was cut short."""
 
 SUMS = "checksums.json"
 """The file with the digests of all other files below a folder."""
 
 _TRAILER = b"\ntreetune-checksum "
+"""The beginning of a trailer. The digest in hexadecimal follows, and is the end of the file."""
 _DIGEST_BYTES = 16
 _TRAILER_BYTES = len(_TRAILER) + 2 * _DIGEST_BYTES
 _HASHED_AT_ONCE = 8
@@ -127,21 +129,24 @@ def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
     """
     size = file.seek(0, 2)
     file.seek(max(0, size - _TRAILER_BYTES))
-    trailer = file.read()
+    last_bytes = file.read()
     file.seek(0)
-    if _TRAILER not in trailer:
-        if SEALED in file.read(_CHUNK_BYTES):
+    if _TRAILER not in last_bytes:
+        # Without a trailer, the beginning tells a stream that has lost it from one that never had it.
+        announces_trailer = SEALED in file.read(_CHUNK_BYTES)
+        if announces_trailer:
             raise Damaged(f"{name} is cut short, or its checksum is damaged: {remedy}")
         file.seek(0)
         return  # an earlier version wrote it, without a checksum
-    if not trailer.startswith(_TRAILER):
+    if not last_bytes.startswith(_TRAILER):  # a part of the digest is missing, so the trailer begins later
         raise Damaged(f"{name} is cut short: {remedy}")
     digest, remaining = _hash(), size - _TRAILER_BYTES
     while remaining > 0 and (chunk := file.read(min(remaining, _CHUNK_BYTES))):
         digest.update(chunk)
         remaining -= len(chunk)
     file.seek(0)
-    if digest.hexdigest().encode() != trailer[len(_TRAILER) :]:
+    written_digest = last_bytes[len(_TRAILER) :]
+    if digest.hexdigest().encode() != written_digest:
         raise Damaged(f"{name} is damaged (its checksum doesn't match its content): {remedy}")
 
 

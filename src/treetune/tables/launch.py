@@ -180,7 +180,15 @@ def commands_of(plan: TableRuns, run: PlannedRun, status: RunStatus) -> list[tup
 class _Attempt:
     """A command of a run that is running now. Writes its record and log, and prints its progress."""
 
-    def __init__(self, run: PlannedRun, command: str, line: str, label: str, announce: Announce) -> None:
+    def __init__(
+        self, run: PlannedRun, command: str, shell_line: str, label: str, announce: Announce
+    ) -> None:
+        """Args:
+        command: The name of the command, such as ``"run_iteration_loop"``, for the record.
+        shell_line: The whole line that starts it, with its variables and arguments, for the log.
+        label: The name of the run in messages.
+        announce: Called with each line about the progress.
+        """
         self.run, self.command, self.label, self.announce = run, command, label, announce
         self.start = self._last_progress = time.monotonic()
         self._earlier = run.attempts()
@@ -188,7 +196,7 @@ class _Attempt:
         run.log.parent.mkdir(parents=True, exist_ok=True)
         self.record()
         with run.log.open("ab") as log:
-            log.write(f"\n=== {time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n".encode())
+            log.write(f"\n=== {time.strftime('%Y-%m-%d %H:%M:%S')} {shell_line}\n".encode())
             self._log_start = log.tell()
 
     @property
@@ -246,7 +254,7 @@ def carry_out(
     }
     waiting, statuses = list(plan.runs), dict(plan.statuses)
     attempts: dict[Key, _Attempt] = {}  # the commands that are running now
-    tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)
+    tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)  # the commands that each run has had
     ended: list[tuple[PlannedRun, RunStatus]] = []  # the runs that ended in this turn of the loop
     unfinished, deadline_s = 0, plan.table.deadline_hours * 3600
 
@@ -365,6 +373,7 @@ def _waves(plan: TableRuns) -> list[list[PlannedRun]]:
 
 
 def _shell_line(plan: TableRuns, run: PlannedRun, launcher: Launcher) -> str:
+    """Returns a line of the shell with all commands that a run still needs, each after the one before."""
     commands = commands_of(plan, run, plan.statuses[run.key])
     if run.analyses and ("run_analyzers",) not in commands:
         commands.append(("run_analyzers",))

@@ -263,6 +263,8 @@ _NO_SIGN = str.maketrans("123", "xxx")
 """Replaces the digits of the text itself, which aren't signs of parts."""
 _ORDER_OF_PARTS = re.compile(r"\s*<Outlines>[1\s]*+</Outlines>\s*2[2\s]*+3?\s*")
 """The skeleton of a block in the right order (`_parts`)."""
+_SPACE_BETWEEN_THREADS = re.compile(r"2\s+2")
+"""In the skeleton of a block, where each 2 is a thread."""
 _FILLER = "x"
 """Replaces the characters of a block that has been checked, in the thread around it."""
 
@@ -295,10 +297,10 @@ def faults(
         The faults, such as ``["the block at character 12 has an empty conclusion"]``; empty for a well-formed
         text and for a text without blocks.
     """
-    found = []
+    messages = []
     opened, closed = text.count("<Parallel>"), text.count("</Parallel>")
     if opened != closed:
-        found.append(f"there are {opened} <Parallel> and {closed} </Parallel>")
+        messages.append(f"there are {opened} <Parallel> and {closed} </Parallel>")
     begins_of_open_blocks: list[int] = []
     # Innermost blocks close first. Each is then replaced by filler, so that the block around it has threads
     # without tags. The filler has the same length, so that positions stay the same.
@@ -309,16 +311,16 @@ def faults(
             begin = begins_of_open_blocks.pop()
             where = f"the block at character {begin}"
             if begins_of_open_blocks and not nesting:
-                found.append(f"{where} is within another")
+                messages.append(f"{where} is within another")
             body = text[begin + len("<Parallel>") : match.start()]
             for fault in _faults_of_block(body, conclusions, adjacent, most_threads):
-                found.append(f"{where} {fault}")
+                messages.append(f"{where} {fault}")
             text = text[:begin] + _FILLER * (match.end() - begin) + text[match.end() :]
     outside = _STRUCTURE.search(text)
     # With unequal counts, a block that was never closed still has its tags. It is reported above.
     if outside and opened == closed:
-        found.append(f"{outside[0]} at character {outside.start()} is outside of all blocks")
-    return found
+        messages.append(f"{outside[0]} at character {outside.start()} is outside of all blocks")
+    return messages
 
 
 def _faults_of_block(body: str, conclusions: Conclusions, adjacent: bool, most_threads: int) -> list[str]:
@@ -329,35 +331,35 @@ def _faults_of_block(body: str, conclusions: Conclusions, adjacent: bool, most_t
             "has {} <Outline>, {} </Outline>, {} <Thread> and {} </Thread>, which should be equally many, "
             "and at least one".format(*counts)
         ]
-    found = []
+    messages = []
     if counts[0] > most_threads:
-        found.append(f"has {counts[0]} threads, more than {most_threads}")
+        messages.append(f"has {counts[0]} threads, more than {most_threads}")
     parts, skeleton = _parts(body)
-    found += _faults_of_parts("outline", [text for name, text in parts if name == "Outline"])
-    found += _faults_of_parts("thread", [text for name, text in parts if name == "Thread"])
+    messages += _faults_of_parts("outline", [text for name, text in parts if name == "Outline"])
+    messages += _faults_of_parts("thread", [text for name, text in parts if name == "Thread"])
     opened, closed = body.count("<Conclusion>"), body.count("</Conclusion>")
     conclusion = next((text for name, text in parts if name == "Conclusion"), None)
     if opened != closed or opened > 1:
-        found.append(
+        messages.append(
             f"has {opened} <Conclusion> and {closed} </Conclusion>, which should be one each or none"
         )
     elif conclusions == "refused" and opened:
-        found.append("has a conclusion")
+        messages.append("has a conclusion")
     elif conclusions == "required" and not opened:
-        found.append("has no conclusion")
+        messages.append("has no conclusion")
     elif opened and conclusion is None:
-        found.append("has </Conclusion> before <Conclusion>")
+        messages.append("has </Conclusion> before <Conclusion>")
     elif conclusion is not None and not conclusion.strip():
-        found.append("has an empty conclusion")
+        messages.append("has an empty conclusion")
     elif conclusion is not None:
-        found += _faults_of_tags("the conclusion", conclusion)
+        messages += _faults_of_tags("the conclusion", conclusion)
     if not _ORDER_OF_PARTS.fullmatch(skeleton):
-        found.append(
+        messages.append(
             "is not <Outlines>, outlines, </Outlines>, threads and perhaps a conclusion, in this order"
         )
-    elif adjacent and re.search(r"2\s+2", skeleton):
-        found.append("has white space between threads")
-    return found
+    elif adjacent and _SPACE_BETWEEN_THREADS.search(skeleton):
+        messages.append("has white space between threads")
+    return messages
 
 
 def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
@@ -390,19 +392,19 @@ def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
 
 def _faults_of_parts(part: Literal["outline", "thread"], texts: list[str]) -> list[str]:
     """Returns what is wrong with the numbers and tags of a block's outlines, or threads."""
-    found = []
+    messages = []
     numbers = []
     for position, text in enumerate(texts, start=1):
         match = _NUMBER.match(text)
         if match is None:
-            found.append(f"has {part} {position} without a number and a colon at its beginning")
+            messages.append(f"has {part} {position} without a number and a colon at its beginning")
         else:
             numbers.append(int(match[1]))
-        found += _faults_of_tags(f"{part} {position}", text)
+        messages += _faults_of_tags(f"{part} {position}", text)
     if len(numbers) == len(texts) and numbers != list(range(1, len(texts) + 1)):
         listed = ", ".join(map(str, numbers))
-        found.append(f"numbers its {part}s {listed}, which should be 1 to {len(texts)} in this order")
-    return found
+        messages.append(f"numbers its {part}s {listed}, which should be 1 to {len(texts)} in this order")
+    return messages
 
 
 def _faults_of_tags(where: str, text: str) -> list[str]:

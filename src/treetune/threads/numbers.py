@@ -88,10 +88,13 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
     """
     if tags is None:
         return ThreadCounts(len(token_ids), len(token_ids))
-    # The critical paths so far: of the main text, and of each open thread.
+    # The length of the critical path so far of the main text, and of each open thread, the innermost last.
     paths = [0]
-    # Block i is in the text with the path paths[i]. So there is one path more than there are open blocks in a
-    # text, and as many as open blocks between the threads of a block.
+    # The blocks that are open, the innermost last. Block i is in the text with the path paths[i]: the first
+    # in the main text, the second in a thread of the first, and so on. The lengths of both lists say where
+    # the next token is:
+    #     len(paths) == len(open_blocks) + 1    in a text (the main text, or a thread of the innermost block)
+    #     len(paths) == len(open_blocks)        in the innermost block, outside of its threads
     open_blocks: list[_Block] = []
     parallel_tokens = 0
     threads_of_blocks: list[int] = []
@@ -202,8 +205,8 @@ NO_TOKEN = -1
 def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False) -> ThreadCounts:
     """Returns the token counts of an answer.
 
-    A block within a thread is counted as a block if the rollout has forked as deep as that. Tags of deeper
-    blocks are text.
+    Blocks are counted down to the depth at which the rollout forked. If it forked within threads only once
+    (depth 2), a block within a thread is a block, and the tags of a block within that one's threads are text.
 
     As in ThreadWeaver, the text between tags is a thread even if the model wrote the tags itself and nothing
     was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.

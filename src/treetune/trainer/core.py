@@ -232,18 +232,37 @@ class PolicyTrainer:
     def _recorder_for(
         self, sequences: Sequences, tensors: IterationTensors, *, is_only_step: bool
     ) -> tuple[StepRecorder | None, Nucleus | None]:
-        """Returns the recorder of a step's scores, None if they aren't needed later. Also returns the nucleus
-        (top-p or top-k) whose mass is recorded with them, None if it isn't recorded.
+        """Returns the recorder of the scores of a step's forward passes, None if they aren't recorded. Also
+        returns the nucleus (top-p or top-k) whose mass is recorded with them, None if it isn't.
+
+        ====================  ==================  =================  =========================================
+        steps of iteration    old log-probs       recorded           for
+        ====================  ==================  =================  =========================================
+        one                   not yet known       scores and mass,   the old log-probs: metrics of the gap to
+                                                  if answers were    the engine, ``train/kl``, token signals
+                                                  sampled
+        one                   known: a penalty    nothing
+                              needed them
+        several               known               scores, if there   the token signal ``log_ratios``: how far
+                                                  are token signals  each token has moved when last trained
+        several               unknown: nothing    nothing
+                              needs them
+        ====================  ==================  =================  =========================================
+
+        A copy of `tensors` that has old log-probs for token signals alone (`_tensors_of_signals`) changes
+        nothing here.
 
         Args:
             is_only_step: True if the iteration has no other step; see `take_step`.
         """
-        if is_only_step and tensors.old_logprobs_N is None and tensors.behaviour_logprobs_N is not None:
-            # The scores will be compared with the engine's log-probs. If top-p or top-k cut the engine's
-            # distribution, the mass that they left is recorded too.
-            return StepRecorder(sequences.n_tokens, with_mass=self.nucleus is not None), self.nucleus
-        if not is_only_step and tensors.old_logprobs_N is not None and self.settings.token_signals != "none":
-            # For a token signal: the log-prob of each token when it was last trained, minus the old log-prob.
+        knows_old_logprobs = tensors.old_logprobs_N is not None
+        if is_only_step:
+            was_sampled = tensors.behaviour_logprobs_N is not None
+            if was_sampled and not knows_old_logprobs:
+                # The engine's log-probs are of a distribution that top-p and top-k cut. The mass that they
+                # left makes both comparable (`IterationTensors.gap_N`).
+                return StepRecorder(sequences.n_tokens, with_mass=self.nucleus is not None), self.nucleus
+        elif knows_old_logprobs and self.settings.token_signals != "none":
             return StepRecorder(sequences.n_tokens, with_mass=False), None
         return None, None
 
@@ -299,7 +318,7 @@ class PolicyTrainer:
             return {}
         # The new policy is the start model, which serves as the reference here.
         tensors.ref_logprobs_N = self.scorer.logprobs(self.policy, sequences)
-        return tensors.gap_metrics()
+        return tensors.gap_metrics() | tensors.reference_metrics()
 
     def offload(self) -> None:
         """Moves everything that only training needs off the accelerator: optimiser, master weights,
@@ -424,6 +443,21 @@ class StepDone(NamedTuple):
 class IterationTraining:
     """The training of one iteration: takes `steps` until its caller stops asking for them, then `finish`.
 
+    The old log-probs, those of the policy before the first step, come from one of three passes:
+
+    =============================  ===============================  =========================================
+    case                           pass                             used by
+    =============================  ===============================  =========================================
+    several steps that need them,  before the first step, in        training, metrics and token signals
+    or a KL penalty in rewards or  `prepare`
+    advantages
+    only step, of sampled answers  the forward pass of the step     metrics, and token signals if there is no
+                                   itself, in `take_step`           pass for signals alone; training needs
+                                                                    none, since its ratio is 1
+    signals alone: not the first   before the first step, in        token signals, from the copy
+    case, `token_signals` 'all'    `steps`                          `_tensors_of_signals`
+    =============================  ===============================  =========================================
+
     Example: training that ends after the first epoch::
 
         training = trainer.begin(iteration, episodes)
@@ -463,7 +497,8 @@ class IterationTraining:
         )
         self._sequences, self._tensors = sequences, tensors
         self._tensors_of_signals = tensors
-        """The tensors that token signals are made from."""
+        """The tensors that token signals are made from: `_tensors` itself, or in the third case of the class
+        a copy of it with old log-probs."""
         if tensors.old_logprobs_N is None and settings.token_signals == "all":
             # The scores are put into a copy. Training must not use them: its own forward pass gives it the
             # old log-probs, and the bits of the update must not depend on `token_signals`.
@@ -500,9 +535,6 @@ class IterationTraining:
         Metrics are means over the steps, but for counts (steps, tokens), which are sums.
         """
         settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
-        # This is `tensors` itself, unless `steps` has made a copy, with old log-probs for the signals alone.
-        # In `tensors`, they were set before the first step or by the iteration's only step, or nothing needed
-        # them.
         tensors_of_signals = self._tensors_of_signals
         has_signals = settings.token_signals != "none" and tensors_of_signals.old_logprobs_N is not None
         if on_signals is not None and has_signals:
@@ -512,7 +544,7 @@ class IterationTraining:
         for name, value in self._sums.items():
             metrics[name] = value / steps_taken
         if tensors.old_logprobs_N is not None:
-            metrics |= tensors.gap_metrics()
+            metrics |= tensors.gap_metrics() | tensors.reference_metrics()
         metrics["train/steps"] = float(steps_taken)
         metrics["train/tokens"] = float(sequences.n_tokens)
         metrics[COMPUTED] = self._sums[COMPUTED]  # a count: the sum replaces the mean

@@ -93,24 +93,41 @@ class IterationTensors:
         return gap_N if self.log_mass_N is None else gap_N - self.log_mass_N
 
     def gap_metrics(self) -> Metrics:
-        """Returns the distance of the trainer from the engine (`gap_N`), and from the reference.
+        """Returns the distance of the trainer's log-probs from the engine's: the mean and the maximum of
+        |`gap_N`| over the tokens whose old log-probs are known. Empty without the engine's.
 
         ``engine/nucleus_log_mass`` is the mean log of the mass that top-p and top-k leave.
         """
-        assert self.old_logprobs_N is not None
-        metrics: Metrics = {}
-        is_known = slice(None) if self.old_logprobs_mask_N is None else self.old_logprobs_mask_N
         gap_N = self.gap_N()
-        if gap_N is not None:
-            if self.log_mass_N is not None:
-                metrics["engine/nucleus_log_mass"] = float(self.log_mass_N[is_known].mean())
-            gap_N = gap_N[is_known].abs()
-            metrics["engine/logprob_gap_mean"] = float(gap_N.mean())
-            metrics["engine/logprob_gap_max"] = float(gap_N.max())
-        if self.ref_logprobs_N is not None:
-            kl_N = kl_estimate(self.old_logprobs_N, self.ref_logprobs_N, "k3")
-            metrics["train/kl"] = float(kl_N[is_known].mean())
+        if gap_N is None:
+            return {}
+        metrics: Metrics = {}
+        if self.log_mass_N is not None:
+            metrics["engine/nucleus_log_mass"] = float(self.log_mass_N[self._is_known].mean())
+        known_gap_N = gap_N[self._is_known].abs()
+        metrics["engine/logprob_gap_mean"] = float(known_gap_N.mean())
+        metrics["engine/logprob_gap_max"] = float(known_gap_N.max())
         return metrics
+
+    def reference_metrics(self) -> Metrics:
+        """Returns ``train/kl``, the KL divergence of the policy from the reference model, in nats a token.
+        Empty without a reference.
+
+        It is the mean of Schulman's estimator k3 over the sampled tokens whose old log-probs are known:
+        ``r - 1 - log r`` with ``r = p_reference / p_old``. p_old is the policy before the iteration's first
+        update, so a jump of the KL is the work of the iteration before. No loss uses this number;
+        ``train/kl_loss`` is the KL penalty in the loss.
+        """
+        assert self.old_logprobs_N is not None
+        if self.ref_logprobs_N is None:
+            return {}
+        kl_N = kl_estimate(self.old_logprobs_N, self.ref_logprobs_N, "k3")
+        return {"train/kl": float(kl_N[self._is_known].mean())}
+
+    @property
+    def _is_known(self) -> Tensor | slice:
+        """The index of the tokens whose old log-probs are known."""
+        return slice(None) if self.old_logprobs_mask_N is None else self.old_logprobs_mask_N
 
     def signals(self, episodes: Iterable[Episode], sequences: Sequences) -> list[TokenSignals]:
         """Returns the policy's scores of each episode's trained tokens; NaN where they are unknown."""

@@ -97,13 +97,16 @@ def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
 
 
 def _sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
-    """Returns several copies of the rows as sequences, of which all tokens but the first are trained. All of
-    them have the same problem, so that they become one tree in that layout."""
-    sequences = Sequences([], [0], [0], [], [], [], [], [])
+    """Returns several copies of the rows as sequences, of which all tokens but the first are trained.
+
+    All sequences belong to one problem: the layout 'tree' merges the rows of a problem, so that the probe
+    covers this too.
+    """
+    sequences = Sequences.empty()
     for number in range(copies * len(rows)):
         row_T = rows[number % len(rows)]
         predicting = torch.arange(len(row_T) - 1)
-        # With a hash of its own, since equal rows are computed only once.
+        # The number makes the hash of each copy different, since rows with equal hashes are computed once.
         content_hash = content_hash_of(row_T.numpy(), predicting.numpy()) + number.to_bytes(4, "little")
         start = sequences.starts[-1]
         row = Row(len(row_T), len(predicting), start, number, content_hash, row_T, predicting)

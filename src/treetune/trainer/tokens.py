@@ -82,10 +82,24 @@ class Sequences:
     """The problem's domain of each sequence; empty if it has none."""
 
     @staticmethod
+    def empty() -> Sequences:
+        """Makes a value without sequences, to append to."""
+        return Sequences(
+            rows=[],
+            first_rows=[0],  # both begin with a 0, the beginning of the first sequence
+            starts=[0],
+            rewards=[],
+            early_rewards=[],
+            scores=[],
+            groups=[],
+            domains=[],
+        )
+
+    @staticmethod
     def of(episodes: Iterable[Episode], rows_with_tokens: Container[int] | None = None) -> Sequences:
         """Makes the sequences of episodes. Only the rows in `rows_with_tokens` hold their tokens; None: all
         rows."""
-        result = Sequences([], [0], [0], [], [], [], [], [])
+        result = Sequences.empty()
         for number, episode in enumerate(episodes):
             start = result.starts[-1]
             for token_ids, predicting in _rows(episode):

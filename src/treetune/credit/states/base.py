@@ -100,9 +100,11 @@ class Estimate:
 
 
 class Budget:
-    """Decides how many continuations a state gets.
+    """Decides how many continuations a state gets, from the rewards so far; the same rule for all states.
 
-    A budget is asked in rounds: how many to sample first, and after each round how many more.
+    A budget is asked in rounds: how many to sample first, and after each round how many more. It doesn't know
+    which state it is asked for. An estimator that gives states different numbers calls `Valuation.sample`
+    with several budgets.
 
     Make it a frozen dataclass. Continuations that were sampled early are found by comparing budgets: if equal
     settings don't compare equal, they are sampled twice.

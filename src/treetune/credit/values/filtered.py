@@ -1,4 +1,4 @@
-"""Values smoothed from one side each: what a step brought about from behind it, its baseline from before it.
+"""Values smoothed from one side: the value after a step from later states, its baseline from earlier ones.
 
 `smoothed` uses both sides for both numbers, and is biased. Here each number only uses the side that it may:
 
@@ -31,18 +31,18 @@ GAINS = tuple(tenth / 10 for tenth in range(10))
 class Filtered(OverAnother):
     """Smooths another estimator's values in two halves, each from the side that it may depend on.
 
-    The value after a step is smoothed from behind: q_i = (1 − g)·V̂_i + g·q_{i+1}, with the reward after the
-    last. Values along an answer are a martingale, so each later one has the mean V(s_i). The baseline is
-    smoothed from before: f_i = (1 − h)·V̂_i + h·f_{i−1} does not depend on the action in s_i, and for any
-    such f ∇log π(a|s)·f has the mean 0. A step's advantage is q_{i+1} − f_i: as unbiased as the other
-    estimator, where `smoothed` uses both sides for both values.
+    The value after a step is smoothed from the states after it: q_i = (1 − g)·V̂_i + g·q_{i+1}, with the
+    reward after the last. Values along an answer are a martingale, so each later one has the mean V(s_i). The
+    baseline is smoothed from the states before it: f_i = (1 − h)·V̂_i + h·f_{i−1} does not depend on the
+    action in s_i, and for any such f ∇log π(a|s)·f has the mean 0. A step's advantage is q_{i+1} − f_i: as
+    unbiased as the other estimator, where `smoothed` uses both sides for both values.
 
-    g (`behind`) and h (`before`), where they aren't set, are those of `GAINS` that predict V̂ one state
-    before and one state after best. The noise of that V̂ is independent, so these gains have the least
-    variance. They are learnt from the iteration's other problems, which share no sample with this one; with
-    one problem alone both are 0. ``credit/filter_behind`` and ``credit/filter_before`` are those of all
-    problems together. If one is learnt over an estimator that itself learns from other problems, it is
-    **biased** by as much as one problem weighs among them."""
+    Where g (`behind`) isn't set, it is the one of `GAINS` with which q best predicts V̂ of the state before;
+    where h (`before`) isn't set, it is the one with which f best predicts V̂ of the state after. The noise of
+    that V̂ is independent, so these gains have the least variance. They are learnt from the iteration's other
+    problems, which share no sample with this one; with one problem alone both are 0. ``credit/filter_behind``
+    and ``credit/filter_before`` are those of all problems together. If one is learnt over an estimator that
+    itself learns from other problems, it is **biased** by as much as one problem weighs among them."""
 
     behind: Annotated[float, Ge(0), Lt(1)] | None = None
     """The gain g; None: it is learnt."""
@@ -76,59 +76,79 @@ class Filtered(OverAnother):
         errors_by_rank = valuation.context.ranks.exchange("value-misses", errors_by_tree)
         all_errors = [errors for errors_of_rank in errors_by_rank for errors in errors_of_rank]
         sums = Sums(all_errors, columns)
-        behind, before = self._gains(sums.as_floats())
-        valuation.metrics |= {"credit/filter_behind": behind, "credit/filter_before": before}
-        # The gains for each tree's answers are learnt from all other trees.
-        gains_by_tree = [self._gains(sums.without(errors_of_tree)) for errors_of_tree in errors_by_tree]
+        # The metrics are the gains of all trees together. Nothing is smoothed with them.
+        g_of_all, h_of_all = self._choose_gains(sums.as_floats())
+        valuation.metrics |= {"credit/filter_behind": g_of_all, "credit/filter_before": h_of_all}
+        # The gains for a tree's answers are learnt from all other trees: gains that depend on an answer's own
+        # reward would make its values biased.
+        gains_by_tree = []
+        for tree_errors in errors_by_tree:
+            gains_by_tree.append(self._choose_gains(sums.without(tree_errors)))
         filtered = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
-            behind, before = gains_by_tree[answer.states[0].tree]
-            filtered.append(filter_values(step_values, answer.reward, behind, before))
+            g, h = gains_by_tree[answer.states[0].tree]
+            filtered.append(filter_values(step_values, answer.reward, behind=g, before=h))
         return filtered
 
-    def _gains(self, errors: Sequence[float]) -> tuple[float, float]:
-        """Returns g and h: those that are set, or those with the smallest errors, and of equals the
-        smallest."""
-        errors_behind, errors_before = errors[: len(GAINS)], errors[len(GAINS) :]
-        best_behind = GAINS[min(range(len(GAINS)), key=errors_behind.__getitem__)]
-        best_before = GAINS[min(range(len(GAINS)), key=errors_before.__getitem__)]
-        return (
-            best_behind if self.behind is None else self.behind,
-            best_before if self.before is None else self.before,
-        )
+    def _choose_gains(self, errors: Sequence[float]) -> tuple[float, float]:
+        """Returns the gains g (`behind`) and h (`before`).
+
+        A gain that is set is returned as it is. A gain that is learnt is the one of `GAINS` with the smallest
+        error; if several have it, the smallest of them, which smooths least.
+
+        Args:
+            errors: The errors of each of `GAINS` as g, and then of each as h (`_prediction_errors`).
+        """
+        g, h = self.behind, self.before
+        if g is None:
+            g = _best_gain(errors[: len(GAINS)])
+        if h is None:
+            h = _best_gain(errors[len(GAINS) :])
+        return g, h
+
+
+def _best_gain(errors: Sequence[float]) -> float:
+    """Returns the gain with the smallest error; among equals the smallest gain, since `min` takes the first
+    and `GAINS` rises."""
+    best = min(range(len(GAINS)), key=errors.__getitem__)
+    return GAINS[best]
 
 
 def _prediction_errors(step_values: StepValues, reward: float) -> list[float]:
-    """Returns sums of squared errors of one answer: for each of `GAINS` as g, of q_{i+1} as a prediction of
-    the value before it, and then for each as h, of f_i as a prediction of the value after it."""
+    """Returns one answer's sums of squared errors, one for each of `GAINS` as g and then one for each as h.
+
+    With the gain g, q_{i+1} predicts V̂_i, the estimate one state earlier. With the gain h, f_i predicts
+    V̂_{i+1}, the estimate one state later. In both cases V̂ is not among the estimates that predict it.
+    """
     observations = _observations(step_values, reward)
     baselines = [value.baseline_or_value for value in step_values if value is not None]
-    errors_behind, errors_before = [], []
+    errors_of_g, errors_of_h = [], []
     for gain in GAINS:
-        smoothed = _smooth_from_behind(observations, gain)
-        # The reward itself predicts nothing.
-        pairs = zip(smoothed[1:-1], observations)
-        errors_behind.append(math.fsum((after - observed) ** 2 for after, observed in pairs))
-        pairs = zip(_smooth_from_before(baselines, gain), observations[1:])
-        errors_before.append(math.fsum((before - observed) ** 2 for before, observed in pairs))
-    return errors_behind + errors_before
+        smoothed_values = _smooth_from_later(observations, gain)
+        # The last value is the reward itself, whatever the gain, so its error would tell nothing about gains.
+        later_and_earlier = zip(smoothed_values[1:-1], observations)
+        errors_of_g.append(math.fsum((later - earlier) ** 2 for later, earlier in later_and_earlier))
+        smoothed_baselines = _smooth_from_earlier(baselines, gain)
+        earlier_and_later = zip(smoothed_baselines, observations[1:])
+        errors_of_h.append(math.fsum((earlier - later) ** 2 for earlier, later in earlier_and_later))
+    return errors_of_g + errors_of_h
 
 
 def _observations(step_values: StepValues, reward: float) -> list[float]:
-    """Returns the values that there are, and the reward after the last."""
+    """Returns V̂ of each state that has a value, and after the last the reward."""
     return [*(value.value for value in step_values if value is not None), reward]
 
 
-def _smooth_from_behind(observations: Sequence[float], gain: float) -> list[float]:
-    """Returns q_i = (1 − g)·V̂_i + g·q_{i+1} for each observation V̂_i; the last is its own."""
+def _smooth_from_later(observations: Sequence[float], gain: float) -> list[float]:
+    """Returns q_i = (1 − g)·V̂_i + g·q_{i+1} for each observation V̂_i. The last one stays as it is."""
     estimates = [observations[-1]]  # from the last to the first
     for observed in reversed(observations[:-1]):
         estimates.append((1 - gain) * observed + gain * estimates[-1])
     return estimates[::-1]
 
 
-def _smooth_from_before(observations: Sequence[float], gain: float) -> list[float]:
-    """Returns f_i = (1 − h)·V̂_i + h·f_{i−1} for each observation V̂_i; the first is its own."""
+def _smooth_from_earlier(observations: Sequence[float], gain: float) -> list[float]:
+    """Returns f_i = (1 − h)·V̂_i + h·f_{i−1} for each observation V̂_i. The first one stays as it is."""
     estimates: list[float] = []
     for observed in observations:
         if estimates:
@@ -139,10 +159,11 @@ def _smooth_from_before(observations: Sequence[float], gain: float) -> list[floa
 
 
 def filter_values(step_values: StepValues, reward: float, behind: float, before: float) -> StepValues:
-    """Returns the values of an answer, smoothed with these gains."""
+    """Returns an answer's values with V̂ smoothed from the later states by the gain g (`behind`), and with
+    baselines smoothed from the earlier states by the gain h (`before`)."""
     baselines = [value.baseline_or_value for value in step_values if value is not None]
-    smoothed_values = iter(_smooth_from_behind(_observations(step_values, reward), behind))
-    smoothed_baselines = iter(_smooth_from_before(baselines, before))
+    smoothed_values = iter(_smooth_from_later(_observations(step_values, reward), behind))
+    smoothed_baselines = iter(_smooth_from_earlier(baselines, before))
     filtered: StepValues = []
     for value in step_values:
         if value is not None:

@@ -431,15 +431,16 @@ class _Question(Asker):
 class _Availability:
     """Keeps track of whether the judge answers.
 
-    After `give_up_after` failures in a row the judge counts as down. Then questions fail at once, except one
-    in `PROBE_S` that tests whether the judge is back. While failures continue, a line is logged at most every
-    `LOGGED_EVERY_S`, and another line when they are over.
+    After `give_up_after` questions in a row without an answer the judge counts as down. Then questions fail
+    at once, except one in `PROBE_S` that tests whether the judge is back. While failures continue, a line is
+    logged at most every `LOGGED_EVERY_S`, and another line when they are over.
     """
 
     def __init__(self, give_up_after: int) -> None:
         self._give_up_after = give_up_after
         self._lock = threading.Lock()
-        self._failures_in_a_row = 0
+        self._questions_given_up = 0
+        """Questions in a row, up to the last one, that were given up after all their attempts."""
         self._unanswered_places: set[Place] = set()
         self._last_probe_at = 0.0
         self._last_failure = ""
@@ -449,15 +450,16 @@ class _Availability:
         self._last_logged_at = -LOGGED_EVERY_S
         self._failing_since: float | None = None
         """The time of the first logged failure since the last answer; None if none was logged."""
-        self._failed_attempts = 0
-        """Failed attempts since the last answer. A question may have several."""
+        self._attempts_failed = 0
+        """Single requests that failed since the last answer. The client sends a question several times before
+        it gives the question up."""
 
     def check(self) -> None:
         """Raises Unavailable if the judge is down, unless this question is the next test."""
         with self._lock:
             if self._refusal is not None:
                 raise Unavailable(self._refusal)
-            if self._failures_in_a_row < self._give_up_after:
+            if self._questions_given_up < self._give_up_after:
                 return
             now = time.monotonic()
             if now - self._last_probe_at < PROBE_S:
@@ -468,7 +470,7 @@ class _Availability:
         """Notes that a request failed, after which the client may send it again."""
         with self._lock:
             now = time.monotonic()
-            self._failed_attempts += 1
+            self._attempts_failed += 1
             if now - self._last_logged_at < LOGGED_EVERY_S:
                 return
             self._last_logged_at = now
@@ -484,10 +486,10 @@ class _Availability:
             down; otherwise none.
         """
         with self._lock:
-            self._failures_in_a_row += 1
+            self._questions_given_up += 1
             self._unanswered_places.update(places)
             self._last_failure = why
-            if self._failures_in_a_row != self._give_up_after:
+            if self._questions_given_up != self._give_up_after:
                 return frozenset()
             self._last_probe_at = time.monotonic()
             return frozenset(self._unanswered_places)
@@ -501,13 +503,13 @@ class _Availability:
     def note_answer(self) -> None:
         """Notes an answer, which ends the failures."""
         with self._lock:
-            self._failures_in_a_row = 0
+            self._questions_given_up = 0
             self._unanswered_places.clear()
-            failing_since, failed_attempts = self._failing_since, self._failed_attempts
-            self._failing_since, self._failed_attempts = None, 0
+            failing_since, attempts_failed = self._failing_since, self._attempts_failed
+            self._failing_since, self._attempts_failed = None, 0
         if failing_since is not None:
             seconds = time.monotonic() - failing_since
-            log.info("the judge answers, after %d failures in %.0f s", failed_attempts, seconds)
+            log.info("the judge answers, after %d failures in %.0f s", attempts_failed, seconds)
 
 
 class _JudgeThread:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from treetune.tasks.graders.extraction import boxes, braces
 
-_SAME = {
+_ASCII_SIGNS = {
     "−": "-", "–": "-", "—": "-", "﹣": "-", "－": "-", "＋": "+", "．": ".", "，": ",", "％": "%", "／": "/",
     "⁄": "/", "＝": "=", "＄": "$", "（": "(", "）": ")", "［": "[", "］": "]", "×": r"\times ",
     "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
@@ -53,7 +53,7 @@ def _rewriting(needs: str, pattern: str, replacement: str | Callable[[re.Match[s
 
 
 # Formatting around a group: \textcolor{red}{5}, \fcolorbox{red}{blue}{5}, \underline{5}, \mathbf{5}
-_DRESS_OF_A_GROUP = re.compile(
+_FORMATTING_OF_A_GROUP = re.compile(
     r"""\\(?:
           (?:textcolor|colorbox) \s* \{[^{}]{0,40}\}
         | fcolorbox \s* \{[^{}]{0,40}\} \s* \{[^{}]{0,40}\}
@@ -64,10 +64,10 @@ _DRESS_OF_A_GROUP = re.compile(
     re.VERBOSE,
 )
 # Formatting without any meaning. Some of the other commands (\text, \mathbf) turn letters into words.
-_EMPTY_DRESS = re.compile(
+_MEANINGLESS_FORMATTING = re.compile(
     r"\\(?:textcolor|colorbox|fcolorbox|color|u?underline|uline|ensuremath|emph|fbox|boxed|pmb|hl)"
 )
-_DEEPEST_DRESS = 12
+_MOST_FORMATTED_GROUPS = 12
 
 _TEXT_COMMAND = r"\\(?:mathrm|mathit|mathbf|mathsf|text|textrm|textit|operatorname\*?|rm) ?"
 
@@ -149,7 +149,7 @@ _FONTS_AND_NOTATION = [
         r"|sinh|cosh|tanh|pi|gcd|lcm|det) ?\}",
         r"\\\1 ",
     ),
-    # 4\mathrm{i}: an upright e or i beside something is the constant; alone it may be a label.
+    # 4\mathrm{i}: an upright e or i next to something is the constant; alone it may be a label.
     _rewriting(
         "\\",
         _TEXT_COMMAND + r"\{ ?([ei]) ?\}(?=.)|(?<=.)" + _TEXT_COMMAND + r"\{ ?([ei]) ?\}",
@@ -217,34 +217,44 @@ _FONTS_AND_NOTATION = [
 
 # \[ 5 \], but not the row's end with its distance, \\[2pt], nor an interval's bracket before a digit
 _DISPLAY_BRACKETS = re.compile(r"\\\[(?!\d)|(?<!\\)\\\]")
-_ROWS_END_AT_THE_END = re.compile(r"\\\\(?=\s*\Z)")
-# The rest of a backslash and a space, whose space was removed.
-_HALF_A_BLANK = re.compile(r"(?<!\\)\\\Z")
+_ROW_END_AT_THE_END = re.compile(r"\\\\(?=\s*\Z)")
+# A backslash at the end of the text. It was the command "\ " for a space, and the removal of white space at
+# the end has left its backslash.
+_BACKSLASH_AT_THE_END = re.compile(r"(?<!\\)\\\Z")
 
 
 def undressed(text: str) -> str:
     """Returns the normalised text, with ASCII signs, simple commands, single spaces, and without dollars and
-    full stop."""
+    full stop.
+
+    The order matters: each rewriting reads the notation that the earlier ones leave.
+    """
+    # First the signs: every later pattern is written for ASCII.
     if not text.isascii():
         text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
         text = _SUBSCRIPT.sub(lambda match: "_{" + match[0].translate(_SUBSCRIPTS) + "}", text)
         text = "".join(map(_character, text))
+    # Colours and fonts around groups next, since they would separate what the patterns below look for.
     if "\\" in text:
-        text = _undress_groups(text)
+        text = _remove_formatting_of_groups(text)
         text = _content_of_a_box(text)
+    # Then sizes and spaces, which may be between any two signs. After that commands get their simple names,
+    # since the patterns for fonts and notation know only those (``\frac`` and not ``\dfrac``).
     for rewriting in _SIZES_SPACES_AND_RELATIONS:
         text = rewriting.apply(text)
     if "\\" in text:
         text = _COMMAND.sub(lambda command: _PLAIN_COMMANDS.get(command[1], command[0]), text)
     for rewriting in _FONTS_AND_NOTATION:
         text = rewriting.apply(text)
+    # An escaped dollar is a currency, and any other one only begins or ends a formula.
     text = text.replace("\\$", "USD ").replace("$", " ").replace("\\%", "%")
     if "\\" in text:
         text = text.replace("\\(", " ").replace("\\)", " ")
         text = _DISPLAY_BRACKETS.sub(" ", text)
-        text = _ROWS_END_AT_THE_END.sub(" ", text)
+        text = _ROW_END_AT_THE_END.sub(" ", text)
+    # White space and punctuation last, since every step above may leave spaces at the ends.
     text = " ".join(text.split()).strip(' *`"').rstrip(" .,;:")
-    return _HALF_A_BLANK.sub("", text).strip()
+    return _BACKSLASH_AT_THE_END.sub("", text).strip()
 
 
 def _content_of_a_box(text: str) -> str:
@@ -259,31 +269,33 @@ def _content_of_a_box(text: str) -> str:
         text = content.strip()
 
 
-def _undress_groups(text: str) -> str:
+def _remove_formatting_of_groups(text: str) -> str:
     r"""Removes colours, underlines and a font around a formula. A font around letters remains."""
     position = 0
-    for _ in range(_DEEPEST_DRESS):
-        dress = _DRESS_OF_A_GROUP.search(text, position)
-        if dress is None:
+    # A bound on the work for one answer, which may be hostile.
+    for _ in range(_MOST_FORMATTED_GROUPS):
+        opening = _FORMATTING_OF_A_GROUP.search(text, position)
+        if opening is None:
             break
-        closing = braces(text).get(dress.end() - 1)
+        closing = braces(text).get(opening.end() - 1)
         if closing is None:
-            position = dress.end()
+            position = opening.end()
             continue
-        content = text[dress.end() : closing]
+        content = text[opening.end() : closing]
+        # Letters may be a word, whose font says that it is text: \text{cm} stays, and \mathbf{5} becomes 5.
         has_no_words = not re.search(r"[A-Za-z]", content) or content.lstrip().startswith("\\")
         is_formula = has_no_words and re.search(r"[\d\\]", content) is not None
-        if is_formula or _EMPTY_DRESS.match(dress[0]):
-            text = f"{text[: dress.start()]} {content} {text[closing + 1 :]}"
-            position = dress.start()
+        if is_formula or _MEANINGLESS_FORMATTING.match(opening[0]):
+            text = f"{text[: opening.start()]} {content} {text[closing + 1 :]}"
+            position = opening.start()
         else:
-            position = dress.end()
+            position = opening.end()
     return text
 
 
 def _character(character: str) -> str:
-    if character in _SAME:
-        return _SAME[character]
+    if character in _ASCII_SIGNS:
+        return _ASCII_SIGNS[character]
     digit = unicodedata.decimal(character, None)
     if digit is not None:
         return str(digit)

@@ -92,7 +92,13 @@ class AdvantageDistribution(OfIterations):
 
     @staticmethod
     def _values(session: Session, point: int, episodes: Sequence[Episode]) -> list[tuple[float, ...] | None]:
-        """Returns the values of the states before each episode's steps; None for an episode without any."""
+        """Returns the values of the states before each episode's steps; None for an episode without any.
+
+        Args:
+            point: The number of the iteration that sampled the episodes, from 0. Its weights are those of the
+                checkpoint with this number.
+        """
+        # Checkpoint 0 isn't written. The critic at the start is made anew from the start model and the seed.
         has_critic = point == 0 or (session.directory.checkpoint(point) / "critic").is_dir()
         if not _leaves_values_to_trainer(session.config) or not has_critic:
             return [episode.step_values for episode in episodes]

@@ -33,8 +33,8 @@ JOURNALS = "journal"
 SEAL, SEAL_BYTES = b"checksum", 128
 """The word at the beginning of a file's checksum, and the most bytes from there to the end of the file."""
 
-PARTS = {"policy": "weights", "critic": "weights of the critic", "trainer": "trainer's state"}
-"""The folders of a checkpoint, with a description of their content."""
+PHASE_BY_FOLDER = {"policy": "weights", "critic": "weights of the critic", "trainer": "trainer's state"}
+"""The folders of a checkpoint, each with the phase that a difference in it is reported as."""
 
 Difference = tuple[str, str, str] | None
 """The position of the first difference of two files, and what the first and the second file have there.
@@ -107,17 +107,20 @@ def _comparisons(
 ) -> Iterator[tuple[str, Path, Callable[[Path, Path], Difference]]]:
     """Yields the files and folders of an iteration to compare, in the order in which a run writes them.
 
-    Each is the phase that wrote it, its path, and the function that compares two such files or folders."""
-    folder, finished = run.iteration(number), number + 1
+    Each comes with the phase that wrote it, and the function that compares two such files or folders.
+    """
+    folder = run.iteration(number)
+    finished = number + 1  # checkpoints and evaluations are counted by finished iterations
     yield "sampling", folder / "trajectories.arrow", _compare_tables
     yield "sampling", folder / JOURNALS, partial(_compare_journals, phase="rollout")
     yield "credit", folder / "episodes.arrow", _compare_tables
     yield "credit", folder / JOURNALS, partial(_compare_journals, phase="credit")
     yield "training (metrics)", folder / "metrics.json", _compare_numbers
-    for part, content in PARTS.items():
-        for path in _files(run.checkpoint(finished) / part):
-            yield content, path, _compare_tensors if path.suffix == ".safetensors" else _compare_bytes
-        yield content, run.checkpoint(finished) / part, _compare_checksums_of_folders
+    for name, phase in PHASE_BY_FOLDER.items():
+        folder_of_checkpoint = run.checkpoint(finished) / name
+        for path in _files(folder_of_checkpoint):
+            yield phase, path, _compare_tensors if path.suffix == ".safetensors" else _compare_bytes
+        yield phase, folder_of_checkpoint, _compare_checksums_of_folders
     for path in _files(run.path / "evaluations" / f"{finished:04d}"):
         if path.name == "summary.json":
             yield "evaluation", path, _compare_numbers
@@ -166,7 +169,7 @@ def _compare_tensors(first: Path, second: Path) -> Difference:
 
 def _compare_tables(first: Path, second: Path) -> Difference:
     """Compares two Arrow files row by row, without columns that depend on time."""
-    first_table, second_table = _table(first), _table(second)
+    first_table, second_table = _read_table(first), _read_table(second)
     if first_table.num_rows != second_table.num_rows:
         return "its number of rows", str(first_table.num_rows), str(second_table.num_rows)
     # For each column the first row that differs, and the difference.
@@ -196,7 +199,7 @@ def _compare_tables(first: Path, second: Path) -> Difference:
     return f"{label}, {name}{path_in_cell}", repr(value), repr(second_value)
 
 
-def _table(path: Path) -> pa.Table:
+def _read_table(path: Path) -> pa.Table:
     import pyarrow as pa
 
     try:
@@ -313,7 +316,7 @@ def _compare_journals(first: Path, second: Path, phase: str) -> Difference:
     """Compares the requests of a phase in two folders of journals, in any order and of any rank.
 
     None also where one of both has no journal of the phase."""
-    in_first, in_second = (_requests(folder, phase) for folder in (first, second))
+    in_first, in_second = (_read_requests(folder, phase) for folder in (first, second))
     if not in_first or not in_second:
         return None
     for key in dict.fromkeys([*in_first, *in_second]):
@@ -328,7 +331,7 @@ def _compare_journals(first: Path, second: Path, phase: str) -> Difference:
     return None
 
 
-def _requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
+def _read_requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
     """Returns the samples of each request, without numbers that depend on time. Lines that can't be read are
     left out, as a resumed run leaves them out."""
     samples_by_request = {}

@@ -1,11 +1,16 @@
 """Toy languages whose policies are tables, so that values, advantages and gradients are known exactly.
 
-An answer is a Markov chain: each token moves it from one status to another, and the last status decides
-whether it is correct. Example: in the language "first of 8", the first token moves from status 0 to 1 with
-probability 0.25 and to 2 otherwise; the seven other tokens keep the status, and answers that end in 1 are
-correct. A status can be written in several wordings, which have no meaning:
+An answer is a Markov chain. Its state is called a status: a number, 0 at the beginning, that each token may
+change. The last status decides whether the answer is correct. Example: in the language "first of 8", the
+first token moves from status 0 to 1 with probability 0.25 and to 2 otherwise; the seven other tokens keep the
+status, and answers that end in 1 are correct.
+
+A token writes the status that it moves to. It does so in one of several wordings, which have no meaning, as
+the same step of a proof can be written in different words:
 
     token id  =  1 + status · W + wording        (W wordings at most; 0 is the end token)
+
+Example: with W = 3, status 2 is written by the tokens 7, 8 and 9.
 
 The arena samples answers from these languages, assigns credit to them, and compares the resulting gradients
 with the exact one.
@@ -90,6 +95,7 @@ class Language:
 
     @cached_property
     def most_wordings(self) -> int:
+        """W, the largest number of wordings of any token."""
         return int(self.wordings_TS.max())
 
     def statuses(self, token_ids: Sequence[int] | NDArray[np.integer]) -> NDArray[np.intp]:
@@ -98,7 +104,10 @@ class Language:
         The answer may be unfinished; an end token is ignored."""
         ids = np.asarray(token_ids)[: self.length]
         ids = ids[ids != EOS]
-        return np.concatenate([[0], (ids - 1) // self.most_wordings]).astype(np.intp)
+        # The inverse of token id = 1 + status · W + wording: the quotient is the status that a token writes,
+        # and the remainder its wording.
+        statuses_after_tokens = (ids - 1) // self.most_wordings
+        return np.concatenate([[0], statuses_after_tokens]).astype(np.intp)
 
     def log_probabilities(self, status_NT: NDArray[np.intp]) -> NDArray[np.float64]:
         """Returns the log-probability of each token of some answers, without the end token.
@@ -125,6 +134,8 @@ class Language:
             active = np.flatnonzero(start_N <= position)
             before = status_N[active]
             chances_AO = self.chances_TSO[position][before]
+            # Each position has two random numbers of its own: the even one draws the option, the odd one the
+            # wording.
             option = _draw_options(chances_AO, _uniform(seed_N[active], 2 * position))
             after = self.after_TSO[position][before, option]
             wordings = self.wordings_TS[position][before]
@@ -219,16 +230,18 @@ class Language:
             before, after = status_NT[:, position], status_NT[:, position + 1]
             weight_N1 = weights_NT[:, position, None]
             chances_NO = self.chances_TSO[position][before]
+            # The gradient of log softmax by the logits: 1 for the option that was taken, minus the
+            # probability of each. The wordings' is the same, with equal probabilities.
             is_taken_NO = (self.after_TSO[position][before] == after[:, None]) & (chances_NO > 0)
-            of_options = np.zeros((n_groups, n_statuses, n_options))
-            np.add.at(of_options, (group_N, before), weight_N1 * (is_taken_NO - chances_NO))
+            gradient_of_options = np.zeros((n_groups, n_statuses, n_options))
+            np.add.at(gradient_of_options, (group_N, before), weight_N1 * (is_taken_NO - chances_NO))
             n_wordings_N1 = self.wordings_TS[position][before][:, None]
             wordings_1W = np.arange(self.most_wordings)[None, :]
             is_written_NW = wordings_1W == wording_NT[:, position, None]
             chances_NW = (wordings_1W < n_wordings_N1) / n_wordings_N1
-            of_wordings = np.zeros((n_groups, n_statuses, self.most_wordings))
-            np.add.at(of_wordings, (group_N, before), weight_N1 * (is_written_NW - chances_NW))
-            columns += [of_options.reshape(n_groups, -1), of_wordings.reshape(n_groups, -1)]
+            gradient_of_wordings = np.zeros((n_groups, n_statuses, self.most_wordings))
+            np.add.at(gradient_of_wordings, (group_N, before), weight_N1 * (is_written_NW - chances_NW))
+            columns += [gradient_of_options.reshape(n_groups, -1), gradient_of_wordings.reshape(n_groups, -1)]
         return np.concatenate(columns, 1).astype(np.float32)
 
 
@@ -332,7 +345,8 @@ def majority(length: int, success: float = 0.25) -> Language:
 
     def language_with(right: float) -> Language:
         def chances(position: int, status: int) -> Mapping[int, float]:
-            # Status counts that can't be reached yet have a single option.
+            # After `position` tokens, at most as many choices are right. Higher statuses can't be reached
+            # yet, and have a single option, since the table needs one for every status.
             return {status + 1: right, status: 1 - right} if status <= position else {status: 1.0}
 
         correct = range(length // 2 + 1, length + 1)

@@ -173,7 +173,7 @@ def _is_biased(credit_ND: Any, true_ND: Any) -> bool:
     return bool(products_NN.sum() > 12 * 2**0.5 * np.linalg.norm(products_NN))
 
 
-class CreditedAnswers(NamedTuple):
+class AssignedCredit(NamedTuple):
     """What a method made of some problems."""
 
     answers: list[Trajectory]
@@ -185,7 +185,7 @@ class CreditedAnswers(NamedTuple):
     """The number of tokens sampled for answers and credit."""
 
 
-def assign_credit(context: RolloutContext, method: ScoredMethod, shared: Sequence[Tree]) -> CreditedAnswers:
+def assign_credit(context: RolloutContext, method: ScoredMethod, shared: Sequence[Tree]) -> AssignedCredit:
     """Returns the answers with a method's credit. `shared` are the answers that methods without a rollout
     use."""
     trees = shared
@@ -194,7 +194,7 @@ def assign_credit(context: RolloutContext, method: ScoredMethod, shared: Sequenc
     episodes, metrics = method.credit.assign(context, trees)
     answer_by_id = {answer.id: answer for answer in answers_of(trees)}
     answer_tokens = sum(len(node.segment.token_ids) for tree in trees for node in tree.nodes)
-    return CreditedAnswers(
+    return AssignedCredit(
         answers=[answer_by_id[episode.trajectory] for episode in episodes],
         episodes=episodes,
         groups=[len(tree.leaves) for tree in trees],

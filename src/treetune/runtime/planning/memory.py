@@ -120,8 +120,8 @@ them."""
 
 BYTES_PER_LOGIT, OF_A_NUCLEUS, OF_A_SORT = 16, 33, {"cpu": 0, "cuda": 20}
 """Bytes of a chunk in the forward pass: float32 logits, log-probs, probabilities and their product; with a
-nucleus also what is sorted, with int64 order, and summed up. CUDA sorts beside that between second buffers
-of keys and order, from an int64 order of its own (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
+nucleus also what is sorted, with int64 order, and summed up. A sort on CUDA also has second buffers of keys
+and order, and an int64 order of its own (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
 BACKWARD_PER_LOGIT, WITH_ENTROPY, WITH_TERMS = 12, 20, 24
 """Bytes of a chunk in the backward pass: the log-probs again, the gradients of two things that were made of
 them; more where the entropy has a gradient, and where the objective has terms of its own."""
@@ -316,9 +316,11 @@ class States:
     gradients: int = 0
     """Gradients, from a backward pass to the step."""
     passing: int = 0
-    """Further memory during a backward pass."""
+    """Further memory during forward and backward passes, for what sharding adds: gathered weights and buckets
+    of gradients. It is free again in a step of the optimiser."""
     stepping: int = 0
-    """Further memory during a step."""
+    """Further memory during a step of the optimiser, for its intermediate values. It is free again in
+    passes."""
     on_host: int = 0
     """The bytes of the host that ZeRO's offloading uses."""
 
@@ -468,8 +470,9 @@ class TrainerMemory:
         )
 
     @cached_property
-    def update(self) -> int:
-        """The most bytes of a micro-batch's forward and backward pass, of policy or critic."""
+    def micro_batch_pass(self) -> int:
+        """The most bytes of the activations and gradients of a micro-batch's forward and backward pass, of
+        policy or critic."""
         passes, objective = self.passes(self.micro_batch), self.trainer.objective
         entropy = getattr(objective, "entropy_coef", 0.0) != 0 or self.trainer.entropy_target is not None
         head = passes.head(
@@ -515,10 +518,13 @@ class TrainerMemory:
     def peak(self) -> int:
         """The most bytes of training: of scoring, of passes with gradients, or of a step."""
         models = [self.policy] if self.critic is None else [self.policy, self.critic]
+        # Gradients are there from the backward pass to the end of the step, and those of both models at once.
+        # The models pass and step one after the other, so the larger one counts. A micro-batch's activations
+        # are freed at the end of its pass, before the step.
         gradients = sum(model.gradients for model in models)
-        passing = max(model.passing for model in models)
-        stepping = max(model.stepping for model in models)
-        return self.models + max(self.scoring, gradients + max(passing + self.update, stepping))
+        during_pass = max(model.passing for model in models) + self.micro_batch_pass
+        during_step = max(model.stepping for model in models)
+        return self.models + max(self.scoring, gradients + max(during_pass, during_step))
 
     @property
     def scorable(self) -> int:

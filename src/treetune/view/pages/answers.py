@@ -308,21 +308,28 @@ def show_problems(view: PageRequest) -> Response:
 
 
 def _earlier_rates(answers: AnswerStore, of: str) -> dict[str, tuple[str, float | None]]:
-    """Returns how often each problem was answered correctly the last time before the file `of`.
+    """Returns for each problem how often it was answered correctly when it was last asked before a file.
 
-    By problem: the title of the last earlier file of the same kind with answers to it, and the share of
-    correct ones, None where none was graded. Empty where `of` are several files."""
+    Earlier files are those of the same kind, such as evaluations of the same set, with a smaller number.
+
+    Args:
+        of: The name of the file, or a choice of several files (`SEVERAL`), for which the result is empty.
+
+    Returns:
+        By problem: the title of the newest earlier file with answers to it, and the share of correct answers
+        there, None if none of them was graded.
+    """
     sources = {source.name: source for source in answers.sources()}
     if of not in sources:
         return {}
-    this = sources[of]
-    earlier = [
-        source
-        for source in sources.values()
-        if (source.kind, source.label) == (this.kind, this.label) and source.number < this.number
-    ]
-    earlier.sort(key=lambda source: source.number)
-    names = [source.name for source in earlier[-MOST_EARLIER:]]
+    this_file = sources[of]
+    earlier_files = []
+    for source in sources.values():
+        is_same_kind = (source.kind, source.label) == (this_file.kind, this_file.label)
+        if is_same_kind and source.number < this_file.number:
+            earlier_files.append(source)
+    earlier_files.sort(key=lambda source: source.number)
+    names = [source.name for source in earlier_files[-MOST_EARLIER:]]
     if not names:
         return {}
     rows = answers.sql(
@@ -330,7 +337,8 @@ def _earlier_rates(answers: AnswerStore, of: str) -> dict[str, tuple[str, float 
         [CORRECT_SCORE],
         names,
     )
-    rows.sort(key=lambda row: sources[row["source"]].number)  # so that the last one of a problem remains
+    # The newest file comes last, so that its row of a problem replaces those of older files.
+    rows.sort(key=lambda row: sources[row["source"]].number)
     return {row["problem"]: (sources[row["source"]].title, row["rate"]) for row in rows}
 
 

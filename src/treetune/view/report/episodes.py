@@ -199,9 +199,13 @@ class EpisodesSection(ReportSection):
 
 
 def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> dict[str, Any]:
-    """Returns the values of an episode in the template."""
-    # Of an answer that was cut into several rows, the first row is shown; it has no trajectory of its tokens.
-    shown = answer if answer.episode is not None else replace(answer, trajectory=None)
+    """Returns what the template shows of an answer and its episode."""
+    shown = answer
+    if answer.episode is None:
+        # The answer was cut into several training rows, none of which has all tokens of its trajectory. The
+        # first row is shown. Without the trajectory, `StoredAnswer.episode` is the first row, and `tokens_of`
+        # returns the tokens of that row.
+        shown = replace(answer, trajectory=None)
     episode, tokens = shown.episode, tokens_of(experiment.path, shown, experiment.config)
     assert episode is not None and tokens is not None and tokens.texts is not None
     drawing, steps = "", []

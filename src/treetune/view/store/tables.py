@@ -493,12 +493,18 @@ def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histo
 
 
 def bin_step(low: float, high: float, *, whole: bool) -> float:
-    """Returns the width of bins: 1, 2 or 5 times a power of ten, and a whole number for whole numbers."""
+    """Returns the width of bins: 1, 2 or 5 times a power of ten, and a whole number for whole numbers.
+
+    Example: the numbers 0 to 1000 get bins of 50.
+    """
     if not whole and low >= 0 and high <= 1:
         return RATE_STEP
-    span = high / MOST_BARS - low / MOST_BARS  # not (high - low), which may overflow
-    if span <= 0:
+    # With narrower bins, there would be more than MOST_BARS. Divided first, since `high - low` may overflow.
+    least_width = high / MOST_BARS - low / MOST_BARS
+    if least_width <= 0:
         return 1.0 if whole else 10.0 ** math.floor(math.log10(abs(high)))
-    power = 10.0 ** math.floor(math.log10(span))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= span * (1 - HAIR))
+    power = 10.0 ** math.floor(math.log10(least_width))
+    # By rounding, the least width may be a hair above a width that it equals.
+    round_widths = [power * factor for factor in (1, 2, 5, 10)]
+    step = next(width for width in round_widths if width >= least_width * (1 - HAIR))
     return max(1.0, step) if whole else step

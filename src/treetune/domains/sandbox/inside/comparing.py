@@ -45,7 +45,7 @@ _CONTAINERS = frozenset({
 })  # fmt: skip
 """Functions of Python whose values may hold parts of their arguments."""
 
-_READING = frozenset({
+_READING_METHODS = frozenset({
     "adjusted", "as_integer_ratio", "bit_count", "bit_length", "capitalize", "casefold", "center", "copy",
     "count", "difference", "encode", "end", "endswith", "expandtabs", "find", "findall", "finditer",
     "fullmatch", "get", "group", "groups", "index", "intersection", "is_finite", "is_nan", "is_zero",
@@ -59,13 +59,13 @@ _READING = frozenset({
 """Methods of texts, numbers, containers, patterns and matches that change nothing. `format` is missing
 because its template may read attributes."""
 
-_CHANGING = frozenset({
+_CHANGING_METHODS = frozenset({
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft",
     "remove", "reverse", "setdefault", "sort", "update",
 })  # fmt: skip
 """Methods of containers that change them."""
 
-_OF_MODULES = {
+_HARMLESS_OF_MODULES = {
     "re": {"compile", "escape", "findall", "finditer", "fullmatch", "match", "search", "split", "sub"},
     "json": {"dumps", "loads"},
     "math": {
@@ -216,7 +216,7 @@ class _Body:
             self._bind(node.target, node.iter, is_part=True)
         elif isinstance(node, ast.Call):
             self._called_expressions.add(id(node.func))
-            if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+            if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING_METHODS:
                 for argument in _arguments(node):
                     self._put_into(node.func.value, argument)
 
@@ -271,7 +271,7 @@ class _Body:
             if name in self._globals and name not in self._locals:
                 if self._proof.is_own_function(self._globals[name]):
                     return self._examine_call(node, self._globals[name], None)
-                return not _is_of_module(self._globals[name]) or self._has_lasting_argument(node)
+                return not _is_harmless_of_a_module(self._globals[name]) or self._has_lasting_argument(node)
             if name in _SCALARS and name not in self._locals:
                 return False
         if isinstance(node, ast.Call) and self._is_harmless_of_module(node.func):
@@ -283,7 +283,7 @@ class _Body:
     def _is_harmless_of_module(self, function: ast.expr) -> bool:
         """Returns whether it is a function of a module that changes nothing, such as ``json.loads``."""
         module = self._module(function.value) if isinstance(function, ast.Attribute) else None
-        return module is not None and function.attr in _OF_MODULES.get(module.__name__, ())  # type: ignore[attr-defined]
+        return module is not None and function.attr in _HARMLESS_OF_MODULES.get(module.__name__, ())  # type: ignore[attr-defined]
 
     def _is_own_method(self, function: ast.expr) -> bool:
         """Returns whether it is ``self.name``."""
@@ -341,7 +341,7 @@ class _Body:
             self._check_of_module(node, getattr(module, node.attr, None), module.__name__)
         if id(node) in self._called_expressions:
             return
-        if node.attr in _CHANGING:
+        if node.attr in _CHANGING_METHODS:
             self._give_up(node, "may be called by others")
         if isinstance(node.value, ast.Name) and node.value.id == self._self_name and self._owner is not None:
             value = inspect.getattr_static(self._owner, node.attr, None)
@@ -351,7 +351,7 @@ class _Body:
     def _check_of_module(self, node: ast.Attribute, value: Any, module: str) -> None:
         if self._proof.is_own_function(value):
             self._examine_function(value)
-        elif node.attr not in _OF_MODULES.get(module, ()):
+        elif node.attr not in _HARMLESS_OF_MODULES.get(module, ()):
             is_error = isinstance(value, type) and issubclass(value, Exception)
             if not is_error and not isinstance(value, (*_PLAIN, enum.Enum)):
                 self._give_up(node, "is not known to be harmless")
@@ -375,14 +375,14 @@ class _Body:
             return
         value = self._globals[node.id]
         if isinstance(value, types.ModuleType):
-            if value.__name__ not in _OF_MODULES and not self._proof.is_own_module(value.__name__):
+            if value.__name__ not in _HARMLESS_OF_MODULES and not self._proof.is_own_module(value.__name__):
                 self._give_up(node, "is a module that isn't known to be harmless")
         elif self._proof.is_own_function(value):
             if id(node) not in self._called_expressions:  # a call is examined with its arguments
                 self._examine_function(value)
         elif any(value is function for function in self._proof.harmless):
             pass
-        elif callable(value) and not _is_of_module(value) and not _is_harmless_class(value):
+        elif callable(value) and not _is_harmless_of_a_module(value) and not _is_harmless_class(value):
             self._give_up(node, "is not known to be harmless")
 
     def _check_call(self, node: ast.Call) -> None:
@@ -410,24 +410,38 @@ class _Body:
             self._check_super(node, function.attr)
         elif self._module(receiver) is not None:
             pass  # `_check_attribute` has checked it
-        elif function.attr in _CHANGING:
+        elif function.attr in _CHANGING_METHODS:
             if not self._may_change(receiver):
                 self._give_up(node, "changes what lasts")
-        elif function.attr not in _READING and not _fills_in_plainly(function):
+        elif function.attr not in _READING_METHODS and not _is_harmless_format(function):
             self._give_up(node, "calls a method that is not known to be harmless")
 
     def _check_callbacks(self, node: ast.Call) -> None:
-        """Checks functions that are arguments, and are called by the function that gets them. Those that are
-        names are checked by `_check_global`."""
+        """Checks the functions that a call passes on as arguments, such as ``str.lower`` in
+        ``sorted(words, key=str.lower)``: the function that gets them calls them."""
         callbacks = [keyword.value for keyword in node.keywords if keyword.arg in ("key", "default_factory")]
         if isinstance(node.func, ast.Name) and node.func.id in ("map", "filter"):
             callbacks += node.args[:1]
         for callback in callbacks:
-            is_method = isinstance(callback, ast.Attribute) and callback.attr in _READING
-            if not is_method and not isinstance(callback, (ast.Name, ast.Lambda, ast.Constant)):
+            if not self._is_harmless_callback(callback):
                 self._give_up(callback, "is called by others")
-            if isinstance(callback, ast.Name) and callback.id in self._locals - self._inner_functions:
-                self._give_up(callback, "is called by others")
+
+    def _is_harmless_callback(self, callback: ast.expr) -> bool:
+        """Returns whether the function in an argument may be called.
+
+        The proof sees no call of it, and so knows nothing of its arguments. It has to be harmless whatever
+        they are.
+        """
+        if isinstance(callback, ast.Attribute):
+            return callback.attr in _READING_METHODS  # such as `str.lower`, which changes nothing
+        if isinstance(callback, ast.Name):
+            # A variable may hold any function. A function that is defined within the examined one is examined
+            # with it, and `_check_global` examines a global one.
+            is_variable = callback.id in self._locals - self._inner_functions
+            return not is_variable
+        # The body of a lambda is examined with the function around it. A constant, as in `key=None`, is not
+        # called.
+        return isinstance(callback, (ast.Lambda, ast.Constant))
 
     def _check_super(self, node: ast.Call, name: str) -> None:
         assert self._owner is not None
@@ -460,14 +474,18 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 
 
 def _parameters(function: Function) -> list[str]:
+    """Returns the names of all parameters; those of ``*args`` and ``**kwargs`` come last."""
     arguments = function.args
-    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    rest = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
-    return [argument.arg for argument in (*named, *rest)]
+    parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    for collecting_parameter in (arguments.vararg, arguments.kwarg):
+        if collecting_parameter is not None:
+            parameters.append(collecting_parameter)
+    return [parameter.arg for parameter in parameters]
 
 
-def _fills_in_plainly(function: ast.Attribute) -> bool:
-    """Returns whether it is `format` of a text in the source that reaches no attributes or elements."""
+def _is_harmless_format(function: ast.Attribute) -> bool:
+    """Returns whether it is `format` of a text in the source, such as ``"{} of {}".format``, that reaches no
+    attributes or elements of its arguments: reading them may execute code (``"{0.name}"``, ``"{0[1]}"``)."""
     template = function.value.value if isinstance(function.value, ast.Constant) else None
     return function.attr == "format" and isinstance(template, str) and not set(template) & set(".[!:")
 
@@ -487,6 +505,7 @@ def _is_super(node: ast.expr) -> bool:
 
 
 def _is_made_here(node: ast.expr) -> bool:
+    """Returns whether an expression makes a new value each time it is evaluated."""
     made = (
         ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp,
         ast.UnaryOp, ast.Compare, ast.JoinedStr,
@@ -497,9 +516,9 @@ def _is_made_here(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in fresh
 
 
-def _is_of_module(value: Any) -> bool:
+def _is_harmless_of_a_module(value: Any) -> bool:
     """Returns whether a value is a function of a library that changes nothing, such as `math.sqrt`."""
-    for module, names in _OF_MODULES.items():
+    for module, names in _HARMLESS_OF_MODULES.items():
         loaded = sys.modules.get(module)
         if loaded is not None and any(getattr(loaded, name, None) is value for name in names):
             return True

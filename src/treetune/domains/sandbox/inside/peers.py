@@ -42,20 +42,21 @@ _DEEPEST = 200
 _LONGEST_MESSAGE = 1 << 28
 """The greatest number of bytes of a message. A longer one could exhaust the memory of the tests' process."""
 _ORDERS = ("lt", "le", "gt", "ge")
-_SUMS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
-_OF_CONTAINERS = ("contains", "getitem", "setitem", "delitem")
-_GIVING_NUMBERS = ("int", "float", "hash", "len", "bool")
+_ARITHMETIC = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_CONTAINER_OPERATIONS = ("contains", "getitem", "setitem", "delitem")
+_RETURNING_NUMBERS = ("int", "float", "hash", "len", "bool")
 _TEXTS = ("__name__", "__qualname__", "__doc__")
 
 
+_FROM_OPERATOR = (*_ORDERS, *_ARITHMETIC, *_CONTAINER_OPERATIONS, "eq", "neg")
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, f"__{name}__") for name in (*_ORDERS, *_SUMS, *_OF_CONTAINERS, "eq", "neg")},
+    **{name: getattr(operator, f"__{name}__") for name in _FROM_OPERATOR},
     **{
         function.__name__: function
         for function in (int, float, hash, len, bool, iter, next, str, repr, getattr, setattr)
     },
     # radd and the like, whose object is the right operand
-    **{f"r{name}": lambda right, left, name=name: _OPERATIONS[name](left, right) for name in _SUMS},
+    **{f"r{name}": lambda right, left, name=name: _OPERATIONS[name](left, right) for name in _ARITHMETIC},
     "instancecheck": lambda kind, value: isinstance(value, kind),
     "enter": lambda context: context.__enter__(),
     "exit": lambda context, error: context.__exit__(type(error) if error else None, error, None),
@@ -118,7 +119,7 @@ def _forward(operation: str) -> Callable[..., Any]:
     """Returns a method that asks the other process for the operation."""
 
     def method(self: Remote, *args: Any) -> Any:
-        if self._knows_test_data and operation in _GIVING_NUMBERS:
+        if self._knows_test_data and operation in _RETURNING_NUMBERS:
             raise TypeError(
                 "the result of another process's arithmetic with data of this process is not a number"
             )
@@ -151,10 +152,10 @@ def _forward_among_remotes(operation: str) -> Callable[..., Any]:
     return method
 
 
-_ALONE = ("neg", "iter", "next", "str", "repr", "enter", "instancecheck")
-for _method in (*_OF_CONTAINERS, *_GIVING_NUMBERS, *_ALONE):
+_OTHER_OPERATIONS = ("neg", "iter", "next", "str", "repr", "enter", "instancecheck")
+for _method in (*_CONTAINER_OPERATIONS, *_RETURNING_NUMBERS, *_OTHER_OPERATIONS):
     setattr(Remote, f"__{_method}__", _forward(_method))
-for _method in (*_ORDERS, *_SUMS, *(f"r{name}" for name in _SUMS)):
+for _method in (*_ORDERS, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC)):
     setattr(Remote, f"__{_method}__", _forward_among_remotes(_method))
 
 
@@ -196,7 +197,7 @@ class Peer:
                 sys.stdout.write(str(printed))
             if operation == "call":
                 for index, content in changed:
-                    _become(args[index], self.decode(content), self.by_value)
+                    _replace_content(args[index], self.decode(content), self.by_value)
             if kind == "gives":
                 return self.decode(encoded)
             raise self.decode(encoded)
@@ -209,7 +210,7 @@ class Peer:
         changed = []
         try:
             args, named = self.decode(encoded_arguments)
-            contents_before = self._mutable(operation, args)
+            contents_before = self._encode_mutable(operation, args)
             if self.guarded:
                 _check(operation, args, self)
             function = self.names.__getitem__ if operation == "name" else _OPERATIONS[operation]
@@ -220,7 +221,7 @@ class Peer:
                 # data.
                 self.keep(result)
             kind, encoded = "gives", self.encode(result)
-            for index, content in self._mutable(operation, args).items():
+            for index, content in self._encode_mutable(operation, args).items():
                 if content != contents_before[index]:
                     changed.append([index, content])
         except Ended:
@@ -231,8 +232,9 @@ class Peer:
         self.printed.seek(0)
         self.printed.truncate()
 
-    def _mutable(self, operation: str, args: list[Any]) -> dict[int, Any]:
-        """Returns the contents of the arguments that a call may change, by their indices."""
+    def _encode_mutable(self, operation: str, args: list[Any]) -> dict[int, Any]:
+        """Returns the encoded contents of the arguments that a call may change, by their indices. The
+        contents before and after the call show which of them it has changed."""
         kinds = (list, dict, set, collections.deque, *self.by_value.values()) if operation == "call" else ()
         return {index: self.encode(arg) for index, arg in enumerate(args) if isinstance(arg, kinds)}
 
@@ -273,19 +275,38 @@ class Peer:
         return self._decode(encoded, instances)
 
     def _decode(self, encoded: Any, instances: list[Any]) -> Any:
+        """Returns one value of a message. An object with one key is a value that JSON doesn't have, and the
+        key is its kind::
+
+            {"tuple": [1, 2]}                            a container of `_CONTAINERS`: its encoded parts
+            {"record": ["Point", "x y", [1, 2]]}         a named tuple: class, fields, encoded parts
+            {"built": ["fractions", "Fraction", [1, 3]]} module, class, plain arguments of its constructor
+            {"array": [[1, 2], "int64"]}                 a NumPy array: encoded list, dtype
+            {"object": 0}                                the row of an instance in the message's table
+            {"yours": 7}                                 the number of an object of the process that decodes
+            {"remote": 7}                                the number of an object of the process that encoded
+            {"class": [3, "NoMove", ["ValueError"]]}     the arguments of `_class_of_error`
+            {"error": [{…}, ["no"], {}]}                 the arguments of `_error`
+            {"library": ["math", "sqrt"]}                module and name; "" is the module itself
+        """
         if isinstance(encoded, _SIMPLE):
             return encoded
         if isinstance(encoded, list):
             return [self._decode(item, instances) for item in encoded]
         ((kind, value),) = encoded.items()
-        if kind in _KINDS:
-            return _KINDS[kind][1](self._decode(value, instances))
+        if kind in _CONTAINERS:
+            _, make_container = _CONTAINERS[kind]
+            return make_container(self._decode(value, instances))
         if kind == "record":
-            return _record(*value[:2])(*self._decode(value[2], instances))
-        if kind == "built" and (value[0], value[1]) in _PARTS:
-            return getattr(__import__(value[0]), value[1])(*value[2])
+            class_name, field_names, encoded_parts = value
+            make_record = _record_class(class_name, field_names)
+            return make_record(*self._decode(encoded_parts, instances))
+        if kind == "built" and (value[0], value[1]) in _CONSTRUCTOR_ARGUMENTS:
+            module, class_name, arguments = value
+            return getattr(__import__(module), class_name)(*arguments)
         if kind == "array":
-            return __import__("numpy").array(self._decode(value[0], instances), dtype=str(value[1]))
+            encoded_list, dtype = value
+            return __import__("numpy").array(self._decode(encoded_list, instances), dtype=str(dtype))
         if kind == "object":
             return instances[value]
         if kind == "yours":
@@ -296,9 +317,11 @@ class Peer:
             return self._error(*value)
         if kind == "remote":
             return self._remotes.setdefault(int(value), Remote(self, int(value)))
+        # An answer must not choose any function of the library for the tests to use.
         if kind == "library" and (not self.guarded or value in _TYPES_OF_DATA):
-            library_object = __import__(value[0])
-            for name in value[1].split(".") if value[1] else ():
+            module, path = value
+            library_object = __import__(module)
+            for name in path.split(".") if path else ():
                 library_object = getattr(library_object, name)
             return library_object
         raise Ended(f"a value of the kind {kind!r}")
@@ -367,13 +390,13 @@ class Peer:
                 return {"object": rows[id(value)]}
             if isinstance(value, tuple) and hasattr(kind, "_fields"):
                 return {"record": [kind.__name__, " ".join(kind._fields), all_of(value, depth)]}
-            for name, (container, _) in _KINDS.items():
+            for name, (container, _) in _CONTAINERS.items():
                 if isinstance(value, container):
                     parts = all_of(map(list, value.items()) if isinstance(value, dict) else value, depth)
                     return {name: parts} if name != "list" else parts
-            if (kind.__module__, kind.__name__) in _PARTS:
-                parts = _PARTS[kind.__module__, kind.__name__](value)
-                return {"built": [kind.__module__, kind.__name__, parts]}
+            if (kind.__module__, kind.__name__) in _CONSTRUCTOR_ARGUMENTS:
+                arguments = _CONSTRUCTOR_ARGUMENTS[kind.__module__, kind.__name__](value)
+                return {"built": [kind.__module__, kind.__name__, arguments]}
             if kind.__module__ == "numpy" and hasattr(value, "tolist"):
                 plain = encoded(value.tolist())
                 return {"array": [plain, str(value.dtype)]} if getattr(value, "shape", None) else plain
@@ -420,7 +443,7 @@ def _set_attributes(instance: Any, attributes: dict[str, Any]) -> None:
             instance.__dict__[name] = value
 
 
-def _become(target: Any, source: Any, by_value: dict[str, type]) -> None:
+def _replace_content(target: Any, source: Any, by_value: dict[str, type]) -> None:
     """Replaces the content of a mutable value by that of another."""
     if isinstance(target, (list, collections.deque)):
         target.clear()
@@ -435,8 +458,11 @@ def _become(target: Any, source: Any, by_value: dict[str, type]) -> None:
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
 _TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _TYPES_OF_DATA = [["builtins", kind.__name__] for kind in _TYPES]
-_record: Callable[..., Any] = functools.cache(collections.namedtuple)
-_KINDS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
+_record_class: Callable[..., Any] = functools.cache(collections.namedtuple)
+"""Returns the class of a named tuple, from its name and its fields in one text. Equal ones are one class, so
+that records compare equal."""
+
+_CONTAINERS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
     "list": (list, list),
     "tuple": (tuple, tuple),
     "set": (set, set),
@@ -448,7 +474,9 @@ _KINDS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
     "bytes": (bytes, bytes),
     "bytearray": (bytearray, bytearray),
 }
-_PARTS: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
+"""By the kind of a message: the class, and the function that makes a container of the list of its parts."""
+
+_CONSTRUCTOR_ARGUMENTS: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
     ("builtins", "complex"): lambda number: [number.real, number.imag],
     ("builtins", "range"): lambda numbers: [numbers.start, numbers.stop, numbers.step],
     ("fractions", "Fraction"): lambda fraction: [fraction.numerator, fraction.denominator],

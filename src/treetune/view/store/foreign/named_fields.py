@@ -70,9 +70,17 @@ def _split_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def is_answer(row: Mapping[str, Any]) -> bool:
     """Returns whether a row has a prompt, an answer, and a reward, which may be null."""
     row = _split_messages(row)
-    if _first(row, "prompt") is None or not any(name in row for name in NAMES["text"]):
-        return False
-    return any(name in row for name in NAMES["reward"]) or is_row_of_a_table(row)
+    return _first_value(row, "prompt") is not None and _has_field(row, "text") and _has_reward(row)
+
+
+def _has_field(row: Mapping[str, Any], kind: str) -> bool:
+    """Returns whether a row has a field of a kind, which may be null."""
+    return any(name in row for name in NAMES[kind])
+
+
+def _has_reward(row: Mapping[str, Any]) -> bool:
+    """Returns whether a row has a reward, which may be null, or columns of reward functions."""
+    return _has_field(row, "reward") or is_row_of_a_table(row)
 
 
 def is_row_of_a_table(row: Mapping[str, Any]) -> bool:
@@ -81,13 +89,16 @@ def is_row_of_a_table(row: Mapping[str, Any]) -> bool:
 
 
 def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the line of a row. Raises NotAnAnswer for a row without a prompt, an answer or a reward."""
+    """Returns a row in the form of a line of an evaluation's file (`line`).
+
+    Raises NotAnAnswer for a row without a prompt, an answer or a reward.
+    """
     row = _split_messages(row)
-    values = {kind: _first(row, kind) for kind in NAMES}
+    values = {kind: _first_value(row, kind) for kind in NAMES}
     prompt, text = values["prompt"], values["text"]
     if prompt is None:
         raise NotAnAnswer(f"it has no prompt ({', '.join(NAMES['prompt'])})")
-    if not any(name in row for name in NAMES["text"]):
+    if not _has_field(row, "text"):
         raise NotAnAnswer(f"it has no answer ({', '.join(NAMES['text'])})")
     finish_reason, usage = values["finish"], row.get("usage")
     if isinstance(text, Mapping) and isinstance(text.get("choices"), list):  # a reply of an endpoint
@@ -100,7 +111,7 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
         raise NotAnAnswer(f"its answer is a list of {len(text)} values")
     if isinstance(text, list) and len(text) == 1 and not is_message(text[0]):
         [text] = text
-    if not is_answer(row):
+    if not _has_reward(row):
         raise NotAnAnswer(f"it has no reward ({', '.join(NAMES['reward'])})")
     reward, remark = _reward(row, values["reward"])
     error = describe_error(values["error"])
@@ -142,7 +153,7 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _first(row: Mapping[str, Any], kind: str) -> Any:
+def _first_value(row: Mapping[str, Any], kind: str) -> Any:
     """Returns the value of the first field of a kind that a row has and that isn't null."""
     return next((row[name] for name in NAMES[kind] if row.get(name) is not None), None)
 
@@ -164,12 +175,11 @@ def _reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]:
         if len(finite) < len(value):
             return None, "its reward is a list with values that are not numbers"
         return sum(finite), f"the sum of {len(finite)} numbers" if len(finite) > 1 else ""
-    if any(name in row for name in NAMES["reward"]):
+    if _has_field(row, "reward"):
         number = number_of(value)
-        return (
-            number,
-            "" if number is not None else f"its reward is {json.dumps(value)}, which is not a number",
-        )
+        if number is None:
+            return None, f"its reward is {json.dumps(value)}, which is not a number"
+        return number, ""
     columns = _reward_columns(row)
     scores = [number_of(row[name]) for name in columns]
     finite_scores = [score for score in scores if score is not None]  # a function may skip an answer
@@ -187,5 +197,5 @@ def _reward_columns(row: Mapping[str, Any]) -> list[str]:
     columns = [
         name for name, value in row.items() if name not in other_columns and isinstance(value, int | float)
     ]
-    named_so = [name for name in columns if "reward" in name.casefold() or "score" in name.casefold()]
-    return named_so or columns
+    named_as_rewards = [name for name in columns if "reward" in name.casefold() or "score" in name.casefold()]
+    return named_as_rewards or columns
