@@ -310,7 +310,8 @@ def test_a_server_that_is_lost_when_a_load_begins_is_met_again(servers: Servers,
         fake.statuses["/update_weight_version"] = [503]
     with pytest.raises(ServerFailure, match=r"its check failed|HTTP 503"):
         server.begin_weights(address)
-    assert until(lambda: server.now() is not None), "its thread leaves it alone for ever"
+    assert not server._is_loading, "its thread would leave it alone for ever"
+    assert until(lambda: server.now() is not None)
 
 
 def test_a_server_that_another_thread_has_lost_during_a_load_is_met_again(servers: Servers) -> None:
