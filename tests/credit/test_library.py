@@ -37,6 +37,7 @@ from treetune.credit import (
     advantages_async,
 )
 from treetune.credit.base import Credit
+from treetune.credit.library.answers import read_answers, trees_of_answers
 from treetune.credit.trees import TreeCredit
 from treetune.engine.base import EngineLaunch
 from treetune.engine.held_model import HeldModelEngine
@@ -184,6 +185,31 @@ def test_answers_that_branch_off_from_each_other_are_a_tree() -> None:
     wrong = [graded(trajectories[0]), graded(trajectories[3], fork=(0, 1))]
     with pytest.raises(ValueError, match="first 1 tokens are not those of answer 0"):
         advantages(wrong, credit="tree")
+
+
+@pytest.mark.parametrize("sampled", [None, [True, True, True, True], [False, True, True, True]], ids=str)
+def test_a_fork_from_an_answer_with_another_sampled_there_is_refused(sampled: list[bool] | None) -> None:
+    answers = [
+        {
+            "prompt_ids": [3, 4],
+            "response_ids": [1, 2, 3, 4],
+            "reward": 1.0,
+            "sampled": [False, False, True, True],
+        },
+        {
+            "prompt_ids": [3, 4],
+            "response_ids": [1, 2, 3, 5],
+            "reward": 0.0,
+            "fork": (0, 3),
+            "sampled": sampled,
+        },
+    ]
+    with pytest.raises(
+        ValueError, match=r"sampled of its first 3 tokens differs from that of answer 0: give"
+    ):
+        trees_of_answers(mdp.context(), read_answers(answers), has_text=False)
+    with pytest.raises(ValueError, match="answers in one line that the policy writes by itself"):
+        advantages(answers, credit="tree")
 
 
 def test_tokens_of_an_environment_are_not_trained() -> None:
@@ -387,13 +413,14 @@ def test_a_model_in_memory_samples_as_its_folder_would_and_stays_in_training(tmp
         num_attention_heads=2, max_position_embeddings=64, initializer_range=0.3, attention_dropout=0.5,
     )  # fmt: skip
     model = LlamaForCausalLM(config).train()
+    model.lm_head.eval()  # as a trainer does with modules whose dropout is to be off
     model.save_pretrained(tmp_path)
     launch = EngineLaunch(tmp_path, tmp_path, seed=0, context_length=64, end_ids=(mdp.EOS,))
     held = HeldModelEngine(model, mdp.CODEC, launch)
     from_folder = InProcessEngine(InProcessSettings(), launch)
     request = Request(np.array([3, 4]), 0, 4, SamplingParams(max_tokens=20))
     assert held.generate([request]) == from_folder.generate([request])
-    assert model.training
+    assert model.training and model.model.training and not model.lm_head.training, "its modes are restored"
     with torch.no_grad():
         model.lm_head.weight.mul_(3.0)
     assert held.generate([request]) != from_folder.generate([request]), "it has the present weights"
@@ -448,6 +475,20 @@ def test_a_function_samples_as_an_engine_would(deadline: float | None) -> None:
             {"type": "monte_carlo", "values": {"type": "siblings"}, "states": {"type": "threads"}},
             "needs answers that fork into threads",
         ),
+        (
+            {"type": "trace", "scorer": "reference"},
+            r"'trace' scores given texts with a reference model, which only a run .*'group'.*'monte_carlo'",
+        ),
+        ("trace", r"'trace' scores given texts with the policy, which only a run .*'group'.*'monte_carlo'"),
+        ({"type": "self_distillation"}, "'self_distillation' scores given texts with the policy"),
+        (
+            {"type": "probability_mask", "over": {"type": "trace", "scorer": "reference"}},
+            "'probability_mask' scores given texts with a reference model",
+        ),
+        (
+            {"type": "monte_carlo", "values": {"type": "rredcot", "scorer": "reference"}},
+            "'monte_carlo' scores given texts with a reference model",
+        ),
         (3, "credit is of the type int: give a Credit"),
     ],
     ids=str,
@@ -474,6 +515,8 @@ def test_a_wrong_configuration_names_the_key() -> None:
         ({"response_ids": [5, -100]}, "integers of at least 0"),
         ({"logprobs": [-0.1]}, r"logprobs have the shape \[1\]: give one for each of its 3 response tokens"),
         ({"sampled": [False] * 3}, "sampled is False for all"),
+        ({"fork": 3}, "answer 0: its fork is 3: give two integers"),
+        ({"fork": (0, 1.5)}, r"its fork is \(0, 1.5\): give two integers"),
         ({"step_ends": [2]}, "the last is the number of response tokens"),
         ({"step_rewards": [0.5]}, "step_rewards add up to 0.5, and its reward is 1"),
         ({"reward": None}, "its reward is None: give a finite number"),

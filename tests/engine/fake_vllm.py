@@ -31,6 +31,12 @@ class FakeVllm:
         self.replies: list[int | str] = []
         """The next answers of the sampling routes: an HTTP status, or a name in `Handler.sampled`."""
         self.reload_lies = self.reload_fails = False
+        self.is_certain = False
+        """Whether the model's own log-prob of token 1 is 0."""
+        self.probe_answer: dict[str, Any] | None = None
+        """The answer to the samples that a client requests when it meets the server; None: a right one."""
+        self.statuses: dict[str, list[int]] = {}
+        """By path, the HTTP statuses of the next answers, before those that are right."""
         self.requests: list[dict[str, Any]] = []
         """The bodies of the requests for samples, with their path as ``path``."""
         self.paths: list[str] = []
@@ -68,6 +74,8 @@ class FakeVllm:
         guarded = path.startswith(("/v1", "/inference"))
         if guarded and self.key and handler.headers.get("Authorization") != f"Bearer {self.key}":
             return send(handler, 401, {"error": "Unauthorized"})
+        if self.statuses.get(path):
+            return send(handler, self.statuses[path].pop(0), {"error": "ordered by the test"})
         if path == "/v1/models":
             cards = [{"id": name, "root": name, "max_model_len": self.max_model_len} for name in self.models]
             return send(handler, 200, {"object": "list", "data": cards})
@@ -95,9 +103,11 @@ class FakeVllm:
 
     def sampled(self, handler: BaseHTTPRequestHandler, path: str, body: dict[str, Any]) -> None:
         parameters = body.get("sampling_params", body)
-        is_first = body["cache_salt"] == "first"
+        is_probe = body["cache_salt"].startswith("probe-")
         reply: int | str = "ok"
-        if not is_first:
+        if is_probe and self.probe_answer is not None:
+            return send(handler, 200, self.probe_answer)
+        if not is_probe:
             self.requests.append({"path": path, **body})
             reply = self.replies.pop(0) if self.replies else "ok"
         if isinstance(reply, int):
@@ -108,6 +118,11 @@ class FakeVllm:
             return None
         if reply == "hangs":
             time.sleep(30)
+        if reply == "late 503":
+            time.sleep(0.9)
+            return send(handler, 503, {"error": "overloaded"})
+        if reply == "no choices":
+            return send(handler, 200, {"choices": []})
         if reply == "no JSON":
             return send(handler, 200, "<html>")
         if reply == "another form":
@@ -118,8 +133,12 @@ class FakeVllm:
         choices = []
         for index in range(parameters["n"]):
             ids, logprobs = sample(self.weights, prompt, parameters["seed"] + index, parameters["max_tokens"])
-            if is_first and self.processed_logprobs:
-                logprobs = [0.0] * len(logprobs)
+            if forced := parameters.get("allowed_token_ids"):
+                ids = forced * len(ids)
+                is_likely = self.processed_logprobs or (self.is_certain and forced == [1])
+                logprobs = [0.0 if is_likely else -20.0] * len(ids)
+            if reply == "null log-prob":
+                logprobs[-1] = None  # type: ignore[call-overload]
             if reply == "forgets a log-prob":
                 logprobs.pop()
             described: dict[str, Any]

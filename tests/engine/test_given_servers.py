@@ -108,6 +108,17 @@ def test_they_are_given_the_runs_weights_and_give_its_answers_and_stay(elsewhere
     assert all(process.exit_code() is None for process in elsewhere.processes.values())
 
 
+@pytest.mark.parametrize(
+    "answer", [{}, {"status": "ok"}, {"process": 3, "weights": "", "started": None}], ids=str
+)
+def test_an_address_where_another_program_answers_is_refused(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(Client, "post", lambda *arguments, **named: answer)
+    with pytest.raises(EngineError, match="was not started by `serve_engine`: it doesn't answer with"):
+        elsewhere.engine("http://127.0.0.1:1", start_timeout=60.0).wait_ready()
+
+
 def test_ranks_that_start_from_settings_agree_on_whose_weights_they_mean(elsewhere: Elsewhere) -> None:
     stub, url = elsewhere.stub, elsewhere.serve()
     key_file = stub.folder / "key"

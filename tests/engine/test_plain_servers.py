@@ -6,6 +6,8 @@ Promises that these tests hold:
 * Each reply other than a whole answer ends in a retry, in another server, or in one clear message.
 * No answer of weights that the run didn't send is used, also behind a router.
 * A server that can't do what the run needs is refused before anything is sampled.
+* A server that is lost at any point of a load is met again.
+* An evaluation ends if a server comes back with other weights.
 * The API key is sent, and is in no message.
 """
 
@@ -21,13 +23,16 @@ from typing import Any
 import pytest
 
 from tests.support.plain_server import round_robin_proxy
-from treetune.engine import plain_client, plain_servers
+from treetune.engine import addressed, plain_client, plain_servers
+from treetune.engine.addressed import AddressedServer
 from treetune.engine.base import EngineLaunch
+from treetune.engine.client import Address, Client
 from treetune.engine.engine import VllmEngine, start_engine
 from treetune.engine.launch import free_port
+from treetune.engine.plain_client import PlainClient
 from treetune.engine.requests import Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
-from treetune.exceptions import EngineError
+from treetune.exceptions import EngineError, ServerFailure
 from treetune.vocabulary import token_array
 
 from . import stub_server
@@ -148,7 +153,16 @@ def test_a_request_that_meets_a_passing_failure_is_sent_again_and_nothing_else_i
 
 @pytest.mark.parametrize(
     "reply",
-    ["forgets a log-prob", "one sample too few", "no JSON", "another form", "aborted", "other weights"],
+    [
+        "forgets a log-prob",
+        "null log-prob",
+        "one sample too few",
+        "no choices",
+        "no JSON",
+        "another form",
+        "aborted",
+        "other weights",
+    ],
 )
 def test_an_answer_that_is_not_whole_is_asked_for_again(servers: Servers, reply: str) -> None:
     fake = servers.serve()
@@ -164,7 +178,9 @@ def test_an_answer_that_is_not_whole_is_asked_for_again(servers: Servers, reply:
     [
         (503, r"failed 2 times in a row \(max_restarts is 1\).*HTTP 503.*sent 5 times"),
         ("other weights", r"failed 2 times.*sampled by the weights \['other'\], not by"),
-        ("another form", r"failed 2 times.*has another form than vLLM's"),
+        ("another form", r"failed 2 times.*has another form than vLLM's: expected the 'content'.*got 7"),
+        ("no choices", r"has another form than vLLM's: expected 'choices'.*got {\"choices\": \[\]}"),
+        ("null log-prob", r"expected a finite number for each log-prob, got \[-.*null\]"),
         (400, "refused /inference/v1/generate with HTTP 400"),
         (401, r"HTTP 401: set engines\.policy\.key_variable"),
         (404, "doesn't have the route or the model"),
@@ -177,6 +193,32 @@ def test_a_failure_that_stays_ends_in_one_message(servers: Servers, reply: int |
     fake.replies = [reply] * 100
     with pytest.raises(EngineError, match=message):
         engine.generate([request(1)])
+
+
+def test_a_server_that_hangs_after_a_late_failure_is_lost_at_the_deadline(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait before the second attempt uses up the time: aiohttp sets no limit for 0 seconds or less."""
+    monkeypatch.setattr(plain_client, "FIRST_WAIT_S", 0.5)
+    fake = servers.serve()
+    engine = servers.engine(fake.url, request_timeout=1.0, max_restarts=0)
+    engine.wait_ready()
+    fake.replies = ["late 503", "hangs"]
+    with pytest.raises(EngineError, match=r"HTTP 503.*sent 1 times"):
+        engine.generate([request(1)])
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize("timeout", [0.0, -0.4])
+def test_a_request_without_time_left_is_not_sent(servers: Servers, timeout: float) -> None:
+    fake = servers.serve()
+    client = Client()
+    try:
+        with pytest.raises(ServerFailure, match="/health: no time is left"):
+            client.post(Address(fake.url, 1, ""), "/health", timeout=timeout)
+    finally:
+        client.close()
+    assert not fake.paths
 
 
 def test_a_server_that_hangs_is_lost_at_the_deadline_and_its_requests_go_to_the_other_one(
@@ -251,7 +293,98 @@ def test_a_server_behind_a_proxy_that_is_away_is_waited_for(servers: Servers) ->
             engine.wait_ready()
 
 
+@pytest.mark.parametrize("failing", ["before the load", "at its beginning"])
+def test_a_server_that_is_lost_when_a_load_begins_is_met_again(servers: Servers, failing: str) -> None:
+    fake = servers.serve()
+    engine = servers.engine(fake.url, start_timeout=60.0)
+    engine.wait_ready()
+    (replica,) = engine._replicas
+    server = replica.server
+    assert isinstance(server, AddressedServer)
+    address = server.ready()
+    if failing == "before the load":
+        # As the server's own thread does if its check fails after the main thread has read the address.
+        with server._changed:
+            server._set_away("its check failed")
+    else:
+        fake.statuses["/update_weight_version"] = [503]
+    with pytest.raises(ServerFailure, match=r"its check failed|HTTP 503"):
+        server.begin_weights(address)
+    assert not server._is_loading, "its thread would leave it alone for ever"
+    assert until(lambda: server.now() is not None)
+
+
+def test_a_server_that_another_thread_has_lost_during_a_load_is_met_again(servers: Servers) -> None:
+    fake = servers.serve()
+    engine = servers.engine(fake.url, start_timeout=60.0)
+    engine.wait_ready()
+    (replica,) = engine._replicas
+    server = replica.server
+    assert isinstance(server, AddressedServer)
+    address = server.begin_weights(server.ready())
+    with server._changed:
+        server._set_away("another rank has reported it")
+    server.failed(address, "the load failed")
+    assert until(lambda: server.now() is not None), "its thread leaves it alone for ever"
+
+
 # Evaluations
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_server_that_is_busy_when_it_is_met_takes_weights_afterwards(servers: Servers, status: int) -> None:
+    fake = servers.serve(statuses={"/weight_info": [status, status]})
+    engine = servers.engine(fake.url)
+    assert engine.generate([request(1)]) == [answers(1)], "it was given the run's weights"
+
+
+@pytest.mark.parametrize("status", [403, 404, 405])
+def test_a_server_that_refuses_the_routes_of_weights_keeps_its_own(servers: Servers, status: int) -> None:
+    fake = servers.serve(statuses={"/weight_info": [status] * 100}, weights="weights 2")
+    engine = servers.engine(fake.url, trains=False)
+    (completions,) = engine.generate([request(1)])
+    assert completions[0].token_ids.tolist() == answers(1, version=2)[0].token_ids.tolist()
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_transfer": "none"}])
+@pytest.mark.parametrize("behind_router", [False, True])
+def test_an_evaluation_ends_if_its_server_comes_back_with_other_weights(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], behind_router: bool
+) -> None:
+    monkeypatch.setattr(addressed, "CHECK_S", 0.1)
+    fake = servers.serve(dev_mode=bool(settings), weights="weights 2")
+    with round_robin_proxy([fake.url]) as (proxy, _):
+        if behind_router:
+            engine = servers.engine(proxy, servers=(fake.url,), trains=False, **settings)
+        else:
+            engine = servers.engine(fake.url, trains=False, **settings)
+        engine.generate([request(1)])
+        fake.statuses["/v1/models"] = [503] * 4
+        assert until(lambda: not fake.statuses["/v1/models"])
+        engine.generate([request(2)])  # it was away, and came back with the same weights
+        fake.weights = "weights 3"
+        fake.statuses["/v1/models"] = [503] * 4
+        assert until(lambda: not fake.statuses["/v1/models"])
+
+        def is_refused() -> bool:
+            try:
+                engine.generate([request(3)])
+            except EngineError as error:
+                return "came back with other weights" in str(error)
+            return False
+
+        assert until(is_refused)
+        engine.close()
+
+
+def test_an_evaluation_ends_if_its_server_comes_back_without_the_routes_of_weights(servers: Servers) -> None:
+    fake = servers.serve()
+    engine = servers.engine(fake.url, trains=False, max_restarts=1)
+    engine.generate([request(1)])
+    fake.dev_mode, fake.weights = False, "weights 3"
+    fake.replies = ["no JSON"]  # so that it is met again
+    with pytest.raises(EngineError, match="was restarted without the routes that load weights"):
+        engine.generate([request(2)])
 
 
 def test_a_server_that_cannot_load_weights_evaluates_with_those_it_has(
@@ -307,14 +440,65 @@ def test_a_server_that_cannot_do_what_the_run_needs_is_refused_at_the_start(
     assert not fake.requests
 
 
-def test_raw_log_probs_are_refused_only_where_they_differ_from_those_of_the_samples(servers: Servers) -> None:
-    fake = servers.serve(processed_logprobs=False)
+@pytest.mark.parametrize("is_certain", [False, True])
+def test_raw_log_probs_are_refused_only_where_they_differ_from_those_of_the_samples(
+    servers: Servers, is_certain: bool
+) -> None:
+    """A model that is certain of a token gives it a log-prob of 0 in both modes."""
+    fake = servers.serve(processed_logprobs=False, is_certain=is_certain)
     engine = servers.engine(fake.url)
     assert engine.generate([request(1)]) == [answers(1)]
     warm = Request(token_array([1, 2, 3]), 0, 1, SamplingParams(max_tokens=5, temperature=0.6))
     assert len(engine.generate([replace(warm, reads_logprobs=False)])[0]) == 1
     with pytest.raises(EngineError, match="start it with --logprobs-mode processed_logprobs"):
         engine.generate([warm])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"choices": []}, r"expected 'choices', a list of samples, got {\"choices\": \[\]}"),
+        ({"choices": None}, "expected 'choices'"),
+        ({"choices": [7]}, "expected a sample with its 'index', got 7"),
+        ({"choices": [{"index": 0, "token_ids": "12"}]}, "expected 'token_ids', a list of integers"),
+        ({"choices": [{"index": 0, "token_ids": [1, None]}]}, "expected 'token_ids'"),
+        (
+            {"choices": [{"index": 0, "token_ids": [1], "logprobs": 3}]},
+            "expected 'logprobs', an object, got 3",
+        ),
+        (
+            {"choices": [{"index": 0, "token_ids": [1], "logprobs": {"content": [{"logprob": None}]}}]},
+            r"expected a finite number for each log-prob, got \[null\]",
+        ),
+        (
+            {"choices": [{"index": 0, "token_ids": [1], "logprobs": None}]},
+            "expected one sample with tokens and",
+        ),
+        (
+            {"choices": [{"index": 0, "token_ids": [], "logprobs": None}]},
+            "expected one sample with tokens and",
+        ),
+    ],
+    ids=str,
+)
+def test_a_malformed_answer_at_the_first_meeting_ends_the_run_with_one_message(
+    servers: Servers, answer: dict[str, Any], message: str
+) -> None:
+    engine = servers.engine(servers.serve(probe_answer=answer).url)
+    with pytest.raises(EngineError, match=message):
+        engine.wait_ready()
+
+
+def test_an_error_in_the_thread_of_a_server_ends_the_run_at_once(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise ValueError("a mistake in the client")
+
+    monkeypatch.setattr(PlainClient, "meet", fail)
+    engine = servers.engine(servers.serve().url, start_timeout=60.0)
+    with pytest.raises(EngineError, match=r"an error in treetune \(ValueError: a mistake in the client\)"):
+        engine.wait_ready()
 
 
 def test_the_key_is_read_from_the_environment_sent_and_never_shown(

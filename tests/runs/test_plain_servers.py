@@ -3,7 +3,7 @@
 Promises that these tests hold:
 
 * A run of VinePPO samples from such a server, loads its weights into it, and finds them there (canary).
-* The run, killed with its rank (SIGKILL) and started again, ends with the weights of an undisturbed run.
+* The run, killed (SIGKILL) and started again, ends with the weights of an undisturbed run.
 * Two servers behind a reverse proxy serve one run, and give it the same weights.
 * A server that can't load weights is refused before anything is sampled, and serves evaluations.
 """
@@ -27,6 +27,9 @@ from tests.support.plain_server import (
     wait_for,
 )
 from treetune.config.jsonnet import load
+from treetune.engine.client import Address
+from treetune.engine.plain_client import PlainClient
+from treetune.engine.settings import PlainVllmSettings
 from treetune.models.policy_files import write_for_engine
 
 from .shared_server import built
@@ -112,13 +115,32 @@ def test_a_run_over_a_plain_server_is_killed_and_resumed_with_the_same_weights(
     struck = experiment(tmp_path, [server.url])
     running = struck.start()
     running.reach("generation", 1)
-    running.kill("rank")
+    running.kill("launcher")  # its only rank is in the same process
     assert running.wait() != 0
     struck.run()
     assert_good_run(struck)
     assert struck.policy(ITERATIONS) == undisturbed.policy(ITERATIONS)
     assert struck.policy(ITERATIONS) != undisturbed.policy(1), "training moved no weight"
     assert server.process.poll() is None, "the run ended a server that it didn't start"
+
+
+def test_the_facts_about_a_server_say_which_log_probs_it_returns(
+    server: PlainServerProcess, model: Path, tmp_path: Path
+) -> None:
+    raw = ("--logprobs-mode", "raw_logprobs")
+    with serving(model, tmp_path / "raw.log", *raw, dev_mode=False) as raw_server:
+        for address, route, is_processed in ((server, "tokens", True), (raw_server, "completions", False)):
+            settings = PlainVllmSettings(addresses=(address.url,), dtype="float32")
+            client = PlainClient(settings)
+            try:
+                facts = client.meet(Address(address.url, 1, KEY), 60.0)
+                again = client.meet(Address(address.url, 1, KEY), 60.0)
+            finally:
+                client.close()
+            assert (facts.route, facts.takes_weights) == (route, is_processed)
+            assert facts.has_processed_logprobs is is_processed
+            assert len(facts.greedy) == 16
+            assert again.differs_from(facts, settings.tolerance("cpu").mean) is None
 
 
 def test_two_servers_with_a_proxy_before_them_serve_a_run_with_the_same_weights(
@@ -150,4 +172,4 @@ def test_a_server_that_takes_no_weights_evaluates_by_text_routes_and_is_refused_
         running = run.start("run_evaluation_on_baseline", sets)
         assert running.wait() == 0, running.tail()
         (summary,) = run.directory.path.glob("evaluations/0000/*/summary.json")
-        assert json.loads(summary.read_text())["problems"] == 4
+        assert json.loads(summary.read_text())["n_problems"] == 4

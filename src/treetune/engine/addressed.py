@@ -17,6 +17,7 @@ name, such as ``3f2a91c07be4d518 0007``. A subclass sends the server this name, 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import replace
@@ -30,6 +31,8 @@ from treetune.engine.server import Server
 from treetune.engine.settings import PlainVllmSettings, VllmSettings
 from treetune.engine.transfer import FromFolder, drop_cache
 from treetune.exceptions import EngineError, ServerFailure
+
+logger = logging.getLogger(__name__)
 
 CHECK_S = 5.0
 """Seconds between two checks of a server that is present."""
@@ -128,11 +131,13 @@ class AddressedServer(Server):
     @override
     def failed(self, address: Address, reason: str) -> None:
         with self._changed:
-            # Reported already, or of a server process that has been replaced.
-            if self._address is None or address.epoch != self._epoch:
-                return
-            self._failures_in_a_row += 1
+            if address.epoch != self._epoch:
+                return  # of a server process that has been replaced
+            # The main thread loads nothing more into it, so that the server's own thread may meet it again.
             self._is_loading = False
+            if self._address is None:
+                return  # reported already
+            self._failures_in_a_row += 1
             if self._failures_in_a_row > self._settings.max_restarts:
                 self._error = (
                     f"the server at {self._url} failed {self._failures_in_a_row} times in a row (max_restarts"
@@ -151,10 +156,18 @@ class AddressedServer(Server):
 
     @override
     def begin_weights(self, address: Address) -> Address:
-        # Waits until the thread has loaded older weights, if the server has just come back.
-        with self._weights_lock:
+        # The first lock waits until the thread has loaded older weights, if the server has just come back.
+        with self._weights_lock, self._changed:
+            # The thread may have lost the server since the caller read its address. It then has to meet it
+            # again, which it would not do while `_is_loading` is set.
+            if self._address is None or address.epoch != self._epoch:
+                raise ServerFailure(self._reason_away)
             self._is_loading = True
-        self._name_weights(address, "")
+        try:
+            self._name_weights(address, "")
+        except (ServerFailure, EngineError) as failure:
+            self.failed(address, str(failure))
+            raise
         return replace(address, weights="")
 
     @override
@@ -202,6 +215,11 @@ class AddressedServer(Server):
         """The reason why the server was away the last time."""
         return self._reason_away
 
+    @property
+    def error(self) -> str | None:
+        """The reason why the server was given up; None if it was not."""
+        return self._error
+
     # The thread
 
     def _supervise(self) -> None:
@@ -221,12 +239,23 @@ class AddressedServer(Server):
                     if not self._is_loading:
                         self._set_away(str(failure))
             except EngineError as error:
-                with self._changed:
-                    self._error = str(error)
-                    self._set_away(str(error))
+                self._give_up(str(error))
+            except Exception as error:
+                # Otherwise this thread would end, and the main thread would wait until `start_timeout`.
+                logger.exception(f"an error in the thread of the server at {self._url}")
+                self._give_up(
+                    f"the server at {self._url} can't be used, because of an error in treetune"
+                    f" ({type(error).__name__}: {error}): the log has its traceback"
+                )
             with self._changed:
                 if not self._closed:
                     self._changed.wait(AWAY_S if self._address is None else CHECK_S)
+
+    def _give_up(self, error: str) -> None:
+        """Records that the server can't be used any more, for the main thread to raise."""
+        with self._changed:
+            self._error = error
+            self._set_away(error)
 
     def _check(self) -> None:
         """Checks a server that was present. Raises ServerFailure if another process answers, or if it has

@@ -256,6 +256,8 @@ class Client:
         there is no answer."""
         import aiohttp
 
+        if timeout <= 0:  # aiohttp would wait without a limit
+            raise ServerFailure(f"{path}: no time is left for a request")
         if self._session is None:
             # The caller limits the number of requests in flight.
             connector = aiohttp.TCPConnector(

@@ -121,7 +121,7 @@ class GivenServer(AddressedServer):
         server of this project."""
         address = Address(self._url, self._epoch, self._key)
         try:
-            return self._client.post(address, ROUTE + query, timeout=ANSWER_S)
+            description = self._client.post(address, ROUTE + query, timeout=ANSWER_S)
         except EngineError as refusal:
             if "HTTP 401" in str(refusal):
                 raise EngineError(
@@ -130,6 +130,16 @@ class GivenServer(AddressedServer):
             raise EngineError(
                 f"the server at {self._url} was not started by `serve_engine`: {refusal}"
             ) from refusal
+        if not (
+            isinstance(description.get("process"), str)
+            and isinstance(description.get("weights"), str)
+            and isinstance(description.get("started"), dict)
+        ):
+            raise EngineError(
+                f"the server at {self._url} was not started by `serve_engine`: it doesn't answer with"
+                f" 'process', 'weights' and 'started', but with {str(description)[:200]}"
+            )
+        return description
 
     def _refuse_other_settings(self, started: Mapping[str, Any]) -> None:
         """Raises EngineError if the server was started with other settings than this run's."""

@@ -6,7 +6,8 @@ a trainer that updates its model needs no weight sync.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,23 +40,15 @@ class HeldModelEngine(InProcessEngine):
                 " with its weights"
             )
         self._held_model, self._codec = model, codec
-        was_training = model.training
-        model.eval()
-        try:
+        with _evaluating(model):
             super().__init__(InProcessSettings(), launch)
-        finally:
-            model.train(was_training)
 
     @override
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        was_training = self._held_model.training
-        self._held_model.eval()  # without dropout
-        try:
+        with _evaluating(self._held_model):  # without dropout
             return super().generate(requests, on_result)
-        finally:
-            self._held_model.train(was_training)
 
     @override
     def load(
@@ -71,6 +64,19 @@ class HeldModelEngine(InProcessEngine):
     def _read(self, folder: Path) -> None:
         self._model = self._held_model
         self._tokenizer = _DecodingTokenizer(self._codec)
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Puts a model into evaluation mode for the block, and then each module back into its own mode."""
+    # Not `model.train(…)` at the end, which would also set modules that the trainer keeps in evaluation mode.
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
 
 
 class _DecodingTokenizer:

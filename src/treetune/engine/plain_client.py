@@ -20,10 +20,13 @@ the servers sample them in the order in which they arrive, so the client sends a
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import secrets
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -51,8 +54,21 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
 NO_WEIGHTS = "being-replaced"
 """The name that a server's weights have while they are replaced."""
 
-CERTAIN = 1e-4
-"""A token whose log-prob is nearer to 0 than this had probability 1, up to rounding."""
+WITHOUT_ROUTE = frozenset({401, 403, 404, 405, 501})
+"""The HTTP statuses of a server that doesn't have a route, or of a proxy that doesn't forward it."""
+
+GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
+"""Samples the most probable tokens, whose log-probs are the model's own."""
+ONE_TOKEN = SamplingParams(max_tokens=1)
+FORCED_IDS = (1, 2)
+"""Tokens that a server is made to sample. A model gives both of them at most probability 1 together."""
+EQUAL = 1e-3
+"""Log-probs that differ by less are equal up to rounding."""
+TIE = -0.5
+"""Two tokens that are about equally probable have smaller log-probs than this: at most log 1/2 = -0.69."""
+
+EXCERPT = 200
+"""Most characters of a server's answer in a message."""
 
 SERVE = "vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm"
 """The command that starts a server for this client, for messages."""
@@ -81,6 +97,32 @@ class ServerFacts:
     has_processed_logprobs: bool
     """Whether its log-probs are those of the distribution that it samples from, after temperature and top-p;
     otherwise they are the model's own."""
+    greedy: tuple[tuple[int, float], ...] = field(default=(), compare=False)
+    """The tokens that the server sampled with `GREEDY`, each with its log-prob. Other weights have others."""
+
+    def differs_from(self, earlier: ServerFacts, tolerance: float) -> str | None:
+        """Returns how the server's weights differ from its earlier ones; None if no difference is seen.
+
+        Args:
+            tolerance: The largest mean difference of log-probs that rounding explains.
+        """
+        differences = []
+        for (earlier_id, earlier_logprob), (token_id, logprob) in zip(
+            earlier.greedy, self.greedy, strict=False
+        ):
+            differences.append(abs(logprob - earlier_logprob))
+            if token_id != earlier_id:
+                # Rounding may have swapped two tokens that are about equally probable. In any case the next
+                # log-probs are those of another text.
+                if max(logprob, earlier_logprob) > TIE:
+                    return f"its most probable token is {token_id}, and it was {earlier_id}"
+                break
+        if not differences:
+            return None
+        mean = math.fsum(differences) / len(differences)
+        if mean <= tolerance:
+            return None
+        return f"its log-probs differ from the earlier ones by {mean:.2g} on average"
 
 
 class PlainClient(Client):
@@ -116,11 +158,13 @@ class PlainClient(Client):
         wait_s = FIRST_WAIT_S
         retries_left = self._settings.retries
         while True:
-            remaining_s = timeout - (time.monotonic() - started)
             try:
+                remaining_s = timeout - (time.monotonic() - started)
                 samples = await self._send_once(address, part, version, remaining_s)
                 return completions_of({"samples": samples}, part, version, seconds=time.monotonic() - started)
             except TemporaryFailure as failure:
+                # Computed again, since the attempt has taken time.
+                remaining_s = timeout - (time.monotonic() - started)
                 if retries_left == 0 or wait_s >= remaining_s:
                     raise ServerFailure(
                         f"{failure} (sent {self._settings.retries - retries_left + 1} times)"
@@ -197,31 +241,35 @@ class PlainClient(Client):
 
     # Facts about a server
 
-    def meet(self, address: Address, timeout: float) -> ServerFacts:
+    def meet(self, address: Address, timeout: float, *, is_router: bool = False) -> ServerFacts:
         """Asks a server for the facts about it, and remembers them.
+
+        Args:
+            is_router: Whether it is a router, which takes no weights itself.
 
         Raises:
             ServerFailure: The server can't be reached.
             EngineError: It is not a vLLM server that this client can use.
         """
-        cards = self.get(address, "/v1/models", timeout).get("data") or []
-        if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
+        answer = self.get(address, "/v1/models", timeout)
+        cards = answer.get("data") or []
+        if not isinstance(cards, list) or not all(map(_is_card, cards)):
             raise EngineError(
-                f"the server at {address.url} doesn't list its models as vLLM does: list addresses of vLLM"
-                f" servers in engines.policy.addresses, such as `{SERVE}` starts"
+                f"the server at {address.url} doesn't list its models as vLLM does: expected"
+                f" {{'data': [{{'id': …, 'root': …, 'max_model_len': …}}]}}, got {_excerpt(answer)}. List"
+                f" addresses of vLLM servers in engines.policy.addresses, such as `{SERVE}` starts"
             )
         card = self._choose_card(address, cards)
-        route, greedy_logprobs = self._try_routes(address, card["id"], timeout)
-        # vLLM has this route together with those that load weights.
-        info_request = self.exchange("GET", address, "/weight_info", None, timeout)
-        info_status, _ = self.run(info_request, timeout + 10.0)
+        name = card["id"]
+        route, greedy = self._try_routes(address, name, timeout)
         facts = ServerFacts(
-            name=card["id"],
-            root=card.get("root") or card["id"],
+            name=name,
+            root=card.get("root") or name,
             route=route,
             context_length=card.get("max_model_len") or 0,
-            takes_weights=info_status == 200 and not self.keeps_weights,
-            has_processed_logprobs=all(abs(logprob) < CERTAIN for logprob in greedy_logprobs),
+            takes_weights=not (is_router or self.keeps_weights) and self._has_weight_routes(address, timeout),
+            has_processed_logprobs=self._has_processed_logprobs(address, name, route, timeout),
+            greedy=greedy,
         )
         self.facts[address.url] = facts
         return facts
@@ -252,31 +300,90 @@ class PlainClient(Client):
             f"the server at {address.url} has {listed}: set engines.policy.model to the name of the policy"
         )
 
-    def _try_routes(self, address: Address, name: str, timeout: float) -> tuple[Route, list[float]]:
-        """Returns the first configured route that the server has, and the log-probs of two tokens that were
-        sampled with top_k = 1. These tokens have probability 1 after top_k, so that both log-probs are 0 if
-        the server reports those of the distribution that it samples from."""
+    def _try_routes(
+        self, address: Address, name: str, timeout: float
+    ) -> tuple[Route, tuple[tuple[int, float], ...]]:
+        """Returns the first configured route that the server has, and the tokens that it sampled with
+        `GREEDY`, each with its log-prob."""
         setting = self._settings.route
         routes: tuple[Route, ...] = ("tokens", "completions") if setting == "auto" else (setting,)
-        sampling = SamplingParams(max_tokens=2, top_k=1)
-        part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
         for route in routes:
-            facts = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
-            path = PATHS[route]
-            exchange = self.exchange("POST", address, path, self.body(facts, part, "first"), timeout)
-            status, text = self.run(exchange, timeout + 10.0)
+            status, text = self._send_probe(address, name, route, GREEDY, timeout)
             # Without the route, older versions of vLLM answer 404, and newer ones 403.
             if status in (404, 403) and route == "tokens":
                 if setting == "tokens":
                     raise EngineError(
-                        f"the server at {address.url} doesn't have the route {path} (HTTP {status}): start it"
-                        " with --enable-scale-out, or set engines.policy.route to 'completions'"
+                        f"the server at {address.url} doesn't have the route {PATHS[route]} (HTTP {status}):"
+                        " start it with --enable-scale-out, or set engines.policy.route to 'completions'"
                     )
                 continue
-            answer = self.read_answer(path, status, text)
-            (sample,) = samples_of_answer(answer, route, expected_weights="")
-            return route, sample["logprobs"]
+            sample = self._read_probe(address, route, status, text)
+            return route, tuple(zip(sample["token_ids"], sample["logprobs"], strict=True))
         raise AssertionError("the last route returns or raises")
+
+    def _has_processed_logprobs(self, address: Address, name: str, route: Route, timeout: float) -> bool:
+        """Returns whether the server's log-probs are those of the distribution that it samples from.
+
+        A token that alone is allowed has the log-prob 0 there. The model's own log-probs can't be 0 for two
+        tokens at the same position, even if the model is certain of one of them.
+        """
+        logprobs = []
+        for token_id in FORCED_IDS:
+            status, text = self._send_probe(
+                address, name, route, ONE_TOKEN, timeout, allowed_token_ids=[token_id]
+            )
+            sample = self._read_probe(address, route, status, text)
+            logprobs += sample["logprobs"]
+        return all(abs(logprob) < EQUAL for logprob in logprobs)
+
+    def _has_weight_routes(self, address: Address, timeout: float) -> bool:
+        """Returns whether the server has the routes that load weights. Raises ServerFailure if it is only
+        overloaded or just starting."""
+        path = "/weight_info"  # vLLM has this route together with those that load weights
+        status, text = self.run(self.exchange("GET", address, path, None, timeout), timeout + 10.0)
+        if status in WITHOUT_ROUTE:
+            return False
+        self.read_answer(path, status, text)
+        return True
+
+    def _send_probe(
+        self,
+        address: Address,
+        name: str,
+        route: Route,
+        sampling: SamplingParams,
+        timeout: float,
+        **parameters: Any,
+    ) -> tuple[int, bytes]:
+        """Requests one sample after the prompt of token 0, and returns the HTTP status and the answer.
+
+        Args:
+            parameters: Further sampling parameters of vLLM.
+        """
+        facts = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
+        part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
+        # A salt that no other request has: the server's weights may have changed since the last probe.
+        body = self.body(facts, part, f"probe-{secrets.token_hex(8)}")
+        # The end of a text is sampled like other tokens, so that samples have the same lengths.
+        parameters |= {"stop_token_ids": [], "ignore_eos": True}
+        body.get("sampling_params", body).update(parameters)
+        return self.run(self.exchange("POST", address, PATHS[route], body, timeout), timeout + 10.0)
+
+    def _read_probe(self, address: Address, route: Route, status: int, text: bytes) -> dict[str, Any]:
+        """Returns the sample in a probe's answer. Raises EngineError if the answer has another form."""
+        path = PATHS[route]
+        answer = self.read_answer(path, status, text)
+        try:
+            samples = samples_of_answer(answer, route, expected_weights="")
+        except ServerFailure as failure:
+            raise EngineError(f"the server at {address.url} can't be used: {path}: {failure}") from failure
+        are_whole = all(0 < len(sample["token_ids"]) == len(sample["logprobs"]) for sample in samples)
+        if len(samples) != 1 or not are_whole:
+            raise EngineError(
+                f"the server at {address.url} can't be used: {path}: expected one sample with tokens and a"
+                f" log-prob for each token, got {_excerpt(answer)}"
+            )
+        return samples[0]
 
     # HTTP
 
@@ -327,43 +434,95 @@ def samples_of_answer(
             completions route doesn't name them, and its answers aren't checked.
 
     Raises:
-        ServerFailure: Other weights have sampled some tokens, or a part of the answer is missing.
+        ServerFailure: Other weights have sampled some tokens, or the answer has another form than vLLM's.
         EngineError: The server doesn't return token ids.
     """
-    try:
-        choices = sorted(answer.get("choices") or (), key=lambda choice: choice["index"])
-        return [_sample_of_choice(choice, route, expected_weights) for choice in choices]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ServerFailure(
-            f"its answer has another form than vLLM's ({type(error).__name__}: {error})"
-        ) from error
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise _other_form("'choices', a list of samples", answer)
+    for choice in choices:
+        if not isinstance(choice, dict) or not isinstance(choice.get("index"), int):
+            raise _other_form("a sample with its 'index'", choice)
+    choices = sorted(choices, key=lambda choice: choice["index"])
+    return [_sample_of_choice(choice, route, expected_weights) for choice in choices]
 
 
 def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights: str) -> dict[str, Any]:
     """Returns one sample of an answer; see `samples_of_answer`."""
-    if choice.get("token_ids") is None:
+    token_ids = choice.get("token_ids")
+    if token_ids is None:
         raise EngineError(
             "the server returned no token ids, so it is an older vLLM or another program: use a vLLM whose"
             f" {COMPLETIONS} knows return_token_ids"
         )
+    if not isinstance(token_ids, list) or not all(map(_is_token_id, token_ids)):
+        raise _other_form("'token_ids', a list of integers", token_ids)
     logprobs_of_choice = choice.get("logprobs") or {}
+    if not isinstance(logprobs_of_choice, dict):
+        raise _other_form("'logprobs', an object", logprobs_of_choice)
     if route == "tokens":
-        logprobs = [entry["logprob"] for entry in logprobs_of_choice.get("content") or ()]
-        spans = choice.get("weight_versions")
+        entries = logprobs_of_choice.get("content") or []
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise _other_form("the 'content' of 'logprobs', a list of objects", entries)
+        logprobs = [entry.get("logprob") for entry in entries]
         # Versions of vLLM that don't name the weights return no spans.
+        spans = choice.get("weight_versions")
         if expected_weights and spans is not None:
-            versions = sorted({span["version"] for span in spans})
-            if versions != [expected_weights]:
-                raise ServerFailure(
-                    f"its answer was sampled by the weights {versions}, not by {expected_weights!r}"
-                )
+            _refuse_other_weights(spans, expected_weights)
     else:
         logprobs = logprobs_of_choice.get("token_logprobs") or []
+        if not isinstance(logprobs, list):
+            raise _other_form("'token_logprobs', a list of numbers", logprobs)
+    if not all(map(_is_finite_number, logprobs)):
+        raise _other_form("a finite number for each log-prob", logprobs)
     return {
-        "token_ids": choice["token_ids"],
+        "token_ids": token_ids,
         "logprobs": logprobs,
         "finish_reason": choice.get("finish_reason"),
     }
+
+
+def _refuse_other_weights(spans: Any, expected_weights: str) -> None:
+    """Raises ServerFailure unless the weights of this name have sampled all tokens of an answer."""
+    are_spans = isinstance(spans, list) and all(
+        isinstance(span, dict) and isinstance(span.get("version"), str) for span in spans
+    )
+    if not are_spans:
+        raise _other_form("'weight_versions', a list of objects with a 'version'", spans)
+    versions = sorted({span["version"] for span in spans})
+    if versions != [expected_weights]:
+        raise ServerFailure(f"its answer was sampled by the weights {versions}, not by {expected_weights!r}")
+
+
+def _other_form(expected: str, answer: Any) -> ServerFailure:
+    """Returns the error for an answer that doesn't have the form of vLLM's."""
+    return ServerFailure(
+        f"its answer has another form than vLLM's: expected {expected}, got {_excerpt(answer)}"
+    )
+
+
+def _excerpt(answer: Any) -> str:
+    """Returns the beginning of an answer as JSON, for messages."""
+    text = json.dumps(answer, ensure_ascii=False)
+    return text if len(text) <= EXCERPT else text[:EXCERPT] + "…"
+
+
+def _is_card(card: Any) -> bool:
+    """Returns whether a value describes a model as vLLM does."""
+    return (
+        isinstance(card, dict)
+        and isinstance(card.get("id"), str)
+        and isinstance(card.get("root"), str | None)
+        and isinstance(card.get("max_model_len"), int | None)
+    )
+
+
+def _is_token_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_finite_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_whole_distribution(sampling: SamplingParams) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from typing_extensions import override
 from treetune.engine.addressed import ANSWER_S, AddressedServer, ServerState
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address
-from treetune.engine.plain_client import NO_WEIGHTS, PATHS, PlainClient
+from treetune.engine.plain_client import NO_WEIGHTS, PATHS, PlainClient, ServerFacts
 from treetune.engine.server import Server
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure
@@ -36,6 +37,10 @@ HOW_TO_LOAD = (
     "start it with the environment variable VLLM_SERVER_DEV_MODE=1, on a network that only you can reach"
 )
 """The remedy for servers that can't load weights, for messages."""
+
+OTHER_WEIGHTS = 4
+"""Weights count as others if their log-probs differ by more than this many times the canary's tolerance. A
+greedy sample has few tokens, so that its mean difference is less certain than a canary's."""
 
 
 class PlainServers(NamedTuple):
@@ -69,7 +74,8 @@ def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
 class PlainServer(AddressedServer):
     """A server that `vllm serve` started.
 
-    If it can't load weights, it keeps those that it has, which the run then takes for its start weights.
+    If it can't load weights, it keeps those that it has, which the run then takes for its start weights. They
+    are compared whenever the server comes back, by the log-probs of a greedy sample.
     """
 
     start_command = "vllm serve"
@@ -88,6 +94,9 @@ class PlainServer(AddressedServer):
         # Set first: the constructor of the base class starts the thread, which reads them.
         self._plain_client, self._trains = client, launch.trains
         self._context_length = launch.context_length
+        self._tolerance = OTHER_WEIGHTS * settings.tolerance(launch.device).mean
+        self._first_facts: ServerFacts | None = None
+        """The facts about the server when it was met first."""
         self._meetings = 0
         super().__init__(url, key, settings, launch.weights, run, client, loads=loads)
 
@@ -122,13 +131,32 @@ class PlainServer(AddressedServer):
             )
         if self._trains and not facts.takes_weights:
             raise EngineError(f"{self._cannot_load()}. This run trains, so it needs new weights")
+        self._refuse_change(facts)
         return self._describe()
+
+    def _refuse_change(self, facts: ServerFacts) -> None:
+        """Raises EngineError for a server that came back with other weights, or without the routes that load
+        the run's."""
+        first_facts = self._first_facts or facts
+        self._first_facts = first_facts
+        if first_facts.takes_weights and not facts.takes_weights:
+            raise EngineError(
+                f"the server at {self._url} was restarted without the routes that load weights, and the run"
+                f" had loaded weights into it: {HOW_TO_LOAD}"
+            )
+        difference = facts.differs_from(first_facts, self._tolerance)
+        if not facts.takes_weights and difference is not None:
+            raise EngineError(
+                f"the server at {self._url} was away, and came back with other weights ({difference}), so"
+                " that the answers are of two models: start it with the weights that it had, and repeat the"
+                " evaluation"
+            )
 
     @override
     def _describe(self) -> ServerState:
         process = str(self._meetings)
         if not self._takes_weights:
-            # Only to see whether it answers: its weights never change.
+            # Only to see whether it answers. Its weights change if it is restarted: see `_refuse_change`.
             self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_S)
             return ServerState(process, self._weights_name)
         info = self._plain_client.get(self._unnamed_address, "/weight_info", ANSWER_S)
@@ -184,11 +212,19 @@ class RouterOfServers(PlainServer):
             server.check_now()
             if server.now() is None:
                 raise ServerFailure(f"a server behind it is away: {server.reason_away}")
-        self._plain_client.meet(self._unnamed_address, ANSWER_S)
+        facts = self._plain_client.meet(self._unnamed_address, ANSWER_S, is_router=True)
+        # The router asked any of its servers, and a request may reach each of them.
+        have_processed_logprobs = all(
+            self._plain_client.facts[server._url].has_processed_logprobs for server in self._servers
+        )
+        self._plain_client.facts[self._url] = replace(facts, has_processed_logprobs=have_processed_logprobs)
         return self._describe()
 
     @override
     def _describe(self) -> ServerState:
+        for server in self._servers:
+            if server.error is not None:
+                raise EngineError(server.error)
         # The router may answer with any server's state, so only the servers are asked for it.
         self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_S)
         return ServerState(str(self._meetings), self._weights_name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -145,6 +146,7 @@ def _check_answer(answer: GradedAnswer | Mapping[str, Any]) -> GradedAnswer:
         raise ValueError(
             f"its step_rewards add up to {math.fsum(step_rewards):g}, and its reward is {reward:g}"
         )
+    fork = None if answer.fork is None else _read_fork(answer.fork)
     group = str(answer.group) if answer.group is not None else _name_of_prompt(prompt_ids)
     return replace(
         answer,
@@ -156,7 +158,20 @@ def _check_answer(answer: GradedAnswer | Mapping[str, Any]) -> GradedAnswer:
         sampled=sampled,
         step_ends=step_ends,
         step_rewards=step_rewards,
+        fork=fork,
     )
+
+
+def _read_fork(fork: Any) -> tuple[int, int]:
+    """Returns a fork as two integers. Raises ValueError if it isn't such a pair."""
+    try:
+        origin, tokens = fork
+        return operator.index(origin), operator.index(tokens)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"its fork is {fork!r}: give two integers, the number of the answer in its group that it branched"
+            " off from, and the number of response tokens that they share"
+        ) from error
 
 
 def _name_of_prompt(prompt_ids: TokenIds) -> str:
@@ -270,6 +285,12 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
                 f"answer {number} of the group {name!r} has the fork {answer.fork}, and its first {tokens}"
                 f" tokens are not those of answer {origin}"
             )
+        if not _are_equal(_sampled_mask(group[origin])[:tokens], _sampled_mask(answer)[:tokens]):
+            raise ValueError(
+                f"answer {number} of the group {name!r} has the fork {answer.fork}, and sampled of its first"
+                f" {tokens} tokens differs from that of answer {origin}: give both the same there, since the"
+                " answers share these tokens (None: the policy sampled all tokens)"
+            )
         cuts_by_answer[number].add(tokens)
         # The origin is cut there, too. If it branched off from another answer after this point, that answer
         # has the same beginning, and is cut, and so on.
@@ -286,6 +307,16 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
     return cuts_by_answer
 
 
+def _sampled_mask(answer: GradedAnswer) -> Column:
+    """Returns for each token of a checked answer whether the policy sampled it."""
+    import numpy as np
+
+    if answer.sampled is None:
+        return np.ones(len(answer.response_ids), np.bool_)
+    mask: Column = answer.sampled
+    return mask
+
+
 def _make_trajectory(
     context: RolloutContext,
     problem: Problem,
@@ -298,7 +329,7 @@ def _make_trajectory(
     import numpy as np
 
     tokens = len(answer.response_ids)
-    sampled: Column = np.ones(tokens, np.bool_) if answer.sampled is None else answer.sampled
+    sampled = _sampled_mask(answer)
     # The positions at which an environment's tokens begin or end. A segment is of one kind.
     changes = (np.flatnonzero(np.diff(sampled)) + 1).tolist()
     starts = sorted({0, *changes, *cuts} - {tokens})

@@ -86,6 +86,13 @@ def check_credit(credit: Credit, *, has_engine: bool, has_grader: bool, has_samp
             f"the credit {name!r} leaves advantages to the trainer of a run: choose one that gives them, such"
             " as 'group' or 'monte_carlo'"
         )
+    if credit.asks_reference or credit.scores_texts:
+        model = "a reference model" if credit.asks_reference else "the policy"
+        raise ValueError(
+            f"the credit {name!r} scores given texts with {model}, which only a run of treetune does: choose"
+            " a credit that reads rewards alone, such as 'group', or one that samples continuations, such as"
+            " 'monte_carlo'"
+        )
     if Continuations() not in credit.gives:
         return
     missing = []
