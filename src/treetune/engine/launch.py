@@ -113,7 +113,7 @@ class ServerLaunch:
         Raises:
             ValueError: vLLM doesn't support the adapters, or computes this model differently.
         """
-        _refuse_wider_windows(weights, self.context_length)
+        refuse_wider_windows(weights, self.context_length)
         settings, device = self.settings, self.run.device
         cuda = device == "cuda"
         command = [sys.executable, "-m", SERVER_PROGRAM]
@@ -423,7 +423,7 @@ def refuse_long_paths() -> None:
         )
 
 
-def _refuse_wider_windows(weights: Path, context_length: int) -> None:
+def refuse_wider_windows(weights: Path, context_length: int) -> None:
     """Raises ValueError for a model whose sliding windows are wider in vLLM than in transformers.
 
     The server's log-probs would differ from the trainer's. The canary is too short to notice it.

@@ -40,6 +40,7 @@ from treetune.engine.launch import (
     last_lines,
     listens,
     refuse_long_paths,
+    refuse_wider_windows,
     with_time_for,
 )
 from treetune.engine.settings import EngineSettings, VllmSettings
@@ -147,10 +148,11 @@ class OwnServer(Server):
     def __init__(self, launch: ServerLaunch, log: Path, address_file: Path | None) -> None:
         super().__init__()
         self._launch, self._settings, self._log = launch, launch.settings, log
-        # Both raise ValueError here, in the caller's thread, for GPUs that don't exist and for paths that are
-        # too long.
+        # All raise ValueError here, in the caller's thread: for GPUs that don't exist, for paths that are too
+        # long, and for a model that vLLM computes differently.
         launch.environment(Path())
         refuse_long_paths()
+        refuse_wider_windows(launch.run.weights, launch.context_length)
         self._address_file = address_file
         self._weights = launch.run.weights
         self._start_wanted = True
