@@ -214,13 +214,14 @@ class Running:
         return found[:1] if victim == "rank" else found
 
     def ranks(self) -> list[ProcessIdentity]:
-        return [
+        """The processes that train. A single rank is the process that was started."""
+        programs = [
             process
             for process in self._titled("main.py")
-            if process.pid != self.launcher.pid
-            and "deepspeed" not in self.seen[process]
-            and "guard.py" not in self.seen[process]
+            if "deepspeed" not in self.seen[process] and "guard.py" not in self.seen[process]
         ]
+        started = [process for process in programs if process.pid != self.launcher.pid]
+        return started or programs
 
     def _titled(self, part: str) -> list[ProcessIdentity]:
         return [process for process, title in self.seen.items() if part in title and process.alive()]
