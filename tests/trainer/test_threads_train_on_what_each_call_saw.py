@@ -27,6 +27,8 @@ from treetune.trainer.tokens import Sequences
 LAYOUTS = ("padded", "packed", "tree")
 TEMPERATURE = 0.8
 CHANGED = {
+    # |log ρ| has a corner at ρ = 1, where all tokens begin: rounding decides the sign of its gradient there.
+    "kl_cov": {"penalty": 1e-6},
     "gspo": {"kl_coef": 0.02},
     # Sums over hundreds of tokens are rounded, and a narrow band makes that many times larger.
     "dpo_positive": {"penalty_band": 10.0},
