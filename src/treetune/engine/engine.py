@@ -216,7 +216,8 @@ class VllmEngine(Engine):
         unfinished = _UnfinishedRequests()
 
         def split_requests(new: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
-            """Gives requests their indices, and cuts them into parts that are sent to one server each."""
+            """Gives requests their indices, and cuts them into parts that are sent to one server each. What
+            depends on something unknown (`Later`) is returned as it is, and comes back as an event."""
             parts: list[RequestPart] = []
             laters: list[Later] = []
             for request in new:
@@ -232,16 +233,19 @@ class VllmEngine(Engine):
         # Before anything is sent, so that a request which can't be sampled costs nothing.
         first_parts, first_laters = split_requests(requests)
         addresses: dict[int, Address] = {}  # of the servers that take requests
-        servers_with_answers: set[int] = set()
+        servers_with_answers: set[int] = set()  # since they were last lost
         self._recent = [(time.monotonic(), 0)]
         for replica in self._targets:
             replica.server.wait_anew()
         settings = self._settings
+        # Requests go to `_sampled`: to the servers themselves, or to a router, which takes the samples of all
+        # servers behind it.
+        samples_of_all_servers = QUEUE_FACTOR * settings.max_num_seqs * len(self._replicas)
         with Sampling(
             self._client,
             self.version,
             most_parts=settings.max_concurrency,
-            most_samples=QUEUE_FACTOR * settings.max_num_seqs * len(self._replicas) // len(self._sampled),
+            most_samples=samples_of_all_servers // len(self._sampled),
             timeout=settings.request_timeout,
             prefixes=self._prefixes,
         ) as sampling:

@@ -193,6 +193,7 @@ class PlainServer(AddressedServer):
 
     @property
     def _unnamed_address(self) -> Address:
+        """The address without the name of the run's weights, for requests that any weights may answer."""
         return self._make_address(with_weights=False)
 
 
@@ -212,12 +213,12 @@ class RouterOfServers(PlainServer):
             server.check_now()
             if server.now() is None:
                 raise ServerFailure(f"a server behind it is away: {server.reason_away}")
-        facts = self._plain_client.meet(self._unnamed_address, ANSWER_S, is_router=True)
-        # The router asked any of its servers, and a request may reach each of them.
-        have_processed_logprobs = all(
-            self._plain_client.facts[server._url].has_processed_logprobs for server in self._servers
-        )
-        self._plain_client.facts[self._url] = replace(facts, has_processed_logprobs=have_processed_logprobs)
+        facts_by_url = self._plain_client.facts
+        # The router passes this on to one of its servers. A later request may reach another one, so that
+        # log-probs count as processed only if those of all servers are.
+        facts_of_one = self._plain_client.meet(self._unnamed_address, ANSWER_S, is_router=True)
+        all_processed = all(facts_by_url[server._url].has_processed_logprobs for server in self._servers)
+        facts_by_url[self._url] = replace(facts_of_one, has_processed_logprobs=all_processed)
         return self._describe()
 
     @override

@@ -43,6 +43,18 @@ _PLAIN_ADDRESS = re.compile(r"https?://[^/@?#\s]+(/[^/@?#\s]+)*")
 """An address of `PlainVllmSettings`, which may have a path, and for routers no port."""
 
 
+def _problem_of_addresses(addresses: Sequence[str], form: re.Pattern[str]) -> str | None:
+    """Returns what is wrong with a list of addresses, such as "is empty"; None if nothing is."""
+    if not addresses:
+        return "is empty"
+    malformed = [address for address in addresses if not form.fullmatch(address)]
+    if malformed:
+        return f"has {malformed[0]!r}"
+    if len(set(addresses)) < len(addresses):
+        return "names a server twice"
+    return None
+
+
 class EngineSettings(Registrable):
     """The settings of an engine. A custom engine implements `start`."""
 
@@ -194,14 +206,7 @@ class VllmSettings(EngineSettings):
             )
 
     def _check_addresses(self, addresses: Sequence[str]) -> None:
-        malformed = [address for address in addresses if not _ADDRESS.fullmatch(address)]
-        problem = None
-        if not addresses:
-            problem = "is empty"
-        elif malformed:
-            problem = f"has {malformed[0]!r}"
-        elif len(set(addresses)) < len(addresses):
-            problem = "names a server twice"
+        problem = _problem_of_addresses(addresses, _ADDRESS)
         if problem is not None:
             raise ValueError(
                 f"addresses {problem}: list servers such as 'http://10.0.0.2:8000', each of them once"
@@ -442,14 +447,7 @@ class PlainVllmSettings(EngineSettings):
         for key, urls in (("addresses", self.addresses), ("servers", self.servers)):
             if urls is None:
                 continue
-            malformed = [url for url in urls if not _PLAIN_ADDRESS.fullmatch(url)]
-            problem = None
-            if not urls:
-                problem = "is empty"
-            elif malformed:
-                problem = f"has {malformed[0]!r}"
-            elif len(set(urls)) < len(urls):
-                problem = "names a server twice"
+            problem = _problem_of_addresses(urls, _PLAIN_ADDRESS)
             if problem is not None:
                 raise ValueError(
                     f"{key} {problem}: list addresses such as 'http://10.0.0.2:8000', each of them once,"

@@ -35,6 +35,7 @@ from treetune.tasks.sources import (
     no_such_file,
     read_rows,
 )
+from treetune.tasks.splitter_task import SplitterTask
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
 
@@ -56,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowsTask(Task):
+class RowsTask(SplitterTask):
     """Problems from files of JSON lines or Parquet (``.parquet``), or from a Hugging Face data set."""
 
     train: tuple[str, ...] = ()
@@ -209,19 +210,6 @@ class RowsTask(Task):
         """Returns the problems of a split. Raises ValueError if it is missing or empty, and for a bad row."""
         check_split(split)
         return _problems(self, split)
-
-    @override
-    def step_boundaries(self, response: str) -> list[int]:
-        return self.steps.boundaries(response)
-
-    @override
-    def answer_boundaries(self, response: str) -> list[int]:
-        return self.steps.answer_boundaries(response)
-
-    @property
-    @override
-    def boundaries_look_back(self) -> bool:
-        return self.steps.end_token == "own_step"
 
     def _files(self, split: Split) -> tuple[str, ...]:
         files = {"train": self.train, "validation": self.validation, "test": self.test}

@@ -38,8 +38,8 @@ from treetune.credit.library.limits import CreditCost, CreditLimits, LimitedEngi
 from treetune.engine.base import Engine
 from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
-from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.splitter_task import SplitterTask
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Column, Episode, Metrics, TextCodec, TokenIds
 
@@ -99,24 +99,11 @@ class CreditedAnswers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OutsideTask(Task):
+class _OutsideTask(SplitterTask):
     """Takes the place of a run's task: it splits answers into steps, and has no problems."""
 
     grader: Grader
     steps: StepSplitter
-
-    @override
-    def step_boundaries(self, response: str) -> list[int]:
-        return self.steps.boundaries(response)
-
-    @override
-    def answer_boundaries(self, response: str) -> list[int]:
-        return self.steps.answer_boundaries(response)
-
-    @property
-    @override
-    def boundaries_look_back(self) -> bool:
-        return self.steps.end_token == "own_step"
 
 
 class CreditAssigner(AbstractContextManager["CreditAssigner"]):

@@ -151,10 +151,11 @@ def td_credits(values: Sequence[float], td_steps: int, discount: float, terminal
     Example: ``td_credits([0.0, 1.0, 3.0], td_steps=1, discount=0.5, terminal=4.0)`` is ``[1.0, 4.0]``: the
     changes 1 and 2, and 4 · 0.5 for the second step, which reaches the last state.
     """
+    # Step i leads from state i to state i + 1, so that the number of changes is that of the last state, T.
     changes = [after - before for before, after in pairwise(values)]
     last_state = len(changes)
     step_credits = []
-    for step in range(len(changes)):
+    for step in range(last_state):
         next_changes = changes[step : step + td_steps]
         weights = [discount**offset for offset in range(len(next_changes))]
         weighted_changes = [weight * change for weight, change in zip(weights, next_changes, strict=True)]

@@ -41,14 +41,20 @@ others contain their lower end: 0.2 is hard."""
 
 
 def bin_of(correct: int, answers: int) -> str:
-    """Returns the name of the bin for `correct` of `answers`. It is computed in whole numbers, as 3 / 5 in
-    floats may lie on either side of 0.6."""
+    """Returns the name of the bin for `correct` of `answers`.
+
+    Example: 3 of 5 are ``"easy"``, the bin that begins at 0.6.
+    """
     assert 0 <= correct <= answers > 0
     if correct == 0:
         return "impossible"
     if correct == answers:
         return "perfect"
-    return BINS[1 + correct * 5 // answers][0]  # five bins of equal width come after "impossible"
+    # Five bins of equal width come after "impossible". Whole numbers decide between them, since a quotient of
+    # floats may lie on either side of a bin's end, such as 0.6.
+    fifth = correct * 5 // answers
+    name, _, _ = BINS[1 + fifth]
+    return name
 
 
 @dataclass(frozen=True)
