@@ -189,3 +189,30 @@ def test_a_loop_ends_at_its_boundary_if_other_code_drops_the_signals_exception()
         check=True,
     )
     assert finished.stdout.split() == [str(int(signal.SIGINT))]
+
+
+SIGNAL_WHILE_PYTHON_ENDS = """
+import os, signal
+from treetune.processes import lifetime
+
+class LastObject:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+lifetime.exit_on_signals()
+alive_until_the_end = LastObject()
+os.kill(os.getpid(), signal.SIGINT)
+sum(range(1000))
+"""
+
+
+def test_another_signal_while_python_ends_leaves_the_first_ones_exit_code() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    finished = subprocess.run(
+        [sys.executable, "-c", SIGNAL_WHILE_PYTHON_ENDS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert finished.returncode == 128 + signal.SIGINT, finished.stderr

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,12 +18,28 @@ from treetune.runtime import front_door
 from treetune.runtime.front_door import ranks_here, threads_each
 
 
+def wait_until_taken(pid: int, number: int, deadline_s: float = 60.0) -> None:
+    """Waits until the process has taken the signal. If two come together, its threads may take the second one
+    first."""
+    bit = 1 << (number - 1)
+    deadline = time.monotonic() + deadline_s
+    while True:
+        status = Path(f"/proc/{pid}/status").read_text()
+        masks = re.findall(r"^(?:SigPnd|ShdPnd):\s*(\w+)$", status, re.MULTILINE)
+        if not any(int(mask, 16) & bit for mask in masks):
+            time.sleep(0.1)  # for the lines between taking a signal and its handler
+            return
+        assert time.monotonic() < deadline, status
+        time.sleep(0.005)
+
+
 def test_a_run_that_is_stopped_while_it_samples_says_so_in_one_line(tmp_path: Path) -> None:
     """It answers four requests in an iteration, so that it stands still in the second. DeepSpeed's launcher
     answers Ctrl-C with a SIGTERM to ranks that are on their way out."""
     process = standing(tmp_path, 6, "run_iteration_loop")
     said = "stopped in iteration 2; the same command continues"
     process.send_signal(signal.SIGINT)
+    wait_until_taken(process.pid, signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=300)
     lines = errors.splitlines()

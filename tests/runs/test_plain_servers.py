@@ -114,7 +114,13 @@ def test_a_run_over_a_plain_server_is_killed_and_resumed_with_the_same_weights(
     assert_good_run(undisturbed)
     struck = experiment(tmp_path, [server.url])
     running = struck.start()
-    running.reach("generation", 1)
+    iteration = struck.directory.iteration(1)
+    # Four problems are sampled in a moment: the run may be anywhere in the iteration when it is stopped.
+    running.freeze(
+        mark=(iteration / "journal" / "rollout-0.jsonl").is_file,
+        over=(iteration / "metrics.json").is_file,
+        what="iteration 1",
+    )
     running.kill("launcher")  # its only rank is in the same process
     assert running.wait() != 0
     struck.run()

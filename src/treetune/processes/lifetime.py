@@ -14,6 +14,7 @@ continue training, so each rank checks all of its ancestors.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -365,6 +366,17 @@ def exit_on_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
+    def ignore_echoes() -> None:
+        """Lets the exit code be the first signal's. Without this, a signal that comes while the interpreter
+        is taken down would end the process: Python gives signals their defaults back then, but for those that
+        are ignored."""
+        if stopped_by is None:
+            return
+        for number in (*ENDING, CHECKPOINT):
+            if number != stopped_by or launcher_processes():
+                signal.signal(number, signal.SIG_IGN)
+
+    atexit.register(ignore_echoes)
     for number in (*ENDING, CHECKPOINT, signal.SIGALRM):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # `nohup`: the run outlives its terminal
