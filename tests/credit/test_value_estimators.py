@@ -357,7 +357,7 @@ def test_answers_whose_prompt_has_no_value_are_left_out_counted_and_reported() -
     episodes, metrics = mdp.credited(credit, answers("a;a;b", "b;a;b"), say=messages.append)
     assert (len(episodes), metrics["credit/unvalued"]) == (1, 1.0)
     assert "credit/value_unavailable" not in metrics
-    assert messages == ["iteration 1: 1 answers are left out, since their prompt has no value"]
+    assert messages == ["iteration 4: 1 answers are left out, since their prompt has no value"]
 
 
 def test_an_estimator_says_whether_it_is_unbiased_or_is_refused() -> None:
