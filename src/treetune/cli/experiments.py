@@ -85,8 +85,10 @@ def load_experiment(options: Options) -> tuple[Config, Runtime]:
 
 
 def _check_machine(config: Config, root: Runtime) -> None:
-    """Raises ConfigError if a new run needs files, models or GPUs that aren't here, as `check` does. A run that
-    is continued needs fewer of them, such as no start model that it has trained already."""
+    """Raises ConfigError if a new run needs files, models or GPUs that aren't here, as `check` does.
+
+    A run that is continued may need fewer of them, and isn't checked.
+    """
     log = log_file(config)
     if log is not None and (log.parents[1] / "manifest.json").exists():
         return
