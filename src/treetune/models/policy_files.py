@@ -232,8 +232,8 @@ def write_for_engine(
 
     The output head is written (except for `has_no_head_in_engine`), and the configuration says that it is not
     tied to the embeddings.
-    Otherwise an engine may copy the embeddings into its head when it starts, and go on sampling with that old
-    head after new embeddings have come, without an error.
+    Otherwise an engine may copy the embeddings into its head when it starts, and continue to sample with that
+    old head after new embeddings have come, without an error.
     Configuration and tokenizer are written only the first time. The weights appear whole or not at all.
     """
     from safetensors.torch import save_file
