@@ -55,7 +55,7 @@ def _collect_commands() -> dict[str, Command]:
     modules: list[Any] = [experiments, configuration, *OWN_MODULES]
     own_commands = {command.name: command for module in modules for command in module.COMMANDS}
     help_commands = {command.name: command for command in HELP}
-    owners = dict.fromkeys([*own_commands, *help_commands, *SHORT], "treetune")
+    owners = dict.fromkeys([*own_commands, *help_commands, *SHORT.values()], "treetune")
     added: dict[str, Command] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.dist is not None and entry.dist.name == "treetune":
