@@ -1,4 +1,4 @@
-// TensorBoard with the names that ThreadWeaver's README has for its metrics beside those of this project.
+// TensorBoard with the metrics' names of ThreadWeaver's README in addition to those of this project.
 {
   sinks+: [{
     type: 'tensorboard',

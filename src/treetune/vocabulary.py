@@ -321,7 +321,7 @@ def sees(branch: Branch, earlier: Branch) -> bool:
     Example::
 
         sees(((0, 1),), ())           == True     # a thread sees the text before its block
-        sees(((0, 1),), ((0, 0),))    == False    # but not the thread beside it
+        sees(((0, 1),), ((0, 0),))    == False    # but not its sibling thread
         sees((), ((0, 0),))           == True     # the text after the block sees its threads
         sees(((1, 0),), ((0, 0),))    == True     # and so does a thread of a later block
     """

@@ -68,7 +68,7 @@ probabilities sum to at most 1."""
 EQUAL = 1e-3
 """Log-probs that differ by less are equal up to rounding."""
 TIE = -0.5
-"""A token whose log-prob is above this is no tie: of two equally probable tokens, each has at most
+"""A token whose log-prob is above this isn't a tie: of two equally probable tokens, each has at most
 log 1/2 = -0.69. The difference leaves room for rounding."""
 
 MARGIN_S = 10.0

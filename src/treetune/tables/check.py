@@ -204,9 +204,20 @@ def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             f"it starts from {path}, which doesn't exist, and no experiment that it needs writes it",
             f"experiments.{name}",
-            remedy="add the experiment that trains the start model to the table, and name it in `needs`, as"
-            " in experiments: { sft: { configs: ['sft.jsonnet'] }, … needs: ['sft'] }",
+            remedy=_how_to_make(plan, path),
         )
+
+
+def _how_to_make(plan: TableRuns, path: Path) -> str:
+    """Returns the remedy for a start model that no needed experiment writes."""
+    below_seed = Path(*path.relative_to(plan.table.directory).parts[1:])
+    for run in plan.runs:
+        if below_seed.is_relative_to(run.experiment_name):
+            return f"{run.name} of this table trains it: write needs: [{run.name!r}]"
+    return (
+        "add the experiment that trains the start model to the table, and name it in `needs`, as in"
+        " experiments: { sft: { configs: ['sft.jsonnet'] }, … needs: ['sft'] }"
+    )
 
 
 def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:
