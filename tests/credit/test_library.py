@@ -555,6 +555,12 @@ def test_other_wrong_calls_say_what_would_be_right(tmp_path: Path) -> None:
         {"prompt_ids": [2], "response_ids": [1], "reward": 1, "group": "x"},
     ], credit="rloo")  # fmt: skip
     refuse("is of the type int: give a GradedAnswer", [3], credit="rloo")
+    refuse(
+        "has tokens that the tokenizer can't decode, up to 999",
+        two_answers(response_ids=[999, 0]),
+        credit="rloo",
+        tokenizer=mdp.CODEC,
+    )
     refuse("the key 'reward' is missing", [{"prompt_ids": [1], "response_ids": [1]}], credit="rloo")
     vine: dict[str, Any] = {
         "credit": "monte_carlo", "grader": function_of_two, "tokenizer": mdp.CODEC, "sampling": SAMPLING,
