@@ -100,7 +100,10 @@ def test_the_service_ends_cleanly_on_ctrl_c_and_takes_its_key_from_the_environme
         (["--key-file", "k", "--grader", "nothing"], "grader"),
         (["--key-file", "k", "--grader", "{type:"], "--grader"),
         (["--key-file", "k", "--engine", "a", "--engine", "b"], "--engine is given several times"),
-        (["--key-file", "k", "--engine", "no_folder", "--tokenizer", "t"], "tokenizer"),
+        (
+            ["--key-file", "k", "--engine", "no_folder", "--tokenizer", "/no/folder"],
+            "tokenizer .* can.t be loaded",
+        ),
         (["--key-file", "k", "--host", "192.0.2.1"], r"is not available on 192\.0\.2\.1"),
         (["--key-file", "k", "--credits", "rloo,nothing"], "there is no credit 'nothing'"),
     ],
