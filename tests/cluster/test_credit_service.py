@@ -36,7 +36,7 @@ from tests.rollouts import tabular_mdp as mdp
 from treetune.cluster.credit_service import arrow
 from treetune.cluster.credit_service.app import JSON, application, make_openapi
 from treetune.cluster.credit_service.choices import CREDITS, STATES, STEPS, VALUES
-from treetune.cluster.credit_service.messages import AnswerToCredit, CreditAnswer, Sampling
+from treetune.cluster.credit_service.messages import AnswerToCredit, CreditAnswer, SamplingChoice
 from treetune.cluster.credit_service.service import CreditService, ServiceSettings
 from treetune.config.schema import keys_of
 from treetune.credit import CreditedAnswers, GradedAnswer, advantages
@@ -280,7 +280,7 @@ def test_messages_have_the_fields_of_the_library() -> None:
         return {field.name for field in dataclasses.fields(noun)}
 
     assert set(AnswerToCredit.model_fields) == names(GradedAnswer)
-    assert set(Sampling.model_fields) == names(SamplingParams)
+    assert set(SamplingChoice.model_fields) == names(SamplingParams)
     assert set(CreditAnswer.model_fields) == names(CreditedAnswers)
 
 
@@ -410,6 +410,19 @@ def test_a_request_that_waits_too_long_for_others_is_given_up(
     long, short = asyncio.run(call_two())
     assert (long.status, short.status) == (504, 504)
     assert "still waited for others" in short.json["error"]
+
+
+def test_more_requests_than_may_wait_are_refused(
+    serve: Callable[..., ASGIApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treetune.cluster.credit_service.app.MOST_WAITING", 2)
+
+    async def call_five(app: ASGIApp) -> list[Reply]:
+        body = json.dumps(request_for(VINE)).encode()
+        return list(await asyncio.gather(*(call(app, body) for _ in range(5))))
+
+    replies = asyncio.run(call_five(serve()))
+    assert [reply.status for reply in replies] == [200, 200, 200, 503, 503]
 
 
 def test_a_client_that_disconnects_ends_its_request(serve: Callable[..., ASGIApp], fake: FakeVllm) -> None:
