@@ -434,6 +434,23 @@ def test_a_client_that_disconnects_ends_its_request(serve: Callable[..., ASGIApp
     assert post(app, servers_request()).status == 200, "its place is free again"
 
 
+def test_a_request_that_the_ending_service_cancels_gets_an_answer(
+    serve: Callable[..., ASGIApp], fake: FakeVllm
+) -> None:
+    app = serve(engine=[fake.url])
+    fake.replies = ["hangs"] * 10
+
+    async def cancel_while_sampling() -> Reply:
+        request = asyncio.create_task(call(app, json.dumps(servers_request()).encode()))
+        while not fake.requests:
+            await asyncio.sleep(0.01)
+        request.cancel()
+        return await request
+
+    reply = asyncio.run(cancel_while_sampling())
+    assert reply.status == 503 and "is ending" in reply.json["error"]
+
+
 def test_the_metrics_count_requests_and_their_cost(serve: Callable[..., ASGIApp]) -> None:
     app = serve()
     cost = post(app, request_for(VINE)).json["cost"]

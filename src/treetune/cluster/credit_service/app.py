@@ -15,7 +15,7 @@
 | 422 | the budget is used up |
 | 500 | the grader failed, or the service has a fault |
 | 502 | the engine failed |
-| 503 | too many requests wait already |
+| 503 | too many requests wait already, or the service is ending |
 | 504 | the deadline has passed |
 
 If a client disconnects, its request ends: nothing more is sampled for it.
@@ -191,6 +191,9 @@ async def _answer(
         return response, credited
     except _Refusal as refusal:
         return _failure(refusal.status, str(refusal)), None
+    except asyncio.CancelledError:
+        # The server cancels the requests that still run some seconds after SIGTERM.
+        return _failure(503, "the service is ending: send the request again later"), None
     except ClientDisconnect:
         return _failure(400, "the client has disconnected"), None
     except ValidationError as error:
@@ -349,7 +352,7 @@ def make_openapi() -> dict[str, Any]:
             (422, "The budget is used up."),
             (500, "The grader failed, or the service has a fault."),
             (502, "The engine failed."),
-            (503, "Too many requests wait already."),
+            (503, "Too many requests wait already, or the service is ending."),
             (504, "The deadline has passed."),
         )
     }
