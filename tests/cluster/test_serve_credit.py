@@ -63,6 +63,8 @@ def run(command: list[str], folder: Path) -> str:
 def test_the_pages_request_and_the_client_get_advantages_and_the_service_ends_cleanly(tmp_path: Path) -> None:
     request = next(text for info, text in PAGE.fences if info == "bash" and text.startswith("curl"))
     beginning = next(text for info, text in PAGE.fences if info == 'text title="answer"').strip()
+    body = next(text for info, text in PAGE.fences if info == 'json title="request.json"')
+    (tmp_path / "request.json").write_text(body)
     with serving(tmp_path, "--key-file", "credit.key") as (process, address):
         assert stat.S_IMODE((tmp_path / "credit.key").stat().st_mode) == 0o600
         shown = request.replace("http://127.0.0.1:8200", address).replace("curl ", "curl -s ")
