@@ -106,6 +106,7 @@ def test_the_service_ends_cleanly_on_ctrl_c_and_takes_its_key_from_the_environme
             ["--key-file", "k", "--engine", "no_folder", "--tokenizer", "/no/folder"],
             "tokenizer .* can.t be loaded",
         ),
+        (["--key-file", "k", "--engine", "http://a:1"], "give --tokenizer"),
         (["--key-file", "k", "--host", "192.0.2.1"], r"is not available on 192\.0\.2\.1"),
         (["--key-file", "k", "--credits", "rloo,nothing"], "there is no credit 'nothing'"),
     ],
