@@ -93,6 +93,12 @@ def check_credit(credit: Credit, *, has_engine: bool, has_grader: bool, has_samp
             " a credit that reads rewards alone, such as 'group', or one that samples continuations, such as"
             " 'monte_carlo'"
         )
+    if credit.asks_distributions:
+        raise ValueError(
+            f"the credit {name!r} reads the policy's entropies, which only a run of treetune computes: choose"
+            " a credit that reads rewards or the probabilities of sampled tokens, such as 'group' or"
+            " 'probability_mask'"
+        )
     if Continuations() not in credit.gives:
         return
     missing = []
