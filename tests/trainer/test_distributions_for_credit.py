@@ -87,3 +87,17 @@ def test_with_adapters_the_reference_is_the_policy_without_them() -> None:
     trainer.train(0, episodes(16))
     after_N, _ = trainer.reference_distances(sequences)
     assert after_N.max() > 1e-6
+
+
+def test_the_kl_to_the_reference_is_that_of_whole_distributions(trainer) -> None:
+    rows, model, reference = episodes(16), tiny_model(), other_model()
+    sequences = Sequences.of(rows)
+    kl_N = trainer.reference_kl(sequences)
+    for number, row in enumerate(rows):
+        place = slice(sequences.starts[number], sequences.starts[number + 1])
+        trained = torch.from_numpy(row.trained)
+        with torch.no_grad():
+            ours_TV = row_logprobs(model, row, TEMPERATURE)[0][trained]
+            theirs_TV = row_logprobs(reference, row, TEMPERATURE)[0][trained]
+        expected = (ours_TV.exp() * (ours_TV - theirs_TV)).sum(-1)
+        assert kl_N[place].tolist() == pytest.approx(expected.tolist(), abs=1e-5)

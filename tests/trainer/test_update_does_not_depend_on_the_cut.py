@@ -64,6 +64,7 @@ OBJECTIVES = {
     "cispo": {"type": "cispo"},
     "gmpo": {"type": "gmpo"},
     "sapo": {"type": "sapo"},
+    "vimpo": {"type": "vimpo", "beta": 0.5, "actor_coef": 0.3, "lam": 0.9},
     "dppo": {"type": "dppo"},
     "clip_cov": {"type": "clip_cov", "share": 0.2, "least_covariance": -1.0},
     "kl_cov": {"type": "kl_cov", "share": 0.2},

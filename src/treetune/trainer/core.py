@@ -280,6 +280,12 @@ class PolicyTrainer:
         with self.reference() as reference:
             return self.scorer.logprobs(reference, sequences)
 
+    def reference_kl(self, sequences: Sequences) -> Tensor:
+        """Returns the exact KL of the policy to the reference at every trained token, shape [N].
+        Collective."""
+        assert self.reference is not None
+        return self.scorer.reference_kl(self.policy, self.reference, sequences)
+
     def logprobs_of_reference(self, sequences: Sequences) -> Tensor:
         """Returns the reference's log-probs of texts that aren't answers of the iteration, for the credit.
         Collective."""

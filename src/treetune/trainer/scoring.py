@@ -45,19 +45,33 @@ def _whole_logprobs(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
     return (logits_CV.log_softmax(-1),)
 
 
-class _AffinityTo:
-    """Computes ``Σ_v sqrt(p(v)·q(v))`` of the distributions q of a model's chunks, one chunk after the other,
-    with distributions p that are known for all chunks."""
+class _ComparedWith:
+    """Compares the distributions of a model's chunks, one chunk after the other, with those of another model,
+    whose log-probs are known for all chunks.
 
-    def __init__(self, logprobs_NV: Tensor) -> None:
-        self._logprobs_NV = logprobs_NV
+    Args:
+        logprobs_NV: The other model's log-probs.
+        compare: Computes a number for each position, from the other model's log-probs and this one's.
+    """
+
+    def __init__(self, logprobs_NV: Tensor, compare: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._logprobs_NV, self._compare = logprobs_NV, compare
         self._positions_done = 0
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
         first, last = self._positions_done, self._positions_done + len(labels_C)
         self._positions_done = last
-        mean_logprobs_CV = (self._logprobs_NV[first:last] + logits_CV.log_softmax(-1)) / 2
-        return (mean_logprobs_CV.exp().sum(-1),)
+        return (self._compare(self._logprobs_NV[first:last], logits_CV.log_softmax(-1)),)
+
+
+def _affinity(logprobs_CV: Tensor, other_logprobs_CV: Tensor) -> Tensor:
+    """Returns ``Σ_v sqrt(p(v)·q(v))``, [C]."""
+    return ((logprobs_CV + other_logprobs_CV) / 2).exp().sum(-1)
+
+
+def _kl(logprobs_CV: Tensor, other_logprobs_CV: Tensor) -> Tensor:
+    """Returns ``Σ_v p(v)·(log p(v) - log q(v))``, [C]."""
+    return (logprobs_CV.exp() * (logprobs_CV - other_logprobs_CV)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -116,13 +130,27 @@ class Scorer:
             # With adapters the reference is the policy without them, so the two take turns.
             with reference() as reference_model:
                 *_, affinities_N = reference_model(
-                    batch.inputs, self.temperature, statistics=_AffinityTo(logprobs_NV)
+                    batch.inputs, self.temperature, statistics=_ComparedWith(logprobs_NV, _affinity)
                 )
             distances_N = (1 - affinities_N).clamp(min=0)  # rounding could make it negative
             return torch.stack([distances_N, entropies_N / math.log(logprobs_NV.shape[-1])], dim=-1)
 
         distances_N, entropies_N = self._score(sequences, forward, (2,)).unbind(-1)
         return distances_N.contiguous(), entropies_N.contiguous()
+
+    def reference_kl(self, policy: Forward, reference: Reference, sequences: Sequences) -> Tensor:
+        """Returns for every trained token the KL of the policy's distribution to the reference's, over the
+        whole vocabulary, float32 [N]; see `reference_distances`. Collective."""
+
+        def forward(batch: MicroBatch) -> Tensor:
+            _, _, logprobs_NV = policy(batch.inputs, self.temperature, statistics=_whole_logprobs)
+            with reference() as reference_model:
+                *_, kl_N = reference_model(
+                    batch.inputs, self.temperature, statistics=_ComparedWith(logprobs_NV, _kl)
+                )
+            return kl_N
+
+        return self._score(sequences, forward)
 
     def values(self, critic: Forward, sequences: Sequences) -> Tensor:
         """Returns the value of the state before every trained token, float32 [N], without gradient.
