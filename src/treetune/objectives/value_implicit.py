@@ -5,8 +5,8 @@ For the best policy under a KL penalty of weight β, with a reward r at the end 
 
     ρ_t − κ_t = V(s_{t+1}) − V(s_t),   ρ_t = β log π(y_t)/π_ref(y_t),   κ_t = β KL(π(·|s_t) ‖ π_ref(·|s_t))
 
-where the last V is r. So the sum of ρ − κ over an answer should be r − V(prompt). The reward minus the mean of
-the group estimates it. A first loss makes it so, and a second one, PPO's, takes ρ − κ for advantages.
+where the last V is r. So the sum of ρ − κ over an answer should be r − V(prompt). The reward minus the mean
+of the group estimates it. A first loss makes it so, and a second one, PPO's, takes ρ − κ for advantages.
 
 The formulas are those of the authors' repository and of TRL's trainer. Example, with β = 0.1: an answer of
 two tokens has log-ratios of 0.5 and 1.5, KLs of 0 and 0.5, and the advantage 0.25. Its sum of ρ − κ is

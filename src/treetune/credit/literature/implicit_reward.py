@@ -57,7 +57,9 @@ class ImplicitReward(Credit):
     code whitens the advantages (`trainer.advantage_normalisation`).
 
     **Biased** unless the return of the rewards from a token on differs from its true advantage only by a
-    number that doesn't depend on the token. docs/credit_assignment.md has a bias in numbers."""
+    number that doesn't depend on the token. On the tests' language, with β = 0.3 and a model that mixes the
+    policy half and half with one that knows that the answer will be correct, the expected gradient is off by
+    79 % of its length (cosine 0.98) with two answers; that of the process rewards alone by 47 % (0.89)."""
 
     reward_model: ModelSource
     """The implicit reward model π_φ. It must have the start model's tokenizer."""

@@ -68,7 +68,10 @@ class WeightedBy(OverAnotherCredit):
     * ``interval`` (RSI-S): w = 1 where the signal is in `interval`, else 0.
 
     **Biased**: a weight that depends on the sampled token, or on the state, changes the direction of the
-    expected gradient. docs/credit_assignment.md has the bias of each method."""
+    expected gradient. On the tests' language it is off by 25 % of its length (cosine 0.98) for RLOO with two
+    answers, ``surprise`` and ``softmax``. With `standardise` the direction of the reward is lost, as correct
+    answers are then not reinforced as a whole: 104 % (cosine −0.12) with three answers, ``surprise`` and
+    ``group_share``. docs/credit_assignment.md has the others."""
 
     signal: Signal = "entropy"
     """The number that a token is weighted by: the ``entropy`` of the policy's distribution, the ``surprise``
