@@ -200,8 +200,7 @@ def distributions_for_credit(
     """
 
     def squares_and_entropies(episodes: Sequence[Episode]) -> list[tuple[Column, Column]]:
-        columns = _score_episodes(session, server, episodes, distributions)
-        return [(squares_T, entropies_T) for squares_T, entropies_T in columns]
+        return _score_episodes(session, server, episodes, distributions)
 
     return Distributions(squares_and_entropies)
 
@@ -221,13 +220,13 @@ def _score_episodes(
     session: Session,
     server: PolicyServer,
     episodes: Sequence[Episode],
-    score: Callable[[Sequences], tuple[Tensor, ...]],
-) -> list[tuple[Column, ...]]:
-    """Returns columns of values for each episode of this rank, one value for each response token: 0 at tokens
-    that aren't trained. Collective.
+    score: Callable[[Sequences], tuple[Tensor, Tensor]],
+) -> list[tuple[Column, Column]]:
+    """Returns two columns of values for each episode of this rank, with a value for each response token: 0 at
+    tokens that aren't trained. Collective.
 
     Args:
-        score: Computes the values of each trained token, of all ranks' rows, on all ranks.
+        score: Computes two values of each trained token, of all ranks' rows, on all ranks.
     """
     import numpy as np
 
@@ -235,27 +234,26 @@ def _score_episodes(
 
     ranks = session.ranks
     # A row needs a trained token. All tokens of an answer may be trained with an earlier one (trees).
-    rows_of_rank = [_row_of_episode(episode) for episode in episodes if episode.trained.any()]
+    trained_rows = [_row_of_episode(episode) for episode in episodes if episode.trained.any()]
     # All ranks compute the values of all rows together, and each keeps those of its own.
-    counts = [count for (count,) in ranks.exchange("distribution-counts", [len(rows_of_rank)])]
-    rows = episodes_on_all(ranks, "distribution-rows", rows_of_rank)
+    counts = [count for (count,) in ranks.exchange("distribution-counts", [len(trained_rows)])]
+    rows = episodes_on_all(ranks, "distribution-rows", trained_rows)
+    columns = [
+        (np.zeros(len(episode.response_ids)), np.zeros(len(episode.response_ids))) for episode in episodes
+    ]
     if not rows:  # on no rank, so that all ranks return here
-        return []
+        return columns
     sequences = Sequences.of(rows)
     with server.asleep():
-        values = [values_N.double().numpy() for values_N in score(sequences)]
-    first = sum(counts[: ranks.rank])
-    bounds = iter(list(pairwise(sequences.starts))[first : first + len(rows_of_rank)])
-    columns_by_episode: list[tuple[Column, ...]] = []
-    for episode in episodes:
-        start, end = next(bounds) if episode.trained.any() else (0, 0)
-        columns = []
-        for values_N in values:
-            column = np.zeros(len(episode.response_ids))
-            column[episode.trained] = values_N[start:end]
-            columns.append(column)
-        columns_by_episode.append(tuple(columns))
-    return columns_by_episode
+        first_N, second_N = (values_N.double().numpy() for values_N in score(sequences))
+    first_row = sum(counts[: ranks.rank])
+    bounds = iter(list(pairwise(sequences.starts))[first_row:])
+    for episode, (first_T, second_T) in zip(episodes, columns, strict=True):
+        if episode.trained.any():
+            start, end = next(bounds)
+            first_T[episode.trained] = first_N[start:end]
+            second_T[episode.trained] = second_N[start:end]
+    return columns
 
 
 def _row_of_episode(episode: Episode) -> Episode:
