@@ -99,6 +99,17 @@ class Credit(Registrable):
         return False
 
     @property
+    def asks_distributions(self) -> bool:
+        """True where `assign` asks the trainer for the policy's whole distributions (entropies, Σ π²)."""
+        return False
+
+    @property
+    @final
+    def asks_trainer(self) -> bool:
+        """True where `assign` asks the trainer for something, so that the trainer must be open by then."""
+        return self.asks_critic or self.asks_reference or self.asks_distributions
+
+    @property
     def reference(self) -> ModelSource | None:
         """A model that the trainer scores as the reference, in place of the start model."""
         return None

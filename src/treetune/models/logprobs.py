@@ -101,6 +101,11 @@ Terms = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """Computes tensors of shape [C] from logits of shape [C, V] and labels of shape [C]."""
 
 
+def squared_probabilities(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
+    """Returns Σ_v π(v)² of each distribution, the probability that two tokens sampled from it are equal."""
+    return (logits_CV.softmax(-1).square().sum(-1),)
+
+
 class PolicyModule(nn.Module):
     """A causal language model that returns the log-probs of the labels at some positions.
 
@@ -130,6 +135,7 @@ class PolicyModule(nn.Module):
         *,
         entropy_gradient: bool = False,
         with_terms: bool = False,
+        statistics: Terms | None = None,
         nucleus: Nucleus | None = None,
         whole: bool = False,
     ) -> tuple[Tensor, ...]:
@@ -143,13 +149,14 @@ class PolicyModule(nn.Module):
             temperature: Divides the logits, as in the sampler.
             entropy_gradient: Whether the entropies have a gradient.
             with_terms: Whether to compute the objective's terms.
+            statistics: Computes further values of the distributions, such as `squared_probabilities`.
             nucleus: The cut whose mass is wanted; None for none.
             whole: Computes only log-probs, by the model's own forward pass, with which the others are
                 compared.
 
         Returns:
-            The log-probs of the labels, the entropies of the distributions, the objective's terms, and last
-            the log mass of the nucleus, float32 [N] each.
+            The log-probs of the labels, the entropies of the distributions, the objective's terms, the
+            statistics, and last the log mass of the nucleus, float32 [N] each.
         """
         assert inputs.labels_N is not None, "a policy scores the labels"
         if whole:
@@ -165,6 +172,7 @@ class PolicyModule(nn.Module):
             temperature=temperature,
             entropy_gradient=entropy_gradient,
             terms=self.terms if with_terms else None,
+            statistics=statistics,
             nucleus=nucleus,
         )
         _refuse_rows_of_two_lengths(self._length_rule, inputs, type(self.model).__name__)
@@ -202,6 +210,7 @@ class PolicyModule(nn.Module):
         temperature: float,
         entropy_gradient: bool,
         terms: Terms | None,
+        statistics: Terms | None,
         nucleus: Nucleus | None,
     ) -> tuple[Tensor, ...]:
         """Scores a chunk of positions; see `forward`."""
@@ -213,8 +222,9 @@ class PolicyModule(nn.Module):
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
         terms_of_objective = () if terms is None else terms(logits_CV, labels_C)
+        further = () if statistics is None else statistics(logits_CV, labels_C)
         mass = () if nucleus is None else (nucleus.log_mass(logits_CV, labels_C),)
-        return logprobs_C, entropy_C, *terms_of_objective, *mass
+        return logprobs_C, entropy_C, *terms_of_objective, *further, *mass
 
     def _whole_forward(self, inputs: ModelInputs) -> tuple[Tensor]:
         """Returns the log-probs from the logits of the whole model, float32 [N] in a tuple.

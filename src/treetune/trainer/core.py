@@ -280,12 +280,29 @@ class PolicyTrainer:
         with self.reference() as reference:
             return self.scorer.logprobs(reference, sequences)
 
+    def reference_kl(self, sequences: Sequences) -> Tensor:
+        """Returns the exact KL of the policy to the reference at every trained token, shape [N].
+        Collective."""
+        assert self.reference is not None
+        return self.scorer.reference_kl(self.policy, self.reference, sequences)
+
     def logprobs_of_reference(self, sequences: Sequences) -> Tensor:
         """Returns the reference's log-probs of texts that aren't answers of the iteration, for the credit.
         Collective."""
         assert self.reference is not None
         with self.reference() as reference:
             return self.scorer.logprobs(reference, sequences)
+
+    def distributions(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
+        """Returns Σ_v π(v)² and the entropy of the present policy's distribution at every trained token, for
+        the credit, shape [N] each. Collective."""
+        return self.scorer.distributions(self.policy, sequences)
+
+    def reference_distances(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
+        """Returns the distances of the policy's distributions from the reference's, and their entropies, for
+        the credit; see `Scorer.reference_distances`. Collective."""
+        assert self.reference is not None
+        return self.scorer.reference_distances(self.policy, self.reference, sequences)
 
     def values(self, sequences: Sequences) -> Tensor:
         """Returns the critic's value of the state before every trained token, shape [N]. Collective."""

@@ -73,6 +73,8 @@ def micro_batch_loss(
         advantages_N=of_batch(tensors.advantages_N),
         old_logprobs_N=of_batch(tensors.old_logprobs_N),
         ref_logprobs_N=of_batch(tensors.ref_logprobs_N),
+        ref_kl_N=of_batch(tensors.ref_kl_N),
+        precomputed_N=of_batch(tensors.precomputed_N),
         behaviour_logprobs_N=of_batch(tensors.behaviour_logprobs_N),
         log_mass_N=of_batch(tensors.log_mass_N) if log_mass_N is None else log_mass_N,
         marked_N=of_batch(minibatch.marked_N),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -228,6 +229,10 @@ class StoredModels:
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(PolicyModule(policy_at(self.session, 0)), sequences)
+
+    def reference_kl(self, sequences: Sequences) -> Tensor:
+        reference = PolicyModule(policy_at(self.session, 0))
+        return self.scorer.reference_kl(self.policy, lambda: nullcontext(reference), sequences)
 
     def values(self, sequences: Sequences) -> Tensor:
         return self.scorer.values(critic_at(self.session, self.point), sequences)
