@@ -14,7 +14,8 @@
 
 `library/` assigns credit to answers of other trainers; its names are imported from here.
 
-`base.py` says what a credit is, and `episodes.py` makes the training rows. `states/` has the rules for where
+`base.py` says what a credit is, `critic_losses.py` what a critic learns, and `episodes.py` makes the training
+rows. `states/` has the rules for where
 the states of an answer lie and how they are continued, `values/` the estimators of their values.
 """
 

@@ -18,7 +18,7 @@ Four ways to write one, from the shortest on:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, final
 
 from annotated_types import Gt
@@ -27,6 +27,7 @@ from typing_extensions import override
 from treetune import contracts
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
+from treetune.credit.critic_losses import CriticLoss, SquaredError
 from treetune.credit.episodes import advantage_metrics, make_episode, whole_answer_episodes
 from treetune.credit.states.early import EarlyContinuations
 from treetune.rollouts.context import RolloutContext
@@ -254,11 +255,15 @@ class CriticSettings:
     """Settings of the critic: a copy of the start model with a linear head and an optimiser of its own,
     which has the trainer's schedule, precision and sharding."""
 
+    loss: CriticLoss = field(default_factory=SquaredError)
+    """What the critic's head has as outputs, and how they learn the returns."""
+
     learning_rate: Annotated[float, Gt(0)] | None = None
     """Peak of its schedule; None: the policy's."""
     value_clip: Annotated[float, Gt(0)] | None = 0.2
     """Bounds how far a value may move from what it was before the iteration's training while that still
-    lowers the loss (Schulman et al.'s code of PPO); None: there is no bound."""
+    lowers the loss (Schulman et al.'s code of PPO); None: there is no bound. It is for the loss
+    `squared_error`; others have none."""
 
 
 @dataclass(frozen=True)

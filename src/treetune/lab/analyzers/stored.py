@@ -47,7 +47,11 @@ def policy_at(session: Session, point: int) -> PreTrainedModel:
 def critic_at(session: Session, point: int) -> CriticModule:
     """Returns the critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
     require_critic(session.config, session.directory, point)
-    critic = CriticModule(session.model.load(), derive_seed(session.config.seed, "critic"))
+    settings = session.config.credit.critic_settings
+    assert settings is not None, "the experiment trains a critic"
+    seed = derive_seed(session.config.seed, "critic")
+    loss = settings.loss
+    critic = CriticModule(session.model.load(), seed, outputs=loss.outputs, values_of=loss.values)
     critic.head.to(session.ranks.device)
     if point:
         _copy_weights(critic, session.directory.checkpoint(point) / "critic", _trusts_remote_code(session))

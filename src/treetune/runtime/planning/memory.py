@@ -421,7 +421,9 @@ class TrainerMemory:
         adapters."""
         if not self.experiment.credit.needs_critic:
             return None
-        weights = self.shape.backbone + self.shape.hidden + 1
+        settings = self.experiment.credit.critic_settings
+        outputs = 1 if settings is None else settings.loss.outputs
+        weights = self.shape.backbone + outputs * (self.shape.hidden + 1)  # with the head's biases
         return states_of(self.trainer, weights, weights, self.machine)
 
     @cached_property
