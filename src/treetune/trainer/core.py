@@ -216,10 +216,21 @@ class PolicyTrainer:
             if recorder is not None and self.scorer.reports(batch):
                 recorder.add(batch, scored)
             metrics[COMPUTED] = batch.computed_tokens * batch.loss_scale
-            if self.critic is not None:
+            if self.critic is not None and sequences.of_critic is None:
                 metrics |= self.critic.backward(minibatch, batch, tensors)
             for name, value in metrics.items():
                 sums[name] += value
+        if self.critic is not None and sequences.of_critic is not None:
+            # With prompts of its own, the critic's rows have other lengths, and so other micro-batches.
+            for batch in micro_batches(
+                sequences.of_critic,
+                minibatch.units,
+                settings,
+                self.ranks,
+                keep_units=minibatch.keep_units,
+            ):
+                for name, value in self.critic.backward(minibatch, batch, tensors).items():
+                    sums[name] += value
         # All ranks sum their metrics in one tensor, so the names must be in the same order on each.
         names = sorted(sums)
         totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
@@ -299,7 +310,7 @@ class PolicyTrainer:
     def values(self, sequences: Sequences) -> Tensor:
         """Returns the critic's value of the state before every trained token, shape [N]. Collective."""
         assert self.critic is not None
-        return self.scorer.values(self.critic.model, sequences)
+        return self.scorer.values(self.critic.model, sequences.of_critic or sequences)
 
     # Between iterations
 

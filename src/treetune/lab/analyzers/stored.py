@@ -234,7 +234,8 @@ class StoredModels:
         return self.scorer.logprobs(PolicyModule(policy_at(self.session, 0)), sequences)
 
     def values(self, sequences: Sequences) -> Tensor:
-        return self.scorer.values(critic_at(self.session, self.point), sequences)
+        critic = critic_at(self.session, self.point)
+        return self.scorer.values(critic, sequences.of_critic or sequences)
 
 
 def state_values(critic: CriticModule, device: torch.device, states: Sequence[TokenIds]) -> list[float]:
