@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from treetune.credit.base import CriticSettings
 from treetune.credit.critic_prompts import CriticPrompts, with_critic_prompts
 from treetune.credit.episodes import make_episode
 from treetune.credit.gae import Gae
+from treetune.engine.requests import SamplingParams
 from treetune.models.logprobs import ModelInputs
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.rollouts.storage import StoredEpisodes, write_episodes
@@ -76,6 +79,28 @@ def test_the_share_of_answers_without_a_reference_answer_is_counted() -> None:
 def test_a_template_without_both_texts_is_refused(template: str) -> None:
     with pytest.raises(ValueError, match="template doesn't contain"):
         CriticSettings(template=template)
+
+
+def test_check_tells_of_a_task_without_reference_answers_and_of_a_context_that_is_too_short() -> None:
+    def findings_of(template: str, gold: str = "a", context_length: int = 100) -> list[str]:
+        problems = [Problem(id="train/0", prompt="0", gold=gold)]
+        experiment: Any = SimpleNamespace(
+            task=SimpleNamespace(examples=lambda count: problems),
+            model=SimpleNamespace(prompt_tokens=lambda texts: [len(text) for text in texts]),
+            rollout=SimpleNamespace(sampling=SamplingParams(max_tokens=6)),
+            context_length=context_length,
+        )
+        return [
+            f"{finding.level}: {finding.what}"
+            for finding in CriticSettings(template=template).check(experiment)
+        ]
+
+    assert findings_of(TEMPLATE) == []
+    assert findings_of(TEMPLATE, context_length=10) == []
+    (warning,) = findings_of(TEMPLATE, context_length=9)
+    assert "warning" in warning and "has 4 tokens" in warning and "context_length is 10 or more" in warning
+    (error,) = findings_of(TEMPLATE, gold="")
+    assert "error" in error and "the first problems of the task have none" in error
 
 
 def test_rows_keep_the_critics_prompts_in_their_file(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from treetune import contracts
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding, Part
 from treetune.credit.critic_losses import CriticLoss, SquaredError
-from treetune.credit.critic_prompts import GOLD, PROMPT
+from treetune.credit.critic_prompts import GOLD, PROMPT, fill_template
 from treetune.credit.episodes import advantage_metrics, make_episode, whole_answer_episodes
 from treetune.credit.states.early import EarlyContinuations
 from treetune.rollouts.context import RolloutContext
@@ -296,6 +296,22 @@ class CriticSettings(Part):
                 " task have none",
                 "template",
                 "choose a task with reference answers, or set the critic's template to null",
+            )
+            return
+        sampling = experiment.rollout.sampling
+        prompts = [fill_template(self.template, problem.prompt, GOLD, problem.gold) for problem in examples]
+        lengths = experiment.model.prompt_tokens(prompts)
+        if sampling is None or not lengths:  # the lengths are known at once for few models
+            return
+        longest = max(lengths) + sampling.max_tokens
+        if longest > experiment.context_length:
+            yield Finding(
+                f"the critic's prompt of a problem of this task has {max(lengths)} tokens, and with an answer"
+                f" of {sampling.max_tokens} tokens it exceeds the context_length of"
+                f" {experiment.context_length}: for such answers the critic sees the policy's prompt, unless"
+                f" context_length is {longest} or more",
+                "template",
+                level="warning",
             )
 
 

@@ -27,6 +27,13 @@ PROMPT, GOLD = "{prompt}", "{gold}"
 """The placeholders of the problem's text and of its reference answer in a critic's template."""
 
 
+def fill_template(template: str, prompt: str, placeholder: str, privileged: str) -> str:
+    """Returns the template with the prompt and the privileged text in the places of their placeholders."""
+    # Not str.format, since problems and answers contain braces.
+    before, _, after = template.partition(PROMPT)
+    return before.replace(placeholder, privileged) + prompt + after.replace(placeholder, privileged)
+
+
 def privileged_prompt(
     codec: TextCodec, problem: Problem, template: str, placeholder: str, privileged: str
 ) -> TokenIds:
@@ -38,16 +45,12 @@ def privileged_prompt(
     Raises:
         ValueError: The tokenizer doesn't have a character of the template or of the text.
     """
-
-    def fill(prompt: str) -> str:
-        # Not str.format, since problems and answers contain braces.
-        before, _, after = template.partition(PROMPT)
-        return before.replace(placeholder, privileged) + prompt + after.replace(placeholder, privileged)
-
     messages: tuple[Message, ...] = problem.messages
     if messages:
-        messages = (*messages[:-1], replace(messages[-1], content=fill(messages[-1].content)))
-    privileged_problem = replace(problem, prompt=fill(problem.prompt), messages=messages)
+        content = fill_template(template, messages[-1].content, placeholder, privileged)
+        messages = (*messages[:-1], replace(messages[-1], content=content))
+    prompt = fill_template(template, problem.prompt, placeholder, privileged)
+    privileged_problem = replace(problem, prompt=prompt, messages=messages)
     try:
         return codec.encode_prompt(privileged_problem)
     except ValueError as error:
