@@ -140,7 +140,7 @@ def test_a_stored_critic_with_another_head_is_refused(configured, tmp_path) -> N
     trainer, _ = trained(credit=Gae(critic=CriticSettings(loss=stored)))
     trainer.save(tmp_path)
     other, _ = trained(credit=Gae(critic=CriticSettings(loss=configured)))
-    with pytest.raises(RuntimeError, match=r"holds a critic with the loss .*hl_gauss.* set the critic's"):
+    with pytest.raises(ValueError, match=r"holds a critic with the loss .*hl_gauss.* set the critic's"):
         other.load(tmp_path)
 
 

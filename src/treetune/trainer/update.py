@@ -174,7 +174,7 @@ def write_critic_loss(directory: Path, loss: CriticLoss) -> None:
 
 
 def refuse_other_critic_loss(directory: Path, loss: CriticLoss) -> None:
-    """Raises RuntimeError if the stored state is that of a critic with another loss.
+    """Raises ValueError if the stored state is that of a critic with another loss.
 
     Its head then has another number of outputs, or the same number with another meaning.
     """
@@ -182,7 +182,7 @@ def refuse_other_critic_loss(directory: Path, loss: CriticLoss) -> None:
     stored = json.loads(file.read_text()) if file.is_file() else _settings_of(SquaredError())
     configured = _settings_of(loss)
     if stored != configured:
-        raise RuntimeError(
+        raise ValueError(
             f"{directory} holds a critic with the loss {json.dumps(stored)}, and the configured loss is"
             f" {json.dumps(configured)}, whose head has other outputs: set the critic's loss to the stored"
             " one, or train from the beginning, in another directory"
