@@ -161,14 +161,11 @@ class ThreadShapley(Credit):
         for number, (answer, blocks) in enumerate(zip(answers, blocks_by_answer, strict=True)):
             values: dict[tuple[int, int], float] = {}  # of each thread: (number of the block, position)
             for index, block in enumerate(blocks):
-                worth: dict[Threads, float] = {}
+                rewards_of_sets = {}
                 for threads in sets_of[number, index]:
-                    counted = list(rewards[Counterfactual(number, index, threads)])
-                    if len(threads) == len(block.threads):
-                        counted.append(answer.score)  # the answer itself is one more sample with all threads
-                    if counted:
-                        worth[threads] = math.fsum(counted) / len(counted)
-                if len(worth) < len(sets_of[number, index]):  # of a set, no answer could be graded
+                    rewards_of_sets[threads] = rewards[Counterfactual(number, index, threads)]
+                worth = _mean_rewards(rewards_of_sets, block, answer)
+                if worth is None:
                     unknown_blocks += 1
                     continue
                 of_block = self._values(block.threads, orders_of[number, index], worth)
@@ -339,6 +336,22 @@ def segments_with(block: Block, threads: Threads) -> tuple[Segment, ...]:
         if not is_in_block or segment.branch[0][1] in threads:
             segments.append(replace(segment, logprobs=None))
     return tuple(segments)
+
+
+def _mean_rewards(
+    rewards_of_sets: Mapping[Threads, Sequence[float]], block: Block, answer: Trajectory
+) -> dict[Threads, float] | None:
+    """Returns the worth of each set of a block's threads; None if no answer of one of them could be
+    graded."""
+    worth = {}
+    for threads, rewards in rewards_of_sets.items():
+        counted = list(rewards)
+        if len(threads) == len(block.threads):
+            counted.append(answer.score)  # the answer itself is one more sample with all threads
+        if not counted:
+            return None
+        worth[threads] = math.fsum(counted) / len(counted)
+    return worth
 
 
 def _episode(
