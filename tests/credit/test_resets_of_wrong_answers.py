@@ -107,8 +107,8 @@ def test_the_expected_gradient_is_as_far_off_as_stated() -> None:
     assert (bias, cosine) == pytest.approx((0.5932, 0.9834), abs=5e-5)
 
 
-def test_the_preset_chooses_the_branching_and_the_credit() -> None:
-    experiment = experiment_of("quickstart/grpo,presets/rrpo")
+def test_the_fragment_chooses_the_branching_and_the_credit() -> None:
+    experiment = experiment_of("quickstart/grpo,credit/resets")
     assert experiment.credit == Resets()
     assert isinstance(experiment.rollout, TreeRollout)
     assert experiment.rollout.branching == ResetsOfWrongAnswers(states=StepBoundaries(), ways=4)

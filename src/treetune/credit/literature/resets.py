@@ -63,7 +63,7 @@ class Resets(Credit):
                 "it trains the continuations of wrong answers, which only the rollout 'tree' with the"
                 " branching 'resets' samples",
                 "$.rollout",
-                "append configs/presets/rrpo.jsonnet to --configs, or choose the credit 'group'",
+                "append configs/credit/resets.jsonnet to --configs, or choose the credit 'group'",
             )
 
     @override
