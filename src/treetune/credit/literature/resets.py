@@ -33,7 +33,7 @@ from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.grpo import group_advantages
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree
-from treetune.vocabulary import Episode, Fork, Metrics
+from treetune.vocabulary import Episode, Fork, Metrics, Trajectory
 
 
 @Credit.register("resets")
@@ -70,15 +70,13 @@ class Resets(Credit):
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes: list[Episode] = []
         for tree in trees:
-            leaves_by_state: dict[Fork, list[int]] = {}
-            for index, leaf in enumerate(tree.leaves):
+            answers_by_state: dict[Fork, list[Trajectory]] = {}
+            for leaf in tree.leaves:
                 if leaf.fork is not None:
-                    leaves_by_state.setdefault(leaf.fork, []).append(index)
-            for fork, leaves in leaves_by_state.items():
-                rewards = [tree.leaves[leaf].reward for leaf in leaves]
-                advantages = group_advantages(rewards, self.std, 1e-6)
-                for leaf, advantage in zip(leaves, advantages, strict=True):
-                    answer = tree.leaves[leaf]
+                    answers_by_state.setdefault(leaf.fork, []).append(leaf)
+            for fork, answers in answers_by_state.items():
+                advantages = group_advantages([answer.reward for answer in answers], self.std, 1e-6)
+                for answer, advantage in zip(answers, advantages, strict=True):
                     episode = make_episode(context, answer, [advantage] * len(answer.step_ends))
                     trained = episode.trained.copy()
                     trained[: fork.tokens] = False  # the wrong answer's tokens, up to the reset
