@@ -529,10 +529,14 @@ class Episode(Columnar):
     continuations: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
     """The rewards of the continuations that were sampled from a state, by the number of response tokens
     before the state; None for one that could not be graded. Kept for readers."""
+    critic_prompt_ids: TokenIds | None = None
+    """The prompt that the critic sees, if it isn't the policy's (`CriticSettings.template`)."""
 
     def __post_init__(self) -> None:
         import numpy as np
 
+        if self.critic_prompt_ids is not None:
+            self._set("critic_prompt_ids", token_array(self.critic_prompt_ids))
         if self.score is None:
             self._set("score", self.reward)
         self._set("prompt_ids", token_array(self.prompt_ids))
