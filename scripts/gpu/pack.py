@@ -77,14 +77,19 @@ BUILT_HERE = ("deepspeed",)
 """Published as source only; their wheels hold Python files only, and fit any Python 3."""
 
 UNUSED_KERNELS = {
-    "vllm/_moe_C*.so": "mixtures of experts",
-    "vllm/_flashmla*.so": "attention of DeepSeek's models",
-    "vllm/_qutlass_C*.so": "weights in four bits",
     "vllm/vllm_flash_attn/_vllm_fa2_C*.so": "attention on GPUs older than Hopper",
+    "vllm/_moe_C*.so": "mixtures of experts",
+    "vllm/vllm-rs": "a front end of the server that has to be asked for",
     "vllm/third_party/deep_gemm/*": "weights in eight bits",
+    "vllm/third_party/fmha_sm100/*": "attention on Blackwell",
     "vllm/third_party/flashmla/*": "attention of DeepSeek's models",
+    "vllm/_flashmla*.so": "attention of DeepSeek's models",
+    "vllm/_deepselect_C*.so": "attention of DeepSeek's models",
+    "vllm/_flashkda_C*.so": "attention of Kimi's models",
+    "vllm/_qutlass_C*.so": "weights in four bits",
 }
-"""Files of vLLM's wheel that dense models in float32 or bfloat16 do not use on an H100 or H200, and why."""
+"""Files of vLLM's wheel that dense models in float32 or bfloat16 do not use on an H100 or H200, and what they
+are for. vLLM does without each of them if it is missing."""
 
 GLIBC = ["manylinux1_x86_64", "manylinux2010_x86_64", "manylinux2014_x86_64"]
 GLIBC += [f"manylinux_2_{minor}_x86_64" for minor in range(5, 40)]
@@ -217,26 +222,37 @@ def wheel_files(downloads: Path, python: str, there: Mapping[str, Version], keep
         keep_kernels: whether vLLM's wheel is packed as it is, with the kernels of `UNUSED_KERNELS`.
     """
     pins = pins_to_download()
-    target = ["--python-version", python, "--implementation", "cp", "--only-binary=:all:"]
-    for platform in GLIBC:
-        target += ["--platform", platform]
-    requirements = downloads / "wheels.txt"
-    requirements.write_text("".join(text for name, text in pins.items() if name not in BUILT_HERE))
-    paths = download(requirements, downloads / "wheels", target)
-    built = downloads / "built.txt"
-    built.write_text("".join(pins[name] for name in BUILT_HERE))
-    paths += build(built, downloads / "built")
-
-    wheels = {wheel.name: wheel for wheel in map(Wheel.read, paths)}
-    chosen = choose_wheels(
-        wheels, [Requirement(name) for name in WANTED] + project_requirements(), there, python
-    )
+    wanted = [Requirement(name) for name in WANTED] + project_requirements()
+    wheels: dict[str, Wheel] = {}
+    # A wheel's own requirements are known when it is there.
+    while names := sorted(set(ask_for(wheels, wanted, python)) & set(pins) - set(wheels)):
+        print(f"wheels: downloading {len(names)} packages", flush=True)
+        for path in download_wheels(names, pins, downloads, python):
+            wheel = Wheel.read(path)
+            wheels[wheel.name] = wheel
+    chosen = choose_wheels(wheels, wanted, there, python)
     return [
         strip_wheel(wheel.path, downloads / "stripped")
         if wheel.name == "vllm" and not keep_kernels
         else wheel.path
         for wheel in chosen
     ]
+
+
+def download_wheels(
+    names: Sequence[str], pins: Mapping[str, str], downloads: Path, python: str
+) -> list[Path]:
+    """Downloads the wheels of some pins, and builds those that are published as source only."""
+    target = ["--python-version", python, "--implementation", "cp", "--only-binary=:all:"]
+    for platform in GLIBC:
+        target += ["--platform", platform]
+    requirements = downloads / "wheels.txt"
+    requirements.write_text("".join(pins[name] for name in names if name not in BUILT_HERE))
+    paths = download(requirements, downloads / "wheels", target)
+    for name in set(names) & set(BUILT_HERE):
+        requirements.write_text(pins[name])
+        paths += build(requirements, downloads / "built" / name)
+    return paths
 
 
 def pins_to_download() -> dict[str, str]:
@@ -276,13 +292,10 @@ def project_requirements() -> list[Requirement]:
     return [Requirement(line) for line in project["dependencies"]]
 
 
-def choose_wheels(
-    wheels: Mapping[str, Wheel], wanted: Sequence[Requirement], there: Mapping[str, Version], python: str
-) -> list[Wheel]:
-    """Returns the wheels that are wanted, directly or by another one, and that the machine is missing.
-
-    A package of the machine is kept if its version satisfies everything that asks for it.
-    """
+def ask_for(
+    wheels: Mapping[str, Wheel], wanted: Sequence[Requirement], python: str
+) -> dict[str, list[Requirement]]:
+    """Returns the requirements of each package that is asked for, directly or by one of the wheels."""
     environment = {
         "python_version": python,
         "python_full_version": f"{python}.0",
@@ -298,20 +311,31 @@ def choose_wheels(
         name = canonicalize_name(requirement.name)
         if requirement.marker is not None and not requirement.marker.evaluate(environment):
             continue
-        if name not in wheels:
-            continue  # on the machine, or a kernel that is compiled on demand
         if name not in asked:
             asked[name] = []
-            waiting += wheels[name].requirements
+            waiting += wheels[name].requirements if name in wheels else ()
         asked[name].append(requirement)
+    return asked
 
-    def is_there(name: str) -> bool:
+
+def choose_wheels(
+    wheels: Mapping[str, Wheel], wanted: Sequence[Requirement], there: Mapping[str, Version], python: str
+) -> list[Wheel]:
+    """Returns the wheels that are asked for and that the machine is missing.
+
+    A package of the machine is used if its version satisfies everything that asks for it.
+    """
+
+    def is_there(name: str, requirements: Sequence[Requirement]) -> bool:
         version = there.get(name)
         return version is not None and all(
-            requirement.specifier.contains(version, prereleases=True) for requirement in asked[name]
+            requirement.specifier.contains(version, prereleases=True) for requirement in requirements
         )
 
-    return [wheels[name] for name in sorted(asked) if not is_there(name)]
+    asked = ask_for(wheels, wanted, python)
+    missing = [name for name, requirements in asked.items() if not is_there(name, requirements)]
+    # Without a wheel are the machine's PyTorch and the kernels that are not packed.
+    return [wheels[name] for name in sorted(missing) if name in wheels]
 
 
 def read_versions(path: Path) -> dict[str, Version]:
@@ -328,25 +352,32 @@ def strip_wheel(path: Path, folder: Path) -> Path:
     """Writes a wheel without the files of `UNUSED_KERNELS` to `folder`, and returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     stripped = folder / path.name
-    if stripped.is_file() and stripped.stat().st_mtime >= path.stat().st_mtime:
-        return stripped
-    unfinished = folder / f".{path.name}"
-    with zipfile.ZipFile(path) as source, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as target:
-        removed = {
-            info.filename: info.compress_size for info in source.infolist() if is_unused(info.filename)
-        }
-        for info in source.infolist():
-            if info.filename in removed:
-                continue
-            content = source.read(info)
-            if info.filename.endswith(".dist-info/RECORD"):
-                lines = content.decode().splitlines(keepends=True)
-                content = "".join(line for line in lines if line.split(",")[0] not in removed).encode()
-            target.writestr(info, content)
+    with zipfile.ZipFile(path) as source:
+        members = source.infolist()
+        removed = {member.filename: member.compress_size for member in members if is_unused(member.filename)}
+        kept = [member for member in members if member.filename not in removed]
+        saved = sum(removed.values()) / 2**20
+        print(f"{path.name}: {len(removed)} files of unused kernels are left out, {saved:.0f} MiB")
+        if has_members(stripped, kept):
+            return stripped
+        unfinished = folder / f".{path.name}"
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as target:
+            for member in kept:
+                content = source.read(member)
+                if member.filename.endswith(".dist-info/RECORD"):
+                    lines = content.decode().splitlines(keepends=True)
+                    content = "".join(line for line in lines if line.split(",")[0] not in removed).encode()
+                target.writestr(member, content)
     unfinished.rename(stripped)
-    saved = sum(removed.values()) / 2**20
-    print(f"{path.name}: {len(removed)} files of unused kernels are left out, {saved:.0f} MiB")
     return stripped
+
+
+def has_members(path: Path, members: Sequence[zipfile.ZipInfo]) -> bool:
+    """Tells whether a wheel exists and consists of files of these names."""
+    if not path.is_file():
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return archive.namelist() == [member.filename for member in members]
 
 
 def is_unused(name: str) -> bool:

@@ -3,7 +3,12 @@
 #
 #   ./scripts/gpu/pack.sh build/pack --what model wheels --limit 48M
 #
-# scripts/gpu/pack.py explains the options; it runs in .venv, which scripts/setup.sh makes.
+# scripts/gpu/pack.py explains the options. PYTHON names an interpreter other than that of .venv.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-exec "${PYTHON:-$root/.venv/bin/python}" "$root/scripts/gpu/pack.py" "$@"
+python=${PYTHON:-$root/.venv/bin/python}
+if ! command -v "$python" >/dev/null; then
+    echo "pack.sh: $python is missing: run scripts/setup.sh, or set PYTHON" >&2
+    exit 1
+fi
+exec "$python" "$root/scripts/gpu/pack.py" "$@"
