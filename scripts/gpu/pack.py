@@ -140,16 +140,19 @@ class PieceWriter(io.RawIOBase):
         super().close()
 
 
-def write_pack(folder: Path, pack: str, files: Sequence[Path], limit: int) -> Manifest:
+def write_pack(
+    folder: Path, pack: str, files: Sequence[Path], limit: int, python: str | None = None
+) -> Manifest:
     """Writes the pieces of a pack and its manifest, and keeps them if they hold the same files already.
 
     Args:
         files: what is packed; their names have to differ.
         limit: most bytes of a piece.
+        python: the version of Python that the files are for; None if they are for any.
     """
     entries = tuple(Entry.of(path) for path in sorted(files, key=lambda path: path.name))
     earlier = read_whole_pack(folder, pack)
-    if earlier is not None and earlier.files == entries and earlier.limit == limit:
+    if earlier is not None and (earlier.files, earlier.limit, earlier.python) == (entries, limit, python):
         print(f"{pack}: {len(earlier.pieces)} pieces are there already")
         return earlier
 
@@ -165,7 +168,8 @@ def write_pack(folder: Path, pack: str, files: Sequence[Path], limit: int) -> Ma
             member.size = entry.size
             with by_name[entry.name].open("rb") as file:
                 archive.addfile(member, file)
-    manifest = Manifest(pack, limit, tuple(Entry.of(path) for path in writer.paths), entries)
+    pieces = tuple(Entry.of(path) for path in writer.paths)
+    manifest = Manifest(pack, limit, pieces, entries, python)
     manifest.write(folder)
     size = sum(piece.size for piece in manifest.pieces)
     print(f"{pack}: {len(entries)} files in {len(manifest.pieces)} pieces, {size / 2**20:.1f} MiB")
@@ -248,7 +252,7 @@ def download_wheels(
         target += ["--platform", platform]
     requirements = downloads / "wheels.txt"
     requirements.write_text("".join(pins[name] for name in names if name not in BUILT_HERE))
-    paths = download(requirements, downloads / "wheels", target)
+    paths = download(requirements, downloads / f"wheels-{python}", target)
     for name in set(names) & set(BUILT_HERE):
         requirements.write_text(pins[name])
         paths += build(requirements, downloads / "built" / name)
@@ -447,7 +451,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_pack(options.folder, "model", model_files(downloads), options.limit)
         if "wheels" in options.what:
             files = wheel_files(downloads, options.python, there, options.keep_kernels)
-            write_pack(options.folder, "wheels", files, options.limit)
+            write_pack(options.folder, "wheels", files, options.limit, options.python)
     except (RuntimeError, OSError) as error:
         print(f"pack.sh: {error}", file=sys.stderr)
         return 1

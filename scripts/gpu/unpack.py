@@ -57,6 +57,8 @@ class Manifest:
     """Most bytes of a piece."""
     pieces: tuple[Entry, ...]
     files: tuple[Entry, ...]
+    python: str | None = None
+    """The version of Python that wheels were packed for, such as ``3.12``; null for other files."""
 
     @staticmethod
     def path(folder: Path, pack: str) -> Path:
@@ -72,7 +74,7 @@ class Manifest:
             content = json.loads(path.read_text())
             pieces = tuple(Entry(**piece) for piece in content["pieces"])
             files = tuple(Entry(**file) for file in content["files"])
-            return Manifest(content["pack"], content["limit"], pieces, files)
+            return Manifest(content["pack"], content["limit"], pieces, files, content["python"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} is not a manifest of scripts/gpu/pack.sh ({error}): copy it again"
@@ -175,7 +177,16 @@ def install_wheels(wheels: Path, manifest: Manifest, venv: Path) -> None:
 
     The environment also sees the packages of the Python that runs this script, such as its PyTorch. A package
     that is in both is taken from the environment.
+
+    Raises:
+        ValueError: if the wheels are for another version of Python, or pip does not install them.
     """
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if manifest.python != version:
+        raise ValueError(
+            f"The wheels were packed for Python {manifest.python}, and this is Python {version}: pack them"
+            f" again with --python {version}, or run unpack.py with Python {manifest.python}."
+        )
     record = venv / "unpacked.json"
     content = json.dumps([asdict(file) for file in manifest.files])
     if record.is_file() and record.read_text() == content:
@@ -204,7 +215,9 @@ def install_wheels(wheels: Path, manifest: Manifest, venv: Path) -> None:
         "--no-compile",
         "--force-reinstall",
     ]
-    subprocess.run([*pip, *options, *files], check=True, env={**os.environ, "PIP_NO_CACHE_DIR": "1"})
+    done = subprocess.run([*pip, *options, *files], check=False, env={**os.environ, "PIP_NO_CACHE_DIR": "1"})
+    if done.returncode != 0:
+        raise ValueError(f"pip did not install the wheels into {venv}; its message is above")
     record.write_text(content)
     print(f"wheels: {len(files)} packages installed into {venv}")
 

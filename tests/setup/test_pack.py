@@ -84,6 +84,20 @@ def test_files_that_are_joined_already_need_no_pieces(packed: Path, tmp_path: Pa
     assert join(packed, tmp_path) == 1
 
 
+def test_wheels_for_another_python_are_not_installed(
+    tmp_path: Path, files: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack.write_pack(tmp_path, "wheels", files, LIMIT, "3.9")
+    venv = tmp_path / "venv"
+
+    code = unpack.main(["--from", str(tmp_path), "--into", str(tmp_path / "unpacked"), "--venv", str(venv)])
+
+    assert code == 1 and not venv.exists()
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    said = capsys.readouterr().err
+    assert f"packed for Python 3.9, and this is Python {version}: pack them again with" in said
+
+
 def truncate(packed: Path) -> None:
     piece = packed / "wheels.001"
     piece.write_bytes(piece.read_bytes()[:100])
