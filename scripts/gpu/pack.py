@@ -306,19 +306,24 @@ def ask_for(
         "sys_platform": "linux",
         "platform_system": "Linux",
         "platform_machine": "x86_64",
-        "extra": "",
     }
     asked: dict[str, list[Requirement]] = {}
+    followed: set[tuple[str, str]] = set()
     waiting = list(wanted)
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
-        if requirement.marker is not None and not requirement.marker.evaluate(environment):
+        asked.setdefault(name, []).append(requirement)
+        if name not in wheels:
             continue
-        if name not in asked:
-            asked[name] = []
-            waiting += wheels[name].requirements if name in wheels else ()
-        asked[name].append(requirement)
+        # "fastapi[standard]" asks for what fastapi needs, and for what its extra needs.
+        for extra in ("", *requirement.extras):
+            if (name, extra) in followed:
+                continue
+            followed.add((name, extra))
+            for needed in wheels[name].requirements:
+                if needed.marker is None or needed.marker.evaluate(environment | {"extra": extra}):
+                    waiting.append(needed)
     return asked
 
 

@@ -185,6 +185,19 @@ def test_only_what_is_asked_for_and_not_on_the_machine_is_packed() -> None:
     assert names({"numpy": "2.5.2", "tqdm": "3.0"}) == ["numba", "numpy", "tqdm", "vllm"]
 
 
+def test_extras_of_a_requirement_are_packed() -> None:
+    wheels = {
+        "vllm": wheel("vllm", "fastapi[standard]>=0.1"),
+        "fastapi": wheel("fastapi", 'uvicorn[standard]; extra == "standard"', 'orjson; extra == "all"'),
+        "uvicorn": wheel("uvicorn", "h11", 'uvloop; extra == "standard" and sys_platform != "win32"'),
+        "h11": wheel("h11"),
+        "uvloop": wheel("uvloop"),
+        "orjson": wheel("orjson"),
+    }
+    chosen = pack.choose_wheels(wheels, [Requirement("vllm"), Requirement("fastapi")], {}, "3.12")
+    assert [wheel.name for wheel in chosen] == ["fastapi", "h11", "uvicorn", "uvloop", "vllm"]
+
+
 def test_packages_of_the_machines_pytorch_are_never_packed() -> None:
     pins = pack.pins_to_download()
     assert {"vllm", "trl", "deepspeed", "transformers", "liger-kernel"} <= set(pins)
