@@ -687,7 +687,7 @@ def describe_steps(steps: Sequence[Step], minutes: float) -> str:
     for step in steps:
         begins_at = total / 60
         total += step.expected_s
-        late = "" if begins_at < minutes else f" (not within {minutes:.0f} minutes, as expected)"
+        late = "" if begins_at < minutes else f" (begins after {minutes:.0f} minutes, by these estimates)"
         lines.append(f"{step.name}: about {step.expected_s:.0f} s, at most {step.limit_s:.0f} s{late}")
         lines += [f"    {shlex.join(command)}" for command in step.commands]
         if step.kill_after is not None:

@@ -128,7 +128,7 @@ def test_a_dry_run_prints_commands_and_seconds_and_leaves_no_file(
     assert "real model, GRPO: about 120 s, at most 240 s" in said
     assert "examples/real_model/grpo.jsonnet," in said
     assert "killed with SIGKILL after 2 iterations" in said
-    assert "not within 15 minutes" in said
+    assert "begins after 15 minutes, by these estimates" in said
     assert list(tmp_path.iterdir()) == []
 
 
