@@ -20,7 +20,7 @@ from treetune.runtime.machine import GIB, described_machine
 from treetune.runtime.planning import disk, report
 from treetune.runtime.planning.memory import LOGITS_PER_CHUNK
 from treetune.runtime.planning.plan import SPARE, Plan, remedy
-from treetune.runtime.planning.report import as_data, as_text
+from treetune.runtime.planning.report import as_data, as_text, predicted
 
 BIG = "polIter_deepseekSft2_vineppo_MATH"
 SMALL = "polIter_rho1bSft2_vineppo_MATH"
@@ -171,6 +171,8 @@ def test_a_plan_without_a_server_lists_the_phases_that_it_does_not_estimate():
     in_process = plan(SMALL, "{engines: {policy: {type: 'in_process'}}}")
     assert "not estimated: sampling, continuations, sync and evaluation" in as_text(in_process)
     assert "not estimated" not in as_text(plan(SMALL))
+    assert "seconds/total" not in predicted(in_process), "training alone is no estimate of an iteration"
+    assert "seconds/total" in predicted(plan(SMALL))
 
 
 def test_tokens_of_continuations_lie_behind_two_thirds_of_an_answer():
