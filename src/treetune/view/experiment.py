@@ -18,6 +18,9 @@ from treetune.runtime.directory import PREDICTION, ExperimentDirectory, expected
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import read_record, verify_once
 
+CREDITED_LOG = "credited_log"
+"""The `type` in the configuration of a log of another program that `treetune credit` has credited."""
+
 METHOD = ("task", "rollout", "credit", "selection")
 """The keys of a configuration that make a method, besides the trainer's objective."""
 
@@ -166,7 +169,8 @@ def read_experiment(path: Path) -> StoredExperiment:
     predicted: dict[str, Any] = {}
     if (path / PREDICTION).is_file():
         predicted = read(PREDICTION, lambda: read_record(path / PREDICTION, "the next start writes it again"))
-    if not evaluations:
+    is_run = config.get("type") != CREDITED_LOG
+    if not evaluations and is_run:
         missing.append("no checkpoint has been evaluated yet: run `treetune evaluate`")
     running = directory.is_running()
     experiment = StoredExperiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
@@ -175,7 +179,10 @@ def read_experiment(path: Path) -> StoredExperiment:
         state = "is still running" if running else "was interrupted; the same command continues it"
         if experiment.stopped:
             state = "was stopped by a sign of collapse"
-        missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
+        if is_run:
+            missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
+        else:
+            missing.append(f"{len(metrics)} of {planned} files are credited: the command {state}")
     return experiment
 
 

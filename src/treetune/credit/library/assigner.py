@@ -38,9 +38,11 @@ from treetune.credit.library.limits import CreditCost, CreditLimits, LimitedEngi
 from treetune.engine.base import Engine
 from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
+from treetune.rollouts.metrics import trajectory_metrics
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.splitter_task import SplitterTask
 from treetune.tasks.steps import Lines, StepSplitter
+from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics, TextCodec, TokenIds
 
 if TYPE_CHECKING:
@@ -96,6 +98,23 @@ class CreditedAnswers:
             padded[number, : len(row)] = row.cpu() if hasattr(row, "cpu") else row
         first = self.advantages[0]
         return convert_like(padded, first) if hasattr(first, "detach") else padded
+
+
+@dataclass(frozen=True)
+class AssignedCredit:
+    """The credit of a call's answers as a run stores it: trees of answers, and training rows."""
+
+    answers: list[GradedAnswer]
+    """The answers in their order, with the names of their groups."""
+    trees: list[Tree]
+    """A tree for each group. Answer 3 of the group ``p`` is the trajectory ``p#3``."""
+    episodes: list[Episode]
+    """At most one training row for each answer, with its advantages. Answers without one have no credit."""
+    cost: CreditCost
+    metrics: Metrics
+    """The metrics of credit."""
+    answer_metrics: Metrics
+    """The metrics that a run records of answers, such as ``episodes/reward``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +244,17 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             await asyncio.gather(work, return_exceptions=True)
             raise
 
+    def assign(
+        self,
+        answers: Iterable[GradedAnswer | Mapping[str, Any]],
+        *,
+        iteration: int = 0,
+        budget: int | None = None,
+        deadline: float | None = None,
+    ) -> AssignedCredit:
+        """Returns the credit of answers as a run stores it. Takes and raises the same as `advantages`."""
+        return self._assign_trees(list(answers), iteration, CreditLimits(budget, deadline))
+
     def close(self) -> None:
         """Ends the grader's processes, and the engine if this object has opened it. May be called twice."""
         self._grading.close()
@@ -240,6 +270,13 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         self, answers: Iterable[GradedAnswer | Mapping[str, Any]], iteration: int, limits: CreditLimits
     ) -> CreditedAnswers:
         answers = list(answers)
+        assigned = self._assign_trees(answers, iteration, limits)
+        examples = [_get_response_ids(answer) for answer in answers]
+        return _collect_columns(assigned, examples)
+
+    def _assign_trees(
+        self, answers: Sequence[GradedAnswer | Mapping[str, Any]], iteration: int, limits: CreditLimits
+    ) -> AssignedCredit:
         checked = read_answers(answers)
         sampling, context_length = self._lengths(checked)
         task = _OutsideTask(grader=self._grading.grader, steps=self._steps)
@@ -260,8 +297,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             )
             trees = trees_of_answers(context, checked, has_text=has_text)
             episodes, metrics = self.credit.assign(context, trees)
-        examples = [_get_response_ids(answer) for answer in answers]
-        return _collect_columns(checked, examples, episodes, metrics, limits)
+            answer_metrics = trajectory_metrics(context, answers_of(trees))
+        return AssignedCredit(checked, trees, episodes, limits.cost, metrics, answer_metrics)
 
     def _lengths(self, answers: Sequence[GradedAnswer]) -> tuple[SamplingParams, int]:
         """Returns the sampling parameters of the answers, and the context length."""
@@ -391,28 +428,19 @@ def _get_response_ids(answer: GradedAnswer | Mapping[str, Any]) -> Any:
     return answer["response_ids"] if isinstance(answer, Mapping) else answer.response_ids
 
 
-def _collect_columns(
-    answers: Sequence[GradedAnswer],
-    examples: Sequence[Any],
-    episodes: Sequence[Episode],
-    metrics: Metrics,
-    limits: CreditLimits,
-) -> CreditedAnswers:
+def _collect_columns(assigned: AssignedCredit, examples: Sequence[Any]) -> CreditedAnswers:
     """Returns the advantages in the order of the answers.
 
     Args:
-        answers: The answers.
+        assigned: The answers and their training rows.
         examples: The `response_ids` of each answer as the user gave them, whose type the columns get.
-        episodes: The training rows that the credit returned: at most one for each answer.
-        metrics: The metrics of credit.
-        limits: The limits of the call, which have counted the samples.
     """
     import numpy as np
 
-    episode_by_id = {episode.trajectory: episode for episode in episodes}
+    episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
     sizes: dict[str | None, int] = {}  # by group, the number of its answers so far
-    credited = CreditedAnswers([], [], [], [], [], [], limits.cost, metrics)
-    for number, (answer, example) in enumerate(zip(answers, examples, strict=True)):
+    credited = CreditedAnswers([], [], [], [], [], [], assigned.cost, assigned.metrics)
+    for number, (answer, example) in enumerate(zip(assigned.answers, examples, strict=True)):
         number_in_group = sizes.get(answer.group, 0)
         sizes[answer.group] = number_in_group + 1
         # The id that the answer has as a `Trajectory`.
