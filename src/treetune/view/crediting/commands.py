@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +16,8 @@ def credit(options: Options) -> int:
     from treetune.view.crediting.credit_log import CreditOfLog, credit_log
 
     import_parts({})  # finds a reward function in the working directory
-    output = options.output or Path(f"{options.log.resolve()}_credited")
+    log = options.log.resolve()
+    output = options.output or log.with_name(f"{log.stem if log.is_file() else log.name}_credited")
     settings = CreditOfLog(
         log=options.log,
         output=output,

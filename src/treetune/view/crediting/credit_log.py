@@ -30,6 +30,8 @@ from treetune.credit.library.limits import CreditCost
 from treetune.engine.base import Engine
 from treetune.engine.requests import SamplingParams
 from treetune.exceptions import CreditLimitReached
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.steps import StepSplitter
 from treetune.tree import answers_of
 from treetune.view.crediting.folder import CreditedFile, CreditedFolder, JournalOfFiles, mark_of
 from treetune.view.crediting.log import (
@@ -102,6 +104,9 @@ def credit_log(
     deadline = None if settings.deadline is None else time.monotonic() + settings.deadline
     credit = build(Credit, dict(settings.credit), key=("credit",))
     _check(settings, credit, has_engine=engine is not None)
+    # Built before anything is written, so that a wrong configuration leaves no folder.
+    grader = None if settings.grader is None else build(Grader, dict(settings.grader), key=("grader",))
+    steps = None if settings.steps is None else build(StepSplitter, dict(settings.steps), key=("steps",))
     sampling = None if settings.sampling is None else read_sampling(settings.sampling)
     log = find_log(settings.log)
     files = files_of_log(log)
@@ -116,7 +121,9 @@ def credit_log(
         if results:
             say(f"{len(results)} of {len(files)} files were credited before")
         if len(results) < len(files):
-            crediting = _Crediting(settings, folder, tokenizer, sampling, deadline, results, say)
+            crediting = _Crediting(
+                settings, folder, tokenizer, grader, steps, sampling, deadline, results, say
+            )
             with ExitStack() as stack:
                 journal = None
                 if credit.needs_engine:
@@ -214,6 +221,8 @@ class _Crediting:
     folder: CreditedFolder
     tokenizer: LogTokenizer | None
     """None if the log has token ids."""
+    grader: Grader | None
+    steps: StepSplitter | None
     sampling: SamplingParams | None
     deadline: float | None
     """The time by `time.monotonic` at which the command is given up."""
@@ -226,10 +235,10 @@ class _Crediting:
         return CreditAssigner(
             credit,
             engine=journal,
-            grader=self.settings.grader,
+            grader=self.grader,
             tokenizer=None if self.tokenizer is None else self.tokenizer.codec,
             sampling=self.sampling,
-            steps=self.settings.steps,
+            steps=self.steps,
             context_length=self.settings.context_length,
             unfinished_reward=None if self.settings.grade_unfinished else 0.0,
             seed=self.settings.seed,
