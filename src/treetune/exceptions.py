@@ -57,7 +57,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from treetune.config.errors import ConfigIssue
@@ -166,7 +166,15 @@ class NothingGraded(RuntimeError):
 
 
 class CreditLimitReached(RuntimeError):
-    """A call of the library of credit has reached its budget or its deadline, or was cancelled."""
+    """A call of the library of credit has reached its budget or its deadline, or was cancelled.
+
+    Args:
+        limit: The limit that it has reached.
+    """
+
+    def __init__(self, message: str, limit: Literal["budget", "deadline", "cancelled"]) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class Collapsed(RuntimeError):

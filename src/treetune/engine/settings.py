@@ -58,6 +58,8 @@ def _problem_of_addresses(addresses: Sequence[str], form: re.Pattern[str]) -> st
 class EngineSettings(Registrable):
     """The settings of an engine. A custom engine implements `start`."""
 
+    key_path: ClassVar[str] = "engines.policy"
+    """The path of the settings in the configuration, for messages."""
     canary_tolerance: float | None
 
     def start(self, launch: EngineLaunch) -> Engine:
@@ -442,6 +444,7 @@ class PlainVllmSettings(EngineSettings):
     sleep: ClassVar[bool] = False
     context_length: ClassVar[None] = None
     tensor_parallel_size: ClassVar[int] = 1
+    gives = (TextScores(),)
 
     def __post_init__(self) -> None:
         for key, urls in (("addresses", self.addresses), ("servers", self.servers)):
@@ -481,7 +484,7 @@ class PlainVllmSettings(EngineSettings):
         key = os.environ.get(self.key_variable, "").strip()
         if not key:
             raise ValueError(
-                f"engines.policy.key_variable is {self.key_variable!r}, and this environment variable is not"
+                f"{self.key_path}.key_variable is {self.key_variable!r}, and this environment variable is not"
                 " set: export it before the start, or set key_variable to null for servers without a key"
             )
         return key

@@ -22,7 +22,7 @@ def credit(options: Options) -> int:
         log=options.log,
         output=output,
         credit=read_part(options.credit, "credit"),
-        engine=options.engine,
+        engine=_evaluate(options.engine, "engine") if "{" in (options.engine or "") else options.engine,
         grader=None if options.grader is None else read_grader(options.grader),
         tokenizer=options.tokenizer,
         sampling=None if options.sampling is None else _evaluate(options.sampling, "sampling"),
@@ -98,7 +98,9 @@ COMMANDS = (
                 help="such as rloo, or \"{type: 'monte_carlo', samples: 9}\"",
             ),
             click.Option(
-                ["--engine"], metavar="FOLDER|ADDRESS", help="the policy: a model's folder, or a vLLM server"
+                ["--engine"],
+                metavar="FOLDER|ADDRESS|JSONNET",
+                help="the policy: a model's folder, or a vLLM server",
             ),
             click.Option(
                 ["--grader"],

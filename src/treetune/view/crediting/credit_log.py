@@ -15,25 +15,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from treetune.config.build import build
+from treetune.contracts import Continuations
 from treetune.credit.base import Credit
 from treetune.credit.library.answers import GradedAnswer
 from treetune.credit.library.assigner import AssignedCredit, CreditAssigner
 from treetune.credit.library.checks import check_credit
-from treetune.credit.library.engines import open_engine
 from treetune.credit.library.limits import CreditCost
+from treetune.credit.library.servers import is_address
 from treetune.engine.base import Engine
 from treetune.engine.requests import SamplingParams
 from treetune.exceptions import CreditLimitReached
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.steps import StepSplitter
 from treetune.tree import answers_of
-from treetune.view.crediting.folder import CreditedFile, CreditedFolder, JournalOfFiles, mark_of
+from treetune.view.crediting.folder import CreditedFile, CreditedFolder, FileJournal, mark_of
 from treetune.view.crediting.log import (
     LogFile,
     LoggedAnswer,
@@ -58,8 +58,9 @@ class CreditOfLog:
     output: Path
     credit: Mapping[str, Any]
     """The configuration of a credit."""
-    engine: str | None = None
-    """A folder with the weights that sampled the answers, or the address of a server that has them."""
+    engine: str | Mapping[str, Any] | None = None
+    """A folder with the weights that sampled the answers, the address of a server that has them, or the
+    configuration of servers."""
     grader: Mapping[str, Any] | None = None
     """The configuration of a grader of continuations."""
     tokenizer: str | None = None
@@ -110,8 +111,8 @@ def credit_log(
     sampling = None if settings.sampling is None else read_sampling(settings.sampling)
     log = find_log(settings.log)
     files = files_of_log(log)
-    if tokenizer is None and (source := settings.tokenizer or settings.engine) is not None:
-        tokenizer = open_tokenizer(source)
+    if tokenizer is None:
+        tokenizer = _open_tokenizer(settings, credit)
     folder = CreditedFolder(settings.output, log.path)
     with folder.locked():
         folder.begin(_config(settings, sampling, files))
@@ -124,14 +125,11 @@ def credit_log(
             crediting = _Crediting(
                 settings, folder, tokenizer, grader, steps, sampling, deadline, results, say
             )
-            with ExitStack() as stack:
-                journal = None
-                if credit.needs_engine:
-                    journal = stack.enter_context(_open_journal(settings, engine, tokenizer))
-                assigner = stack.enter_context(crediting.open_assigner(credit, journal))
+            source = engine if engine is not None else settings.engine
+            with crediting.open_assigner(credit, source) as assigner:
                 for file in files:
                     if file.number not in results:
-                        crediting.credit_file(file, assigner, journal)
+                        crediting.credit_file(file, assigner)
     for warning in [] if tokenizer is None else tokenizer.warnings():
         say(f"note: {warning}")
     total = total_of(list(results.values()))
@@ -142,21 +140,33 @@ def credit_log(
 
 def _check(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -> None:
     """Raises ValueError for a credit that can't be assigned to a log, or that needs further options."""
-    check_credit(credit, has_engine=True, has_grader=True, has_sampling=True)
-    if not credit.needs_engine:
-        return
+    check_credit(credit, has_engine=True, engine_scores=True, has_grader=True, has_sampling=True)
     missing = []
-    if settings.engine is None and not has_engine:
+    if credit.needs_engine and settings.engine is None and not has_engine:
         missing.append("--engine (a folder with the weights that sampled the answers, or a server's address)")
-    if settings.grader is None:
+    samples = Continuations() in credit.gives
+    if samples and settings.grader is None:
         missing.append("--grader (such as math, or reward.py:score for a function of yours)")
-    if settings.sampling is None:
+    if samples and settings.sampling is None:
         missing.append("--sampling (such as '{max_tokens: 512}', as the answers were sampled)")
     if missing:
+        work = "samples and grades continuations of answers" if samples else "scores given texts"
+        raise ValueError(f"the credit {credit.registered_name()!r} {work}: give {', '.join(missing)}")
+
+
+def _open_tokenizer(settings: CreditOfLog, credit: Credit) -> LogTokenizer | None:
+    """Returns the tokenizer that is given, or that of the engine's folder; None if there is neither."""
+    if settings.tokenizer is not None:
+        return open_tokenizer(settings.tokenizer)
+    if isinstance(settings.engine, str) and not is_address(settings.engine):
+        if not Path(settings.engine).is_dir():
+            raise ValueError(f"--engine is {settings.engine!r}: give a folder with a model, or an address")
+        return open_tokenizer(settings.engine)
+    if credit.needs_engine and settings.engine is not None:
         raise ValueError(
-            f"the credit {credit.registered_name()!r} samples continuations of the answers and grades them:"
-            f" give {', '.join(missing)}"
+            "--engine names a server: give --tokenizer too, the folder of the tokenizer of the server's model"
         )
+    return None
 
 
 def read_sampling(settings: Mapping[str, Any]) -> SamplingParams:
@@ -198,19 +208,10 @@ def _config(
     }
 
 
-def _resolve(source: str | None) -> str | None:
-    """Returns the absolute path of a folder; an address stays as it is."""
-    return str(Path(source).resolve()) if source is not None and Path(source).is_dir() else source
-
-
-def _open_journal(
-    settings: CreditOfLog, engine: Engine | None, tokenizer: LogTokenizer | None
-) -> AbstractContextManager[JournalOfFiles]:
-    """Opens the engine, whose samples are stored. The context closes it, unless the caller gave it."""
-    if engine is not None:
-        return nullcontext(JournalOfFiles(engine))
-    assert settings.engine is not None and tokenizer is not None, "`_check` asks for an engine"
-    return closing(JournalOfFiles(open_engine(settings.engine, tokenizer.codec, settings.seed)))
+def _resolve(source: str | Mapping[str, Any] | None) -> Any:
+    """Returns the absolute path of a folder. An address and a configuration stay as they are."""
+    is_folder = isinstance(source, str) and Path(source).is_dir()
+    return str(Path(str(source)).resolve()) if is_folder else source
 
 
 @dataclass(frozen=True)
@@ -230,13 +231,18 @@ class _Crediting:
     """The results so far, by the number of the file's iteration."""
     say: Callable[[str], None]
 
-    def open_assigner(self, credit: Credit, journal: JournalOfFiles | None) -> CreditAssigner:
-        """Returns the library's assigner, which the caller closes."""
+    def open_assigner(self, credit: Credit, engine: Any) -> CreditAssigner:
+        """Returns the library's assigner, which the caller closes.
+
+        Args:
+            credit: The credit.
+            engine: An engine in one of the forms of the library; None for credit that needs none.
+        """
         return CreditAssigner(
             credit,
-            engine=journal,
+            engine=engine,
             grader=self.grader,
-            tokenizer=None if self.tokenizer is None else self.tokenizer.codec,
+            tokenizer=None if self.tokenizer is None else self.tokenizer.source,
             sampling=self.sampling,
             steps=self.steps,
             context_length=self.settings.context_length,
@@ -244,15 +250,13 @@ class _Crediting:
             seed=self.settings.seed,
         )
 
-    def credit_file(self, file: LogFile, assigner: CreditAssigner, journal: JournalOfFiles | None) -> None:
+    def credit_file(self, file: LogFile, assigner: CreditAssigner) -> None:
         """Credits the answers of a file and stores them."""
         mark = mark_of(file)  # before it is read, so that a change during the reading is noticed
         max_tokens = None if self.sampling is None else self.sampling.max_tokens
         logged = read_answers_of(file.path, assigner.credit, self.tokenizer, max_tokens)
         assigned = None
         if logged.to_credit:
-            if journal is not None:
-                journal.begin(self.folder.iteration(file), file.number - 1)
             assigned = self._assign(file, assigner, [item.answer for item in logged.to_credit])
         trajectories, episodes = _rows_of(logged, assigned)
         result = self._result(file, mark, logged, assigned)
@@ -270,24 +274,36 @@ class _Crediting:
             # Samples of a file that a killed command began are in its journal, and are counted again.
             budget = self.settings.budget - sum(result.cost.tokens for result in self.results.values())
             if budget < 1:
-                raise self._limit_reached(f"before {file.source.title}", is_budget=True)
+                raise self._limit_reached(f"before {file.source.title}", "budget")
         if self.deadline is not None:
             seconds_left = self.deadline - time.monotonic()
             if seconds_left <= 0:
-                raise self._limit_reached(f"before {file.source.title}", is_budget=False)
-        try:
-            return assigner.assign(answers, iteration=file.number - 1, budget=budget, deadline=seconds_left)
-        except CreditLimitReached as error:
-            is_budget = self.deadline is None or time.monotonic() < self.deadline
-            raise self._limit_reached(f"in {file.source.title}", is_budget=is_budget) from error
+                raise self._limit_reached(f"before {file.source.title}", "deadline")
 
-    def _limit_reached(self, where: str, *, is_budget: bool) -> CreditLimitReached:
+        def with_journal(engine: Engine) -> Engine:
+            return FileJournal(engine, self.folder.iteration(file), file.number - 1)
+
+        try:
+            return assigner.assign(
+                answers,
+                iteration=file.number - 1,
+                budget=budget,
+                deadline=seconds_left,
+                wrap_engine=with_journal,
+            )
+        except CreditLimitReached as error:
+            raise self._limit_reached(f"in {file.source.title}", error.limit) from error
+
+    def _limit_reached(
+        self, where: str, limit: Literal["budget", "deadline", "cancelled"]
+    ) -> CreditLimitReached:
         what = f"the budget of {self.settings.budget} tokens is used up"
-        if not is_budget:
+        if limit == "deadline":
             what = f"the deadline of {self.settings.deadline:g} s has passed"
         return CreditLimitReached(
             f"{what} {where}: {len(self.results)} files are credited in {self.settings.output}, and all"
-            " continuations that were sampled are kept there. The same command with a higher limit continues"
+            " continuations that were sampled are kept there. The same command with a higher limit continues",
+            limit,
         )
 
     def _result(

@@ -24,9 +24,8 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.credit.library.limits import CreditCost
-from treetune.engine.base import Engine, EngineWrapper
+from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
-from treetune.engine.requests import Completion, Later, OnResult, Request
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.manifest import CONFIG, MANIFEST, command_line
@@ -178,33 +177,18 @@ def describe_changes(stored: Mapping[str, Any], config: Mapping[str, Any]) -> li
     return changes
 
 
-class _FileJournal(JournaledEngine):
-    """The journal of one file of the log, whose requests have the version of the file's iteration.
+class FileJournal(JournaledEngine):
+    """Stores the samples of one file of the log in its iteration's folder, and reads them from there.
 
     The viewer looks for the continuations of an answer under the version of the policy that sampled it, which
     is the iteration's where the answer has none.
     """
 
-    def __init__(self, engine: Engine, path: Path, iteration: int) -> None:
-        super().__init__(engine, path)
+    def __init__(self, engine: Engine, folder: Path, iteration: int) -> None:
+        super().__init__(engine, folder / "journal" / "credit-0.jsonl")
         self._iteration = iteration
 
     @property
     @override
     def version(self) -> int:  # type: ignore[override]  # an attribute of other engines
         return self._iteration
-
-
-class JournalOfFiles(EngineWrapper):
-    """An engine that stores the samples of each file of the log in the journal of its iteration."""
-
-    def begin(self, folder: Path, iteration: int) -> None:
-        """Stores the samples of the following calls in the folder of an iteration."""
-        engine = self.engine.engine if isinstance(self.engine, _FileJournal) else self.engine
-        self.engine = _FileJournal(engine, folder / "journal" / "credit-0.jsonl", iteration)
-
-    @override
-    def generate(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
-    ) -> list[list[Completion]]:
-        return self.engine.generate(requests, on_result)

@@ -72,6 +72,8 @@ class LogTokenizer:
     """The number of the tokenizer's tokens, whose texts the viewer needs; 0: they aren't stored."""
     why_no_chat: str = ""
     """The reason why conversations can't be encoded."""
+    tokenizer: Any = None
+    """The tokenizer of transformers; None if there is only a codec."""
     counts: Counter[str] = field(default_factory=Counter)
     """By kind, the texts for `warnings`."""
     changed_example: tuple[str, str] | None = None
@@ -79,6 +81,11 @@ class LogTokenizer:
 
     def __post_init__(self) -> None:
         self._forms = [] if self.chat is None else _forms_of(self.chat, self.codec)
+
+    @property
+    def source(self) -> Any:
+        """The tokenizer as the library takes it."""
+        return self.codec if self.tokenizer is None else self.tokenizer
 
     def encode_prompt(self, text: str, messages: Sequence[Mapping[str, str]]) -> TokenIds:
         """Returns the ids of a prompt.
@@ -186,7 +193,7 @@ def open_tokenizer(source: str | Path) -> LogTokenizer:
     except (OSError, ValueError) as error:
         raise ValueError(f"there is no tokenizer in {source}: name its folder with --tokenizer") from error
     chat, why_no_chat = _chat_codec(tokenizer)
-    return LogTokenizer(codec_of(tokenizer), chat, len(tokenizer), why_no_chat)
+    return LogTokenizer(codec_of(tokenizer), chat, len(tokenizer), why_no_chat, tokenizer)
 
 
 def _chat_codec(tokenizer: Any) -> tuple[TextCodec | None, str]:
