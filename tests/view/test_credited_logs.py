@@ -286,6 +286,7 @@ def test_rows_without_credit_are_counted_with_the_reason_and_shown(viewer: Viewe
     assert "<b>7</b> answers" in listed
     page = viewer.page("/answer", run="credited", source="i1", answer=trajectories[2].id)
     assert "not credited: without a reward" in page and "none: see the outcome" in page
+    assert "8 rows of the log have no credit" in viewer.page("/run", run="credited")
 
 
 def test_a_log_without_anything_to_credit_is_refused(tmp_path: Path) -> None:
@@ -446,6 +447,7 @@ def test_the_viewer_shows_values_advantages_and_continuations(viewer: Viewer, tm
     assert "finished" in run and "reward of the sampled answers" in run
     page = viewer.page("/answer", run="credited", source="i3", answer=answer.id)
     assert "completions_00003.parquet" in page and "treetune run_analyzers" not in page
+    assert "No entropy" not in page and "<option>credit</option>" not in page
     assert episode.step_values is not None
     for value in episode.step_values:
         assert f"V {value:.3f}" in page

@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,9 @@ from treetune.store.checksums import read_record, verify_once
 
 CREDITED_LOG = "credited_log"
 """The `type` in the configuration of a log of another program that `treetune credit` has credited."""
+
+LOG_ROWS, LOG_CREDITED = "log/rows", "log/credited"
+"""Metrics of a credited log: the rows of a file, and those with credit."""
 
 METHOD = ("task", "rollout", "credit", "selection")
 """The keys of a configuration that make a method, besides the trainer's objective."""
@@ -172,6 +175,8 @@ def read_experiment(path: Path) -> StoredExperiment:
     is_run = config.get("type") != CREDITED_LOG
     if not evaluations and is_run:
         missing.append("no checkpoint has been evaluated yet: run `treetune evaluate`")
+    if not is_run and (uncredited := _count_uncredited(metrics)):
+        missing.append(f"{uncredited:,} rows of the log have no credit: the outcome of each answer says why")
     running = directory.is_running()
     experiment = StoredExperiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
     planned = experiment.expected_iterations
@@ -184,6 +189,11 @@ def read_experiment(path: Path) -> StoredExperiment:
         else:
             missing.append(f"{len(metrics)} of {planned} files are credited: the command {state}")
     return experiment
+
+
+def _count_uncredited(metrics: Iterable[Mapping[str, Any]]) -> int:
+    """Returns the number of rows of a log that `treetune credit` could not credit."""
+    return round(sum(row.get(LOG_ROWS, 0.0) - row.get(LOG_CREDITED, 0.0) for row in metrics))
 
 
 def _read_metrics(directory: ExperimentDirectory, missing: list[str]) -> list[dict[str, Any]]:

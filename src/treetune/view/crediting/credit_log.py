@@ -43,7 +43,7 @@ from treetune.view.crediting.log import (
     read_answers_of,
 )
 from treetune.view.crediting.tokens import LogTokenizer, open_tokenizer
-from treetune.view.experiment import CREDITED_LOG
+from treetune.view.experiment import CREDITED_LOG, LOG_CREDITED, LOG_ROWS
 from treetune.vocabulary import Episode, Grade, Message, Metrics, Problem, Segment, Trajectory
 
 NO_CONTINUATION = "without a continuation of its prompt that could be graded"
@@ -319,7 +319,12 @@ class _Crediting:
             metrics = assigned.answer_metrics | assigned.metrics
             if left_out := len(logged.to_credit) - credited:
                 reasons[NO_CONTINUATION] += left_out
-        metrics |= {"seconds/credit": cost.seconds, "seconds/total": cost.seconds}
+        metrics |= {
+            LOG_ROWS: float(logged.rows),
+            LOG_CREDITED: float(credited),
+            "seconds/credit": cost.seconds,
+            "seconds/total": cost.seconds,
+        }
         name = self.folder.name_of(file)
         return CreditedFile(name, mark, logged.rows, credited, dict(reasons), cost, metrics)
 

@@ -107,9 +107,12 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
     made = made_of_credit(config)
     is_credited_log = config.get("type") == CREDITED_LOG
     colours = colourings(tokens, made)
+    if is_credited_log:  # the trainer of a log records no numbers of tokens
+        colours = [colouring for colouring in colours if not colouring["missing"]]
     episode, depth = answer.episode, view.integer("depth", 0)
     credited = episode is not None and episode.advantages is not None and answer.source.episodes is not None
-    further = ("credit",) * credited + ("tree",) * (episode is not None)
+    # Of a log, the advantages that trained and their shares in the gradient are unknown.
+    further = ("credit",) * (credited and not is_credited_log) + ("tree",) * (episode is not None)
     forms = _forms(tokens, further)
     form = view.choice("as", forms)
     everything = bool(view.choice("all", ("", "1")))
