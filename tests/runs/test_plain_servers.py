@@ -67,6 +67,14 @@ def server(model: Path) -> Iterator[PlainServerProcess]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def text_server(model: Path) -> Iterator[PlainServerProcess]:
+    """A server with text routes only, which takes no weights and returns the log-probs of the raw logits."""
+    raw = ("--logprobs-mode", "raw_logprobs")
+    with serving(model, model.parent / "text_server.log", *raw, dev_mode=False) as server:
+        yield server
+
+
 @pytest.fixture(autouse=True, scope="module")
 def key() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -131,22 +139,20 @@ def test_a_run_over_a_plain_server_is_killed_and_resumed_with_the_same_weights(
 
 
 def test_the_facts_about_a_server_say_which_log_probs_it_returns(
-    server: PlainServerProcess, model: Path, tmp_path: Path
+    server: PlainServerProcess, text_server: PlainServerProcess
 ) -> None:
-    raw = ("--logprobs-mode", "raw_logprobs")
-    with serving(model, tmp_path / "raw.log", *raw, dev_mode=False) as raw_server:
-        for address, route, is_processed in ((server, "tokens", True), (raw_server, "completions", False)):
-            settings = PlainVllmSettings(addresses=(address.url,), dtype="float32")
-            client = PlainClient(settings)
-            try:
-                facts = client.meet(Address(address.url, 1, KEY), 60.0)
-                again = client.meet(Address(address.url, 1, KEY), 60.0)
-            finally:
-                client.close()
-            assert (facts.route, facts.takes_weights) == (route, is_processed)
-            assert facts.has_processed_logprobs is is_processed
-            assert len(facts.greedy) == 16
-            assert again.differs_from(facts, settings.tolerance("cpu").mean) is None
+    for address, route, is_processed in ((server, "tokens", True), (text_server, "completions", False)):
+        settings = PlainVllmSettings(addresses=(address.url,), dtype="float32")
+        client = PlainClient(settings)
+        try:
+            facts = client.meet(Address(address.url, 1, KEY), 60.0)
+            again = client.meet(Address(address.url, 1, KEY), 60.0)
+        finally:
+            client.close()
+        assert (facts.route, facts.takes_weights) == (route, is_processed)
+        assert facts.has_processed_logprobs is is_processed
+        assert len(facts.greedy) == 16
+        assert again.differs_from(facts, settings.tolerance("cpu").mean) is None
 
 
 def test_two_servers_with_a_proxy_before_them_serve_a_run_with_the_same_weights(
@@ -164,18 +170,17 @@ def test_two_servers_with_a_proxy_before_them_serve_a_run_with_the_same_weights(
 
 
 def test_a_server_that_takes_no_weights_evaluates_by_text_routes_and_is_refused_by_a_run(
-    model: Path, tmp_path: Path
+    text_server: PlainServerProcess, tmp_path: Path
 ) -> None:
-    with serving(model, tmp_path / "server.log", dev_mode=False) as server:
-        run = experiment(tmp_path / "run", [server.url])
-        running = run.start()
-        assert running.wait() != 0
-        printed = " ".join(running.tail().split())
-        assert "has no routes that load weights: start it with the environment variable" in printed
-        assert not run.journals(), "something was sampled"
+    run = experiment(tmp_path / "run", [text_server.url])
+    running = run.start()
+    assert running.wait() != 0
+    printed = " ".join(running.tail().split())
+    assert "has no routes that load weights: start it with the environment variable" in printed
+    assert not run.journals(), "something was sampled"
 
-        sets = "{ evaluation: { sets: [{ split: 'test', problems: 4 }] } }"
-        running = run.start("run_evaluation_on_baseline", sets)
-        assert running.wait() == 0, running.tail()
-        (summary,) = run.directory.path.glob("evaluations/0000/*/summary.json")
-        assert json.loads(summary.read_text())["n_problems"] == 4
+    sets = "{ evaluation: { sets: [{ split: 'test', problems: 4 }] } }"
+    running = run.start("run_evaluation_on_baseline", sets)
+    assert running.wait() == 0, running.tail()
+    (summary,) = run.directory.path.glob("evaluations/0000/*/summary.json")
+    assert json.loads(summary.read_text())["n_problems"] == 4

@@ -88,7 +88,7 @@ def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[S
     run = launch.ranks.gather(secrets.token_hex(8))[0]
     is_first = launch.ranks.rank == 0
     return [
-        GivenServer(url, key, ServerLaunch(settings, launch), run, loads=is_first)
+        GivenServer(url, key, ServerLaunch(settings, launch), run, loads_weights=is_first)
         for url in settings.addresses
     ]
 
@@ -99,11 +99,11 @@ class GivenServer(AddressedServer):
 
     start_command = "serve_engine"
 
-    def __init__(self, url: str, key: str, launch: ServerLaunch, run: str, *, loads: bool) -> None:
+    def __init__(self, url: str, key: str, launch: ServerLaunch, run: str, *, loads_weights: bool) -> None:
         weights = launch.run.weights
         # Before the thread starts, which compares them.
         self._expected = shared_settings(launch, weights)
-        super().__init__(url, key, launch.settings, weights, run, Client(), loads=loads)
+        super().__init__(url, key, launch.settings, weights, run, Client(), loads_weights=loads_weights)
 
     @override
     def close(self) -> None:

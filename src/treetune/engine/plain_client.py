@@ -11,13 +11,14 @@ The two routes, with the fields that this client uses (vLLM 0.32)::
 
 The first one exists in servers that were started with ``--enable-scale-out``. It names the weights that
 sampled each token, so that an answer of other weights than the run's is noticed wherever a router sent its
-request. The second one doesn't.
+request. The second one names no weights.
 
 Both routes score given tokens as those of a prompt: with the parameter ``prompt_logprobs``, an answer has the
 log-prob of each of them at temperature 1.
 
 Both routes draw sample i of a request with the seed ``seed + i``. Neither promises an order among requests:
-the servers sample them in the order in which they arrive, so the client sends answers before continuations.
+the servers sample them in the order in which they arrive, so `engine.sampling` sends answers before
+continuations.
 """
 
 from __future__ import annotations
@@ -58,17 +59,23 @@ NO_WEIGHTS = "being-replaced"
 """The name that a server's weights have while they are replaced."""
 
 WITHOUT_ROUTE = frozenset({401, 403, 404, 405, 501})
-"""The HTTP statuses of a server that doesn't have a route, or of a proxy that doesn't forward it."""
+"""The HTTP statuses of a server that doesn't have a route, or of a proxy that doesn't forward it. 401 and 403
+are such a proxy's here: a refused key is noticed before, when the client asks for the models."""
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
 """Samples the most probable tokens, whose log-probs are the model's own."""
 ONE_TOKEN = SamplingParams(max_tokens=1)
 FORCED_IDS = (1, 2)
-"""Tokens that a server is made to sample. A model gives both of them at most probability 1 together."""
+"""Two tokens that a server is made to sample, each by itself. In a model's own distribution, their
+probabilities sum to at most 1."""
 EQUAL = 1e-3
 """Log-probs that differ by less are equal up to rounding."""
 TIE = -0.5
-"""Two tokens that are about equally probable have smaller log-probs than this: at most log 1/2 = -0.69."""
+"""A token whose log-prob is above this is no tie: of two equally probable tokens, each has at most
+log 1/2 = -0.69. The difference leaves room for rounding."""
+
+MARGIN_S = 10.0
+"""Seconds that the client waits beyond a request's own time limit, which should end it first."""
 
 EXCERPT = 200
 """Most characters of a server's answer in a message."""
@@ -297,13 +304,13 @@ class PlainClient(Client):
         return facts
 
     def get(self, address: Address, path: str, timeout: float) -> dict[str, Any]:
-        """Gets a JSON object from a route; for the errors see `post`."""
+        """Gets a JSON object from a route; for the errors see `Client.post`."""
 
         async def ask() -> dict[str, Any]:
             status, text = await self.exchange("GET", address, path, None, timeout)
             return self.read_answer(path, status, text)
 
-        return self.run(ask(), timeout + 10.0)
+        return self.run(ask(), timeout + MARGIN_S)
 
     def tokenize(self, address: Address, model: str, text: str, timeout: float) -> list[int] | None:
         """Returns the server's token ids of a text, without special tokens before and after it; None if the
@@ -374,7 +381,7 @@ class PlainClient(Client):
         """Returns whether the server has the routes that load weights. Raises ServerFailure if it is only
         overloaded or just starting."""
         path = "/weight_info"  # vLLM has this route together with those that load weights
-        status, text = self.run(self.exchange("GET", address, path, None, timeout), timeout + 10.0)
+        status, text = self.run(self.exchange("GET", address, path, None, timeout), timeout + MARGIN_S)
         if status in WITHOUT_ROUTE:
             return False
         self.read_answer(path, status, text)
@@ -401,7 +408,7 @@ class PlainClient(Client):
         # The end of a text is sampled like other tokens, so that samples have the same lengths.
         parameters |= {"stop_token_ids": [], "ignore_eos": True}
         body.get("sampling_params", body).update(parameters)
-        return self.run(self.exchange("POST", address, PATHS[route], body, timeout), timeout + 10.0)
+        return self.run(self.exchange("POST", address, PATHS[route], body, timeout), timeout + MARGIN_S)
 
     def _read_probe(self, address: Address, route: Route, status: int, text: bytes) -> dict[str, Any]:
         """Returns the sample in a probe's answer. Raises EngineError if the answer has another form."""

@@ -160,7 +160,8 @@ def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
         return
     signature = inspect.signature(function)
     in_order, by_name = foreign.call_arguments(signature.parameters, "response", NO_ROW, NO_STATE)
-    # A function that takes columns of the rows by name gets more of them with a real row.
+    # A function without arguments in order takes columns of the rows by name, and a real row has more of them
+    # than this one: so some of its arguments may be missing here.
     bind = signature.bind if in_order else signature.bind_partial
     try:
         bind(*in_order, **by_name, **arguments)
