@@ -36,7 +36,7 @@ from tests.rollouts import tabular_mdp as mdp
 from treetune.cluster.credit_service import arrow
 from treetune.cluster.credit_service.app import JSON, application, make_openapi
 from treetune.cluster.credit_service.choices import CREDITS, STATES, STEPS, VALUES
-from treetune.cluster.credit_service.messages import AnswerToCredit, CreditAnswer, Sampling
+from treetune.cluster.credit_service.messages import AnswerToCredit, CreditAnswer, SamplingChoice
 from treetune.cluster.credit_service.service import CreditService, ServiceSettings
 from treetune.config.schema import keys_of
 from treetune.credit import CreditedAnswers, GradedAnswer, advantages
@@ -280,7 +280,7 @@ def test_messages_have_the_fields_of_the_library() -> None:
         return {field.name for field in dataclasses.fields(noun)}
 
     assert set(AnswerToCredit.model_fields) == names(GradedAnswer)
-    assert set(Sampling.model_fields) == names(SamplingParams)
+    assert set(SamplingChoice.model_fields) == names(SamplingParams)
     assert set(CreditAnswer.model_fields) == names(CreditedAnswers)
 
 
@@ -412,6 +412,19 @@ def test_a_request_that_waits_too_long_for_others_is_given_up(
     assert "still waited for others" in short.json["error"]
 
 
+def test_more_requests_than_may_wait_are_refused(
+    serve: Callable[..., ASGIApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treetune.cluster.credit_service.app.MOST_WAITING", 2)
+
+    async def call_five(app: ASGIApp) -> list[Reply]:
+        body = json.dumps(request_for(VINE)).encode()
+        return list(await asyncio.gather(*(call(app, body) for _ in range(5))))
+
+    replies = asyncio.run(call_five(serve()))
+    assert [reply.status for reply in replies] == [200, 200, 200, 503, 503]
+
+
 def test_a_client_that_disconnects_ends_its_request(serve: Callable[..., ASGIApp], fake: FakeVllm) -> None:
     app = serve(engine=[fake.url], calls=1)
     fake.replies = ["hangs"] * 10
@@ -419,6 +432,23 @@ def test_a_client_that_disconnects_ends_its_request(serve: Callable[..., ASGIApp
     assert "disconnected" in reply.json["error"]
     fake.replies = []
     assert post(app, servers_request()).status == 200, "its place is free again"
+
+
+def test_a_request_that_the_ending_service_cancels_gets_an_answer(
+    serve: Callable[..., ASGIApp], fake: FakeVllm
+) -> None:
+    app = serve(engine=[fake.url])
+    fake.replies = ["hangs"] * 10
+
+    async def cancel_while_sampling() -> Reply:
+        request = asyncio.create_task(call(app, json.dumps(servers_request()).encode()))
+        while not fake.requests:
+            await asyncio.sleep(0.01)
+        request.cancel()
+        return await request
+
+    reply = asyncio.run(cancel_while_sampling())
+    assert reply.status == 503 and "is ending" in reply.json["error"]
 
 
 def test_the_metrics_count_requests_and_their_cost(serve: Callable[..., ASGIApp]) -> None:

@@ -62,7 +62,9 @@ def run(command: list[str], folder: Path) -> str:
 
 def test_the_pages_request_and_the_client_get_advantages_and_the_service_ends_cleanly(tmp_path: Path) -> None:
     request = next(text for info, text in PAGE.fences if info == "bash" and text.startswith("curl"))
-    beginning = next(text for info, text in PAGE.fences if info == 'json title="answer"').strip()
+    beginning = next(text for info, text in PAGE.fences if info == 'text title="answer"').strip()
+    body = next(text for info, text in PAGE.fences if info == 'json title="request.json"')
+    (tmp_path / "request.json").write_text(body)
     with serving(tmp_path, "--key-file", "credit.key") as (process, address):
         assert stat.S_IMODE((tmp_path / "credit.key").stat().st_mode) == 0o600
         shown = request.replace("http://127.0.0.1:8200", address).replace("curl ", "curl -s ")
@@ -104,6 +106,7 @@ def test_the_service_ends_cleanly_on_ctrl_c_and_takes_its_key_from_the_environme
             ["--key-file", "k", "--engine", "no_folder", "--tokenizer", "/no/folder"],
             "tokenizer .* can.t be loaded",
         ),
+        (["--key-file", "k", "--engine", "http://a:1"], "give --tokenizer"),
         (["--key-file", "k", "--host", "192.0.2.1"], r"is not available on 192\.0\.2\.1"),
         (["--key-file", "k", "--credits", "rloo,nothing"], "there is no credit 'nothing'"),
     ],

@@ -556,6 +556,13 @@ def test_other_wrong_calls_say_what_would_be_right(tmp_path: Path) -> None:
     ], credit="rloo")  # fmt: skip
     refuse("is of the type int: give a GradedAnswer", [3], credit="rloo")
     refuse(
+        "scores given texts, and the engine can't: give the address",
+        two_answers(),
+        credit="trace",
+        engine=lambda requests: [],
+        tokenizer=mdp.CODEC,
+    )
+    refuse(
         "has tokens that the tokenizer can't decode, up to 999",
         two_answers(response_ids=[999, 0]),
         credit="rloo",

@@ -15,6 +15,7 @@
 | 422 | the budget is used up |
 | 500 | the grader failed, or the service has a fault |
 | 502 | the engine failed |
+| 503 | too many requests wait already, or the service is ending |
 | 504 | the deadline has passed |
 
 If a client disconnects, its request ends: nothing more is sampled for it.
@@ -64,8 +65,10 @@ OPEN_PATHS = ("/health", "/openapi.json")
 """The paths that need no key. They show nothing of the owner's settings."""
 READ_S = 300.0
 """Most seconds until a body has arrived."""
-MOST_ERRORS = 5
-"""Most mistakes of a request that one message lists."""
+MOST_WAITING = 64
+"""Most requests that wait for others. Each keeps its body in memory."""
+MOST_ERRORS, MOST_CHARACTERS = 5, 200
+"""Most mistakes of a request that one message lists, and most characters of the place of each."""
 
 
 class _Refusal(Exception):
@@ -128,6 +131,10 @@ def application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
         return PlainTextResponse(counts.text(), media_type="text/plain; version=0.0.4")
 
     async def answer_request(request: Request) -> Response:
+        if counts.in_progress >= service.calls + MOST_WAITING:
+            counts.requests[503] += 1
+            message = f"{MOST_WAITING} requests wait already: send it again later"
+            return _failure(503, message, {"Retry-After": "1"})
         started = time.monotonic()
         counts.in_progress += 1
         status = 500
@@ -163,8 +170,8 @@ class _KeyRequired:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             authorization = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(authorization, self._authorization):
-                response = _failure(401, "send the service's key in the header `Authorization: Bearer KEY`")
-                response.headers["WWW-Authenticate"] = "Bearer"
+                message = "send the service's key in the header `Authorization: Bearer KEY`"
+                response = _failure(401, message, {"WWW-Authenticate": "Bearer"})
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -184,6 +191,9 @@ async def _answer(
         return response, credited
     except _Refusal as refusal:
         return _failure(refusal.status, str(refusal)), None
+    except asyncio.CancelledError:
+        # The server cancels the requests that still run some seconds after SIGTERM.
+        return _failure(503, "the service is ending: send the request again later"), None
     except ClientDisconnect:
         return _failure(400, "the client has disconnected"), None
     except ValidationError as error:
@@ -202,8 +212,8 @@ async def _answer(
         return _failure(500, "the service has failed; its log has the traceback"), None
 
 
-def _failure(status: int, message: str) -> Response:
-    return JSONResponse(Failure(error=message).model_dump(), status)
+def _failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse(Failure(error=message).model_dump(), status, headers)
 
 
 def _media_type(request: Request) -> str:
@@ -309,7 +319,7 @@ def _describe_mistakes(error: ValidationError) -> str:
     mistakes = error.errors(include_url=False, include_context=False, include_input=False)
     lines = []
     for mistake in mistakes[:MOST_ERRORS]:
-        place = ".".join(map(str, mistake["loc"]))
+        place = ".".join(map(str, mistake["loc"]))[:MOST_CHARACTERS]
         lines.append(f"{place}: {mistake['msg']}" if place else mistake["msg"])
     if len(mistakes) > MOST_ERRORS:
         lines.append(f"and {len(mistakes) - MOST_ERRORS} more mistakes")
@@ -342,6 +352,7 @@ def make_openapi() -> dict[str, Any]:
             (422, "The budget is used up."),
             (500, "The grader failed, or the service has a fault."),
             (502, "The engine failed."),
+            (503, "Too many requests wait already, or the service is ending."),
             (504, "The deadline has passed."),
         )
     }

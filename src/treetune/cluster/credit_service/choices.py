@@ -87,7 +87,8 @@ def _refuse_more_than_plain_data(value: Any, path: str, allowed: Collection[str]
                 f" one of {', '.join(sorted(allowed))}"
             )
         for key, entry in value.items():
-            _refuse_more_than_plain_data(entry, f"{path}.{key[:MOST_CHARACTERS]}", allowed, depth + 1)
+            _refuse_more_than_plain_data(key, f"a key of {path}", allowed, depth)
+            _refuse_more_than_plain_data(entry, f"{path}.{key}", allowed, depth + 1)
     elif isinstance(value, list):
         if len(value) > MOST_ENTRIES:
             raise ValueError(f"{path} has {len(value)} entries, and this service takes {MOST_ENTRIES}")

@@ -18,13 +18,13 @@ Number = Finite | None
 """A number of an answer; null where it isn't finite, since JSON has no infinities."""
 
 
-class Message(BaseModel):
+class JsonMessage(BaseModel):
     """A JSON object without unknown keys, in which no text is read as a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
-class AnswerToCredit(Message):
+class AnswerToCredit(JsonMessage):
     """An answer that was sampled and graded elsewhere, with the keys of `treetune.credit.GradedAnswer`."""
 
     prompt_ids: Annotated[list[TokenId], Len(1)]
@@ -55,7 +55,7 @@ class AnswerToCredit(Message):
     tokens that both share."""
 
 
-class Sampling(Message):
+class SamplingChoice(JsonMessage):
     """The parameters that the answers were sampled with."""
 
     max_tokens: Annotated[int, Gt(0), Le(2**20)]
@@ -68,7 +68,7 @@ class Sampling(Message):
     stop_ids: Annotated[list[TokenId], Len(0, 1024)] = []
 
 
-class CreditSettings(Message):
+class CreditSettings(JsonMessage):
     """The settings of a request."""
 
     credit: str | dict[str, Any]
@@ -76,7 +76,7 @@ class CreditSettings(Message):
     "samples": 9}``."""
     steps: str | dict[str, Any] | None = None
     """The rule that splits answers into steps; null: ``{"type": "lines", "newline": "ends"}``."""
-    sampling: Sampling | None = None
+    sampling: SamplingChoice | None = None
     """Needed by credit that samples continuations."""
     context_length: Annotated[int, Gt(1), Le(2**24)] | None = None
     """Most tokens of prompt and answer together. Null: the longest prompt and `max_tokens`."""
@@ -99,7 +99,7 @@ class CreditRequest(CreditSettings):
     """All answers to a problem belong into one request."""
 
 
-class Cost(Message):
+class RequestCost(JsonMessage):
     """The samples that were drawn for a request, and the seconds that it took."""
 
     samples: int
@@ -107,7 +107,7 @@ class Cost(Message):
     seconds: float
 
 
-class CreditAnswer(Message):
+class CreditAnswer(JsonMessage):
     """The answer of POST /advantages. Lists are in the order of the request's answers."""
 
     advantages: list[list[float]]
@@ -122,19 +122,19 @@ class CreditAnswer(Message):
     """The standard errors of `values`."""
     left_out: list[int]
     """The numbers of answers without credit, because no continuation of their prompt could be graded."""
-    cost: Cost
+    cost: RequestCost
     metrics: dict[str, Number]
     """The metrics that a run shows."""
 
 
-class Failure(Message):
+class Failure(JsonMessage):
     """The answer to a request that failed."""
 
     error: str
     """What is wrong, and what would be right."""
 
 
-class Health(Message):
+class Health(JsonMessage):
     """The answer of GET /health."""
 
     status: str

@@ -94,6 +94,8 @@ class CreditService(AbstractContextManager["CreditService"]):
         tokenizer = settings.tokenizer
         if tokenizer is None and servers is None and isinstance(settings.engine, str | Path):
             tokenizer = settings.engine
+        if tokenizer is None and settings.engine is not None:
+            raise ValueError("the engine samples text, and grading reads it: give --tokenizer")
         if isinstance(tokenizer, str | Path):
             tokenizer = _load_tokenizer(tokenizer)
         self._engine: Engine | CallersServers | None = servers or settings.engine
@@ -101,8 +103,7 @@ class CreditService(AbstractContextManager["CreditService"]):
         """The engine that this object has opened and closes."""
         if self._engine is not None and not isinstance(self._engine, Engine | CallersServers):
             codec, special_ids = read_tokenizer(tokenizer)
-            if codec is None:
-                raise ValueError("the engine samples text, and grading reads it: give --tokenizer")
+            assert codec is not None, "there is a tokenizer"
             self._engine = self._opened = open_engine(self._engine, codec, special_ids, seed=0)
         grader = settings.grader
         if isinstance(grader, Mapping):
