@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 
 from tests.columns import plain
+from tests.engine.fake_vllm import FakeVllm
 from tests.fake_engine import FakeEngine
 from tests.models.chat_models import bpe_tokenizer
 from tests.rollouts import tabular_mdp as mdp
@@ -332,6 +334,40 @@ def test_a_conversation_needs_a_chat_template() -> None:
     tokenizer = LogTokenizer(CODEC, why_no_chat="the tokenizer has no chat template")
     with pytest.raises(ValueError, match="a conversation: the tokenizer has no chat template"):
         tokenizer.encode_prompt("", [{"role": "user", "content": "0?"}])
+
+
+# Engines
+
+
+def test_a_server_at_an_address_continues_the_answers_and_is_asked_once(tmp_path: Path) -> None:
+    as_bytes = TextCodec(
+        encode=lambda text: list(text.encode("latin-1")),
+        decode=lambda ids: bytes(map(int, ids)).decode("latin-1"),
+        eos_id=0,
+    )
+    verl(tmp_path / "log")
+    with closing(FakeVllm("weights of the trainer")) as server:
+        settings = CreditOfLog(
+            log=tmp_path / "log",
+            output=tmp_path / "credited",
+            credit=MONTE_CARLO,
+            engine=server.url,
+            grader=GRADER,
+            sampling={"max_tokens": 20},
+        )
+        with pytest.raises(ValueError, match="--engine names a server: give --tokenizer too"):
+            credit_log(settings, lambda line: None)
+        credit_log(settings, lambda line: None, tokenizer=LogTokenizer(as_bytes))
+        _, episodes = stored(tmp_path / "credited", iteration=3)
+        assert len(episodes) == len(ANSWERS)
+        assert {len(earned) for e in episodes for earned in e.continuations.values()} == {3}
+        assert server.requests
+        server.requests.clear()
+        for record in (tmp_path / "credited").rglob(RECORD):
+            record.unlink()  # as after a kill before it was written
+        credit_log(settings, lambda line: None, tokenizer=LogTokenizer(as_bytes))
+        assert not server.requests
+        assert stored(tmp_path / "credited", iteration=3)[1] == episodes
 
 
 # Interrupted commands
