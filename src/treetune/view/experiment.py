@@ -176,7 +176,8 @@ def read_experiment(path: Path) -> StoredExperiment:
     if not evaluations and is_run:
         missing.append("no checkpoint has been evaluated yet: run `treetune evaluate`")
     if not is_run and (uncredited := _count_uncredited(metrics)):
-        missing.append(f"{uncredited:,} rows of the log have no credit: the outcome of each answer says why")
+        rows = f"{uncredited:,} rows of the log have" if uncredited > 1 else "1 row of the log has"
+        missing.append(f"{rows} no credit: the outcome of its answer says why")
     running = directory.is_running()
     experiment = StoredExperiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
     planned = experiment.expected_iterations
