@@ -307,7 +307,8 @@ def test_texts_that_the_tokenizer_changes_are_counted(tmp_path: Path) -> None:
     said: list[str] = []
     settings = CreditOfLog(log=tmp_path / "log", output=tmp_path / "credited", credit={"type": "rloo"})
     credit_log(settings, said.append, tokenizer=tokenizer)
-    [warning] = [line for line in said if line.startswith("note: ")]
+    encoded, warning = [line for line in said if line.startswith("note: ")]
+    assert "4 answers have no token ids in the log: their texts were encoded" in encoded
     assert "3 texts are not what their token ids decode to" in warning
     assert "such as 'b\\na\\na', which becomes 'a\\na\\na'" in warning
 

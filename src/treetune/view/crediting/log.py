@@ -132,8 +132,6 @@ class LoggedAnswers:
     """All rows of the file."""
     reasons: Counter[str] = field(default_factory=Counter)
     """The number of rows that aren't credited, by the reason: {"without a reward": 3}."""
-    without_ids: int = 0
-    """The answers whose token ids were made of their text."""
 
     @property
     def to_credit(self) -> list[LoggedAnswer]:
@@ -163,7 +161,6 @@ def read_answers_of(
         except _NotCredited as error:
             logged.reasons[str(error)] += 1
             continue
-        logged.without_ids += stored_tokens(mapped.row.content) is None
         logged.answers.append(made)
     logged.rows = report.rows
     unread = sum(map(len, report.unread.values()))

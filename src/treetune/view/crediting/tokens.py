@@ -120,6 +120,7 @@ class LogTokenizer:
             ids = token_array(self.codec.encode(text))
         except ValueError as error:
             raise ValueError("an answer that the tokenizer can't encode") from error
+        self.counts["encoded"] += 1
         self._compare(text, ids)
         return ids
 
@@ -132,6 +133,11 @@ class LogTokenizer:
     def warnings(self) -> list[str]:
         """Returns messages on texts whose ids may not be those of the log's model."""
         messages = []
+        if encoded := self.counts["encoded"]:
+            messages.append(
+                f"{encoded:,} answers have no token ids in the log: their texts were encoded with the"
+                " tokenizer, and the end token was added to those that were not cut off"
+            )
         if restored := self.counts["restored"]:
             messages.append(
                 f"{restored:,} prompts were stored without special tokens, and got them back by the chat"

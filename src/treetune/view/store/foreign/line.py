@@ -83,7 +83,7 @@ def describe_change(answer: Any) -> str:
     Answers of several messages, and messages with thoughts or calls of tools in fields of their own, are
     written as text for people, without the tokens that the chat template puts around these parts.
 
-    Examples: "" for a text or a message with text alone, "several messages", "a message with several fields".
+    Examples: "" for a text or a message with text alone, "several messages".
     """
     if is_conversation(answer) and len(answer) > 1:
         return "several messages"
@@ -92,7 +92,7 @@ def describe_change(answer: Any) -> str:
         return ""
     further_fields = [name for name in MESSAGE_FIELDS if name != "content" and message.get(name)]
     if further_fields or not isinstance(message.get("content"), str):
-        return "a message with several fields"
+        return "a message with thoughts or calls of tools"
     return ""
 
 
