@@ -143,6 +143,8 @@ def test_the_run_ends_with_the_command_that_started_it(tmp_path: Path, number: s
     wait_for(lambda: (process_fields(pid) or ["Z"])[0] in ("Z", "X"), None)
     plan = make_plan(table(tmp_path, seeds=(1,)))
     assert plan.statuses["ppo", 1].state == "interrupted"
+    said = "ended by SIGTERM; the same command continues" in (tmp_path / "out.txt").read_text()
+    assert said is (number == signal.SIGTERM)
 
 
 def wait_for(what: Any, process: subprocess.Popen[bytes] | None, seconds: float = 60.0) -> None:

@@ -79,7 +79,9 @@ METHODS = {
     "vineppo": Method("vineppo", "VinePPO: a step's value is the mean reward of continuations from it."),
     "ppo": Method("ppo", "PPO with a critic."),
     "grpo": Method(
-        "ppo_group_credit", "GRPO: each reward minus its group's mean, over the group's deviation."
+        "ppo_group_credit",
+        "GRPO's credit (each reward minus its group's mean, over the group's deviation) with PPO's loss and"
+        " no KL. GRPO as in its paper: `treetune new --method grpo_as_published`.",
     ),
     "rloo": Method("ppo_rloo_credit", "RLOO: each reward minus the mean of the other answers' rewards."),
     "restem": Method("restem", "RestEM: fine-tuning on the policy's own correct answers.", "filtered"),

@@ -15,7 +15,8 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 from treetune.cluster import slurm
 from treetune.cluster.jobs import Processes, one_at_work
 from treetune.config.layers import relative
+from treetune.exceptions import Stopped
 from treetune.processes.lifetime import exit_on_signals
 from treetune.runtime.console import duration
 from treetune.runtime.front_door import MAIN, ranks_here, threads_each
@@ -85,8 +87,12 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
     launcher = launcher or Launcher.of_this_machine(at_once)
     exit_on_signals()
     folder = Path(table.directory)
-    with one_at_work(
-        folder / ".reproduction.lock", f"another reproduce_table is running in {folder}: wait for it to end"
+    with (
+        one_at_work(
+            folder / ".reproduction.lock",
+            f"another reproduce_table is running in {folder}: wait for it to end",
+        ),
+        _farewell(),
     ):
         plan, finished = add_needed_seeds(make_plan(table)), set[Key]()
         refuse_unwritten(plan)
@@ -105,6 +111,16 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
             plan = larger_plan
         write(plan)
     return 1 if unfinished else 0
+
+
+@contextmanager
+def _farewell() -> Iterator[None]:
+    """Says that the same command continues, if a signal ends the block."""
+    try:
+        yield
+    except Stopped as stop:
+        print(f"ended by {stop.signal_name}; the same command continues", file=sys.stderr, flush=True)
+        raise
 
 
 def say(text: str) -> None:
