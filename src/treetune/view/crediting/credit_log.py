@@ -35,9 +35,9 @@ from treetune.tasks.steps import StepSplitter
 from treetune.tree import answers_of
 from treetune.view.crediting.folder import CreditedFile, CreditedFolder, FileJournal, mark_of
 from treetune.view.crediting.log import (
-    LogFile,
     LoggedAnswer,
     LoggedAnswers,
+    LoggedFile,
     files_of_log,
     find_log,
     read_answers_of,
@@ -181,7 +181,7 @@ def read_sampling(settings: Mapping[str, Any]) -> SamplingParams:
 
 
 def _config(
-    settings: CreditOfLog, sampling: SamplingParams | None, files: Sequence[LogFile]
+    settings: CreditOfLog, sampling: SamplingParams | None, files: Sequence[LoggedFile]
 ) -> dict[str, Any]:
     """Returns the configuration of the folder, which the viewer reads."""
     rollout = None
@@ -250,7 +250,7 @@ class _Crediting:
             seed=self.settings.seed,
         )
 
-    def credit_file(self, file: LogFile, assigner: CreditAssigner) -> None:
+    def credit_file(self, file: LoggedFile, assigner: CreditAssigner) -> None:
         """Credits the answers of a file and stores them."""
         mark = mark_of(file)  # before it is read, so that a change during the reading is noticed
         max_tokens = None if self.sampling is None else self.sampling.max_tokens
@@ -267,7 +267,7 @@ class _Crediting:
         self.say(describe(file.source.title, result))
 
     def _assign(
-        self, file: LogFile, assigner: CreditAssigner, answers: Sequence[GradedAnswer]
+        self, file: LoggedFile, assigner: CreditAssigner, answers: Sequence[GradedAnswer]
     ) -> AssignedCredit:
         budget = seconds_left = None
         if self.settings.budget is not None:
@@ -307,7 +307,7 @@ class _Crediting:
         )
 
     def _result(
-        self, file: LogFile, mark: list[int], logged: LoggedAnswers, assigned: AssignedCredit | None
+        self, file: LoggedFile, mark: list[int], logged: LoggedAnswers, assigned: AssignedCredit | None
     ) -> CreditedFile:
         reasons = logged.reasons.copy()
         credited = 0

@@ -31,7 +31,7 @@ from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.manifest import CONFIG, MANIFEST, command_line
 from treetune.store.checksums import config_hash, read_record, sealed, write_record
 from treetune.store.files import write_json, write_text
-from treetune.view.crediting.log import LogFile
+from treetune.view.crediting.log import LoggedFile
 from treetune.view.experiment import CREDITED_LOG
 from treetune.view.store.folders import stat_of
 from treetune.vocabulary import Episode, Metrics, TextCodec, Trajectory
@@ -107,10 +107,10 @@ class CreditedFolder:
         if count and not (self.path / TOKENS).is_file():
             write_tokens(self.path / TOKENS, codec, count)
 
-    def iteration(self, file: LogFile) -> Path:
+    def iteration(self, file: LoggedFile) -> Path:
         return self.directory.iteration(file.number - 1)
 
-    def results_of(self, files: Sequence[LogFile]) -> dict[int, CreditedFile]:
+    def results_of(self, files: Sequence[LoggedFile]) -> dict[int, CreditedFile]:
         """Returns the results for the files that are credited, by the numbers of their iterations."""
         results = {}
         for file in files:
@@ -119,7 +119,7 @@ class CreditedFolder:
                 results[file.number] = result
         return results
 
-    def _result_of(self, file: LogFile) -> CreditedFile | None:
+    def _result_of(self, file: LoggedFile) -> CreditedFile | None:
         """Returns the result for a file; None for one that isn't credited, or that has changed since."""
         path = self.iteration(file) / RECORD
         if not path.is_file():
@@ -129,12 +129,12 @@ class CreditedFolder:
         is_same = (result.name, result.stat) == (self.name_of(file), mark_of(file))
         return result if is_same else None
 
-    def name_of(self, file: LogFile) -> str:
+    def name_of(self, file: LoggedFile) -> str:
         return str(file.path.relative_to(self._log))
 
     def write(
         self,
-        file: LogFile,
+        file: LoggedFile,
         result: CreditedFile,
         trajectories: Sequence[Trajectory],
         episodes: Sequence[Episode],
@@ -158,7 +158,7 @@ class CreditedFolder:
         write_text(self.directory.metrics, "".join(lines))
 
 
-def mark_of(file: LogFile) -> list[int]:
+def mark_of(file: LoggedFile) -> list[int]:
     """Returns the time of the file's last change, and its size."""
     stat = stat_of(file.path)
     assert isinstance(stat, tuple), "a file that was just found"

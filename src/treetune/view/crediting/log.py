@@ -83,10 +83,10 @@ def _files_with_answers(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
 
 
 @dataclass(frozen=True)
-class LogFile:
+class LoggedFile:
     """A file of the log, and the number of its iteration in the credited folder, counted from 1.
 
-    Example: `LogFile(10, AnswerFile(…, title="10.jsonl"))` for the answers of verl's step 10.
+    Example: `LoggedFile(10, AnswerFile(…, title="10.jsonl"))` for the answers of verl's step 10.
     """
 
     number: int
@@ -97,7 +97,7 @@ class LogFile:
         return self.source.path
 
 
-def files_of_log(log: Run) -> list[LogFile]:
+def files_of_log(log: Run) -> list[LoggedFile]:
     """Returns the files of a log in their order.
 
     Iterations have the numbers of the program's steps where each file has its own step: the steps themselves,
@@ -107,9 +107,9 @@ def files_of_log(log: Run) -> list[LogFile]:
     steps = [step_of(file.path, log.path).number for file in files]
     numbers = [step for step in steps if step is not None]
     if len(set(numbers)) < len(files):
-        return [LogFile(number, file) for number, file in enumerate(files, 1)]
+        return [LoggedFile(number, file) for number, file in enumerate(files, 1)]
     first_iteration = 1 if min(numbers) == 0 else 0
-    return [LogFile(step + first_iteration, file) for step, file in zip(numbers, files, strict=True)]
+    return [LoggedFile(step + first_iteration, file) for step, file in zip(numbers, files, strict=True)]
 
 
 @dataclass(frozen=True)
