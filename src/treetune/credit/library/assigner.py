@@ -111,7 +111,7 @@ class CreditedAnswers:
 
 
 @dataclass(frozen=True)
-class AssignedCredit:
+class CreditedTrees:
     """The credit of a call's answers as a run stores it: trees of answers, and training rows."""
 
     answers: list[GradedAnswer]
@@ -269,7 +269,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         budget: int | None = None,
         deadline: float | None = None,
         wrap_engine: Callable[[Engine], Engine] | None = None,
-    ) -> AssignedCredit:
+    ) -> CreditedTrees:
         """Returns the credit of answers as a run stores it. Raises the same as `advantages`.
 
         Args:
@@ -305,7 +305,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         iteration: int,
         limits: CreditLimits,
         wrap_engine: Callable[[Engine], Engine] | None = None,
-    ) -> AssignedCredit:
+    ) -> CreditedTrees:
         checked = read_answers(answers)
         sampling, context_length = self._lengths(checked)
         task = _OutsideTask(grader=self._grading.grader, steps=self._steps)
@@ -332,7 +332,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
                 trees = trees_of_answers(context, checked, has_text=has_text)
                 episodes, metrics = self.credit.assign(context, trees)
                 answer_metrics = trajectory_metrics(context, answers_of(trees))
-        return AssignedCredit(checked, trees, episodes, limits.cost, metrics, answer_metrics)
+        return CreditedTrees(checked, trees, episodes, limits.cost, metrics, answer_metrics)
 
     def _lengths(self, answers: Sequence[GradedAnswer]) -> tuple[SamplingParams, int]:
         """Returns the sampling parameters of the answers, and the context length."""
@@ -481,7 +481,7 @@ def _get_response_ids(answer: GradedAnswer | Mapping[str, Any]) -> Any:
     return answer["response_ids"] if isinstance(answer, Mapping) else answer.response_ids
 
 
-def _collect_columns(assigned: AssignedCredit, examples: Sequence[Any]) -> CreditedAnswers:
+def _collect_columns(assigned: CreditedTrees, examples: Sequence[Any]) -> CreditedAnswers:
     """Returns the advantages in the order of the answers.
 
     Args:

@@ -23,7 +23,7 @@ from treetune.config.build import build
 from treetune.contracts import Continuations
 from treetune.credit.base import Credit
 from treetune.credit.library.answers import GradedAnswer
-from treetune.credit.library.assigner import AssignedCredit, CreditAssigner
+from treetune.credit.library.assigner import CreditAssigner, CreditedTrees
 from treetune.credit.library.checks import check_credit
 from treetune.credit.library.limits import CreditCost
 from treetune.credit.library.servers import is_address
@@ -268,7 +268,7 @@ class _Crediting:
 
     def _assign(
         self, file: LoggedFile, assigner: CreditAssigner, answers: Sequence[GradedAnswer]
-    ) -> AssignedCredit:
+    ) -> CreditedTrees:
         budget = seconds_left = None
         if self.settings.budget is not None:
             # Samples of a file that a killed command began are in its journal, and are counted again.
@@ -307,7 +307,7 @@ class _Crediting:
         )
 
     def _result(
-        self, file: LoggedFile, mark: list[int], logged: LoggedAnswers, assigned: AssignedCredit | None
+        self, file: LoggedFile, mark: list[int], logged: LoggedAnswers, assigned: CreditedTrees | None
     ) -> CreditedFile:
         reasons = logged.reasons.copy()
         credited = 0
@@ -329,9 +329,7 @@ class _Crediting:
         return CreditedFile(name, mark, logged.rows, credited, dict(reasons), cost, metrics)
 
 
-def _rows_of(
-    logged: LoggedAnswers, assigned: AssignedCredit | None
-) -> tuple[list[Trajectory], list[Episode]]:
+def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[list[Trajectory], list[Episode]]:
     """Returns the answers of a file and their training rows, in the order of the log.
 
     Answers that aren't credited are among the trajectories, with the reason as the message of their grade.
