@@ -17,6 +17,7 @@ import treetune.lab.commands
 import treetune.tables.commands
 import treetune.threads.commands
 import treetune.view.commands
+import treetune.view.crediting.commands
 import treetune.view.exports.commands
 from treetune.cli import configuration, experiments
 from treetune.cli.command import (
@@ -38,6 +39,7 @@ OWN_MODULES = (
     treetune.tables.commands,
     treetune.threads.commands,
     treetune.view.commands,
+    treetune.view.crediting.commands,
     treetune.view.exports.commands,
 )
 """Modules of this package with commands, in addition to those of `treetune.cli`."""
@@ -124,7 +126,7 @@ HELP = (
 )
 GROUPS = {
     "basics": "run run_evaluation check_config explain_config list_parts configs plan doctor new",
-    "inspect": "view watch report bisect_runs replay fork arena credit_worth",
+    "inspect": "view watch report credit bisect_runs replay fork arena credit_worth",
     "tables": "make_table reproduce_table run_analyzers compare_analyses",
     "data": "prepare_data estimate_difficulty filter_data score_responses export_rows make_threads",
     "share": "certify verify model_card push_to_hub export_evaluation export_notes chat_template",

@@ -39,7 +39,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean nucleus_log_mass"
         " restarts tokens_per_second",
         "episodes": "correct count error groups_ungraded left_out mixed no_answer once_hit problems"
-        " prompt_tokens response_tokens response_tokens_max reward score steps timeout unavailable"
+        " prompt_tokens response_tokens response_tokens_max reward reward_std score steps timeout unavailable"
         " unfinished unique",
         "memory": "generation training",
         "overlap": "credit_seconds generation_seconds staleness",

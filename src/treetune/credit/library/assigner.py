@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,10 +41,12 @@ from treetune.engine.base import Engine
 from treetune.engine.requests import SamplingParams
 from treetune.engine.settings import PlainVllmSettings
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
+from treetune.rollouts.metrics import trajectory_metrics
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.splitter_task import SplitterTask
 from treetune.tasks.steps import Lines, StepSplitter
+from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics, TextCodec, TokenIds
 
 if TYPE_CHECKING:
@@ -106,6 +108,23 @@ class CreditedAnswers:
             padded[number, : len(row)] = row.cpu() if hasattr(row, "cpu") else row
         first = self.advantages[0]
         return convert_like(padded, first) if hasattr(first, "detach") else padded
+
+
+@dataclass(frozen=True)
+class CreditedTrees:
+    """The credit of a call's answers as a run stores it: trees of answers, and training rows."""
+
+    answers: list[GradedAnswer]
+    """The answers in their order, with the names of their groups."""
+    trees: list[Tree]
+    """A tree for each group. Answer 3 of the group ``p`` is the trajectory ``p#3``."""
+    episodes: list[Episode]
+    """At most one training row for each answer, with its advantages. Answers without one have no credit."""
+    cost: CreditCost
+    metrics: Metrics
+    """The metrics of credit."""
+    answer_metrics: Metrics
+    """The metrics that a run records of answers, such as ``episodes/reward``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +261,24 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             await asyncio.gather(work, return_exceptions=True)
             raise
 
+    def assign(
+        self,
+        answers: Iterable[GradedAnswer | Mapping[str, Any]],
+        *,
+        iteration: int = 0,
+        budget: int | None = None,
+        deadline: float | None = None,
+        wrap_engine: Callable[[Engine], Engine] | None = None,
+    ) -> CreditedTrees:
+        """Returns the credit of answers as a run stores it. Raises the same as `advantages`.
+
+        Args:
+            answers: As in `advantages`, like `iteration`, `budget` and `deadline`.
+            wrap_engine: Returns an engine that samples with the given one, such as one with a journal.
+        """
+        limits = CreditLimits(budget, deadline)
+        return self._assign_trees(list(answers), iteration, limits, wrap_engine)
+
     def close(self) -> None:
         """Ends the grader's processes, and the engine if this object has opened it. May be called twice."""
         if self._owns_grading:
@@ -258,6 +295,17 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         self, answers: Iterable[GradedAnswer | Mapping[str, Any]], iteration: int, limits: CreditLimits
     ) -> CreditedAnswers:
         answers = list(answers)
+        assigned = self._assign_trees(answers, iteration, limits)
+        examples = [_get_response_ids(answer) for answer in answers]
+        return _collect_columns(assigned, examples)
+
+    def _assign_trees(
+        self,
+        answers: Sequence[GradedAnswer | Mapping[str, Any]],
+        iteration: int,
+        limits: CreditLimits,
+        wrap_engine: Callable[[Engine], Engine] | None = None,
+    ) -> CreditedTrees:
         checked = read_answers(answers)
         sampling, context_length = self._lengths(checked)
         task = _OutsideTask(grader=self._grading.grader, steps=self._steps)
@@ -268,6 +316,9 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             # Another call may use the names of groups for other problems.
             self._grading.forget_grades()
             with self._engine_of_call(checked, context_length, limits) as engine:
+                if engine is not None:
+                    wrapped = engine if wrap_engine is None else wrap_engine(engine)
+                    engine = LimitedEngine(wrapped, limits)
                 context = RolloutContext(
                     task=task,
                     engine=engine,
@@ -280,8 +331,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
                 )
                 trees = trees_of_answers(context, checked, has_text=has_text)
                 episodes, metrics = self.credit.assign(context, trees)
-        examples = [_get_response_ids(answer) for answer in answers]
-        return _collect_columns(checked, examples, episodes, metrics, limits)
+                answer_metrics = trajectory_metrics(context, answers_of(trees))
+        return CreditedTrees(checked, trees, episodes, limits.cost, metrics, answer_metrics)
 
     def _lengths(self, answers: Sequence[GradedAnswer]) -> tuple[SamplingParams, int]:
         """Returns the sampling parameters of the answers, and the context length."""
@@ -294,14 +345,14 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
     @contextmanager
     def _engine_of_call(
         self, answers: Sequence[GradedAnswer], context_length: int, limits: CreditLimits
-    ) -> Iterator[LimitedEngine | None]:
+    ) -> Iterator[Engine | None]:
         """Yields the engine of a call; None for credit that samples nothing."""
         source = self._engine_source
         if source is None:
             yield None
             return
         if isinstance(source, Engine):
-            yield LimitedEngine(source, limits)
+            yield source
             return
         assert self._codec is not None, "the constructor asks for a tokenizer"
         if isinstance(source, CallersServers):
@@ -309,11 +360,11 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             with open_servers(
                 source, self._codec, self._special_ids, example_ids, context_length, seconds
             ) as engine:
-                yield LimitedEngine(engine, limits)
+                yield engine
             return
         if self._engine is None:
             self._engine = open_engine(source, self._codec, self._special_ids, self._seed)
-        yield LimitedEngine(self._engine, limits)
+        yield self._engine
 
 
 def advantages(
@@ -430,28 +481,19 @@ def _get_response_ids(answer: GradedAnswer | Mapping[str, Any]) -> Any:
     return answer["response_ids"] if isinstance(answer, Mapping) else answer.response_ids
 
 
-def _collect_columns(
-    answers: Sequence[GradedAnswer],
-    examples: Sequence[Any],
-    episodes: Sequence[Episode],
-    metrics: Metrics,
-    limits: CreditLimits,
-) -> CreditedAnswers:
+def _collect_columns(assigned: CreditedTrees, examples: Sequence[Any]) -> CreditedAnswers:
     """Returns the advantages in the order of the answers.
 
     Args:
-        answers: The answers.
+        assigned: The answers and their training rows.
         examples: The `response_ids` of each answer as the user gave them, whose type the columns get.
-        episodes: The training rows that the credit returned: at most one for each answer.
-        metrics: The metrics of credit.
-        limits: The limits of the call, which have counted the samples.
     """
     import numpy as np
 
-    episode_by_id = {episode.trajectory: episode for episode in episodes}
+    episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
     sizes: dict[str | None, int] = {}  # by group, the number of its answers so far
-    credited = CreditedAnswers([], [], [], [], [], [], limits.cost, metrics)
-    for number, (answer, example) in enumerate(zip(answers, examples, strict=True)):
+    credited = CreditedAnswers([], [], [], [], [], [], assigned.cost, assigned.metrics)
+    for number, (answer, example) in enumerate(zip(assigned.answers, examples, strict=True)):
         number_in_group = sizes.get(answer.group, 0)
         sizes[answer.group] = number_in_group + 1
         # The id that the answer has as a `Trajectory`.

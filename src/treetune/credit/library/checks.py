@@ -136,6 +136,21 @@ def check_credit(
         raise ValueError(f"the credit {name!r} {work}: give {', '.join(missing)}")
 
 
+def answers_needed(credit: Credit) -> int:
+    """Returns how many answers of each group the credit needs: 2 for RLOO, 1 for REINFORCE."""
+    return max(map(least_answers, _parts_of(credit)), default=1)
+
+
+def reads_logprobs(credit: Credit) -> bool:
+    """Returns whether the credit reads the log-probs that tokens were sampled with."""
+    return any(isinstance(part, READ_LOGPROBS) for part in _parts_of(credit))
+
+
+def _parts_of(credit: Credit) -> list[Part]:
+    """Returns the credit and the parts of its settings."""
+    return [placed.part for placed in placed_parts(credit) if isinstance(placed.part, Part)]
+
+
 def check_answers(
     credit: Credit,
     answers: Sequence[GradedAnswer],
@@ -147,10 +162,9 @@ def check_answers(
 ) -> None:
     """Raises ValueError for answers that the credit can't be assigned to."""
     name = credit.registered_name() or type(credit).__name__
-    parts = [placed.part for placed in placed_parts(credit) if isinstance(placed.part, Part)]
     sizes = Counter(answer.group for answer in answers)
     smallest_group, least = min(sizes.items(), key=lambda group_and_size: group_and_size[1])
-    needed = max(map(least_answers, parts), default=1)
+    needed = answers_needed(credit)
     if least < needed:
         raise ValueError(
             f"the credit {name!r} compares each answer with the others of its group, and the group"
@@ -161,15 +175,15 @@ def check_answers(
             f"answers branch off from each other (fork), and the credit {name!r} would train their shared"
             " tokens several times: choose the credit 'tree' or 'monte_carlo', or leave out fork"
         )
-    reads_steps = any(isinstance(part, StepBoundaries) for part in parts)
-    reads_logprobs = any(isinstance(part, READ_LOGPROBS) for part in parts)
+    reads_steps = any(isinstance(part, StepBoundaries) for part in _parts_of(credit))
+    needs_logprobs = reads_logprobs(credit)
     for number, answer in enumerate(answers):
         if reads_steps and not has_text and answer.step_ends is None:
             raise ValueError(
                 f"answer {number} has no step_ends, and without its text it can't be split into steps: give"
                 " the tokenizer, or step_ends"
             )
-        if reads_logprobs and answer.logprobs is None:
+        if needs_logprobs and answer.logprobs is None:
             raise ValueError(
                 f"answer {number} has no logprobs, and the credit {name!r} reads the probabilities that its"
                 " tokens were sampled with: give logprobs"
