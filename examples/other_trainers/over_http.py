@@ -37,7 +37,9 @@ def ask_for_advantages(
         with urllib.request.urlopen(request) as response:
             credited: dict[str, Any] = json.load(response)
     except urllib.error.HTTPError as error:
-        raise RuntimeError(json.load(error)["error"]) from error
+        # Also of a proxy before the service, which may send HTML.
+        message = error.read().decode(errors="replace")
+        raise RuntimeError(f"HTTP {error.code}: {message}") from error
     return credited
 
 

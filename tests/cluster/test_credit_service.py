@@ -18,6 +18,7 @@ import dataclasses
 import json
 import random
 import re
+import threading
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -36,10 +37,10 @@ from tests.rollouts import tabular_mdp as mdp
 from treetune.cluster.credit_service import arrow
 from treetune.cluster.credit_service.app import JSON, application, make_openapi
 from treetune.cluster.credit_service.choices import CREDITS, STATES, STEPS, VALUES
-from treetune.cluster.credit_service.messages import AnswerToCredit, CreditAnswer, SamplingChoice
+from treetune.cluster.credit_service.messages import AnswerIn, CreditResponse, SamplingChoice
 from treetune.cluster.credit_service.service import CreditService, ServiceSettings
 from treetune.config.schema import keys_of
-from treetune.credit import CreditedAnswers, GradedAnswer, advantages
+from treetune.credit import CreditAssigner, CreditedAnswers, GradedAnswer, advantages
 from treetune.credit.base import Credit
 from treetune.credit.states.base import StateRule
 from treetune.credit.values.base import ValueEstimator
@@ -268,7 +269,7 @@ def test_the_schema_is_valid_and_describes_requests_and_answers(serve: Callable[
 
     request = request_for(VINE)
     check(request, "CreditRequest")
-    check(post(app, request).json, "CreditAnswer")
+    check(post(app, request).json, "CreditResponse")
     check(post(app, {"answers": []}).json, "Failure")
     check(post(app, b"", path="/health", method="GET").json, "Health")
     with pytest.raises(jsonschema.ValidationError):
@@ -279,9 +280,9 @@ def test_messages_have_the_fields_of_the_library() -> None:
     def names(noun: type) -> set[str]:
         return {field.name for field in dataclasses.fields(noun)}
 
-    assert set(AnswerToCredit.model_fields) == names(GradedAnswer)
+    assert set(AnswerIn.model_fields) == names(GradedAnswer)
     assert set(SamplingChoice.model_fields) == names(SamplingParams)
-    assert set(CreditAnswer.model_fields) == names(CreditedAnswers)
+    assert set(CreditResponse.model_fields) == names(CreditedAnswers)
 
 
 # Key and limits
@@ -299,11 +300,17 @@ def test_a_request_without_the_key_is_refused(serve: Callable[..., ASGIApp], aut
     assert post(app, b"", path="/health", method="GET", headers={"authorization": ""}).json["status"] == "ok"
 
 
+@pytest.mark.parametrize("authorization", [f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY}"])
+def test_the_scheme_of_the_key_is_read_in_any_case(serve: Callable[..., ASGIApp], authorization: str) -> None:
+    headers = {"authorization": authorization}
+    assert post(serve(), b"", path="/metrics", method="GET", headers=headers).status == 200
+
+
 @pytest.mark.parametrize(
     ("request_", "status", "message"),
     [
         (request_for(VINE, budget=20), 422, "the budget of 20 tokens is used up"),
-        (request_for(budget=5000), 400, "budget is 5000, and this service allows 1000"),
+        (request_for(budget=5000), 400, "budget is 5,000, and this service allows 1,000"),
         (request_for(deadline=90.0), 400, "deadline is 90, and this service allows 60"),
         (b" " * (MOST_BYTES + 1), 413, "the body has more than 200,000 bytes: send fewer answers"),
         (b"{", 400, "Invalid JSON"),
@@ -369,7 +376,7 @@ def fake() -> Iterator[FakeVllm]:
 
 
 def test_a_request_ends_at_its_deadline_and_a_failing_engine_is_a_bad_gateway(
-    serve: Callable[..., ASGIApp], fake: FakeVllm
+    serve: Callable[..., ASGIApp], fake: FakeVllm, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = serve(engine=[fake.url])
     assert post(app, servers_request()).status == 200
@@ -378,7 +385,8 @@ def test_a_request_ends_at_its_deadline_and_a_failing_engine_is_a_bad_gateway(
     assert reply.status == 504 and "s has passed" in reply.json["error"]
     fake.models = ["a", "b"]
     reply = post(app, servers_request())
-    assert reply.status == 502 and "set engine.model" in reply.json["error"]
+    assert (reply.status, reply.json["error"]) == (502, "the engine failed; the service's log says why")
+    assert "set engine.model" in caplog.text
 
 
 def test_requests_run_at_the_same_time_and_wait_for_a_free_place(
@@ -423,6 +431,56 @@ def test_more_requests_than_may_wait_are_refused(
 
     replies = asyncio.run(call_five(serve()))
     assert [reply.status for reply in replies] == [200, 200, 200, 503, 503]
+
+
+def test_bodies_of_waiting_requests_take_no_more_memory_than_those_in_progress(
+    serve: Callable[..., ASGIApp],
+) -> None:
+    app = serve(calls=1)
+    large = json.dumps(request_for()).encode().ljust(MOST_BYTES * 2 // 3)
+
+    async def call_two() -> list[Reply]:
+        return list(await asyncio.gather(call(app, large), call(app, large)))
+
+    assert sorted(reply.status for reply in asyncio.run(call_two())) == [200, 503]
+    assert [post(app, large).status for _ in range(3)] == [200, 200, 200], "their memory is free again"
+
+
+def test_a_slot_is_free_only_after_its_thread_has_ended(
+    serve: Callable[..., ASGIApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request is cancelled while a thread still examines the slot's tokenizer."""
+    in_thread, may_end = threading.Event(), threading.Event()
+
+    def examine(*arguments: Any, **named: Any) -> CreditAssigner:
+        in_thread.set()
+        may_end.wait(60)
+        return CreditAssigner(*arguments, **named)
+
+    app = serve(engine=None, tokenizer=None, grader=None, calls=1)
+    monkeypatch.setattr("treetune.cluster.credit_service.service.CreditAssigner", examine)
+
+    async def cancel() -> bool:
+        request = asyncio.create_task(call(app, json.dumps(request_for()).encode()))
+        while not in_thread.is_set():
+            await asyncio.sleep(0.01)
+        request.cancel()
+        await asyncio.sleep(0.05)
+        ended_early = request.done()
+        may_end.set()
+        await request
+        return ended_early
+
+    assert asyncio.run(cancel()) is False
+
+
+def test_an_advantage_that_is_not_a_number_is_a_fault_of_the_service(
+    serve: Callable[..., ASGIApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = serve()
+    monkeypatch.setattr("treetune.credit.library.assigner.np.isfinite", lambda column: np.zeros(1, np.bool_))
+    reply = post(app, request_for())
+    assert reply.status == 500 and "gave answer 0 an advantage that isn't finite" in reply.json["error"]
 
 
 def test_a_client_that_disconnects_ends_its_request(serve: Callable[..., ASGIApp], fake: FakeVllm) -> None:
@@ -664,6 +722,17 @@ def test_a_wrong_stream_is_refused(
     assert re.search(message, reply.json["error"]), reply.body
 
 
+def test_two_columns_of_the_same_name_are_refused(serve: Callable[..., ASGIApp]) -> None:
+    columns = [pa.array([[1]]), pa.array([[2]]), pa.array([1.0]), pa.array([0.0])]
+    table = pa.table(columns, names=["prompt_ids", "response_ids", "reward", "reward"])
+    table = table.replace_schema_metadata({"treetune": '{"credit": "rloo"}'})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    reply = post(serve(), sink.getvalue().to_pybytes(), headers=AS_ARROW)
+    assert reply.status == 400 and "two columns of the same name" in reply.json["error"]
+
+
 def test_a_text_of_data_that_is_not_json_is_refused(serve: Callable[..., ASGIApp]) -> None:
     for text in ("{", "[]", "[" * 100_000):
         columns = {"prompt_ids": [[1]], "response_ids": [[2]], "reward": [1.0], "data": [text]}
@@ -709,7 +778,7 @@ def test_without_an_engine_only_credit_of_rewards_is_assigned(serve: Callable[..
 def test_wrong_settings_of_the_owner_are_refused() -> None:
     with pytest.raises(ConfigError, match="grader"):
         CreditService(ServiceSettings(grader={"type": "nothing"}))
-    with pytest.raises(ValueError, match="addresses has 'http://a:1\\?x'"):
+    with pytest.raises(ValueError, match="addresses has a user name, a password or a query"):
         CreditService(ServiceSettings(engine=["http://a:1?x"]))
     with pytest.raises(ValueError, match="give --tokenizer"):
         CreditService(ServiceSettings(engine=lambda requests: []))

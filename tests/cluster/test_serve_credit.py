@@ -62,7 +62,7 @@ def run(command: list[str], folder: Path) -> str:
 
 def test_the_pages_request_and_the_client_get_advantages_and_the_service_ends_cleanly(tmp_path: Path) -> None:
     request = next(text for info, text in PAGE.fences if info == "bash" and text.startswith("curl"))
-    beginning = next(text for info, text in PAGE.fences if info == 'text title="answer"').strip()
+    beginning = next(text for info, text in PAGE.fences if info == 'text title="response"').strip()
     body = next(text for info, text in PAGE.fences if info == 'json title="request.json"')
     (tmp_path / "request.json").write_text(body)
     with serving(tmp_path, "--key-file", "credit.key") as (process, address):

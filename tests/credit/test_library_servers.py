@@ -211,15 +211,18 @@ def test_a_server_that_cannot_be_used_is_refused(
         ),
         (["http://a:1", 3], ValueError, "engine is a list with 3: list addresses"),
         ([], ValueError, "addresses is empty"),
-        ("http://a:1?x", ValueError, r"addresses has 'http://a:1\?x'"),
+        ("http://a:1?x", ValueError, "addresses has a user name, a password or a query"),
+        ("http://me:secret@a:1", ValueError, "addresses has a user name, a password or a query"),
+        (["http://a:1", "me:secret@b:1"], ValueError, "engine is a list with an address that is not shown"),
     ],
     ids=str,
 )
 def test_an_engine_that_names_no_servers_is_refused(
     engine: Any, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as raised:
         advantages(answers(), **settings(engine=engine))
+    assert "secret" not in str(raised.value)
 
 
 def test_a_tokenizer_has_to_be_given_with_an_address() -> None:

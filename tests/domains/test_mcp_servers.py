@@ -125,12 +125,12 @@ def test_what_a_server_prints_is_taken_and_only_its_end_kept() -> None:
 
 @pytest.fixture
 def address() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """The address of something that refuses everybody, and the headers that it was asked with."""
+    """The address of a server that refuses all requests, and the headers and the path of each of them."""
     seen: list[dict[str, str]] = []
 
     class Refusing(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            seen.append(dict(self.headers))
+            seen.append({**self.headers, "path": self.path})
             self.send_response(403)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -141,7 +141,7 @@ def address() -> Iterator[tuple[str, list[dict[str, str]]]]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/mcp?key=hidden", seen
+        yield f"http://127.0.0.1:{server.server_port}/mcp?key=${{SHOP_KEY}}", seen
         server.shutdown()
 
 
@@ -151,15 +151,26 @@ def test_headers_reach_an_address_and_no_secret_is_told(
     where, seen = address
     headers = {"Authorization": "Bearer ${SHOP_TOKEN}", "X-Plain": "one"}
     server = Mcp(address=where, headers=headers, start_seconds=5.0)
-    assert "SHOP_TOKEN" in missing_requirements([server])[0]
+    missing = "".join(missing_requirements([server]))
+    assert "SHOP_TOKEN" in missing and "SHOP_KEY" in missing
     monkeypatch.setenv("SHOP_TOKEN", "abcdef")
+    monkeypatch.setenv("SHOP_KEY", "hidden")
     assert not missing_requirements([server])
     with pytest.raises(Unavailable) as refused:
         server.call_server("echo")
     assert seen[0]["Authorization"] == "Bearer abcdef" and seen[0]["X-Plain"] == "one"
+    assert seen[0]["path"] == "/mcp?key=hidden"
     assert not [secret for secret in ("abcdef", "hidden") if secret in str(refused.value)]
     assert "abcdef" not in repr(server)
-    assert Mcp(address="http://user:word@shop/mcp?key=hidden").name == "http://shop/mcp"
+    server = Mcp(address="http://${ME}:${WORD}@shop/mcp?key=hidden")
+    assert server.name == "http://shop/mcp" and "hidden" not in repr(server)
+
+
+@pytest.mark.parametrize("user", ["user:word@", "word@", "${ME}:word@"])
+def test_a_password_in_an_address_is_refused_and_not_shown(user: str) -> None:
+    with pytest.raises(ValueError, match="user name or a password") as error:
+        Mcp(address=f"http://{user}shop/mcp")
+    assert "word@" not in str(error.value)
 
 
 def test_headers_are_for_an_address_alone() -> None:

@@ -404,6 +404,7 @@ ADDRESSES: dict[str, Any] = {"addresses": ("http://a:1",), "key_file": "k"}
         ({"devices": (0, 1, 2, 3), "replicas": 2}, r"hold 4 servers .* and replicas is 2"),
         ({**ADDRESSES, "addresses": ("10.0.0.2:8000",)}, "addresses has '10.0.0.2:8000'"),
         ({**ADDRESSES, "addresses": ("http://a:1", "http://a:1")}, "names a server twice"),
+        ({**ADDRESSES, "addresses": ("http://me:word@a:1",)}, "in an address, which is not shown here"),
         ({**ADDRESSES, "addresses": ()}, "addresses is empty"),
         ({"addresses": ("http://a:1",)}, "addresses need key_file"),
         ({"key_file": "k"}, "addresses is not set"),

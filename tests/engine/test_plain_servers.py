@@ -536,6 +536,8 @@ def test_a_key_that_is_missing_and_adapters_are_found_by_a_check(monkeypatch: py
     [
         ({"addresses": ()}, "addresses is empty"),
         ({"addresses": ("10.0.0.2:8000",)}, "addresses has '10.0.0.2:8000'"),
+        ({"addresses": ("http://me:secret@a:1",)}, "a password or a query in an address, which is not shown"),
+        ({"addresses": ("http://a:1",), "servers": ("http://b:1?key=secret",)}, "servers has a user name"),
         ({"addresses": ("http://a:1/",)}, "addresses has 'http://a:1/'"),
         ({"addresses": ("http://a:1", "http://a:1")}, "names a server twice"),
         ({"addresses": ("http://a:1",), "servers": ()}, "servers is empty"),
@@ -543,8 +545,9 @@ def test_a_key_that_is_missing_and_adapters_are_found_by_a_check(monkeypatch: py
     ],
 )
 def test_addresses_that_cannot_be_asked_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         PlainVllmSettings(**settings)
+    assert "secret" not in str(error.value)
 
 
 def test_a_router_may_have_a_path_and_no_port() -> None:

@@ -316,7 +316,9 @@ class PlainClient(Client):
         """Returns the server's token ids of a text, without special tokens before and after it; None if the
         server doesn't tokenize. Raises ServerFailure as `exchange` does."""
         path, body = "/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}
-        status, answer_text = self.run(self.exchange("POST", address, path, body, timeout), timeout + 10.0)
+        status, answer_text = self.run(
+            self.exchange("POST", address, path, body, timeout), timeout + MARGIN_S
+        )
         if status != 200:
             return None
         token_ids = self.read_answer(path, status, answer_text).get("tokens")

@@ -49,6 +49,9 @@ def _problem_of_addresses(addresses: Sequence[str], form: re.Pattern[str]) -> st
     """Returns what is wrong with a list of addresses, such as "is empty"; None if nothing is."""
     if not addresses:
         return "is empty"
+    if any(mark in address for address in addresses for mark in "@?#"):
+        # Settings are printed and stored, so that a key or a password must not be in them.
+        return "has a user name, a password or a query in an address, which is not shown here"
     malformed = [address for address in addresses if not form.fullmatch(address)]
     if malformed:
         return f"has {malformed[0]!r}"
@@ -217,7 +220,8 @@ class VllmSettings(EngineSettings):
         problem = _problem_of_addresses(addresses, _ADDRESS)
         if problem is not None:
             raise ValueError(
-                f"addresses {problem}: list servers such as 'http://10.0.0.2:8000', each of them once"
+                f"addresses {problem}: list servers such as 'http://10.0.0.2:8000', each of them once; the"
+                " key belongs into key_file"
             )
         if self.key_file is None:
             raise ValueError("addresses need key_file, the file with the key that serve_engine was given")
@@ -464,7 +468,8 @@ class PlainVllmSettings(EngineSettings):
             if problem is not None:
                 raise ValueError(
                     f"{key} {problem}: list addresses such as 'http://10.0.0.2:8000', each of them once,"
-                    " without a slash at the end"
+                    " without a slash at the end; a key belongs into the environment variable that"
+                    " key_variable names"
                 )
         if self.servers is not None and len(self.addresses) > 1:
             raise ValueError(

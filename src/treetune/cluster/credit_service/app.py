@@ -1,10 +1,10 @@
-"""The service's routes: they check the key, read the body, and turn results and errors into HTTP answers.
+"""The service's routes: they check the key, read the body, and turn results and errors into HTTP responses.
 
-| route | answers |
+| route | returns |
 |---|---|
 | POST /advantages | the advantages of answers, as JSON or as an Arrow stream like the request |
 | GET /health | that the service is up; without the key |
-| GET /openapi.json | the schema of requests and answers; without the key |
+| GET /openapi.json | the schema of requests and responses; without the key |
 | GET /metrics | counts, as Prometheus reads them |
 
 | status | meaning |
@@ -14,8 +14,8 @@
 | 408, 413, 415 | the body didn't arrive in time, is too large, or is of another type |
 | 422 | the budget is used up |
 | 500 | the grader failed, or the service has a fault |
-| 502 | the engine failed |
-| 503 | too many requests wait already, or the service is ending |
+| 502 | the engine failed; the service's log says why |
+| 503 | too many requests or bytes wait already, or the service is ending |
 | 504 | the deadline has passed |
 
 If a client disconnects, its request ends: nothing more is sampled for it.
@@ -47,8 +47,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import treetune
 from treetune.cluster.credit_service import arrow
 from treetune.cluster.credit_service.messages import (
-    CreditAnswer,
     CreditRequest,
+    CreditResponse,
     CreditSettings,
     Failure,
     Health,
@@ -66,9 +66,21 @@ OPEN_PATHS = ("/health", "/openapi.json")
 READ_S = 300.0
 """Most seconds until a body has arrived."""
 MOST_WAITING = 64
-"""Most requests that wait for others. Each keeps its body in memory."""
+"""Most requests that wait for others."""
 MOST_ERRORS, MOST_CHARACTERS = 5, 200
 """Most mistakes of a request that one message lists, and most characters of the place of each."""
+
+
+@dataclass
+class _Bodies:
+    """Limits the memory that bodies take. Read as Python's objects, a body takes several times its size, also
+    while its request waits for others."""
+
+    most_bytes: int
+    """Most bytes of a body."""
+    most_bytes_together: int
+    """Most bytes of the bodies of all requests, of those that wait, too."""
+    bytes_together: int = 0
 
 
 class _Refusal(Exception):
@@ -84,7 +96,7 @@ class Counts:
     """The counts that GET /metrics shows."""
 
     requests: Counter[int] = field(default_factory=Counter)
-    """Requests for advantages, by the status of the answer."""
+    """Requests for advantages, by the status of the response."""
     answers: int = 0
     samples: int = 0
     tokens: int = 0
@@ -94,7 +106,7 @@ class Counts:
     def text(self) -> str:
         """Returns the counts in Prometheus' text format."""
         lines = [
-            "# HELP treetune_credit_requests_total Requests for advantages, by the status of the answer.",
+            "# HELP treetune_credit_requests_total Requests for advantages, by the status of the response.",
             "# TYPE treetune_credit_requests_total counter",
         ]
         for status, count in sorted(self.requests.items()):
@@ -120,6 +132,8 @@ def application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
         most_bytes: Most bytes of a body.
     """
     counts = Counts()
+    # Requests that wait take no more memory than the largest ones that are worked on at the same time.
+    bodies = _Bodies(most_bytes, service.calls * most_bytes)
 
     async def show_health(request: Request) -> Response:
         return JSONResponse(Health(status="ok", version=treetune.__version__).model_dump())
@@ -130,16 +144,16 @@ def application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
     async def show_metrics(request: Request) -> Response:
         return PlainTextResponse(counts.text(), media_type="text/plain; version=0.0.4")
 
-    async def answer_request(request: Request) -> Response:
+    async def respond_to_request(request: Request) -> Response:
         if counts.in_progress >= service.calls + MOST_WAITING:
             counts.requests[503] += 1
-            message = f"{MOST_WAITING} requests wait already: send it again later"
-            return _failure(503, message, {"Retry-After": "1"})
+            return _failure(503, f"{MOST_WAITING} requests wait already: send it again later")
         started = time.monotonic()
         counts.in_progress += 1
         status = 500
+        body = bytearray()
         try:
-            response, credited = await _answer(request, service, most_bytes)
+            response, credited = await _respond(request, body, service, bodies)
             status = response.status_code
             if credited is not None:
                 counts.answers += len(credited.advantages)
@@ -148,11 +162,12 @@ def application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
                 counts.seconds += time.monotonic() - started
             return response
         finally:
+            bodies.bytes_together -= len(body)
             counts.in_progress -= 1
             counts.requests[status] += 1
 
     routes = [
-        Route("/advantages", answer_request, methods=["POST"]),
+        Route("/advantages", respond_to_request, methods=["POST"]),
         Route("/health", show_health),
         Route("/openapi.json", show_schema),
         Route("/metrics", show_metrics),
@@ -164,12 +179,13 @@ class _KeyRequired:
     """Middleware that answers 401 to requests without the key."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app, self._authorization = app, f"Bearer {key}".encode()
+        self._app, self._key = app, key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             authorization = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(authorization, self._authorization):
+            scheme, _, key = authorization.partition(b" ")
+            if not (scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)):
                 message = "send the service's key in the header `Authorization: Bearer KEY`"
                 response = _failure(401, message, {"WWW-Authenticate": "Bearer"})
                 await response(scope, receive, send)
@@ -177,33 +193,34 @@ class _KeyRequired:
         await self._app(scope, receive, send)
 
 
-async def _answer(
-    request: Request, service: CreditService, most_bytes: int
+async def _respond(
+    request: Request, body: bytearray, service: CreditService, bodies: _Bodies
 ) -> tuple[Response, CreditedAnswers | None]:
-    """Returns the response to a request for advantages, and the advantages if there are some."""
+    """Returns the response to a request for advantages, and the advantages if there are some.
+
+    Args:
+        body: Empty. The request's body is read into it.
+    """
     try:
         media_type = _media_type(request)
-        body = await _read_body(request, most_bytes)
-        # In a thread, so that a large body doesn't keep other requests waiting.
-        settings, answers = await run_in_threadpool(_read_request, media_type, body)
-        credited = await _credit_while_connected(request, service, settings, answers)
+        await _read_body(request, body, bodies)
+        credited = await _credit_request(request, media_type, bytes(body), service)
         response = await run_in_threadpool(_write_response, media_type, credited)
         return response, credited
     except _Refusal as refusal:
         return _failure(refusal.status, str(refusal)), None
     except asyncio.CancelledError:
-        # The server cancels the requests that still run some seconds after SIGTERM.
+        # uvicorn cancels requests that run longer than GRACE_S after SIGTERM. The client still gets a
+        # response, so the cancellation ends here.
         return _failure(503, "the service is ending: send the request again later"), None
     except ClientDisconnect:
         return _failure(400, "the client has disconnected"), None
-    except ValidationError as error:
-        return _failure(400, _describe_mistakes(error)), None
-    except ValueError as error:
-        return _failure(400, str(error)), None
     except CreditLimitReached as error:
         return _failure(504 if error.limit == "deadline" else 422, str(error)), None
     except EngineError as error:
-        return _failure(502, str(error)), None
+        # The message may have addresses of the owner, which clients don't get to know.
+        LOG.warning("the engine failed: %s", error)
+        return _failure(502, "the engine failed; the service's log says why"), None
     except RuntimeError as error:
         LOG.exception("a request failed")
         return _failure(500, str(error)), None
@@ -212,7 +229,27 @@ async def _answer(
         return _failure(500, "the service has failed; its log has the traceback"), None
 
 
+async def _credit_request(
+    request: Request, media_type: str, body: bytes, service: CreditService
+) -> CreditedAnswers:
+    """Returns the advantages. Raises _Refusal for a request that is wrong, and what `CreditService.credit`
+    raises."""
+    try:
+        # In a thread, so that a large body doesn't keep other requests waiting.
+        settings, answers = await run_in_threadpool(_read_request, media_type, body)
+        return await _credit_while_connected(request, service, settings, answers)
+    except ValidationError as error:
+        raise _Refusal(400, _describe_mistakes(error)) from error
+    except ValueError as error:
+        # The library checks requests with this type of exception. NumPy has the same type for others, so that
+        # it is logged for the owner, too.
+        LOG.warning("a request is refused: %s", error)
+        raise _Refusal(400, str(error)) from error
+
+
 def _failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    if status == 503:
+        headers = {"Retry-After": "1"}
     return JSONResponse(Failure(error=message).model_dump(), status, headers)
 
 
@@ -226,22 +263,28 @@ def _media_type(request: Request) -> str:
     return media_type
 
 
-async def _read_body(request: Request, most_bytes: int) -> bytes:
-    """Returns the body. Raises _Refusal if it is too large, before all of it has arrived, or too slow."""
-    body = bytearray()
+async def _read_body(request: Request, body: bytearray, bodies: _Bodies) -> None:
+    """Reads the body into `body`. Raises _Refusal if it is too slow or too large, before all of it has
+    arrived."""
     try:
         async with asyncio.timeout(READ_S):
             async for part in request.stream():
                 body += part
-                if len(body) > most_bytes:
+                bodies.bytes_together += len(part)
+                if len(body) > bodies.most_bytes:
                     raise _Refusal(
                         413,
-                        f"the body has more than {most_bytes:,} bytes: send fewer answers in a request, or"
+                        f"the body has more than {bodies.most_bytes:,} bytes: send fewer answers in a request, or"
                         " start the service with a larger --megabytes",
+                    )
+                if bodies.bytes_together > bodies.most_bytes_together:
+                    raise _Refusal(
+                        503,
+                        f"the bodies of all requests have more than {bodies.most_bytes_together:,} bytes:"
+                        " send it again later",
                     )
     except TimeoutError as error:
         raise _Refusal(408, f"the body did not arrive within {READ_S:.0f} s") from error
-    return bytes(body)
 
 
 def _read_request(media_type: str, body: bytes) -> tuple[CreditSettings, list[GradedAnswer]]:
@@ -294,9 +337,9 @@ def _write_response(media_type: str, credited: CreditedAnswers) -> Response:
         "seconds": credited.cost.seconds,
     }
     if media_type == arrow.MEDIA_TYPE:
-        contents = arrow.write_answer(credited, {"cost": cost, "metrics": metrics})
+        contents = arrow.write_response(credited, {"cost": cost, "metrics": metrics})
         return Response(contents, media_type=arrow.MEDIA_TYPE)
-    answer = {
+    columns = {
         "advantages": [row.tolist() for row in credited.advantages],
         "trained": [row.tolist() for row in credited.trained],
         "step_ends": [list(map(int, ends)) for ends in credited.step_ends],
@@ -307,7 +350,7 @@ def _write_response(media_type: str, credited: CreditedAnswers) -> Response:
         "metrics": metrics,
     }
     # Python writes a float so that reading it gives the same bits.
-    return Response(json.dumps(answer, allow_nan=False), media_type=JSON)
+    return Response(json.dumps(columns, allow_nan=False), media_type=JSON)
 
 
 def _finite_numbers(numbers: Sequence[float] | None) -> list[float | None] | None:
@@ -334,7 +377,7 @@ def make_openapi() -> dict[str, Any]:
     _, definitions = models_json_schema(
         [
             (CreditRequest, "validation"),
-            (CreditAnswer, "serialization"),
+            (CreditResponse, "serialization"),
             (Failure, "serialization"),
             (Health, "serialization"),
         ],
@@ -342,7 +385,7 @@ def make_openapi() -> dict[str, Any]:
     )
     binary = TypeAdapter(bytes).json_schema()
     failures = {
-        str(status): _response(description, "Failure")
+        str(status): _describe_response(description, "Failure")
         for status, description in (
             (400, "The request is wrong, or asks for something that the service doesn't allow."),
             (401, "The key is missing or wrong."),
@@ -352,7 +395,7 @@ def make_openapi() -> dict[str, Any]:
             (422, "The budget is used up."),
             (500, "The grader failed, or the service has a fault."),
             (502, "The engine failed."),
-            (503, "Too many requests wait already, or the service is ending."),
+            (503, "Too many requests or bytes wait already, or the service is ending."),
             (504, "The deadline has passed."),
         )
     }
@@ -370,7 +413,7 @@ def make_openapi() -> dict[str, Any]:
             "200": {
                 "description": "The advantages, in the type of the request.",
                 "content": {
-                    JSON: {"schema": _reference("CreditAnswer")},
+                    JSON: {"schema": _reference("CreditResponse")},
                     arrow.MEDIA_TYPE: {"schema": binary},
                 },
             },
@@ -391,7 +434,7 @@ def make_openapi() -> dict[str, Any]:
             "/health": {
                 "get": {
                     "summary": "Whether the service is up",
-                    "responses": {"200": _response("It is up.", "Health")},
+                    "responses": {"200": _describe_response("It is up.", "Health")},
                 }
             },
             "/metrics": {
@@ -414,5 +457,5 @@ def _reference(name: str) -> Mapping[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _response(description: str, name: str) -> dict[str, Any]:
+def _describe_response(description: str, name: str) -> dict[str, Any]:
     return {"description": description, "content": {JSON: {"schema": _reference(name)}}}

@@ -1,4 +1,4 @@
-"""Requests and answers of the service as Arrow IPC streams, for batches that would be large as JSON.
+"""Requests and responses of the service as Arrow IPC streams, for batches that would be large as JSON.
 
 A request is a table with a row for each answer. Its columns are the keys of an answer (`data` as a text with
 JSON), and its schema has the settings as JSON in the metadata, under the key ``treetune``::
@@ -6,9 +6,9 @@ JSON), and its schema has the settings as JSON in the metadata, under the key ``
     table = pa.table({"prompt_ids": [[12, 7]], "response_ids": [[5, 6, 0]], "reward": [1.0], ...})
     table = table.replace_schema_metadata({"treetune": json.dumps({"credit": "rloo"})})
 
-The answer is such a table, too: a row for each answer, with cost and metrics in the metadata.
+The response is such a table, too: a row for each answer, with cost and metrics in the metadata.
 
-A stream may be smaller than its table: with compressed buffers, or with columns whose rows refer to the same
+A small stream can hold a large table: with compressed buffers, or with columns whose rows refer to the same
 values. Such streams are refused, so that the limit on the body's size bounds the memory.
 """
 
@@ -39,7 +39,7 @@ def read_request(body: bytes) -> tuple[str, list[GradedAnswer]]:
     """Returns the settings as JSON, and the answers of a request.
 
     Raises:
-        ValueError: It isn't such a stream, or it is smaller than its table.
+        ValueError: It isn't an Arrow stream, it is compressed, or a column is wrong.
     """
     import pyarrow as pa
 
@@ -60,6 +60,9 @@ def read_request(body: bytes) -> tuple[str, list[GradedAnswer]]:
             "the schema's metadata has no key 'treetune': give the settings there as JSON, such as"
             ' {"credit": "rloo"}'
         )
+    names = table.schema.names
+    if len(set(names)) < len(names):
+        raise ValueError("the table has two columns of the same name: give each once")
     columns = {}
     for field in table.schema:
         columns[field.name] = list(_read_column(field, table.column(field.name)))
@@ -68,17 +71,19 @@ def read_request(body: bytes) -> tuple[str, list[GradedAnswer]]:
         raise ValueError(f"the column {missing[0]!r} is missing")
     answers = []
     for number in range(table.num_rows):
-        # A null is a key that isn't given.
         row = {name: column[number] for name, column in columns.items() if column[number] is not None}
+        # Missing values become None, which the library reports with the number of the answer.
         answers.append(GradedAnswer(**{"prompt_ids": None, "response_ids": None, "reward": None, **row}))
     return settings.decode("utf-8", "replace"), answers
 
 
-def write_answer(credited: CreditedAnswers, cost_and_metrics: Mapping[str, Any]) -> bytes:
-    """Returns the stream of an answer."""
+def write_response(credited: CreditedAnswers, cost_and_metrics: Mapping[str, Any]) -> bytes:
+    """Returns the stream of a response."""
     import pyarrow as pa
 
-    left_out = [number in set(credited.left_out) for number in range(len(credited.advantages))]
+    left_out = [False] * len(credited.advantages)
+    for number in credited.left_out:
+        left_out[number] = True
     table = pa.table(
         {
             "advantages": pa.array(credited.advantages, pa.list_(pa.float64())),

@@ -25,15 +25,15 @@ VALUES = (
     "bisect", "com_mcs", "continuations", "filtered", "rredcot", "rtmc", "sequential", "siblings", "smoothed",
     "topped_up",
 )  # fmt: skip
-"""The value estimators that a client may choose for them."""
+"""The value estimators that a client may choose within a credit."""
 STATES = ("every_n_tokens", "low_probability", "step_boundaries")
-"""The rules for states that a client may choose for them."""
+"""The rules for states that a client may choose within a credit."""
 STEPS = ("gsm8k_reference", "lines")
 """The rules that split answers into steps."""
 
 MOST_DEPTH, MOST_ENTRIES, MOST_CHARACTERS, LARGEST_NUMBER = 8, 1000, 1000, 100_000
-"""Bounds of settings: of objects in objects, of the entries of an object or a list, of a text, and of a
-number. With them, no setting alone makes a request arbitrarily expensive."""
+"""The deepest nesting of a setting, the most entries of an object or list, the most characters of a text, and
+the largest number. So no single setting can make a request arbitrarily expensive."""
 
 Family = TypeVar("Family", bound=Registrable)
 

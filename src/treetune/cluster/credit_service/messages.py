@@ -1,4 +1,4 @@
-"""The requests and the answers of the service. The OpenAPI schema is made from these types."""
+"""The requests and the responses of the service. The OpenAPI schema is made from these types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TokenId = Annotated[int, Ge(0), Le(2**31 - 1)]
 Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
 Finite = Annotated[float, AllowInfNan(False)]
 Number = Finite | None
-"""A number of an answer; null where it isn't finite, since JSON has no infinities."""
+"""A number of a response; null where it isn't finite, since JSON has no infinities."""
 
 
 class JsonMessage(BaseModel):
@@ -24,7 +24,7 @@ class JsonMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
-class AnswerToCredit(JsonMessage):
+class AnswerIn(JsonMessage):
     """An answer that was sampled and graded elsewhere, with the keys of `treetune.credit.GradedAnswer`."""
 
     prompt_ids: Annotated[list[TokenId], Len(1)]
@@ -89,14 +89,14 @@ class CreditSettings(JsonMessage):
     budget: Annotated[int, Gt(0)] | None = None
     """Most sampled tokens. Null: the service's limit."""
     deadline: Annotated[Finite, Gt(0)] | None = None
-    """Seconds until the request is given up. Null: the service's limit."""
+    """Most seconds of the request, while it waits and samples. Null: the service's limit."""
 
 
 class CreditRequest(CreditSettings):
     """The body of POST /advantages."""
 
-    answers: Annotated[list[AnswerToCredit], Len(1, MOST_ANSWERS)]
-    """All answers to a problem belong into one request."""
+    answers: Annotated[list[AnswerIn], Len(1, MOST_ANSWERS)]
+    """All answers to a problem must be in one request."""
 
 
 class RequestCost(JsonMessage):
@@ -107,8 +107,8 @@ class RequestCost(JsonMessage):
     seconds: float
 
 
-class CreditAnswer(JsonMessage):
-    """The answer of POST /advantages. Lists are in the order of the request's answers."""
+class CreditResponse(JsonMessage):
+    """The response of POST /advantages. Lists are in the order of the request's answers."""
 
     advantages: list[list[float]]
     """For each answer an advantage for each token."""
@@ -128,19 +128,19 @@ class CreditAnswer(JsonMessage):
 
 
 class Failure(JsonMessage):
-    """The answer to a request that failed."""
+    """The response to a request that failed."""
 
     error: str
     """What is wrong, and what would be right."""
 
 
 class Health(JsonMessage):
-    """The answer of GET /health."""
+    """The response of GET /health."""
 
     status: str
     version: str
 
 
 def finite_or_none(number: float) -> float | None:
-    """Returns a number as JSON can have it."""
+    """Returns a number for JSON, which has no infinities: None for them and for NaN."""
     return float(number) if math.isfinite(number) else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 
 Number = TypeVar("Number", int, float)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,13 @@ class ServiceSettings:
     budget: int | None = None
     """Most sampled tokens of a request; None: any number."""
     deadline: float = 3600.0
-    """Most seconds of a request."""
+    """Most seconds of a request, while it waits and samples. Credit that samples nothing isn't
+    interrupted."""
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """What one call at a time uses."""
+    """The tokenizer and the grader of a call. No other call uses them at the same time."""
 
     tokenizer: Any
     grading: GraderPool | None
@@ -82,7 +84,7 @@ class CreditService(AbstractContextManager["CreditService"]):
 
         Raises:
             ConfigError: A configuration is wrong.
-            ValueError: The engine or the tokenizer can't be opened.
+            ValueError: The engine or the tokenizer can't be opened, or the servers' API key isn't set.
         """
         import treetune.parts  # noqa: F401  # a configuration may name any part
 
@@ -91,11 +93,13 @@ class CreditService(AbstractContextManager["CreditService"]):
             raise ValueError(f"there is no credit {unknown[0]!r}: `treetune parts credit` lists them")
         self._settings = settings
         servers = read_servers(settings.engine)
+        if servers is not None:
+            servers.api_key()  # now, and not at the first request
         tokenizer = settings.tokenizer
         if tokenizer is None and servers is None and isinstance(settings.engine, str | Path):
             tokenizer = settings.engine
         if tokenizer is None and settings.engine is not None:
-            raise ValueError("the engine samples text, and grading reads it: give --tokenizer")
+            raise ValueError("the grader reads the text that the engine samples: give --tokenizer")
         if isinstance(tokenizer, str | Path):
             tokenizer = _load_tokenizer(tokenizer)
         self._engine: Engine | CallersServers | None = servers or settings.engine
@@ -153,7 +157,7 @@ class CreditService(AbstractContextManager["CreditService"]):
             ) from error
         try:
             # The constructor may take a while, since it examines the tokenizer.
-            assigner = await asyncio.to_thread(
+            assigner = await _finish_in_thread(
                 CreditAssigner,
                 credit,
                 engine=self._engine,
@@ -166,6 +170,7 @@ class CreditService(AbstractContextManager["CreditService"]):
                 seed=settings.seed,
             )
             with assigner:
+                # A deadline has to be positive, and it is printed in the message.
                 remaining_s = max(0.01, round(deadline - (time.monotonic() - started), 2))
                 return await assigner.advantages_async(
                     answers, iteration=settings.iteration, budget=budget, deadline=remaining_s
@@ -186,6 +191,17 @@ class CreditService(AbstractContextManager["CreditService"]):
         self.close()
 
 
+async def _finish_in_thread(function: Callable[..., Result], *arguments: Any, **settings: Any) -> Result:
+    """Returns the result of a function that is called in a thread. If the awaiting task is cancelled, waits
+    until the function has returned: it uses a slot, which the caller gives to another call then."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **settings))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.gather(work, return_exceptions=True)
+        raise
+
+
 def _load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a folder or of a hub's name. Raises ValueError if it can't be loaded."""
     from transformers import AutoTokenizer
@@ -201,5 +217,8 @@ def _limit(name: str, chosen: Number | None, most: Number | None) -> Number | No
     """Returns a request's limit: the client's, or the service's. Raises ValueError for one that exceeds the
     service's."""
     if chosen is not None and most is not None and chosen > most:
-        raise ValueError(f"{name} is {chosen:g}, and this service allows {most:g}: lower it, or leave it out")
+        # With 15 digits, no number of tokens is rounded.
+        raise ValueError(
+            f"{name} is {chosen:,.15g}, and this service allows {most:,.15g}: lower it, or leave it out"
+        )
     return most if chosen is None else chosen

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -81,7 +82,8 @@ class CreditedAnswers:
     step_ends: list[tuple[int, ...]]
     """For each answer the number of response tokens up to the end of each step."""
     values: list[tuple[float, ...] | None]
-    """For each answer the value of the state before each step; None if the credit estimates no values."""
+    """For each answer the value of the state before each step; None if it is left out, or if the credit
+    estimates no values."""
     errors: list[tuple[float, ...] | None]
     """The standard errors of `values`."""
     left_out: list[int]
@@ -107,7 +109,8 @@ class CreditedAnswers:
         for number, row in enumerate(self.advantages):
             padded[number, : len(row)] = row.cpu() if hasattr(row, "cpu") else row
         first = self.advantages[0]
-        return convert_like(padded, first) if hasattr(first, "detach") else padded
+        is_tensor = hasattr(first, "detach")
+        return convert_like(padded, first) if is_tensor else padded
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             tokenizer: Decodes answers, for graders and for steps. None: that of the engine's folder, if the
                 engine is one.
             sampling: How the answers were sampled. `max_tokens` is that of a whole answer.
-            steps: The rule that splits answers into steps; None: ``{"type": "lines", "newline": "ends"}``.
+            steps: The rule that splits answers into steps; None: each line is a step, with its newline.
             context_length: Tokens of prompt and answer together; None: as many as the longest prompt and
                 `max_tokens` need.
             unfinished_reward: The reward of a continuation that was cut off; None: it is graded.
@@ -204,7 +207,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             raise ValueError(f"the credit {use_of_text}: give the tokenizer")
         self._sampling, self._context_length = sampling, context_length
         self._unfinished_reward, self._seed = unfinished_reward, seed
-        # A credit without continuations uses neither engine nor grader, even if there are any.
+        # A credit that samples and scores nothing uses neither engine nor grader, even if there are any.
         self._engine_source = (servers or engine) if self.credit.needs_engine else None
         self._engine: Engine | None = None
         """The engine that this object has opened and closes; None if the user gave one or servers, or before
@@ -229,7 +232,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             iteration: Enters the seeds of continuations: the trainer's step. With the same number, equal
                 states get equal continuations.
             budget: The most sampled tokens. Samples in flight may exceed it.
-            deadline: Seconds until the call is given up.
+            deadline: Seconds until the call is given up, while it waits or samples.
 
         Raises:
             ValueError: An answer is wrong, or the credit can't be assigned to it.
@@ -251,7 +254,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
 
         If the awaiting task is cancelled, sampling ends.
         """
-        limits = CreditLimits(budget, deadline, can_end=True)
+        limits = CreditLimits(budget, deadline, can_be_cancelled=True)
         work = asyncio.ensure_future(asyncio.to_thread(self._assign, answers, iteration, limits))
         try:
             return await asyncio.shield(work)
@@ -296,8 +299,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
     ) -> CreditedAnswers:
         answers = list(answers)
         assigned = self._assign_trees(answers, iteration, limits)
-        examples = [_get_response_ids(answer) for answer in answers]
-        return _collect_columns(assigned, examples)
+        original_ids = [_get_response_ids(answer) for answer in answers]
+        return _collect_columns(assigned, original_ids)
 
     def _assign_trees(
         self,
@@ -312,7 +315,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         has_text = self._codec is not None
         check_answers(self.credit, checked, task, sampling, context_length, has_text=has_text)
         with self._lock:
-            limits.check_reason()  # it may have been cancelled while it waited for another call
+            limits.raise_if_over()  # it may have been cancelled while it waited for another call
             # Another call may use the names of groups for other problems.
             self._grading.forget_grades()
             with self._engine_of_call(checked, context_length, limits) as engine:
@@ -327,7 +330,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
                     seed=self._seed,
                     iteration=iteration,
                     settings=AnswerSettings(context_length, sampling, self._unfinished_reward),
-                    log=Log(say=log.warning),
+                    log=Log(say=log.warning),  # shown without any logging set up
                 )
                 trees = trees_of_answers(context, checked, has_text=has_text)
                 episodes, metrics = self.credit.assign(context, trees)
@@ -356,9 +359,9 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             return
         assert self._codec is not None, "the constructor asks for a tokenizer"
         if isinstance(source, CallersServers):
-            example_ids, seconds = answers[0].response_ids, limits.seconds_left()
+            example_ids, seconds_left = answers[0].response_ids, limits.seconds_left()
             with open_servers(
-                source, self._codec, self._special_ids, example_ids, context_length, seconds
+                source, self._codec, self._special_ids, example_ids, context_length, seconds_left
             ) as engine:
                 yield engine
             return
@@ -423,6 +426,7 @@ def _read_part(family: type[Family], setting: Family | Mapping[str, Any] | str, 
         return setting
     if isinstance(setting, str):
         is_name = setting in family.registered()
+        # A text without "{" is meant as a name, so that `build` reports an unknown one.
         setting = {"type": setting} if is_name or "{" not in setting else _evaluate_jsonnet(setting, name)
     if not isinstance(setting, Mapping):
         raise ValueError(
@@ -481,24 +485,37 @@ def _get_response_ids(answer: GradedAnswer | Mapping[str, Any]) -> Any:
     return answer["response_ids"] if isinstance(answer, Mapping) else answer.response_ids
 
 
-def _collect_columns(assigned: CreditedTrees, examples: Sequence[Any]) -> CreditedAnswers:
+def _collect_columns(assigned: CreditedTrees, original_ids: Sequence[Any]) -> CreditedAnswers:
     """Returns the advantages in the order of the answers.
 
     Args:
         assigned: The answers and their training rows.
-        examples: The `response_ids` of each answer as the user gave them, whose type the columns get.
+        original_ids: The `response_ids` of each answer as the caller gave them. The columns get their type.
+
+    Raises:
+        RuntimeError: An advantage is infinite or not a number.
     """
     import numpy as np
 
     episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
-    sizes: dict[str | None, int] = {}  # by group, the number of its answers so far
-    credited = CreditedAnswers([], [], [], [], [], [], assigned.cost, assigned.metrics)
-    for number, (answer, example) in enumerate(zip(assigned.answers, examples, strict=True)):
-        number_in_group = sizes.get(answer.group, 0)
-        sizes[answer.group] = number_in_group + 1
-        # The id that the answer has as a `Trajectory`.
-        episode = episode_by_id.get(f"{answer.group}#{number_in_group}")
+    sizes: Counter[str | None] = Counter()
+    """By group, the number of its answers so far. `read_answers` has named every group."""
+    credited = CreditedAnswers(
+        advantages=[],
+        trained=[],
+        step_ends=[],
+        values=[],
+        errors=[],
+        left_out=[],
+        cost=assigned.cost,
+        metrics=assigned.metrics,
+    )
+    for number, (answer, response_ids) in enumerate(zip(assigned.answers, original_ids, strict=True)):
+        # `Episode.trajectory` is the answer's id: its group, and its number in it.
+        episode = episode_by_id.get(f"{answer.group}#{sizes[answer.group]}")
+        sizes[answer.group] += 1
         tokens = len(answer.response_ids)
+        # _T: one entry for each token.
         advantages_T: Column = np.zeros(tokens)
         trained_T: Column = np.zeros(tokens, np.bool_)
         if episode is None:
@@ -506,8 +523,10 @@ def _collect_columns(assigned: CreditedTrees, examples: Sequence[Any]) -> Credit
         else:
             assert episode.advantages is not None, "`check_credit` has refused other credits"
             advantages_T, trained_T = episode.advantages, episode.trained
-        credited.advantages.append(convert_like(advantages_T, example))
-        credited.trained.append(convert_like(trained_T, example))
+            if not np.isfinite(advantages_T).all():
+                raise RuntimeError(f"the credit gave answer {number} an advantage that isn't finite")
+        credited.advantages.append(convert_like(advantages_T, response_ids))
+        credited.trained.append(convert_like(trained_T, response_ids))
         credited.step_ends.append(episode.step_ends if episode is not None else (tokens,))
         credited.values.append(None if episode is None else episode.step_values)
         credited.errors.append(None if episode is None else episode.step_errors)

@@ -45,21 +45,21 @@ class CreditLimits:
     """The limits of one call, and what it has sampled so far."""
 
     def __init__(
-        self, budget: int | None = None, deadline: float | None = None, *, can_end: bool = False
+        self, budget: int | None = None, deadline: float | None = None, *, can_be_cancelled: bool = False
     ) -> None:
         """Starts the time of the deadline.
 
         Args:
             budget: The most sampled tokens. Samples in flight may exceed it.
             deadline: Seconds.
-            can_end: Whether `end` may be called.
+            can_be_cancelled: Whether `end` may be called.
         """
         if budget is not None and budget < 1:
             raise ValueError(f"budget is {budget}: give a number of tokens, or None for no limit")
         if deadline is not None and deadline <= 0:
             raise ValueError(f"deadline is {deadline}: give seconds, or None for no limit")
         self.budget, self.deadline = budget, deadline
-        self.has_alarm = can_end or deadline is not None
+        self.has_alarm = can_be_cancelled or deadline is not None
         self._samples = self._tokens = 0
         self._started = time.monotonic()
         self._reason = ""
@@ -94,7 +94,7 @@ class CreditLimits:
         with contextlib.suppress(InvalidStateError):
             self._alarm.set_result(None)
 
-    def check_reason(self) -> None:
+    def raise_if_over(self) -> None:
         """Raises CreditLimitReached if the call has to end."""
         if self._reason:
             raise self._error(self._reason, self._limit)
@@ -161,7 +161,7 @@ class LimitedEngine(EngineWrapper):
             return count_answered(new or ())
 
         def end_at_alarm() -> Sequence[Request]:
-            limits.check_reason()
+            limits.raise_if_over()
             return ()
 
         watched = watch(requests)

@@ -1,4 +1,4 @@
-"""Continues answers on vLLM servers that the caller has started and whose weights he updates himself.
+"""Continues answers on vLLM servers that the caller has started, and whose weights the caller updates.
 
     "http://127.0.0.1:8000", a list of addresses,
     or {"type": "plain_vllm", "addresses": [...]}  ──read_servers──>  `CallersServers`
@@ -31,10 +31,10 @@ from treetune.vocabulary import TextCodec, TokenIds
 SCHEMES = ("http://", "https://")
 
 NO_WEIGHTS = Path(os.devnull)
-"""The folder of the engine's weights: the servers keep theirs, and no file is read."""
+"""Stands for the folder of weights that an engine usually loads. Nothing is read from it."""
 
 COMPARED_TOKENS = 64
-"""The tokens of an answer whose text the server encodes, to compare its tokenizer with the given one."""
+"""Most tokens of the answer whose text the server encodes, to compare its tokenizer with the caller's."""
 EXCERPT = 40
 """Most characters of this text in a message."""
 
@@ -64,8 +64,8 @@ def read_servers(engine: Any) -> CallersServers | None:
         others = [address for address in engine if not is_address(address)]
         if others:
             raise ValueError(
-                f"engine is a list with {others[0]!r}: list addresses of servers with the same model, such as"
-                " 'http://127.0.0.1:8000'"
+                f"engine is a list with {_hide_secret(others[0])}: list addresses of servers with the same"
+                " model, such as 'http://127.0.0.1:8000'"
             )
         return CallersServers(addresses=tuple(map(_without_slash, engine)), weight_transfer="none")
     settings = engine
@@ -90,6 +90,12 @@ def is_address(engine: Any) -> bool:
     return isinstance(engine, str) and engine.startswith(SCHEMES)
 
 
+def _hide_secret(entry: Any) -> str:
+    """Returns an entry for a message; not an address with a user name or a query, which may be secret."""
+    is_secret = isinstance(entry, str) and any(mark in entry for mark in "@?#")
+    return "an address that is not shown here" if is_secret else repr(entry)
+
+
 def _without_slash(address: str) -> str:
     return address.rstrip("/")
 
@@ -101,7 +107,7 @@ def open_servers(
     special_ids: Mapping[str, int],
     example_ids: TokenIds,
     context_length: int,
-    seconds: float | None,
+    seconds_left: float | None,
 ) -> Iterator[Engine]:
     """Connects to servers for one call. They are left as they are when the block ends.
 
@@ -109,13 +115,14 @@ def open_servers(
         special_ids: The ids of the tokenizer's special tokens, by their texts.
         example_ids: The tokens of an answer. The server's tokenizer must encode their text as the given one.
         context_length: Tokens of prompt and answer together.
-        seconds: The time that is left until the call's deadline; None: any.
+        seconds_left: Seconds until the call's deadline. None: there is no deadline.
 
     Raises:
         EngineError: A server can't be reached or used.
         ValueError: The API key or the certificate can't be read.
     """
-    _check_servers(settings, codec, example_ids, ANSWER_S if seconds is None else min(ANSWER_S, seconds))
+    timeout = ANSWER_S if seconds_left is None else min(ANSWER_S, seconds_left)
+    _check_servers(settings, codec, example_ids, timeout)
     launch = EngineLaunch(
         weights=NO_WEIGHTS,
         logs=Path(),
@@ -135,8 +142,8 @@ def open_servers(
 def _check_servers(settings: CallersServers, codec: TextCodec, example_ids: TokenIds, timeout: float) -> None:
     """Raises EngineError if nothing listens at an address, or if a server can't be used for the call.
 
-    The engine would wait for a server that is away. At the first request of a call, the address is more
-    likely to be wrong.
+    Later in a call the engine waits for a server that doesn't answer. At the beginning the address is more
+    likely wrong, so this is an error.
     """
     key = settings.api_key()
     client = PlainClient(settings)
@@ -147,18 +154,18 @@ def _check_servers(settings: CallersServers, codec: TextCodec, example_ids: Toke
                 facts = client.meet(address, timeout, is_router=settings.servers is not None)
                 _compare_tokenizers(client, address, facts.name, codec, example_ids, timeout)
             except TemporaryFailure as failure:
-                if _is_nobody_there(failure):
+                if _is_unreachable(failure):
                     raise EngineError(
                         f"nothing listens at {url} ({failure.__cause__}): start a server there, such as"
                         f" `{SERVE}`, or correct the address in engine"
                     ) from failure
             except ServerFailure:
-                pass  # it is busy: the engine meets it again, and waits for it
+                pass  # It is busy, or it answered in another form. The engine asks again, and reports it.
     finally:
         client.close()
 
 
-def _is_nobody_there(failure: TemporaryFailure) -> bool:
+def _is_unreachable(failure: TemporaryFailure) -> bool:
     """Returns whether no program accepts connections at an address, or no machine has its name."""
     import aiohttp
 
@@ -188,11 +195,11 @@ def _compare_tokenizers(
     excerpt = text if len(text) <= EXCERPT else text[:EXCERPT] + "…"
     raise EngineError(
         f"the server at {address.url} has the model {model!r}, whose tokenizer is not the given one: it"
-        f" encodes {excerpt!r} as {_begin(tokens_of_server)}, and the given one as {_begin(tokens_of_codec)}."
-        " Give the tokenizer of the server's model, or the address of a server that has the policy"
+        f" encodes {excerpt!r} as {_describe_ids(tokens_of_server)}, and the given one as"
+        f" {_describe_ids(tokens_of_codec)}. Give the tokenizer of the server's model, or the address of a server that has the policy"
     )
 
 
-def _begin(token_ids: Sequence[int]) -> str:
+def _describe_ids(token_ids: Sequence[int]) -> str:
     """Returns the first token ids, for a message."""
     return f"{list(token_ids[:8])}" + (" …" if len(token_ids) > 8 else "")

@@ -127,7 +127,10 @@ class EndpointSettings(Asking):
         except ValueError:
             wrong = True
         if wrong:
-            raise ValueError(f"base_url is {self.base_url!r}: it should be like 'https://host/v1'")
+            value = repr(self.base_url)
+            if any(mark in self.base_url for mark in "@?#"):
+                value = "not an address (it is not shown, because it may contain a password or a key)"
+            raise ValueError(f"base_url is {value}: it should be like 'https://host/v1'")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError(
                 "base_url contains more than an address: leave out names, passwords and everything after a ?"

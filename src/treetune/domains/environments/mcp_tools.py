@@ -59,7 +59,7 @@ _PRINTED_BYTES = 16_384
 _FAULT_CHARACTERS = 300
 """Characters of an error in a result that the policy reads, its beginning."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-"""The name of an environment variable in a header."""
+"""The name of an environment variable in a header or in an address."""
 
 # Starts the server so that the kernel kills it when the thread that started it ends for any reason (Linux).
 _START_GUARDED = (
@@ -83,8 +83,9 @@ class Mcp(Tool):
 
     command: tuple[str, ...] = ()
     """The program and its arguments. It communicates by standard input and output."""
-    address: str | None = None
-    """The address of a running server (streamable HTTP), such as ``http://localhost:8000/mcp``."""
+    address: str | None = field(default=None, repr=False)
+    """The address of a running server (streamable HTTP), such as ``http://localhost:8000/mcp``. A key in it
+    is written as a variable, as in `headers`: ``https://shop/mcp?key=${SHOP_KEY}``."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the program."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -105,6 +106,14 @@ class Mcp(Tool):
             raise ValueError("an MCP server has a command or an address: give one of the two")
         if self.headers and self.address is None:
             raise ValueError("headers are for an MCP server at an address: a command gets variables")
+        user_and_password = re.search(r"//([^/?#]*)@", self.address or "")
+        if user_and_password and _VARIABLE.sub("", user_and_password[1]).strip(":"):
+            # It is not shown. A run stores its configuration.
+            raise ValueError(
+                "the address of the MCP server has a user name or a password, which would be stored with the"
+                " run: export environment variables, and write ${NAME} for both, or send"
+                " headers: {Authorization: …}"
+            )
 
     @property
     @override
@@ -123,10 +132,10 @@ class Mcp(Tool):
             what = f"{self.command[0]}, which is to be started as an MCP server, isn't there"
             yield Finding(what, level="missing")
         else:
-            for value in self.headers.values():
+            for value in (self.address or "", *self.headers.values()):
                 yield from lacking(
-                    f"the environment variable {name}, which headers of the MCP server {self.name} name,"
-                    " isn't set"
+                    f"the environment variable {name}, which address or headers of the MCP server"
+                    f" {self.name} name, isn't set"
                     for name in _VARIABLE.findall(value)
                     if name not in os.environ
                 )
@@ -431,12 +440,14 @@ async def _transport(tool: Mcp, error_output: _ErrorOutput) -> AsyncIterator[Any
         program = StdioServerParameters(command=sys.executable, args=arguments, env=dict(tool.variables))
         yield stdio_client(program, errlog=error_output.file)
         return
-    headers = {
-        name: _VARIABLE.sub(lambda variable: os.environ[variable[1]], value)
-        for name, value in tool.headers.items()
-    }
+    headers = {name: _insert_variables(value) for name, value in tool.headers.items()}
     async with create_mcp_http_client(headers=headers) as http:
-        yield streamable_http_client(tool.address, http_client=http)
+        yield streamable_http_client(_insert_variables(tool.address), http_client=http)
+
+
+def _insert_variables(text: str) -> str:
+    """Returns a text in which environment variables such as ``${NAME}`` are replaced by their values."""
+    return _VARIABLE.sub(lambda variable: os.environ[variable[1]], text)
 
 
 class _ErrorOutput:
