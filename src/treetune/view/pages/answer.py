@@ -425,12 +425,14 @@ def _prompt_of_tokens(view: PageRequest, answer: StoredAnswer) -> str | None:
     A chat template adds text to the messages, such as ``⟨1⟩system ↵ You are a helpful assistant⟨2⟩``. None if
     the tokens or their texts are not stored.
     """
-    trajectory = answer.trajectory
-    ids = trajectory.prompt_ids if trajectory is not None else answer.episode and answer.episode.prompt_ids
-    texts = None if ids is None else texts_of(view.run.path, np.asarray(ids))
-    if ids is None or texts is None:
+    prompt = answer.trajectory or answer.episode
+    if prompt is None:
         return None
-    return "".join(text or f"⟨{token_id}⟩" for token_id, text in zip(ids, texts, strict=True))
+    ids = np.asarray(prompt.prompt_ids)
+    texts = texts_of(view.run.path, ids)
+    if texts is None:
+        return None
+    return "".join(text or f"⟨{token_id}⟩" for token_id, text in zip(ids.tolist(), texts, strict=True))
 
 
 def _facts(answer: StoredAnswer, tokens: Tokens | None) -> dict[str, str]:
