@@ -218,6 +218,22 @@ def test_a_critic_s_weights_and_states_have_their_place_in_training():
     assert sizes["critic: optimizer and the rest"] > sizes["critic: weights"]
 
 
+def test_a_critics_head_and_its_longer_prompts_need_memory():
+    def training_of(*overrides: str) -> dict[str, int]:
+        uses = plan("polIter_rho1bSft2_ppo_MATH", *overrides).uses
+        return {item.what: item.size for use in uses if use.phase == "training" for item in use.items}
+
+    plain = training_of()
+    classifier = training_of("{credit+: {critic+: {loss: {type: 'hl_gauss', bins: 101}}}}")
+    assert classifier["critic: weights"] > plain["critic: weights"]
+    short_prompts = "{rollout+: {max_prompt_tokens: 100}, trainer+: {tokens_per_micro_batch: 100}"
+    shorter = training_of(short_prompts + "}")
+    privileged = training_of(
+        short_prompts + ", analyzers: [], credit+: {critic+: {template: '{prompt} {gold}'}}}"
+    )
+    assert sum(privileged.values()) > sum(shorter.values())
+
+
 def test_half_of_a_machine_is_refused(capsys):
     assert command_line.main(["--configs", f"configs/{BIG}.jsonnet", "plan", "--gpus", "8"]) == 2
     assert "--gpus and --memory go together" in capsys.readouterr().err

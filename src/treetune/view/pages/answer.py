@@ -15,6 +15,7 @@ from starlette.responses import RedirectResponse, Response
 
 from treetune.exceptions import NotThere
 from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
+from treetune.view.experiment import CREDITED_LOG
 from treetune.view.notes import NotedAnswer
 from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages.answers import PLACE, list_fields, question_of_address, with_all_columns
@@ -105,10 +106,14 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         config = {}
     tokens = tokens_of(view.run.path, answer, config)
     made = made_of_credit(config)
+    is_credited_log = config.get("type") == CREDITED_LOG
     colours = colourings(tokens, made)
+    if is_credited_log:  # the trainer of a log records no numbers of tokens
+        colours = [colouring for colouring in colours if not colouring["missing"]]
     episode, depth = answer.episode, view.integer("depth", 0)
     credited = episode is not None and episode.advantages is not None and answer.source.episodes is not None
-    further = ("credit",) * credited + ("tree",) * (episode is not None)
+    # Of a log, the advantages that trained and their shares in the gradient are unknown.
+    further = ("credit",) * (credited and not is_credited_log) + ("tree",) * (episode is not None)
     forms = _forms(tokens, further)
     form = view.choice("as", forms)
     everything = bool(view.choice("all", ("", "1")))
@@ -153,7 +158,8 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         asked=_problem_of(answer),
         prompt_tokens=_prompt_of_tokens(view, answer),
         verdict={name: getattr(grade, name, answer.line.get(name)) for name in VERDICT},
-        facts=_facts(answer, tokens),
+        facts=_facts(answer, tokens, is_credited_log=is_credited_log),
+        is_credited_log=is_credited_log,
         counted=_numbers_of(answer),
         tokens=tokens,
         lines=_lines(tokens, most, _has_end(answer)) if tokens and form == "tokens" else [],
@@ -425,17 +431,16 @@ def _prompt_of_tokens(view: PageRequest, answer: StoredAnswer) -> str | None:
     A chat template adds text to the messages, such as ``⟨1⟩system ↵ You are a helpful assistant⟨2⟩``. None if
     the tokens or their texts are not stored.
     """
-    prompt = answer.trajectory or answer.episode
-    if prompt is None:
+    stored = answer.trajectory if answer.trajectory is not None else answer.episode
+    if stored is None:
         return None
-    ids = np.asarray(prompt.prompt_ids)
-    texts = texts_of(view.run.path, ids)
+    texts = texts_of(view.run.path, np.asarray(stored.prompt_ids))
     if texts is None:
         return None
-    return "".join(text or f"⟨{token_id}⟩" for token_id, text in zip(ids.tolist(), texts, strict=True))
+    return "".join(text or f"⟨{token_id}⟩" for token_id, text in zip(stored.prompt_ids, texts, strict=True))
 
 
-def _facts(answer: StoredAnswer, tokens: Tokens | None) -> dict[str, str]:
+def _facts(answer: StoredAnswer, tokens: Tokens | None, *, is_credited_log: bool = False) -> dict[str, str]:
     """Returns facts about the whole answer."""
     row, trajectory, episode = answer.row, answer.trajectory, answer.episode
     facts: dict[str, str] = {}
@@ -464,7 +469,9 @@ def _facts(answer: StoredAnswer, tokens: Tokens | None) -> dict[str, str]:
             f"answer {trajectory.fork.sample}, after {trajectory.fork.tokens} of its tokens"
         )
     if answer.source.kind == "iteration" and answer.source.episodes is not None:
-        if not answer.episodes:
+        if not answer.episodes and is_credited_log:
+            facts["credit"] = "none: see the outcome"
+        elif not answer.episodes:
             facts["credit"] = "none: the answer was not selected for training"
         elif episode is None:
             facts["credit"] = f"in {len(answer.episodes)} training rows with other tokens"
