@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from tests.runs.in_process import directory_of, episodes_of, small, train, trained
+from treetune.credit.base import CriticSettings
+from treetune.credit.critic_losses import HlGauss
 from treetune.credit.literature.forking_tokens import ForkingTokens
 from treetune.credit.literature.optimal_token_baseline import OptimalTokenBaseline
 from treetune.credit.literature.weighted_by import WeightedBy, softmax_weights
@@ -24,6 +26,7 @@ from treetune.lab.analyzers.true_values import ByEngine
 from treetune.runtime.analysis import read_result
 from treetune.runtime.commands import only_generate_episodes
 from treetune.runtime.session import Session
+from treetune.trainer.tokens import EpisodesOfCritic
 from treetune.vocabulary import joined
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
@@ -48,6 +51,24 @@ def test_values_are_those_of_the_critic_before_the_iteration_that_trains_it(tmp_
                 gains = [behind - before for before, behind in zip(expected, after, strict=True)]
                 found = [episode.advantages[end - 1] for end in episode.step_ends]
                 assert found == pytest.approx(gains, abs=1e-4)
+
+
+def test_a_privileged_critic_with_hl_gauss_values_and_learns_after_a_prompt_of_its_own(
+    tmp_path: Path,
+) -> None:
+    critic = CriticSettings(template="{prompt}{gold}", loss=HlGauss())
+    config = trained(small(tmp_path, credit=MonteCarlo(values=CriticEstimator(critic=critic)), iterations=2))
+    assert directory_of(config).read_metrics()[-1]["critic/without_gold"] == 0
+    with Session.open(config, PLAIN, "analysis") as session:
+        for iteration in range(config.iterations):
+            critic_then = critic_at(session, iteration)
+            for episode in EpisodesOfCritic(episodes_of(config, iteration)):
+                states = [
+                    joined([episode.prompt_ids, episode.response_ids[:start]])
+                    for start in (0, *episode.step_ends[:-1])
+                ]
+                expected = state_values(critic_then, session.ranks.device, states)
+                assert episode.step_values == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_critic_learns_what_answers_earn(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Promises that these tests hold:
 * The run, killed (SIGKILL) and started again, ends with the weights of an undisturbed run.
 * Two servers behind a reverse proxy serve one run, and give it the same weights.
 * A server that can't load weights is refused before anything is sampled, and serves evaluations.
+* The credit library continues answers on such a server by both of its routes, and scores what it samples.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 import treetune.parts  # noqa: F401  (registers them)
 from tests.support.faults import CONFIG, Experiment
@@ -27,10 +30,14 @@ from tests.support.plain_server import (
     wait_for,
 )
 from treetune.config.jsonnet import load
+from treetune.credit import advantages
+from treetune.credit.library.servers import open_servers, read_servers
 from treetune.engine.client import Address
 from treetune.engine.plain_client import PlainClient
+from treetune.engine.requests import Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
 from treetune.models.policy_files import write_for_engine
+from treetune.models.tokenizer import codec_of
 
 from .shared_server import built
 
@@ -153,6 +160,41 @@ def test_the_facts_about_a_server_say_which_log_probs_it_returns(
         assert facts.has_processed_logprobs is is_processed
         assert len(facts.greedy) == 16
         assert again.differs_from(facts, settings.tolerance("cpu").mean) is None
+
+
+def test_the_credit_library_continues_and_scores_answers_on_a_server(
+    server: PlainServerProcess, model: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    prompt_ids = np.array([3, 4, 5])
+    answers = [
+        {"prompt_ids": prompt_ids, "response_ids": [6, 7, 8, 9], "reward": 1.0, "step_ends": [2, 4]},
+        {"prompt_ids": prompt_ids, "response_ids": [6, 7, 7], "reward": 0.0, "step_ends": [2, 3]},
+    ]
+    engine = {"type": "plain_vllm", "addresses": [server.url], "key_variable": "VLLM_API_KEY"}
+    credited = []
+    for route in ("tokens", "completions"):
+        credited.append(
+            advantages(
+                answers,
+                credit={"type": "monte_carlo", "samples": 4},
+                engine={**engine, "route": route},
+                tokenizer=tokenizer,
+                grader=lambda prompt, text: float(len(text) % 2),
+                sampling=SamplingParams(max_tokens=8),
+                unfinished_reward=None,
+            )
+        )
+    assert credited[0].advantages == credited[1].advantages
+    assert credited[0].cost.tokens == credited[1].cost.tokens > 0
+    codec = codec_of(tokenizer)
+    for route in ("tokens", "completions"):
+        settings = read_servers({**engine, "route": route})
+        assert settings is not None
+        with open_servers(settings, codec, {}, prompt_ids, 64, None) as opened:
+            ((sampled,),) = opened.generate([Request(prompt_ids, 1, 1, SamplingParams(max_tokens=12))])
+            scores = opened.run(opened.score(prompt_ids, sampled.token_ids))
+        np.testing.assert_allclose(scores, sampled.logprobs, rtol=0, atol=1e-4)
 
 
 def test_two_servers_with_a_proxy_before_them_serve_a_run_with_the_same_weights(

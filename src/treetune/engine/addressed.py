@@ -43,9 +43,6 @@ ANSWER_S = 60.0
 END_S = 5.0
 """Most seconds until a server's thread ends."""
 
-SETTING = "engines.policy.addresses"
-"""The key that lists such servers, for messages."""
-
 
 class ServerState(NamedTuple):
     """A server's answer to the question which process it is and which weights it has.
@@ -124,7 +121,8 @@ class AddressedServer(Server):
                 raise EngineError(
                     f"the server at {self._url} has been away for {seconds_away:.0f} s (start_timeout ="
                     f" {self._settings.start_timeout:.0f}): {self._reason_away}. Start it again"
-                    f" ({self.start_command}), or remove it from {SETTING}"
+                    f" ({self.start_command}), or remove it from"
+                    f" {self._settings.key_path}.addresses"
                 )
             return self._address
 

@@ -153,7 +153,7 @@ class VllmEngine(Engine):
     ) -> None:
         self.version = 0
         self.tokens = 0
-        self.scores = client is None  # plain servers don't have the route
+        self.scores = True
         self.sleeps = settings.sleep
         self.at_once = settings.max_num_seqs * len(servers)
         self._settings, self._ranks, self._device = settings, launch.ranks, launch.device

@@ -25,21 +25,31 @@ from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError
 
 
-def read_key(path: Path) -> str:
-    """Returns the key in a file. Raises ValueError if the file can't be read, is empty, or is readable by
-    other users."""
+def read_key(
+    path: Path,
+    setting: str = "engines.policy.key_file",
+    meaning: str = "the key with which the servers were started (serve_engine --key-file)",
+) -> str:
+    """Returns the key in a file.
+
+    Args:
+        setting: The setting that names the file, for messages.
+        meaning: The meaning of the key, for messages.
+
+    Raises:
+        ValueError: The file can't be read, is empty, or is readable by other users.
+    """
     try:
         mode = path.stat().st_mode
         key = path.read_text().strip()
     except OSError as error:
         raise ValueError(
-            f"engines.policy.key_file, {path}, can't be read ({error.strerror}): it must contain the key with"
-            " which the servers were started (serve_engine --key-file)"
+            f"{setting}, {path}, can't be read ({error.strerror}): it must contain {meaning}"
         ) from error
     if stat.S_IMODE(mode) & 0o077:
-        raise ValueError(f"engines.policy.key_file, {path}, can be read by others: chmod 600 {path}")
+        raise ValueError(f"{setting}, {path}, can be read by others: chmod 600 {path}")
     if not key:
-        raise ValueError(f"engines.policy.key_file, {path}, is empty: it must contain the key of the servers")
+        raise ValueError(f"{setting}, {path}, is empty: it must contain {meaning}")
     return key
 
 

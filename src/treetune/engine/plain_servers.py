@@ -58,9 +58,9 @@ def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
         ValueError: The API key or the certificate can't be read.
     """
     key = settings.api_key()
-    client = PlainClient(settings, launch.end_ids, launch.special_ids)
     # The name of this run in the names of its weights: no other run has the same.
     run = launch.ranks.gather(secrets.token_hex(8))[0]
+    client = PlainClient(settings, launch.end_ids, launch.special_ids, salt=f"{run}-")
     is_first = launch.ranks.rank == 0
     urls = settings.servers or settings.addresses
     servers = [PlainServer(url, key, settings, launch, run, client, loads_weights=is_first) for url in urls]
@@ -126,7 +126,7 @@ class PlainServer(AddressedServer):
         if self._context_length > facts.context_length > 0:
             raise EngineError(
                 f"the server at {self._url} takes {facts.context_length} tokens of prompt and response, and"
-                f" the run's context_length is {self._context_length}: start it with --max-model-len"
+                f" context_length is {self._context_length}: start it with --max-model-len"
                 f" {self._context_length}, or lower context_length"
             )
         if self._trains and not facts.takes_weights:
@@ -148,8 +148,8 @@ class PlainServer(AddressedServer):
         if not facts.takes_weights and difference is not None:
             raise EngineError(
                 f"the server at {self._url} was away, and came back with other weights ({difference}), so"
-                " that the answers are of two models: start it with the weights that it had, and repeat the"
-                " evaluation"
+                " that the answers are of two models: start it with the weights that it had, and repeat this"
+                " evaluation or call"
             )
 
     @override
@@ -181,8 +181,8 @@ class PlainServer(AddressedServer):
     def _cannot_load(self) -> str:
         if self._plain_client.keeps_weights:
             return (
-                f"the server at {self._url} keeps its weights, since engines.policy.weight_transfer is"
-                " 'none': set it to 'auto'"
+                f"the server at {self._url} keeps its weights, since"
+                f" {self._settings.key_path}.weight_transfer is 'none': set it to 'auto'"
             )
         return f"the server at {self._url} has no routes that load weights: {HOW_TO_LOAD}"
 

@@ -287,31 +287,48 @@ class CriticModule(nn.Module):
 
     The head reads the last hidden state of the position *before* each trained token: the value of
     the state in which that token was chosen. Its weight is drawn from N(0, 1/(d+1)), its bias is 0.
+
+    Args:
+        outputs: The number K of the head's outputs at each position.
+        values_of: Computes values [N] from outputs [N, K]; None: the only output is the value.
     """
 
-    def __init__(self, model: nn.Module, seed: int, parallel: SequenceParallel | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        seed: int,
+        parallel: SequenceParallel | None = None,
+        outputs: int = 1,
+        values_of: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__()
+        assert values_of is not None or outputs == 1, "several outputs need a function for their value"
+        self.values_of = values_of or _only_output
         turn_dropout_off(model)
         self.backbone, self.parallel = backbone_of(model), parallel
         size = model.config.get_text_config().hidden_size
         dtype = next(self.backbone.parameters()).dtype
-        self.head = nn.Linear(size, 1, dtype=dtype)
+        self.head = nn.Linear(size, outputs, dtype=dtype)
         generator = torch.Generator().manual_seed(seed % 2**63)
         with torch.no_grad():
-            weight = torch.randn(1, size, generator=generator) / (size + 1) ** 0.5
+            weight = torch.randn(outputs, size, generator=generator) / (size + 1) ** 0.5
             self.head.weight.copy_(weight)
             self.head.bias.zero_()
 
-    def forward(self, inputs: ModelInputs) -> Tensor:
-        """Returns the values at ``inputs.positions_N``, float32 [N]."""
+    def forward(self, inputs: ModelInputs, with_outputs: bool = False) -> Tensor:
+        """Returns the values at ``inputs.positions_N``, float32 [N]; with `with_outputs` the head's outputs
+        there, float32 [N, K]."""
         if self.parallel is None:
-            return self._value(_hidden_at_positions(self.backbone, inputs))
-        hidden_MD, index_M = _hidden_at_positions_of_rank(self.backbone, self.parallel, inputs)
-        values_1N = self.parallel.gather(self._value(hidden_MD)[None], index_M, len(inputs.positions_N))
-        return values_1N.squeeze(0)
+            outputs_NK = self.head(_hidden_at_positions(self.backbone, inputs)).float()
+        else:
+            hidden_MD, index_M = _hidden_at_positions_of_rank(self.backbone, self.parallel, inputs)
+            outputs_KM = self.head(hidden_MD).float().T
+            outputs_NK = self.parallel.gather(outputs_KM, index_M, len(inputs.positions_N)).T
+        return outputs_NK if with_outputs else self.values_of(outputs_NK)
 
-    def _value(self, hidden_ND: Tensor) -> Tensor:
-        return self.head(hidden_ND).squeeze(-1).float()
+
+def _only_output(outputs_N1: Tensor) -> Tensor:
+    return outputs_N1.squeeze(-1)
 
 
 def _hidden_at_positions(backbone: nn.Module, inputs: ModelInputs) -> Tensor:

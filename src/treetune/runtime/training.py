@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.credit.base import Critic
+from treetune.credit.critic_prompts import CriticPrompts
 from treetune.credit.episodes import scoring_row
 from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
 from treetune.credit.literature.token_level import Distance, Distributions, ReferenceDistances
@@ -116,6 +117,11 @@ def critic_for_credit(
         ranks.
     """
 
+    settings = session.config.credit.critic_settings
+    assert settings is not None, "a credit that asks the critic has settings for it"
+    codec, context_length = session.model.codec, session.config.context_length
+    prompts = CriticPrompts(codec, settings.template, context_length)
+
     def critic_values(answers: Sequence[Trajectory]) -> list[Column]:
         import numpy as np
 
@@ -124,7 +130,8 @@ def critic_for_credit(
         ranks = session.ranks
         # All ranks compute the values of all answers together, and each keeps those of its own.
         counts = [count for (count,) in ranks.exchange("critic-counts", [len(answers)])]
-        rows = episodes_on_all(ranks, "critic-answers", [scoring_row(answer) for answer in answers])
+        rows_of_rank = [prompts.add_to(scoring_row(answer), answer.problem) for answer in answers]
+        rows = episodes_on_all(ranks, "critic-answers", rows_of_rank)
         if not rows:  # on no rank, so that all ranks return here
             return []
         sequences = Sequences.of(rows)

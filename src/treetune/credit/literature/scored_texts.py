@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from treetune.contracts import Experiment, Finding, Need, OneLine, TextScores
+from treetune.credit.base import EXAMPLES
 from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import Column, Metrics, Problem, TokenIds, joined, token_array
 
-EXAMPLES = 8
-"""The problems of a task that are looked at for reference answers."""
 LEAST_LOGPROB = -100.0
 """Smaller log-probs of a token are raised to this one, so that no credit is infinite. vLLM reports −9999 for
 a token of probability 0."""
