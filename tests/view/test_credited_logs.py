@@ -305,7 +305,8 @@ def test_token_ids_are_read_with_masks_and_logprobs() -> None:
     row = {"prompt_ids": [1, 2], "completion_ids": [3, 4, 5], "completion_mask": [1, 0, 1]}
     assert stored_tokens(row) == StoredTokens([1, 2], [3, 4, 5], [True, False, True])
     with_logprobs = row | {"logprobs": [-0.5, 0.0, -1.5]}
-    assert stored_tokens(with_logprobs) == replace(stored_tokens(row), logprobs=[-0.5, 0.0, -1.5])
+    expected = StoredTokens([1, 2], [3, 4, 5], [True, False, True], [-0.5, 0.0, -1.5])
+    assert stored_tokens(with_logprobs) == expected
     tool = {"parent": 1, "sampled": False, "token_ids": [6]}
     nodes = [
         {"sampled": False, "token_ids": [1, 2]},
