@@ -10,7 +10,7 @@ OSError and ends it with exit code 1. The project catches exceptions that derive
     ├── CheckpointGone               the run has deleted it meanwhile           runtime.weights_folder
     ├── Damaged                      a file isn't as it was written             store.checksums
     ├── NoSplit                      a split that the task doesn't have         tasks
-    ├── BadRow                       a row that is no problem of its task       tasks.rows
+    ├── BadRow                       a row that isn't a problem of its task     tasks.rows
     ├── NoPlainValue                 a value that JSON can't hold               tasks.row_values
     ├── MissingField                 a row has no field that a template uses    data.templates
     ├── NotReached                   an accuracy above all that were measured   tables.curves

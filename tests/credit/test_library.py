@@ -502,6 +502,10 @@ def test_a_function_samples_as_an_engine_would(deadline: float | None) -> None:
             {"type": "monte_carlo", "values": {"type": "rredcot", "scorer": "reference"}},
             "'monte_carlo' scores given texts with a reference model",
         ),
+        (
+            "forking_tokens",
+            "'forking_tokens' reads the policy's entropies, which only a run of treetune computes",
+        ),
         (3, "credit is of the type int: give a Credit"),
     ],
     ids=str,

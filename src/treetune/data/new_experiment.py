@@ -260,13 +260,13 @@ def _note_on_large_model(options: Options) -> Iterator[str]:
 def _number_of_weights(name: str) -> float | None:
     """Returns how many weights a model has, by its config.json or its name; None if neither tells."""
     from treetune.models.pretrained import PretrainedModel
+    from treetune.models.shapes import number_of_weights
 
     with contextlib.suppress(ValueError):
         shape = PretrainedModel(name_or_path=name).shape(str)
         if shape is not None:
             return shape.parameters
-    in_name = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)b(?![a-z])", name.rpartition("/")[2].lower())
-    return float(in_name[1]) * 1e9 if in_name else None
+    return number_of_weights(name)
 
 
 def _hub_name_or_path(model: str) -> str:

@@ -71,7 +71,7 @@ probabilities sum to at most 1."""
 EQUAL = 1e-3
 """Log-probs that differ by less are equal up to rounding."""
 TIE = -0.5
-"""A token whose log-prob is above this is no tie: of two equally probable tokens, each has at most
+"""A token whose log-prob is above this isn't a tie: of two equally probable tokens, each has at most
 log 1/2 = -0.69. The difference leaves room for rounding."""
 
 MARGIN_S = 10.0
@@ -508,12 +508,12 @@ def scores_of_answer(answer: Mapping[str, Any], route: Route, request: ScoreRequ
     expected = f"'prompt_logprobs', a list with an entry for each of {len(request.all_ids)} tokens"
     if not isinstance(entries, list) or len(entries) != len(request.all_ids):
         raise _other_form(expected, entries)
-    logprobs = []
+    logprobs: list[float] = []
     entries_of_text = entries[len(request.prompt_ids) :]
     for token_id, entry in zip(request.text_ids.tolist(), entries_of_text, strict=True):
         described = entry.get(str(token_id)) if isinstance(entry, dict) else None
         logprob = described.get("logprob") if isinstance(described, dict) else None
-        if not _is_finite_number(logprob):
+        if logprob is None or not _is_finite_number(logprob):
             raise _other_form(f"a log-prob of the token {token_id}", entry)
         logprobs.append(logprob)
     if max(logprobs) > EQUAL:

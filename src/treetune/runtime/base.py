@@ -614,6 +614,12 @@ def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
             "credit",
             f"set the credit's scorer to 'policy', {WITHOUT_OVERLAP}",
         )
+    if experiment.credit.asks_distributions:
+        yield Finding(
+            "the credit asks the trainer for the policy's distributions, while overlap 'one_step' trains it",
+            "credit",
+            f"choose a credit without entropies, such as 'probability_mask', {WITHOUT_OVERLAP}",
+        )
     if experiment.choose_checkpoint is not None:
         yield Finding(
             "choose_checkpoint measures candidates in the middle of training, on the engine that overlap"

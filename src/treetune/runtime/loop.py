@@ -191,7 +191,7 @@ class Lookahead:
     def _clock_of_thread(self, iteration: int) -> Clock:
         """Returns a clock of the second thread. Its seconds run during the training of another iteration, so
         they count for no iteration."""
-        return Clock(self._resources.session.console.timeline, iteration, "phases beside training")
+        return Clock(self._resources.session.console.timeline, iteration, "phases during training")
 
     def _run_thread(self) -> None:
         while (work := self._work.get()) is not None:

@@ -144,13 +144,44 @@ class ParallelThreads(GrowingRollout):
         announcer = Announcer(context, len(starts))
         return await asyncio.gather(*(self._answer(context, start, glue, announcer) for start in starts))
 
+    async def answers_without_threads(
+        self, context: RolloutContext, starts: Sequence[Start], blocks: Sequence[int]
+    ) -> list[Trajectory]:
+        """Samples and grades one answer from each start, as `answers` does, without some threads.
+
+        Args:
+            context: The context of the phase.
+            starts: The answers so far, up to the end of a block's threads. In this block and those before
+                it, a thread that has no segment in the start is left out.
+            blocks: The number of this block on the main text, for each start.
+        """
+        glue, announcer = Glue.of(context.codec, self.conclusion), Announcer(context, len(starts))
+        tasks = []
+        for start, block in zip(starts, blocks, strict=True):
+            tasks.append(self._answer(context, start, glue, announcer, complete_blocks=block + 1))
+        return await asyncio.gather(*tasks)
+
     async def _answer(
-        self, context: RolloutContext, start: Start, glue: Glue, announcer: Announcer
+        self,
+        context: RolloutContext,
+        start: Start,
+        glue: Glue,
+        announcer: Announcer,
+        complete_blocks: int = 0,
     ) -> Trajectory:
-        """Samples and grades one answer, which may begin with given segments (`start.segments`)."""
+        """Samples and grades one answer, which may begin with given segments (`start.segments`).
+
+        Args:
+            complete_blocks: The number of blocks on the main text that are written as they are in the start:
+                their threads without a segment in it are left out.
+        """
         assert context.engine is not None, "a rollout that samples needs an engine"
         engine = context.engine
         sampled_before = _segments_by_request(start.segments)
+
+        def is_left_out(branch: Branch) -> bool:
+            block_on_main_text, _ = branch[0]
+            return block_on_main_text < complete_blocks and (branch, 0) not in sampled_before
 
         async def sample(line: LineRequest) -> Completion:
             segment = sampled_before.get((line.branch, line.turn))
@@ -172,7 +203,7 @@ class ParallelThreads(GrowingRollout):
 
         max_tokens = context.task.of(start.problem).adjust_sampling(self.sampling).max_tokens
         budget = context.settings.token_budget(start.prompt_ids, max_tokens)
-        fork_join = ForkJoin(glue, self, sample, start.prompt_ids, budget)
+        fork_join = ForkJoin(glue, self, sample, start.prompt_ids, budget, is_left_out)
         await fork_join.write()
         answer = self._trajectory(context, start, fork_join)
         decided = is_decided(answer.finish_reason, self.unfinished_reward)

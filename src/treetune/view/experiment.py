@@ -275,7 +275,8 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     directory = ExperimentDirectory(experiment.path)
     done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
     log = _end_of(directory.logs / "run.log")
-    messages = [match[1] for line in log if (match := _LINE.match(line))]
+    # Parts of a progress message are separated by two spaces, which a page shows as one.
+    messages = [match[1].replace("  ", " · ") for line in log if (match := _LINE.match(line))]
     state: Literal["running", "waiting", "stopped", "finished"]
     if experiment.running:
         state, why = "running", messages[-1] if messages else ""

@@ -110,6 +110,12 @@ def check_credit(
             f"the credit {name!r} scores given texts with a reference model, which only a run of treetune"
             " does: set its scorer to 'policy', or choose a credit that reads rewards alone, such as 'group'"
         )
+    if credit.asks_distributions:
+        raise ValueError(
+            f"the credit {name!r} reads the policy's entropies, which only a run of treetune computes: choose"
+            " a credit that reads rewards or the probabilities of sampled tokens, such as 'group' or"
+            " 'probability_mask'"
+        )
     if any(isinstance(placed.part, SelfDistillation) for placed in placed_parts(credit)):
         raise ValueError(
             f"the credit {name!r} makes prompts with the chat template of a run: choose a credit that reads"

@@ -236,17 +236,28 @@ class _GrowingTree:
                 for submitted in samples:
                     self._add_answer(submitted)
                     grades.append(submitted.grade)
-            branches = self.rollout.branching.branches(self.answers, round_number)
+            answers = self.answers
+            # Most branchings don't read grades, so that the tree grows while its answers are still graded.
+            if self.rollout.branching.needs_grades:
+                answers = await self._graded(grades)
+            branches = self.rollout.branching.branches(answers, round_number)
             requests = self._requests(branches, round_number)
             round_number += 1
-        # Branchings don't look at grades, so that the tree grows while its answers are still graded.
-        unfinished_reward = self.rollout.unfinished_reward
-        answers = []
-        for answer, segments, future in zip(self.answers, cut_at_forks(self.answers), grades, strict=True):
-            grade = apply_unfinished_reward(await result_of(future), answer.finish_reason, unfinished_reward)
-            answers.append(replace(answer, segments=segments, grade=grade))
-        (tree,) = trees_of(answers)
+        graded_answers = await self._graded(grades)
+        cut_answers = []
+        for answer, segments in zip(graded_answers, cut_at_forks(graded_answers), strict=True):
+            cut_answers.append(replace(answer, segments=segments))
+        (tree,) = trees_of(cut_answers)
         return tree
+
+    async def _graded(self, grades: Sequence[Future[Grade]]) -> list[Trajectory]:
+        """Waits for the grades of all answers so far, and returns the answers with them."""
+        graded = []
+        for answer, future in zip(self.answers, grades, strict=True):
+            grade = await result_of(future)
+            grade = apply_unfinished_reward(grade, answer.finish_reason, self.rollout.unfinished_reward)
+            graded.append(replace(answer, grade=grade))
+        return graded
 
     async def _sample(self, round_request: _RoundRequest) -> list[_SubmittedSample]:
         """Samples, and submits each answer to the grader when the request is answered."""

@@ -225,7 +225,9 @@ def predicted(plan: Plan) -> dict[str, float]:
     metrics: dict[str, float] = defaultdict(float)
     for estimate in estimates(plan):
         metrics[f"seconds/{SECONDS[estimate.phase]}"] += estimate.seconds
-    metrics["seconds/total"] = sum(metrics.values())
+    # An engine in the run's own process has no estimate, and without sampling the sum would be too small.
+    if not plan.work.is_sampled or plan.engine is not None:
+        metrics["seconds/total"] = sum(metrics.values())
     if plan.work.is_sampled:
         metrics |= {SAMPLED_TOKENS: plan.work.sampled_tokens, VALUE_TOKENS: plan.work.continued_tokens}
     for use in plan.uses:

@@ -45,7 +45,7 @@ from treetune.view.text import writable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 9
+VERSION = 10
 """The version of an index's files and columns. An index of another version is made again."""
 
 ROWS_IN_GROUP = 2048

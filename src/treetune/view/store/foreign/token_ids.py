@@ -48,6 +48,8 @@ def stored_tokens(row: Any) -> StoredTokens | None:
         return _tokens_of_trace(row)
     response_length = row.get("response_length")
     tokens = _ids(row.get("tokens"))
+    prompt_ids: list[int] | None
+    response_ids: list[int] | None
     if tokens is not None and isinstance(response_length, int) and 0 < response_length < len(tokens):
         prompt_ids, response_ids = tokens[:-response_length], tokens[-response_length:]
     else:
