@@ -369,6 +369,32 @@ def test_prompts_that_verl_stored_without_special_tokens_get_them_back() -> None
     ]
 
 
+def test_prompts_that_may_have_several_turns_are_encoded_as_they_are_and_counted() -> None:
+    tokenizer = bpe_tokenizer()
+    codec = codec_of(tokenizer)
+    of_log = LogTokenizer(codec, codec_of(tokenizer, chat=Chat()))
+    turns = [("user", "What is 2 + 2?"), ("assistant", "4"), ("user", "And 3 + 3?")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    stored_text = tokenizer.decode(ids, skip_special_tokens=True)
+    assert plain(of_log.encode_prompt(stored_text, ())) == tuple(codec.encode(stored_text))
+    assert of_log.warnings() == ["1 prompts may have several turns: they were encoded as plain text"]
+
+
+def test_a_template_without_text_between_its_messages_restores_no_system_message() -> None:
+    """It refuses conversations without a system message, so that no other form is tried before."""
+    tokenizer = bpe_tokenizer()
+    codec = codec_of(tokenizer)
+    tokenizer.chat_template = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+        "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>A: {% endif %}"
+    )
+    of_log = LogTokenizer(codec, codec_of(tokenizer, chat=Chat()))
+    stored_text = "You answer.What is 2 + 2?A: "
+    assert plain(of_log.encode_prompt(stored_text, ())) == tuple(codec.encode(stored_text))
+
+
 def test_a_conversation_needs_a_chat_template() -> None:
     tokenizer = LogTokenizer(CODEC, why_no_chat="the tokenizer has no chat template")
     with pytest.raises(ValueError, match="a conversation: the tokenizer has no chat template"):

@@ -274,8 +274,8 @@ async def _read_body(request: Request, body: bytearray, bodies: _Bodies) -> None
                 if len(body) > bodies.most_bytes:
                     raise _Refusal(
                         413,
-                        f"the body has more than {bodies.most_bytes:,} bytes: send fewer answers in a request, or"
-                        " start the service with a larger --megabytes",
+                        f"the body has more than {bodies.most_bytes:,} bytes: send fewer answers in a"
+                        " request, or start the service with a larger --megabytes",
                     )
                 if bodies.bytes_together > bodies.most_bytes_together:
                     raise _Refusal(

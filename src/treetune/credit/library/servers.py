@@ -196,7 +196,8 @@ def _compare_tokenizers(
     raise EngineError(
         f"the server at {address.url} has the model {model!r}, whose tokenizer is not the given one: it"
         f" encodes {excerpt!r} as {_describe_ids(tokens_of_server)}, and the given one as"
-        f" {_describe_ids(tokens_of_codec)}. Give the tokenizer of the server's model, or the address of a server that has the policy"
+        f" {_describe_ids(tokens_of_codec)}. Give the tokenizer of the server's model, or the"
+        " address of a server that has the policy"
     )
 
 

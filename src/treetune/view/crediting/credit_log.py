@@ -272,7 +272,8 @@ class _Crediting:
     ) -> CreditedTrees:
         budget = seconds_left = None
         if self.settings.budget is not None:
-            # Samples of a file that a killed command began are in its journal, and are counted again.
+            # A killed command's samples of this file are read from the journal, and count towards the budget
+            # like new ones.
             budget = self.settings.budget - sum(result.cost.tokens for result in self.results.values())
             if budget < 1:
                 raise self._limit_reached(f"before {file.source.title}", "budget")
@@ -347,7 +348,7 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
     for item in logged.answers:
         group = str(item.answer.group)
         problem = problems.setdefault(group, _problem_of(item))
-        if item.why_not:
+        if item.reason:
             # Numbers after those of the group's credited answers.
             trajectories.append(_uncredited(item, problem, further_counts[group]))
             further_counts[group] += 1
@@ -403,7 +404,7 @@ def _uncredited(item: LoggedAnswer, problem: Problem, sample: int) -> Trajectory
         segments=(Segment(answer.response_ids, "sampled"),),
         finish_reason="stop" if answer.finished else "length",
         text=line["text"],
-        grade=_grade_of(item, f"not credited: {item.why_not}"),
+        grade=_grade_of(item, f"not credited: {item.reason}"),
         step_ends=(len(answer.response_ids),),
         numbers=_numbers_of(item),
     )

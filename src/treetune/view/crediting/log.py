@@ -108,8 +108,8 @@ def files_of_log(log: Run) -> list[LoggedFile]:
     numbers = [step for step in steps if step is not None]
     if len(set(numbers)) < len(files):
         return [LoggedFile(number, file) for number, file in enumerate(files, 1)]
-    first_iteration = 1 if min(numbers) == 0 else 0
-    return [LoggedFile(step + first_iteration, file) for step, file in zip(numbers, files, strict=True)]
+    offset = 1 if min(numbers) == 0 else 0  # Iterations are counted from 1.
+    return [LoggedFile(step + offset, file) for step, file in zip(numbers, files, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class LoggedAnswer:
     answer: GradedAnswer
     line: Mapping[str, Any]
     """The row as a line of an evaluation."""
-    why_not: str = ""
+    reason: str = ""
     """The reason why it isn't credited; empty for an answer that will be."""
 
 
@@ -135,7 +135,7 @@ class LoggedAnswers:
 
     @property
     def to_credit(self) -> list[LoggedAnswer]:
-        return [logged for logged in self.answers if not logged.why_not]
+        return [logged for logged in self.answers if not logged.reason]
 
 
 def read_answers_of(
@@ -157,11 +157,11 @@ def read_answers_of(
     groups: dict[str, TokenIds] = {}
     for mapped in mapped_rows(path, report):
         try:
-            made = _answer_of(mapped, tokenizer, max_tokens, groups)
+            logged_answer = _answer_of(mapped, tokenizer, max_tokens, groups)
         except _NotCredited as error:
             logged.reasons[str(error)] += 1
             continue
-        logged.answers.append(made)
+        logged.answers.append(logged_answer)
     logged.rows = report.rows
     unread = sum(map(len, report.unread.values()))
     if unread:
@@ -169,12 +169,12 @@ def read_answers_of(
     if reads_logprobs(credit):
         logged.answers = list(_without_missing_logprobs(logged.answers))
     logged.answers = list(_without_small_groups(logged.answers, answers_needed(credit)))
-    logged.reasons.update(answer.why_not for answer in logged.answers if answer.why_not)
+    logged.reasons.update(answer.reason for answer in logged.answers if answer.reason)
     return logged
 
 
 class _NotCredited(Exception):
-    """A row has no token ids; the message is the reason why it isn't credited."""
+    """A row can't become an answer; the message is the reason, as it is counted."""
 
 
 def _answer_of(
@@ -216,10 +216,11 @@ def _answer_of(
         gold=line["gold"] or "",
         data=_data_of(mapped.row.content),
     )
-    return LoggedAnswer(answer, line, _why_not(line, tokens, max_tokens))
+    return LoggedAnswer(answer, line, _reason_without_credit(line, tokens, max_tokens))
 
 
-def _why_not(line: Mapping[str, Any], tokens: StoredTokens, max_tokens: int | None) -> str:
+def _reason_without_credit(line: Mapping[str, Any], tokens: StoredTokens, max_tokens: int | None) -> str:
+    """Returns the reason why an answer isn't credited; empty for an answer that will be."""
     if line["outcome"] == "error":
         return FAILED
     if line["reward"] is None:
@@ -256,14 +257,14 @@ def _data_of(row: Any) -> dict[str, Any]:
 def _without_missing_logprobs(answers: Sequence[LoggedAnswer]) -> Iterator[LoggedAnswer]:
     """Yields the answers; those without log-probs aren't credited."""
     for logged in answers:
-        is_missing = not logged.why_not and logged.answer.logprobs is None
-        yield replace(logged, why_not="without log-probs of its tokens") if is_missing else logged
+        is_missing = not logged.reason and logged.answer.logprobs is None
+        yield replace(logged, reason="without log-probs of its tokens") if is_missing else logged
 
 
 def _without_small_groups(answers: Sequence[LoggedAnswer], needed: int) -> Iterator[LoggedAnswer]:
     """Yields the answers; those of groups with fewer answers than the credit needs aren't credited."""
-    sizes = Counter(logged.answer.group for logged in answers if not logged.why_not)
+    sizes = Counter(logged.answer.group for logged in answers if not logged.reason)
     for logged in answers:
-        is_small = not logged.why_not and sizes[logged.answer.group] < needed
+        is_small = not logged.reason and sizes[logged.answer.group] < needed
         reason = f"in a group of {sizes[logged.answer.group]}, and the credit needs {needed} answers"
-        yield replace(logged, why_not=reason) if is_small else logged
+        yield replace(logged, reason=reason) if is_small else logged

@@ -12,6 +12,7 @@ them back if the result, decoded without special tokens, is exactly the stored t
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,10 +58,18 @@ class ChatForm:
         contents.append(remaining)
         return [Message(role, content) for role, content in zip(self.roles, contents, strict=True)]
 
+    def may_have_more_turns(self, messages: Sequence[Message]) -> bool:
+        """Returns whether the user's message contains the beginning of an answer, such as "\\nassistant\\n".
+        Then the stored prompt may have had several turns."""
+        # The first line with a role. Templates may begin answers with more text, such as "<think>".
+        beginning = re.match(r"\s*\S[^\n]*\n", self.texts[-1])
+        has_role = beginning is not None and any(map(str.isalpha, beginning[0]))
+        return beginning is not None and has_role and beginning[0] in messages[-1].content
+
 
 @dataclass
 class LogTokenizer:
-    """Encodes texts of a log, and counts those that are not certain.
+    """Encodes texts of a log, and counts texts whose ids may differ from the sampled ones.
 
     `codec` encodes texts as they are, and `chat` conversations by the chat template.
     """
@@ -75,7 +84,7 @@ class LogTokenizer:
     tokenizer: Any = None
     """The tokenizer of transformers; None if there is only a codec."""
     counts: Counter[str] = field(default_factory=Counter)
-    """By kind, the texts for `warnings`."""
+    """The number of such texts, by kind: ``encoded``, ``restored``, ``ambiguous`` and ``changed``."""
     changed_example: tuple[str, str] | None = None
     """The first text that differs from its decoded ids, and the latter."""
 
@@ -145,6 +154,8 @@ class LogTokenizer:
                 f"{restored:,} prompts were stored without special tokens, and got them back by the chat"
                 " template"
             )
+        if ambiguous := self.counts["ambiguous"]:
+            messages.append(f"{ambiguous:,} prompts may have several turns: they were encoded as plain text")
         if changed := self.counts["changed"]:
             assert self.changed_example is not None
             stored, decoded = self.changed_example
@@ -164,10 +175,16 @@ class LogTokenizer:
             raise ValueError("a prompt that the chat template refuses") from error
 
     def _restore_chat(self, text: str) -> TokenIds | None:
-        """Returns the ids of a prompt whose special tokens are missing in its text; None for other texts."""
+        """Returns the ids of a prompt whose special tokens are missing in its text; None for other texts, and
+        for prompts that may have several turns."""
+        is_ambiguous = False
         for form in self._forms:
             messages = form.messages_of(text)
             if messages is None:
+                continue
+            if form.may_have_more_turns(messages):
+                # Special tokens between these turns would be lost, and the decoded text would not show it.
+                is_ambiguous = True
                 continue
             try:
                 ids = self._encode_conversation(messages)
@@ -175,6 +192,7 @@ class LogTokenizer:
                 continue
             if self.codec.decode(ids) == text:
                 return ids
+        self.counts["ambiguous"] += is_ambiguous
         return None
 
     def _compare(self, text: str, ids: TokenIds) -> None:
@@ -222,7 +240,7 @@ def _forms_of(chat: TextCodec, codec: TextCodec) -> list[ChatForm]:
 
     Args:
         chat: Encodes conversations.
-        codec: Decodes them, without special tokens alone: turn markers that aren't special stay.
+        codec: Decodes them without special tokens. Turn markers that aren't special tokens stay.
     """
     forms = []
     for messages in (
@@ -238,7 +256,8 @@ def _forms_of(chat: TextCodec, codec: TextCodec) -> list[ChatForm]:
             before, mark, text = text.partition(message.content)
             if mark:
                 texts.append(before)
-        if len(texts) == len(messages):
+        # Without text between the messages, their border can't be found.
+        if len(texts) == len(messages) and all(texts[1:]):
             forms.append(ChatForm(tuple(message.role for message in messages), (*texts, text)))
     return forms
 
