@@ -42,6 +42,7 @@ from treetune.cluster.credit_service.service import CreditService, ServiceSettin
 from treetune.config.schema import keys_of
 from treetune.credit import CreditAssigner, CreditedAnswers, GradedAnswer, advantages
 from treetune.credit.base import Credit
+from treetune.credit.rloo import Rloo
 from treetune.credit.states.base import StateRule
 from treetune.credit.values.base import ValueEstimator
 from treetune.engine.requests import SamplingParams
@@ -474,11 +475,18 @@ def test_a_slot_is_free_only_after_its_thread_has_ended(
     assert asyncio.run(cancel()) is False
 
 
-def test_an_advantage_that_is_not_a_number_is_a_fault_of_the_service(
+def test_an_advantage_that_is_not_finite_is_a_fault_of_the_credit(
     serve: Callable[..., ASGIApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = serve()
-    monkeypatch.setattr("treetune.credit.library.assigner.np.isfinite", lambda column: np.zeros(1, np.bool_))
+    assign = Rloo.assign
+
+    def assign_infinity(self: Rloo, context: Any, trees: Any) -> Any:
+        episodes, metrics = assign(self, context, trees)
+        infinite = [dataclasses.replace(e, advantages=e.advantages + np.inf) for e in episodes]
+        return infinite, metrics
+
+    monkeypatch.setattr(Rloo, "assign", assign_infinity)
     reply = post(app, request_for())
     assert reply.status == 500 and "gave answer 0 an advantage that isn't finite" in reply.json["error"]
 
