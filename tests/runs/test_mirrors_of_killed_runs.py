@@ -99,11 +99,12 @@ def records_of_wandb(directory: ExperimentDirectory) -> list[Any]:
 
 
 def points_of_wandb(directory: ExperimentDirectory) -> list[dict[str, Any]]:
+    """Returns the logged points. W&B stores a table as several keys, such as ``answers/path``."""
     points = []
     for record in records_of_wandb(directory):
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
-            points.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
+            points.append({"/".join(item.nested_key): json.loads(item.value_json) for item in items})
     return points
 
 
@@ -123,11 +124,12 @@ def test_wandb_has_one_run_with_every_iteration_once(directory: ExperimentDirect
 
 
 def test_wandb_has_every_table_of_answers_once(directory: ExperimentDirectory) -> None:
-    tables = {point["_step"]: point["answers"] for point in points_of_wandb(directory) if "answers" in point}
-    assert list(tables) == [1, 3, 5]
-    for step, table in tables.items():
-        files = list(directory.path.glob(f"wandb/offline-run-*/files/{table['path']}"))
-        assert len(files) == 1
+    points = points_of_wandb(directory)
+    paths = {point["_step"]: point["answers/path"] for point in points if "answers/path" in point}
+    assert list(paths) == [1, 3, 5]
+    for step, path in paths.items():
+        files = list(directory.path.glob(f"wandb/offline-run-*/files/{path}"))
+        assert files
         content = json.loads(files[0].read_text())
         rows = [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
         assert len(rows) == 3 and {row["iteration"] for row in rows} == {step}

@@ -40,6 +40,7 @@ from treetune.view.crediting.credit_log import CreditOfLog, credit_log, read_sam
 from treetune.view.crediting.folder import RECORD
 from treetune.view.crediting.log import find_log
 from treetune.view.crediting.tokens import LogTokenizer
+from treetune.view.store.foreign.token_ids import StoredTokens, stored_tokens
 from treetune.vocabulary import Episode, TextCodec, Trajectory
 
 GRADER = {"type": "final_answer", "marker": "\n"}
@@ -295,6 +296,43 @@ def test_a_log_without_anything_to_credit_is_refused(tmp_path: Path) -> None:
     lines(tmp_path / "log" / "1.jsonl", {"prompt": "0?", "response": "a", "reward": None})
     with pytest.raises(ValueError, match=r"no row of .* could be credited: 1 without a reward"):
         credit(tmp_path / "log", tmp_path / "credited")
+
+
+# Token ids
+
+
+def test_token_ids_are_read_with_masks_and_logprobs() -> None:
+    row = {"prompt_ids": [1, 2], "completion_ids": [3, 4, 5], "completion_mask": [1, 0, 1]}
+    assert stored_tokens(row) == StoredTokens([1, 2], [3, 4, 5], [True, False, True])
+    with_logprobs = row | {"logprobs": [-0.5, 0.0, -1.5]}
+    expected = StoredTokens([1, 2], [3, 4, 5], [True, False, True], [-0.5, 0.0, -1.5])
+    assert stored_tokens(with_logprobs) == expected
+    tool = {"parent": 1, "sampled": False, "token_ids": [6]}
+    nodes = [
+        {"sampled": False, "token_ids": [1, 2]},
+        {"parent": 0, "sampled": True, "token_ids": [3, 4], "mask": [True, True], "logprobs": [-1.0, -2.0]},
+        tool,
+        {"parent": 2, "sampled": True, "token_ids": [7], "logprobs": [-3.0]},
+    ]
+    of_trace = StoredTokens([1, 2], [3, 4, 6, 7], [True, True, False, True], [-1.0, -2.0, 0.0, -3.0])
+    assert stored_tokens({"traces": [{"nodes": nodes}]}) == stored_tokens({"nodes": nodes}) == of_trace
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt_ids": [1], "response": "3"},
+        {"prompt_ids": [1], "completion_ids": "3"},
+        {"tokens": [1, 2], "response_length": 5},
+        {"traces": [{"nodes": []}, {"nodes": []}]},
+        {"nodes": [{"sampled": True, "token_ids": [1]}, {"parent": None, "sampled": True, "token_ids": [2]}]},
+        {"nodes": [{"sampled": False, "token_ids": [1]}, {"parent": 0, "sampled": False, "token_ids": [2]}]},
+        {"nodes": [{"sampled": False}, {"parent": 0, "sampled": True, "token_ids": [2]}]},
+        "a text",
+    ],
+)
+def test_rows_without_the_ids_of_one_answer_have_none(row: Any) -> None:
+    assert stored_tokens(row) is None
 
 
 # Texts

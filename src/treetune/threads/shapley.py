@@ -88,7 +88,7 @@ class ThreadShapley(Credit):
 
     With `weights` ``leave_one_out`` a thread gets v(N) − v(N∖{i}) instead (a difference reward). It is
     **unbiased**: a thread's text depends neither on its siblings nor on what is sampled without it. Shapley
-    values are **biased**, since they also reward what a thread adds to answers that lack other threads: in
+    values are **biased**, since they also reward what a thread adds to answers without some of the others: in
     the tests' language with a fork into two threads, the expected gradient of the threads' tokens is off by
     33 % of its length (cosine 0.967).
 

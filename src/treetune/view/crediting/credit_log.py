@@ -120,6 +120,7 @@ def credit_log(
             folder.write_tokens(tokenizer.codec, tokenizer.vocabulary_size)
         results = folder.results_of(files)
         if results:
+            folder.write_metrics(results)  # a kill may have kept the last line from the file
             say(f"{len(results)} of {len(files)} files were credited before")
         if len(results) < len(files):
             crediting = _Crediting(

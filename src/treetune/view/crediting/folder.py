@@ -91,16 +91,10 @@ class CreditedFolder:
                 )
         elif any(entry.name != ".lock" for entry in self.path.iterdir()):
             raise ValueError(f"{self.path} is not empty: choose another folder with --output")
-        write_record(
-            self.path / MANIFEST,
-            {
-                "config": config_hash(config),
-                "config_is_sealed": True,
-                "seed": config["seed"],
-                "command": command_line(),
-            },
-        )
+        # First, since a folder without it would be refused after a kill.
         write_json(path, config)
+        manifest = {"config": config_hash(config), "seed": config["seed"], "command": command_line()}
+        write_record(self.path / MANIFEST, manifest)
 
     def write_tokens(self, codec: TextCodec, count: int) -> None:
         """Writes the texts of the first `count` tokens, which the viewer shows."""
@@ -142,7 +136,8 @@ class CreditedFolder:
     ) -> None:
         """Stores the answers of a file with their credit."""
         folder = self.iteration(file)
-        (folder / RECORD).unlink(missing_ok=True)  # of the file as it was before
+        for name in (RECORD, "trajectories.arrow", "episodes.arrow"):
+            (folder / name).unlink(missing_ok=True)  # of the file as it was before
         if trajectories:
             write_trajectories(folder / "trajectories.arrow", trajectories, file.number - 1)
             write_episodes(folder / "episodes.arrow", episodes, codec, file.number - 1)

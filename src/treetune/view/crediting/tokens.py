@@ -107,7 +107,9 @@ class LogTokenizer:
             prompt_ids = self.codec.encode_prompt(text)
         except ValueError as error:
             raise ValueError("a prompt that the tokenizer can't encode") from error
-        self._compare(text, prompt_ids)
+        begin = len(self.codec.begin)
+        has_begin = tuple(prompt_ids[:begin].tolist()) == self.codec.begin
+        self._compare(text, prompt_ids[begin:] if has_begin else prompt_ids)
         return prompt_ids
 
     def encode_answer(self, text: str) -> TokenIds:
