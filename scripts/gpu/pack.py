@@ -1,4 +1,4 @@
-"""Packs what a machine with a GPU and without a network is missing into pieces of a limited size.
+"""Packs the model and the wheels that a GPU machine without a network lacks, in pieces of a limited size.
 
     ./scripts/gpu/pack.sh build/pack                                  # both packs, pieces of at most 64 MiB
     ./scripts/gpu/pack.sh build/pack --what model --limit 48M
@@ -10,15 +10,17 @@ There are two packs:
 * wheels: vLLM, DeepSpeed, transformers, TRL and what they need, in the versions of requirements.txt.
 
 The machine keeps its own PyTorch, Triton and CUDA packages. Kernels that vLLM compiles when it needs them
-(FlashInfer, CUTLASS, TileLang and others, which the CPU's set does not have) are not packed, and vLLM's
-wheel is packed without the kernels of `UNUSED_KERNELS`.
+(FlashInfer, CUTLASS, TileLang and others, which requirements-cpu.txt does not list) are not packed, and the
+wheel of vLLM is packed without the kernels of `UNUSED_KERNELS`.
 
-Copy the folder to the machine and run its unpack.py there. A second call keeps pieces that are whole.
+Copy the pieces, the manifests (*.json) and unpack.py to the machine, without the folder downloads, and run
+unpack.py there. A second call keeps pieces that are whole.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import email
 import io
 import re
@@ -35,7 +37,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts/gpu")]
@@ -93,7 +95,7 @@ are for. vLLM does without each of them if it is missing."""
 
 GLIBC = ["manylinux1_x86_64", "manylinux2010_x86_64", "manylinux2014_x86_64"]
 GLIBC += [f"manylinux_2_{minor}_x86_64" for minor in range(5, 40)]
-"""The platforms of wheels that a machine with glibc 2.39 takes; pip compares them by name."""
+"""Every manylinux tag up to glibc 2.39: `pip download --platform` accepts exactly the tags that it gets."""
 
 
 # The pieces
@@ -157,7 +159,7 @@ def write_pack(
         return earlier
 
     Manifest.path(folder, pack).unlink(missing_ok=True)
-    for piece in folder.glob(f"{pack}.[0-9][0-9][0-9]"):
+    for piece in folder.glob(f"{pack}.[0-9]*"):
         piece.unlink()
     writer = PieceWriter(folder, pack, limit)
     by_name = {path.name: path for path in files}
@@ -211,7 +213,11 @@ class Wheel:
     def read(path: Path) -> Wheel:
         name = parse_wheel_filename(path.name)[0]
         with zipfile.ZipFile(path) as archive:
-            inside = next(entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA"))
+            inside = next(
+                (entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA")), None
+            )
+            if inside is None:
+                raise ValueError(f"{path} has no METADATA: delete it, and pack again")
             metadata = email.message_from_bytes(archive.read(inside))
         lines = metadata.get_all("Requires-Dist") or []
         return Wheel(path, name, tuple(Requirement(line) for line in lines))
@@ -343,7 +349,10 @@ def choose_wheels(
 
     asked = ask_for(wheels, wanted, python)
     missing = [name for name, requirements in asked.items() if not is_there(name, requirements)]
-    # Without a wheel are the machine's PyTorch and the kernels that are not packed.
+    without = sorted(name for name in missing if name not in wheels and not is_on_the_machine(name))
+    if without:
+        # Kernels that vLLM compiles when it needs them, above all.
+        print(f"wheels: neither packed nor among the machine's packages: {', '.join(without)}")
     return [wheels[name] for name in sorted(missing) if name in wheels]
 
 
@@ -352,8 +361,9 @@ def read_versions(path: Path) -> dict[str, Version]:
     versions = {}
     for line in path.read_text().splitlines():
         name, separator, version = line.partition("==")
-        if separator:
-            versions[canonicalize_name(name.strip())] = Version(version.split(";")[0].strip())
+        with contextlib.suppress(InvalidVersion):
+            if separator:
+                versions[canonicalize_name(name.strip())] = Version(version.split(";")[0].strip())
     return versions
 
 
@@ -382,11 +392,19 @@ def strip_wheel(path: Path, folder: Path) -> Path:
 
 
 def has_members(path: Path, members: Sequence[zipfile.ZipInfo]) -> bool:
-    """Tells whether a wheel exists and consists of files of these names."""
+    """Tells whether a wheel exists and consists of these files. RECORD, which lists them, is not compared."""
     if not path.is_file():
         return False
     with zipfile.ZipFile(path) as archive:
-        return archive.namelist() == [member.filename for member in members]
+        return _contents(archive.infolist()) == _contents(members)
+
+
+def _contents(members: Sequence[zipfile.ZipInfo]) -> list[tuple[str, int]]:
+    """Returns the names and checksums of files."""
+    return [
+        (member.filename, 0 if member.filename.endswith(".dist-info/RECORD") else member.CRC)
+        for member in members
+    ]
 
 
 def is_unused(name: str) -> bool:
@@ -450,14 +468,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     downloads = options.folder / "downloads"
     downloads.mkdir(parents=True, exist_ok=True)
-    there = read_versions(options.there) if options.there is not None else {}
     try:
+        there = read_versions(options.there) if options.there is not None else {}
         if "model" in options.what:
             write_pack(options.folder, "model", model_files(downloads), options.limit)
         if "wheels" in options.what:
             files = wheel_files(downloads, options.python, there, options.keep_kernels)
             write_pack(options.folder, "wheels", files, options.limit, options.python)
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ValueError, zipfile.BadZipFile) as error:
         print(f"pack.sh: {error}", file=sys.stderr)
         return 1
     shutil.copyfile(ROOT / "scripts/gpu/unpack.py", options.folder / "unpack.py")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packs what a machine with a GPU and without a network is missing into pieces of a limited size.
+# Packs the model and the wheels that a GPU machine without a network lacks, in pieces of a limited size.
 #
 #   ./scripts/gpu/pack.sh build/pack --what model wheels --limit 48M
 #

@@ -4,9 +4,9 @@
     python scripts/gpu/random_model.py FOLDER --sizes microsoft/rho-math-1b-v0.1     # 1.1 billion weights
     python scripts/gpu/random_model.py FOLDER --small --chat                         # for a trial on a CPU
 
-The folder is in Hugging Face format. The model has the sizes of a published one, its vocabulary included, but
-a head that is not tied. Its tokenizer knows the characters of the quickstart, or with `--chat` those of
-English chats and a chat template. The model samples these characters, and sometimes ends an answer.
+The folder is in Hugging Face format. The model is a Llama with the sizes of a published model, its vocabulary
+included, but a head that is not tied. Its tokenizer knows the characters of the quickstart, or with `--chat`
+those of English chats and a chat template. The model samples these characters, and sometimes ends an answer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def write_model(folder: Path, sizes: dict[str, Any], dtype: torch.dtype, chat: b
     if chat:
         tokenizer.chat_template = CHAT_TEMPLATE
     config = AutoConfig.for_model(
-        **sizes | {"tie_word_embeddings": False},
+        # For other architectures, transformers may replace the saved tokenizer's parts by its own when it is
+        # loaded, and then loses white space.
+        **sizes | {"model_type": "llama", "tie_word_embeddings": False},
         max_position_embeddings=POSITIONS,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = 2**20  # bytes that are read at a time
+MARK = ".unpacked"  # the file in a folder that unpack.py has made, and may replace
 
 
 @dataclass(frozen=True)
@@ -157,9 +158,14 @@ def join_pack(folder: Path, pack: str, target: Path) -> Manifest:
 
     # The folder appears under its name when it is whole.
     unfinished = target / f".{pack}.unfinished"
+    if files_folder.exists() and not (files_folder / MARK).is_file():
+        raise ValueError(
+            f"{files_folder} exists and was not made by unpack.py: choose another folder with --into"
+        )
     for leftover in (unfinished, files_folder):
         shutil.rmtree(leftover, ignore_errors=True)
     unfinished.mkdir(parents=True)
+    (unfinished / MARK).touch()
     joined = io.BufferedReader(JoinedPieces([folder / piece.name for piece in manifest.pieces]), BLOCK)
     with joined, tarfile.open(fileobj=joined, mode="r|") as archive:
         archive.extractall(unfinished, filter="data")
@@ -194,10 +200,11 @@ def install_wheels(wheels: Path, manifest: Manifest, venv: Path) -> None:
         return
     python = venv / "bin/python"
     if not python.exists():
-        # Without pip: some systems' Python cannot install it, and this Python's pip can serve both.
+        # Without pip: on some systems venv can't install it, and the pip of this Python can install into the
+        # environment.
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    # `--system-site-packages` would show the packages of the Python below a virtual environment, and not
-    # those of the environment itself.
+    # Not `--system-site-packages`: if this Python is itself in a virtual environment, that would show the
+    # packages of its base Python.
     packages = subprocess.run(
         [python, "-c", "import site; print(site.getsitepackages()[0])"],
         check=True,
@@ -207,6 +214,8 @@ def install_wheels(wheels: Path, manifest: Manifest, venv: Path) -> None:
     Path(packages, "packages_of_this_machine.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     files = sorted(str(wheels / file.name) for file in manifest.files if file.name.endswith(".whl"))
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install"]
+    # The pack is complete (--no-deps). An interrupted installation is repeated as a whole
+    # (--force-reinstall). Without bytecode and cache it is faster and smaller.
     options = [
         "--quiet",
         "--disable-pip-version-check",
@@ -223,8 +232,17 @@ def install_wheels(wheels: Path, manifest: Manifest, venv: Path) -> None:
 
 
 def packs_in(folder: Path) -> list[str]:
-    """Returns the names of the packs whose manifests are in `folder`."""
-    return sorted(path.stem for path in folder.glob("*.json"))
+    """Returns the names of the packs whose manifests are in `folder`. Other JSON files are left out."""
+    packs = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            content = json.loads(path.read_text())
+        except ValueError:
+            packs.append(path.stem)  # a damaged manifest, perhaps: `Manifest.read` reports it
+            continue
+        if isinstance(content, dict) and content.get("pack") == path.stem:
+            packs.append(path.stem)
+    return packs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 import time
 from pathlib import Path
@@ -178,6 +177,9 @@ def test_a_rehearsed_step_makes_the_tiny_chat_model(program: ModuleType, half_ho
 
     (outcome,) = half_hour.outcomes
     assert outcome.outcome == "ok", outcome
-    config = json.loads((half_hour.folder / "real-model/tokenizer_config.json").read_text())
-    template = half_hour.folder / "real-model/chat_template.jinja"
-    assert template.is_file() or "chat_template" in config
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(half_hour.folder / "real-model")
+    text = "What is 2 + 3?\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text, "white space is kept when it is loaded"
+    assert tokenizer.chat_template

@@ -84,6 +84,23 @@ def test_files_that_are_joined_already_need_no_pieces(packed: Path, tmp_path: Pa
     assert join(packed, tmp_path) == 1
 
 
+def test_a_folder_of_somebody_else_is_not_replaced(
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "unpacked/wheels/notes.txt"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine")
+
+    assert join(packed, tmp_path) == 1
+    assert "was not made by unpack.py" in capsys.readouterr().err
+    assert own.read_text() == "mine"
+
+
+def test_other_json_files_are_no_manifests(packed: Path, tmp_path: Path) -> None:
+    (packed / "metrics.json").write_text("[1, 2]")
+    assert unpack.packs_in(packed) == ["wheels"]
+
+
 def test_wheels_for_another_python_are_not_installed(
     tmp_path: Path, files: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
