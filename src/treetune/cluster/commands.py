@@ -374,7 +374,7 @@ COMMANDS = (
                 type=_AMOUNT,
                 default=3600.0,
                 metavar="SECONDS",
-                help="most seconds of a request; default: 3600",
+                help="most seconds of a request, while it waits and samples; default: 3600",
             ),
             click.Option(
                 ["--megabytes"],
