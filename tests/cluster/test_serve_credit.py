@@ -76,7 +76,8 @@ def test_the_pages_request_and_the_client_get_advantages_and_the_service_ends_cl
             [sys.executable, "-S", str(CLIENT), address, "wrong.key"],
             cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-        assert "RuntimeError: send the service's key in the header" in refused.stderr
+        assert "RuntimeError: HTTP 401: " in refused.stderr
+        assert "send the service's key in the header" in refused.stderr
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
