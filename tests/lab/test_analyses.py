@@ -47,7 +47,22 @@ EVERY_ANALYZER = [
         "type": "credit_bench",
         "problems": 2,
         "truth": {"type": "continuations", "samples": 4},
-        "methods": {"GRPO": {"type": "group"}, "VinePPO": {"type": "monte_carlo", "samples": 2}},
+        "methods": {
+            "GRPO": {"type": "group"},
+            "VinePPO": {"type": "monte_carlo", "samples": 2},
+            "mask": {"type": "probability_mask", "below": 0.5},
+        },
+        "with_rollouts": {
+            "tree": {
+                "rollout": {
+                    "type": "tree",
+                    "samples": 2,
+                    "max_tokens": 8,
+                    "branching": {"type": "least_sure"},
+                },
+                "credit": {"type": "tree"},
+            }
+        },
     },
     {
         "type": "credit_bench",
@@ -139,8 +154,9 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     estimators = {"monte_carlo_1", "monte_carlo_3"} | ({"critic"} if name == "gae" else set())
     assert set(numbers["by_checkpoint"]["2"]["estimators"]) == estimators
     of_bench = result(base, name, "credit_bench")["numbers"]["by_checkpoint"]["2"]["methods"]
-    assert set(of_bench) == {"true advantages", "GRPO", "VinePPO"}
-    assert of_bench["GRPO"]["cost"] == 1.0 < of_bench["VinePPO"]["cost"]
+    assert set(of_bench) == {"true advantages", "GRPO", "VinePPO", "mask", "tree"}
+    assert of_bench["GRPO"]["cost"] == of_bench["mask"]["cost"] == 1.0 < of_bench["VinePPO"]["cost"]
+    assert of_bench["tree"]["cost"] > 0
     said = describe_worth(ExperimentDirectory(base / name))
     assert said[0].startswith("after 2 iterations (") and said[1].startswith("| method | gain per answer")
     assert said[-1] == "no method has a gain here: all answers to each problem have the same reward"
