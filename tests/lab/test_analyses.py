@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import treetune.parts  # noqa: F401  (registers the analyzers)
@@ -23,7 +24,7 @@ from treetune.credit.values.bisect import Bisect
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.command import compare_analyses, run_analyzers
 from treetune.lab.analyzers.credit_microscope import OWN, TRUTH, CreditMicroscope, choose
-from treetune.lab.analyzers.gradients import Loss
+from treetune.lab.analyzers.gradients import Loss, problem_gradients
 from treetune.lab.analyzers.step_credit import Shown, StepCredit
 from treetune.lab.arena.worth import describe_worth, measured_ratio
 from treetune.main import main
@@ -223,6 +224,41 @@ def test_the_gradient_of_all_episodes_is_the_one_that_the_trainer_took(
     norm = sum(float(one.double().square().sum()) for one in gradients) ** 0.5
     assert norm == pytest.approx(taken["train/grad_norm"], rel=1e-4)
     assert loss == pytest.approx(taken["train/loss"], rel=1e-4, abs=1e-6)
+
+
+def test_the_gradients_of_problems_are_the_same_in_both_layouts_and_are_computed_once(
+    base: Path, tmp_path: Path
+) -> None:
+    """A credit that trains only some tokens has the gradient of one that gives the others no advantage."""
+    config = experiment(base, "group", VALUES)
+    gradients = {}
+    for layout in ("padded", "tree"):
+        trainer = replace(config.trainer, layout=layout)
+        with Session.open(replace(config, trainer=trainer), PLAIN, "analysis") as session:
+            stored = read_episodes(session.directory.iteration(1) / "episodes.arrow")
+            advantages = np.random.default_rng(0).normal(size=len(stored))
+            episodes = []
+            masked = []
+            zeroed = []
+            for episode, advantage in zip(stored, advantages, strict=True):
+                tokens = len(episode.response_ids)
+                episodes.append(replace(episode, advantages=np.full(tokens, advantage)))
+                is_first_T = np.arange(tokens) == 0
+                masked.append(replace(episodes[-1], trained=is_first_T))
+                zeroed.append(replace(episode, advantages=advantage * is_first_T))
+            credits = [episodes, masked, zeroed]
+            store = tmp_path / layout
+            gradients[layout] = problem_gradients(session, 1, credits, 0, lambda *_: None, store)
+            files = sorted(store.iterdir())
+            assert len(files) == gradients[layout].shape[1], "one for each problem"
+            files[0].unlink()
+            np.save(files[-1], np.load(files[-1]) + 1)  # to see that it is read
+            again = problem_gradients(session, 1, credits, 0, lambda *_: None, store)
+            changed = (again - gradients[layout]).max((0, 2))
+            assert sorted(changed) == [*[0.0] * (len(files) - 1), pytest.approx(1.0)]
+    assert np.abs(gradients["padded"]).max((1, 2)).all(), "each credit has a gradient"
+    assert gradients["padded"][1].tolist() == gradients["padded"][2].tolist()
+    assert gradients["tree"] == pytest.approx(gradients["padded"], rel=1e-3, abs=1e-6)
 
 
 def test_answers_of_other_weights_than_the_checkpoints_are_refused(base: Path) -> None:
