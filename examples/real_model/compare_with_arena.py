@@ -2,8 +2,8 @@
 
     python examples/real_model/compare_with_arena.py experiments/real_model/grpo
 
-It reads the analysis `credit_bench` of the run, and the tables of docs/results/arena.md. The
-correlation is Spearman's, over the credits that both have, with a 95 % bootstrap interval over these credits.
+It reads the analyses of credit_table.jsonnet and the tables of docs/results/arena.md. The correlation of the
+gains is Spearman's, over the credits that both have, with a 95 % bootstrap interval over these credits.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from treetune.lab.arena.gain import TRUE_ADVANTAGES, markdown, with_interval
 from treetune.runtime.analysis import read_result
 
 ARENA_PAGE = Path(__file__).resolve().parents[2] / "docs/results/arena.md"
+ANALYSES = ("credits_before_training", "credits_after_training")
 RESAMPLES = 2000
 
 Gains = dict[str, float]
@@ -29,13 +30,23 @@ Gains = dict[str, float]
 
 def main() -> None:
     experiment = Path(sys.argv[1])
-    by_checkpoint = read_result(experiment / "analyses/credit_bench")["numbers"]["by_checkpoint"]
     arena_gains = read_arena(ARENA_PAGE, column=1)
     arena_gains_per_token = read_arena(ARENA_PAGE, column=3)
     lines = []
-    for checkpoint, numbers in by_checkpoint.items():
-        share = f"{numbers['solved']:.0%} of the answers are correct"
-        lines += ["", f"After {checkpoint} iterations ({share}):", "", *credit_table(numbers["methods"]), ""]
+    for analysis in ANALYSES:
+        folder = experiment / "analyses" / analysis
+        if not folder.is_dir():
+            lines += ["", f"{folder} is missing: run_analyzers makes it"]
+            continue
+        [(checkpoint, numbers)] = read_result(folder)["numbers"]["by_checkpoint"].items()
+        lines += [
+            "",
+            f"After {checkpoint} iterations ({numbers['solved']:.0%} of the answers are correct, and the"
+            f" reliability of the true advantages is {numbers['truth_reliability']:.2f}):",
+            "",
+            *credit_table(numbers["methods"]),
+            "",
+        ]
         for measure, by_language in (("gain", arena_gains), ("gain_per_token", arena_gains_per_token)):
             gains = {
                 name: score[measure]["value"]
