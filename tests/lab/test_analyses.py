@@ -250,12 +250,13 @@ def test_the_gradients_of_problems_are_the_same_in_both_layouts_and_are_computed
             store = tmp_path / layout
             gradients[layout] = problem_gradients(session, 1, credits, 0, lambda *_: None, store)
             files = sorted(store.iterdir())
-            assert len(files) == gradients[layout].shape[1], "one for each problem"
+            problems = gradients[layout].shape[1]
+            assert len(files) == 2 * problems, "masked and zeroed tokens make the same gradient"
             files[0].unlink()
             np.save(files[-1], np.load(files[-1]) + 1)  # to see that it is read
             again = problem_gradients(session, 1, credits, 0, lambda *_: None, store)
-            changed = (again - gradients[layout]).max((0, 2))
-            assert sorted(changed) == [*[0.0] * (len(files) - 1), pytest.approx(1.0)]
+            changed = set((again - gradients[layout]).max(2).round(3).flatten().tolist())
+            assert changed == {0.0, 1.0}
     assert np.abs(gradients["padded"]).max((1, 2)).all(), "each credit has a gradient"
     assert gradients["padded"][1].tolist() == gradients["padded"][2].tolist()
     assert gradients["tree"] == pytest.approx(gradients["padded"], rel=1e-3, abs=1e-6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.seeds import derive_seed
 from treetune.store.files import whole_file
 from treetune.trainer.base import Layout, Trainer
-from treetune.trainer.batches import Minibatch, micro_batches
+from treetune.trainer.batches import MicroBatch, Minibatch, micro_batches
 from treetune.trainer.preparation import prepare, scores_old_logprobs
 from treetune.trainer.tokens import Sequences, Unit
 from treetune.trainer.update import micro_batch_loss
@@ -110,7 +110,8 @@ def problem_gradients(
         credits: for each credit, the episodes of the same answers in the same order. The first credit trains
             all tokens that any of them trains.
         seed: the seed of the projection.
-        store: a folder for the gradients of each problem, from which an interrupted call continues.
+        store: a folder for the gradients of each problem with each credit, from which an interrupted call
+            continues.
 
     Returns:
         An array of shape [credits, problems, `SKETCH`], with problems in the order of their first answers.
@@ -138,27 +139,38 @@ def problem_gradients(
         units_by_problem.setdefault(episode.group, []).append((index,))
     sketches_CPS = torch.zeros(len(credits), len(units_by_problem), SKETCH)
     for number, members in enumerate(units_by_problem.values()):
-        file = None if store is None else store / f"{_digest(credits, members, point, seed)}.npy"
-        if file is not None and file.is_file():
-            sketches_CPS[:, number] = torch.from_numpy(np.load(file))
-            show(number + 1, len(units_by_problem))
-            continue
+        files = []  # one for each credit, so that another credit can be added to those that are stored
+        for loss in losses:
+            name = _digest(loss, members, point, seed)
+            files.append(None if store is None else store / f"{name}.npy")
+        missing = []
+        for index, file in enumerate(files):
+            if file is not None and file.is_file():
+                sketches_CPS[index, number] = torch.from_numpy(np.load(file))
+            else:
+                missing.append(index)
         minibatch = Minibatch.of(sequences, members, settings.objective)
-        for batch in micro_batches(
-            sequences, minibatch.units, scorer.settings, scorer.ranks, keep_units=False
-        ):
+        batches: Iterator[MicroBatch] = iter(())
+        if missing:
+            batches = micro_batches(
+                sequences, minibatch.units, scorer.settings, scorer.ranks, keep_units=False
+            )
+        for batch in batches:
             # One forward pass serves all credits: only the weights of the log-probs differ.
             logprobs_N, *_ = models.policy(batch.inputs, scorer.temperature)
-            for loss, sketch_S in zip(losses, sketches_CPS[:, number], strict=True):
-                assert loss.tensors.advantages_N is not None
-                weights_N = -(minibatch.weights_N * loss.tensors.advantages_N)[batch.flat_index_N]
+            for index in missing:
+                advantages_N = losses[index].tensors.advantages_N
+                assert advantages_N is not None
+                weights_N = -(minibatch.weights_N * advantages_N)[batch.flat_index_N]
                 weights_N = weights_N.to(logprobs_N)
                 if weights_N.any():
                     parts = torch.autograd.grad(logprobs_N, parameters, weights_N, retain_graph=True)
-                    sketch_S += _project(parts, bins_D, signs_D)
-        if file is not None:
-            with whole_file(file, "wb") as out:
-                np.save(out, sketches_CPS[:, number].numpy())
+                    sketches_CPS[index, number] += _project(parts, bins_D, signs_D)
+        for index in missing:
+            file = files[index]
+            if file is not None:
+                with whole_file(file, "wb") as out:
+                    np.save(out, sketches_CPS[index, number].numpy())
         show(number + 1, len(units_by_problem))
     return sketches_CPS.numpy()
 
@@ -188,14 +200,14 @@ def _project(parts: Sequence[Tensor], bins_D: Tensor, signs_D: Tensor) -> Tensor
     return sketch_S
 
 
-def _digest(credits: Sequence[Sequence[Episode]], members: Sequence[Unit], point: int, seed: int) -> str:
-    """Returns a hash of all that a problem's gradients depend on but the weights: its tokens, and the
-    advantages of each credit."""
+def _digest(loss: Loss, members: Sequence[Unit], point: int, seed: int) -> str:
+    """Returns a hash of all that a problem's gradient with a credit depends on but the weights: the tokens of
+    its answers, which of them are trained, and their advantages."""
+    assert loss.tensors.advantages_N is not None
     digest = hashlib.blake2b(repr((point, seed)).encode(), digest_size=12)
-    for episodes in credits:
-        for (index,) in members:
-            episode = episodes[index]
-            assert episode.advantages is not None
-            for column in (episode.prompt_ids, episode.response_ids, episode.trained, episode.advantages):
-                digest.update(len(column).to_bytes(8, "big") + column.tobytes())
+    starts = loss.sequences.starts
+    for (index,) in members:
+        for row in loss.sequences.rows_of((index,)):
+            digest.update(loss.sequences.rows[row].content_hash)
+        digest.update(loss.tensors.advantages_N[starts[index] : starts[index + 1]].numpy().tobytes())
     return digest.hexdigest()
