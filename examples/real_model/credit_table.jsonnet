@@ -4,7 +4,7 @@ local measured(name, checkpoint) = {
   type: 'credit_bench',
   name: name,
   checkpoints: [checkpoint],
-  problems: 8,
+  problems: 24,
   truth: { type: 'continuations', samples: 32 },
   methods: {
     [credit]: bench[credit]
