@@ -66,7 +66,7 @@ def _against_bare(
 
     sides: dict[str, Side] = {name: timed(lambda turn, name=name: train(name, turn)) for name in trainers}
     seconds = in_turns({**sides, "theirs": timed(train_bare)}, setting.repeats)
-    tokens = sum(episode.length for episode in episodes)
+    tokens = sum(len(episode.prompt_ids) + len(episode.response_ids) for episode in episodes)
     gap = abs(norms["ours"][0] / norms["theirs"][0] - 1)
     details: dict[str, Any] = {
         "sequences": len(episodes),

@@ -1,10 +1,10 @@
 // To append to grpo.jsonnet: how exact many credits are and how much they gain, on the start model and after training.
 local bench = (import 'analyzers/credit_bench.jsonnet').analyzers[0].methods;
-local measured(name, checkpoint) = {
+local measured(name, checkpoint, problems) = {
   type: 'credit_bench',
   name: name,
   checkpoints: [checkpoint],
-  problems: 24,
+  problems: problems,
   truth: { type: 'continuations', samples: 32 },
   methods: {
     [credit]: bench[credit]
@@ -31,5 +31,5 @@ local measured(name, checkpoint) = {
 {
   // vLLM computes a prefix once for all of its continuations.
   engines+: { policy: { type: 'vllm', replicas: 1, prefix_caching: true } },
-  analyzers: [measured('credits_before_training', 0), measured('credits_after_training', 8)],
+  analyzers: [measured('credits_before_training', 0, problems=16), measured('credits_after_training', 8, problems=24)],
 }
