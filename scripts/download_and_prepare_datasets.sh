@@ -4,7 +4,7 @@
 #   scripts/download_and_prepare_datasets.sh           everything that is missing
 #   scripts/download_and_prepare_datasets.sh --paper   also the VinePPO paper's own splits, below data/paper/
 #
-# Run again, it goes on where it was: what is there and has its checksum is not fetched again, and a file that
+# Run again, it continues where it stopped: a file that exists and has its checksum is not fetched again, and a file that
 # came in part is completed. Where the network is missing, it says which file to put where; put there by
 # hand, it is checked and prepared like any other. Ends with code 1 if anything is missing then.
 set -euo pipefail
@@ -27,7 +27,7 @@ missing=0
 
 sum_of() { sha256sum "$1" | cut -d' ' -f1; }
 
-# fetch FILE URL [SHA256]: without a published checksum, the first download's is kept beside the file
+# fetch FILE URL [SHA256]: without a published checksum, the first download's is kept next to the file
 fetch() {
     local file=$RAW/$1 url=$2 known=${3:-}
     mkdir -p "$(dirname "$file")"

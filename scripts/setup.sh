@@ -106,7 +106,7 @@ if [ "$DEVICE" = nvidia ]; then
         missing+=("TREETUNE_FLASH_ATTN=1 needs nvcc, the CUDA compiler, of the CUDA version that torch has")
     fi
 elif [ -z "${TREETUNE_DEVICE:-}" ] && command -v nvidia-smi >/dev/null; then
-    say "note: nvidia-smi is here and finds no GPU, so this is a set-up for the CPU; mend the driver and set" \
+    say "note: nvidia-smi is here and finds no GPU, so this is a set-up for the CPU; fix the driver and set" \
         "TREETUNE_DEVICE=nvidia for the other"
 fi
 case "$DEVICE" in nvidia) need_gib=25 ;; *) need_gib=6 ;; esac
@@ -153,7 +153,7 @@ entries() {
 
 give_up() {
     grep -E '^(ERROR|error)|rror:' "$LOG" | tail -n 5 >&2 || true
-    fail "$1 could not be installed; the whole log is $LOG. Run the same command again once that is mended"
+    fail "$1 could not be installed; the whole log is $LOG. Run the same command again once that is fixed"
 }
 
 # usage: install_lock FILE; the hash goes in last, so an interrupted set-up is never taken for a whole one

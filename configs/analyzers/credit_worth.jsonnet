@@ -1,4 +1,4 @@
-// What `treetune credit_worth` puts on the right of an experiment: methods that any run can have, and no true values.
+// Appended to an experiment by `treetune credit_worth`: methods that any run can have, and no true values.
 local all = (import 'credit_bench.jsonnet').analyzers[0].methods;
 local topped_up(samples) = { type: 'monte_carlo', samples: samples, values: { type: 'topped_up' } };
 {

@@ -1,2 +1,2 @@
-// Three continuations of each state, held against a baseline that leans on the run's critic as far as that is right: unbiased.
+// Three continuations of each state, and a baseline that uses the run's critic in proportion to its accuracy: unbiased.
 { credit: { type: 'monte_carlo', samples: 3, values: { type: 'control_variate' } } }

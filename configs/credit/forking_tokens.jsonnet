@@ -1,2 +1,2 @@
-// GRPO's advantages at the fifth of the tokens with the highest entropy: for benches, no run knows entropies.
+// GRPO's advantages at the fifth of the tokens with the highest entropy, which the trainer computes.
 { credit: { type: 'forking_tokens', over: { type: 'group' } } }

@@ -9,6 +9,6 @@ lib.code {
   prompt: lib.program,
   ground_truth: '{{ oracle | json }}',
   extra_info: { function_name: 'function_name' },
-  // Its test split is one of the sets that rows are held against.
+  // Its test split is one of the sets that rows are compared with.
   rules: [lib.length, { type: 'exact_duplicates', loose: true }, { type: 'near_duplicates', similarity: 0.9 }],
 }

@@ -1,5 +1,5 @@
-// What the configurations of data sets share: where answers go, how long prompts may be, which test sets training
-// rows are held against.
+// Shared by the configurations of data sets: where answers go, how long prompts may be, which test sets training
+// rows are compared with.
 local test_set(name, hub, text, split='test', subset=null, revision='main') = {
   name: name,
   source: { type: 'hub', name: hub, revision: revision, [split]: split } + (if subset == null then {} else { subset: subset }),
@@ -13,7 +13,7 @@ local test_set(name, hub, text, split='test', subset=null, revision='main') = {
   choice: ' Reason step by step, then put the letter of your choice alone into \\boxed{}.',
   python: '\n\nWrite the answer into one block ```python ... ```.',
 
-  // A problem with a program or a function to write, whose starter code stands with it where it has some.
+  // A problem with a program or a function to write, with its starter code if it has some.
   program_of(field):: |||
     {{ %s | trim }}
     {%% if starter_code is defined and starter_code and (starter_code | trim) %%}
@@ -67,7 +67,7 @@ local test_set(name, hub, text, split='test', subset=null, revision='main') = {
 
   // The rows that the Guru data set has for a source, which have this schema already: those to train on and, where it has
   // some, those to measure on. That its repository has its evaluation sets under these names is from scripts that
-  // read them: a name that has changed is told when it is fetched.
+  // read them: a name that has changed is reported when it is fetched.
   guru(train, test=null):: $.hub(
     'LLM360/guru-RL-92k',
     files={ train: 'train/' + train } + (if test == null then {} else { test: test }),

@@ -1,4 +1,4 @@
-// Big-Math, verified. Its answers' pass rates by an 8B model stay beside the rows. The data set asks for an agreement on the hub.
+// Big-Math, verified. The rows keep the pass rates of an 8B model. The data set asks for an agreement on the hub.
 local lib = import 'lib.libsonnet';
 
 lib.math {

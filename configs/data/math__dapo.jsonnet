@@ -1,5 +1,5 @@
-// DAPO-Math-17k: 17,917 problems, each of which its files hold a hundred times. The problem stands within an instruction
-// of its own, which goes.
+// DAPO-Math-17k: 17,917 problems, each of which its files hold a hundred times. The problem is within an instruction
+// of its own, which is removed.
 local lib = import 'lib.libsonnet';
 
 lib.math {

@@ -1,4 +1,4 @@
-// On the right of a data pipeline: asks a server of your own (vLLM, SGLang, llama.cpp) on this machine. It costs nothing.
+// Append it to a data pipeline: it asks a server of your own (vLLM, SGLang, llama.cpp) on this machine. It costs nothing.
 {
   endpoint: {
     base_url: 'http://127.0.0.1:8000/v1',

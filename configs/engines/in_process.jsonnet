@@ -1,2 +1,2 @@
-// No server: each rank samples in its own process, with PyTorch. For tiny models and trials: put it on the right.
+// No server: each rank samples in its own process, with PyTorch. For tiny models and trials: append it to an experiment.
 { engines+: { policy: { type: 'in_process' } } }

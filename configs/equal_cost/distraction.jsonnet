@@ -1,2 +1,2 @@
-// Signposts with wandering before those that decide: GRPO from the start model. Another method goes on its right.
+// Signposts with wandering before those that decide: GRPO from the start model. Other methods are appended to it.
 (import '../lib/equal_cost.libsonnet')('distraction').on_policy

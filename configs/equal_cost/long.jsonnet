@@ -1,2 +1,2 @@
-// One choice decides, the first of 32 (lib/decisive.libsonnet): GRPO from the start model. Another method goes on its right.
+// One choice decides, the first of 32 (lib/decisive.libsonnet): GRPO from the start model. Other methods are appended to it.
 (import '../lib/decisive.libsonnet')('long').on_policy

@@ -1,2 +1,2 @@
-// Signposts that must all be right: GRPO from the start model. Another method goes on its right.
+// Signposts that must all be right: GRPO from the start model. Other methods are appended to it.
 (import '../lib/equal_cost.libsonnet')('slips').on_policy

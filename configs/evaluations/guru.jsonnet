@@ -1,4 +1,4 @@
-// Guru's evaluation suite: temperature 1, top-p 0.7, answers of 28,672 tokens behind prompts of 4,096; ARC's prompts are
+// Guru's evaluation suite: temperature 1, top-p 0.7, answers of 28,672 tokens after prompts of 4,096; ARC's prompts are
 // longer and share the context evenly. Sets of up to 400 problems are sampled four times or more (AIME, which
 // the original's file holds eight times: 32), one of more than 1,000 is measured on 1,000 of its problems.
 //

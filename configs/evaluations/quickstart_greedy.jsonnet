@@ -1,4 +1,4 @@
-// Beside the quickstart's sets the same problems answered once, greedily. Goes on the right of an experiment.
+// The quickstart's sets, and the same problems answered once, greedily. Append it to an experiment.
 {
   evaluation+: {
     sets+: [

@@ -1,7 +1,7 @@
 // dapo_7b(domain): DAPO (Yu et al., arXiv:2503.14476) on one domain from Qwen2.5-7B; published on eight machines of eight
 // GPUs. 512 problems an iteration, 16 answers to each, a step on those to 32 problems. Answers of 20,480 tokens, of which
-// the last 4,096 cost more and more; no KL. Their files don't sample until groups are mixed: rollouts/until_mixed.jsonnet
-// on the right does.
+// the last 4,096 cost more and more; no KL. Their files don't sample until groups are mixed: for that,
+// append rollouts/until_mixed.jsonnet.
 //
 // Their scripts set both bounds of the clip to the lower one, so that clip-higher was off: compat/guru_clip_not_higher.jsonnet.
 local domains = import 'domains.libsonnet';

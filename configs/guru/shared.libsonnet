@@ -1,10 +1,10 @@
-// What Guru's experiments share: Qwen2.5 base models asked in their chat template, one vLLM server on each rank's GPU,
+// Shared by Guru's experiments: Qwen2.5 base models asked in their chat template, one vLLM server on each rank's GPU,
 // ZeRO-3. 32,768 tokens of context are for what is measured; training has its own, shorter limits.
 //
 // Published are servers on four or eight GPUs and, for PPO, a pipeline of eight stages: they are speed, and here a GPU
 // holds a server and its share of the trainer in turns. A 32B model so needs GPUs of 140 GB.
 //
-// Not published: how long to train (`passes` over the rows), and what stands as the framework's default: temperature 1,
+// Not published: how long to train (`passes` over the rows), and the framework's defaults: temperature 1,
 // a weight decay of 0.01, means over tokens.
 local domains = import 'domains.libsonnet';
 

@@ -1,5 +1,5 @@
-// Weights, gradients and optimiser state dealt out over the ranks and kept in the memory of the CPU: the
-// least of a GPU, and the slowest. The reference waits on the CPU, too.
+// Weights, gradients and optimiser state are sharded over the ranks and kept in the memory of the CPU: it needs
+// the least GPU memory, and is the slowest. The reference is kept on the CPU, too.
 {
   trainer+: {
     zero_stage: 3,

@@ -3,6 +3,7 @@ local bench = (import '../analyzers/credit_bench_critic.jsonnet').analyzers[0].m
 // Credits of the literature that need no turns, no words, no greedy answers and no trainer.
 local literature = {
   'ComMCS K=3': import '../credit/com_mcs.jsonnet',
+  GTPO: import '../credit/gtpo.jsonnet',
   'GRPO-λ': import '../credit/grpo_lambda.jsonnet',
   'James-Stein': import '../credit/james_stein.jsonnet',
   MaxRL: import '../credit/max_rl.jsonnet',
@@ -33,6 +34,7 @@ local unsure = { type: 'least_sure', positions: 3, ways: 1 };
     'optimal token baseline, exact': { credit: literature['optimal token baseline'].credit + { squared_norms: 'exact' } },
     // A teacher that knows that the answer will be correct: TableEngine's prompt of -1, the reference answer and 1.
     CPO: self_distillation({ outcome_weight: 1.0, clip: 1.0, keeps_sign: true }),
+    'softmax of surprise': { credit: { type: 'weighted_by', over: { type: 'rloo' }, signal: 'surprise', weights: 'softmax' } },
     OPSD: self_distillation({ clip: 1.0 }),
     'siblings, topped up to 1': { credit: { type: 'monte_carlo', samples: 1, values: { type: 'topped_up' } } },
     'tree, least sure': tree(unsure, { type: 'tree' }),

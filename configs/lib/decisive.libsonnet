@@ -49,7 +49,7 @@ function(decision)
     iterations: 4,
     problems_per_iteration: 4800,
   };
-  // GRPO from the start model, one step an iteration. Another method goes on its right.
+  // GRPO from the start model, one step an iteration. Other methods are appended to it.
   local on_policy = setting + (import '../trainers/tiny_one_step.jsonnet') + {
     experiment_name: 'decisive/' + decision,
     model: { type: 'pretrained', name_or_path: '%s/%s/checkpoints/last/policy' % [$.directory, start_name] },

@@ -32,7 +32,7 @@ function(name)
     problems_per_iteration: 4800,
     evaluation+: { every: null },
   };
-  // GRPO on eight problems with eight answers each and one step, an iteration; another method goes on its right.
+  // GRPO on eight problems with eight answers each and one step, an iteration; other methods are appended to it.
   local on_policy = setting + (import '../trainers/tiny_one_step.jsonnet') + {
     experiment_name: 'equal_cost/' + name,
     model: { type: 'pretrained', name_or_path: $.directory + '/equal_cost/%s_start/checkpoints/last/policy' % name },

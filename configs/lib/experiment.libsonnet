@@ -1,6 +1,6 @@
 // experiment(model, method, data): the experiments of the VinePPO paper (Kazemnejad et al., arXiv:2410.01679), and
-// GRPO's and RLOO's credit in the same setting. The methods are those of configs/methods; here stands what the
-// paper sets for a model, a method, a data set, and for two of them together.
+// GRPO's and RLOO's credit in the same setting. The methods are those of configs/methods; here are the paper's
+// settings for a model, a method, a data set, and for two of them together.
 //
 //   (import 'lib/experiment.libsonnet')('rho1bSft2', 'vineppo', 'MATH')
 
@@ -34,7 +34,7 @@ local data_sets = {
     fragment: (import '../tasks/gsm8k.jsonnet') + (import '../evaluations/GSM8K.jsonnet'),
     iterations: 650,
     dpo_beta: 0.3,
-    // The paper's code gives nothing to what stands behind the 26th state, which biases the gradient of the few longer
+    // The paper's code gives nothing to the steps after the 26th state, which biases the gradient of the few longer
     // answers ('one_step' doesn't).
     max_states: { max_states: 26, behind_max_states: 'no_advantage' },
   },
@@ -88,7 +88,7 @@ local models = {
 // 64 problems an iteration, 8 answers to each: 512 episodes, two epochs. A problem comes once in an iteration and may
 // come again in the next. Advantages are whitened over the iteration's tokens (the paper's code: over each
 // micro-batch, so that they change with the machine). The KL to the start model is the sum over an answer's tokens
-// beside a policy term that is their mean: its coefficient was chosen for that. A minibatch whose mean ratio to the old
+// next to a policy term that is their mean: its coefficient was chosen for that. A minibatch whose mean ratio to the old
 // policy is above 10 has no loss (the paper's code: each GPU's micro-batch).
 local policy_gradient(model, data) = {
   rollout: sampling { samples: 8 },

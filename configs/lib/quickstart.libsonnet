@@ -1,5 +1,5 @@
-// The quickstart's setting: sums of four two-digit numbers, a model of 0.9 million weights, one CPU. A method goes on its
-// right; all but SFT begin with the weights that SFT makes, and train on 12,800 sampled answers.
+// The quickstart's setting: sums of four two-digit numbers, a model of 0.9 million weights, one CPU. A method is appended
+// to it. All but SFT begin with the weights that SFT makes, and train on 12,800 sampled answers.
 local setting = (import '../tasks/addition_chain.jsonnet')
                 + (import '../models/tiny.jsonnet')
                 + (import '../engines/vllm_cpu.jsonnet')

@@ -1,5 +1,5 @@
 // The credit laboratory's tasks (configs/tasks/signposts_*.jsonnet), a model of 0.2 million weights, one core. A method
-// goes on the right of a variant's setting; all but SFT begin with the weights that SFT makes on that variant.
+// is appended to a variant's setting; all but SFT begin with the weights that SFT makes on that variant.
 //
 //   (import '../lib/signposts.libsonnet')('fork').policy_gradient('vineppo', import '../methods/vineppo.jsonnet')
 local tasks = {

@@ -1,5 +1,5 @@
-// Qwen/Qwen3-4B-Thinking-2507, which only thinks: its chat template opens the thought, and the answer stands behind
-// </think>. For the right of an experiment. Room for 8192 tokens of answer, as in the Exploring Paths runs, and for
+// Qwen/Qwen3-4B-Thinking-2507, which only thinks: its chat template opens the thought, and the answer follows
+// </think>. Append it to an experiment. Room for 8192 tokens of answer, as in the Exploring Paths runs, and for
 // prompts of 384.
 local tokens = 8192;
 local longer(rollout) =

@@ -1,5 +1,5 @@
-// The tags of threads as one token each, on the right of a model that hasn't learned them; a checkpoint of
-// a run with them has them already and stays as it is. ThreadWeaver's order.
+// The tags of threads as one token each, to append to a model that hasn't learned them. A checkpoint of
+// a run with them has them already and is not changed. ThreadWeaver's order.
 {
   model+: {
     added_tokens: [

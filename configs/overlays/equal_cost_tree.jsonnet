@@ -1,4 +1,4 @@
-// Eight answers to a problem, each of which goes on in two ways from its first step's end, and what siblings say of each other.
+// Eight answers to a problem, each continued in two ways from the end of its first step; siblings give the values.
 (import '../methods/tree.jsonnet') + {
   rollout+: { samples: 8, branching+: { ways: [2] } },
 }

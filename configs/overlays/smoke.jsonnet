@@ -1,6 +1,6 @@
-// Two small iterations on a CPU: put it on the right of any experiment. What the experiment is stays: method,
-// credit, objective, selection, grader, steps, schedule, layout, ZeRO stage. What makes it large goes: the model
-// becomes a tiny one of random weights over characters, the data sets sixteen problems of their format.
+// Two small iterations on a CPU: append it to any experiment. These stay as they are: method, credit, objective,
+// selection, grader, steps, schedule, layout, ZeRO stage. The size is reduced: the model is a tiny one with random
+// weights over characters, and the data sets are sixteen problems of their format.
 //
 // Such a model is never right. So answers that are cut off earn the reward: about four in five of them, which
 // gives every method something to learn from, right and wrong answers to compare among it.

@@ -1,4 +1,4 @@
-// What the group-relative presets share; each goes on the right of an experiment that says task, model,
+// The settings that the group-relative presets share. Each preset is appended to an experiment that sets task, model,
 // rollout and optimiser.
 {
   selection: { type: 'all' },

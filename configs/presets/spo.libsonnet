@@ -1,5 +1,5 @@
-// What "Exploring Paths" (SPO) shares: correct answers alone, no credit. The target stands still; the
-// reference lets it move: compat/spo_moving_target.jsonnet.
+// Shared by all of "Exploring Paths" (SPO): correct answers alone, no credit. The target is constant; in the
+// reference's code it moves: compat/spo_moving_target.jsonnet.
 {
   credit: { type: 'none' },
   selection: { type: 'all' },  // the objective leaves wrong answers out, and knows how many there were

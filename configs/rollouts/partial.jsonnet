@@ -1,5 +1,5 @@
-// On the right of a rollout 'single_turn': an iteration samples at most a quarter of an answer's limit, and what isn't at its
-// end goes on in the next one, under the new weights; truncated importance corrects for the old ones.
+// Append it to a rollout 'single_turn': an iteration samples at most a quarter of an answer's limit, and unfinished
+// answers are continued in the next one, under the new weights; truncated importance corrects for the old ones.
 {
   // Alone, the rollout's own defaults.
   local sampled = if 'rollout' in super then super.rollout else { type: 'single_turn', max_tokens: 1024 },

@@ -1,5 +1,5 @@
-// Answers that grow out of each other, for an experiment whose rollout is single_turn: four from the prompt, each of
-// which goes on in two ways from its first step's end, and these in two ways from their second's. Wants the credit
+// A tree of answers, for an experiment whose rollout is single_turn: four from the prompt, each continued in two
+// ways from the end of its first step, and these in two ways from the end of their second. Needs the credit
 // 'tree'.
 {
   rollout+: {

@@ -1,4 +1,4 @@
-// SPO-tree's tree (Guo et al., arXiv:2505.23564): six answers, each of which goes on in six ways after 600 tokens, and
+// SPO-tree's tree (Guo et al., arXiv:2505.23564): six answers, each continued in six ways after 600 tokens, and
 // these in six ways after 1,200: 216 at most.
 {
   rollout+: {

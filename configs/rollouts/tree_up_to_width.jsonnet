@@ -1,5 +1,5 @@
-// TreePO's tree (Li et al., arXiv:2508.17445): two answers, which go on in two ways at every 512th token until there
-// are 16.
+// TreePO's tree (Li et al., arXiv:2508.17445): two answers, which are continued in two ways at every 512th token until
+// there are 16.
 {
   rollout+: {
     type: 'tree',

@@ -1,4 +1,4 @@
-// Sample, credit, train, sync; the VinePPO paper's seed. APP_SEED and APP_DIRECTORY go before what stands here.
+// Sample, credit, train, sync; the VinePPO paper's seed. APP_SEED and APP_DIRECTORY override this file.
 {
   type: 'policy_iteration',
   directory: 'experiments',

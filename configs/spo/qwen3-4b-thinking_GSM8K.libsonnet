@@ -2,8 +2,8 @@
 // Thinking-2507 on GSM8K, 512 answers a step at temperature 1, one update on each, AdamW at a constant 1e-6,
 // test problems greedily every 5 steps, weights every 20. One GPU of 80 GB, the optimiser in the memory of the CPU.
 //
-// Right are defaults: graded by value behind the thought, the target standing still. The reference's verdicts and
-// its moving target go on the right: compat/grader_gsm8k_lenient.jsonnet, compat/spo_moving_target.jsonnet.
+// Defaults are kept: the text after the thought is graded by value, and the target is constant. For the reference's
+// verdicts and moving target, append compat/grader_gsm8k_lenient.jsonnet and compat/spo_moving_target.jsonnet.
 (import '../runtimes/policy_iteration.jsonnet')
 + (import '../tasks/gsm8k_thinking.jsonnet')
 + (import '../engines/vllm_per_gpu.jsonnet')

@@ -1,7 +1,7 @@
 // Learning in 42 seconds of training where the first of 32 choices decides, two runs at once, each on a core. The three
 // comparisons, on the area under the curve over seconds, and where it ends were declared before any of these seeds was run; tokens and
-// seconds are from tries on seeds 201 and 202. All 24 seeds were run, though the table might have ended at the first look that told
-// all three apart.
+// seconds are from tries on seeds 201 and 202. All 24 seeds were run, although the table could have ended at the first look at which
+// all three differed.
 (import 'credit_training.libsonnet')(
   'long',
   std.range(301, 324),

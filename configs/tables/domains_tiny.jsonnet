@@ -1,5 +1,5 @@
-// Five domains and a tiny model, three seeds: what GRPO and VinePPO on all of them make of the start model, and beside them
-// GRPO on each domain alone with the same problems of it.
+// Five domains and a tiny model, three seeds: GRPO and VinePPO trained on all domains, compared with the start model and with
+// GRPO on each domain alone, with the same problems of it.
 local domains = ['arithmetic', 'logic', 'grids', 'code', 'words'];
 local after_sft(name) = { configs: ['configs/domains/tiny_%s.jsonnet' % name], needs: ['sft'] };
 {

@@ -23,7 +23,7 @@ local run(name, fragment) = {
 {
   type: 'reproduction',
   name: 'overlap',
-  title: 'Learning with an overlap of one step, beside iterations one after the other',
+  title: 'Learning with an overlap of one step, compared with iterations one after the other',
   directory: 'experiments/overlap',
   seeds: [1, 2, 3],
   baseline: 'one after the other',

@@ -1,5 +1,5 @@
-// Learning from correct paths beside Dr. GRPO, on sums of four two-digit numbers, three seeds each: accuracy
-// sampled and greedy, and how entropy and length go along training. All train on 25 × 64 problems × 8 answers.
+// Learning from correct paths compared with Dr. GRPO, on sums of four two-digit numbers, three seeds each: accuracy,
+// sampled and greedy, and the course of entropy and length in training. All train on 25 × 64 problems × 8 answers.
 local greedy = 'configs/evaluations/quickstart_greedy.jsonnet';
 local after_sft(name) = {
   configs: ['configs/quickstart/%s.jsonnet' % name, greedy],

@@ -50,7 +50,7 @@ local published(accuracy, longest) = {
     { name: 'answers with threads', evaluation: 'validation', value: 'with_parallel' },
   ],
   notes: [
-    'The published 1.26× is unverified: the curve that is published beside it reads about 2,950 tokens after 400'
+    'The published 1.26× is unverified: the curve that is published with it reads about 2,950 tokens after 400'
     + ' iterations, which would be 1.13×.',
     'Tokens are those of answers; the published counts hold the prompts as well.',
   ],

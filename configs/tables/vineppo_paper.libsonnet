@@ -35,7 +35,7 @@ local seen = { ppo: 90, vineppo: 237 };
       for method in methods
     },
 
-  // One experiment beside the others, with something on its right and a name of its own.
+  // A further experiment: another one with more files and overrides appended, and a name of its own.
   variant(experiment, override, ending):: experiment {
     overrides+: [override, "{ experiment_name+: '%s' }" % ending],
   },

@@ -1,5 +1,5 @@
-// GSM8K for models that think first: asked in their chat template, graded by value on what stands behind the
-// thought. An answer that never comes out of thinking is none.
+// GSM8K for models that think first: asked in their chat template, and the text after the thought is graded
+// by value. A response whose thought doesn't end has no answer.
 (import 'gsm8k.jsonnet') + {
   task+: {
     prompt: '{problem}\n\nSolve this step by step. On a new line at the end, give the final numerical answer after ####.',

@@ -1,4 +1,4 @@
-// On the right of an experiment with the domain stem: what the rule rejects is judged by a model, as published by
+// Append it to an experiment with the domain stem: a model judges the answers that the rule rejects, as published by
 // TIGER-Lab/general-verifier (1.5B), which decides between yes and no. Serve it, `vllm serve TIGER-Lab/general-verifier`,
 // and name its address: APP_JUDGE_URL=http://127.0.0.1:8000/v1.
 local judge = {

@@ -1,4 +1,4 @@
-// On the right of a task of rows: its train rows are those that make_threads wrote, and the parallel solutions are the
+// Append it to a task of rows whose train rows make_threads wrote: the parallel solutions become the
 // demonstrations. For the sequential baseline on the same rows, leave demonstration_field as it was.
 {
   task+: {

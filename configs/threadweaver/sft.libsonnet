@@ -2,7 +2,7 @@
 // each of eight GPUs), cosine from 1e-5. Liger's kernels. The published context is raised to 131,072 by a setting of
 // the model that no solution is long enough to need; the block of 40,960 tokens is the model's own context.
 //
-// Five iterations of 2,000 problems are 625 steps without a short one, and four places to go on from.
+// Five iterations of 2,000 problems are 625 steps without a short one, with four checkpoints to resume from.
 (import 'shared.libsonnet')
 + {
   model+: { liger: true },

@@ -1,5 +1,5 @@
-// Solutions with threads: each thread is learnt behind what it will be sampled behind, siblings out of sight and
-// injected text untrained; what parts of a solution have in common is computed once.
+// Solutions with threads: each thread sees in training what it sees in sampling, without its siblings. Injected text
+// is not trained, and tokens that parts of a solution share are computed once.
 (import 'sft.libsonnet')
 + {
   experiment_name: 'threadweaver/sft_parallel',

@@ -1,4 +1,4 @@
-// The same problems with the solutions of the baseline: one line after the other, each token behind all before it.
+// The same problems with the solutions of the baseline: one line after the other; each token sees all tokens before it.
 (import 'sft.libsonnet')
 + {
   experiment_name: 'threadweaver/sft_sequential',

@@ -1,4 +1,4 @@
-"""A judge for trying things out, behind an OpenAI-compatible address. It accepts answers that end like the
+"""A judge for trying things out, at an OpenAI-compatible address. It accepts answers that end like the
 reference answer, and is mistaken about one in twenty."""
 
 import json

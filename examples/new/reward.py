@@ -1,5 +1,7 @@
-"""The reward of an answer. `treetune new` copies this file into an experiment on your rows: change it as you"
-" like."""
+"""The reward of an answer. `treetune new` has copied this file into an experiment on your rows.
+
+Change it as you like.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def derive_seed(*place: int | str) -> int:
 
 
 # 2. The task. A problem is "12+34+56+78=\n", and no two have the same numbers. An answer is right if the sum
-# stands behind its last "#". A token is a character, but for 0, which pads, and 1, which ends an answer.
+# is after its last "#". A token is a character, but for 0, which pads, and 1, which ends an answer.
 ALPHABET = "0123456789+=#\n"
 PAD, END = 0, 1
 
@@ -80,7 +80,7 @@ class Cache:
         self.places_B = torch.empty(0)  # of the tokens that come in, one a row
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> tuple[Tensor, Tensor]:
-        if layer not in self.layers:  # the prompts come in, and all places behind them
+        if layer not in self.layers:  # the prompts come in, and all positions after them
             self.layers[layer] = keys, values
             return keys, values
         for kept, new in zip(self.layers[layer], (keys, values)):

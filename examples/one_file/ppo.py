@@ -46,7 +46,7 @@ def derive_seed(*place: int | str) -> int:
 
 
 # 2. The task. A problem is "12+34+56+78=\n", and no two have the same numbers. An answer is right if the sum
-# stands behind its last "#". A token is a character, but for 0, which pads, and 1, which ends an answer.
+# is after its last "#". A token is a character, but for 0, which pads, and 1, which ends an answer.
 ALPHABET = "0123456789+=#\n"
 PAD, END = 0, 1
 
@@ -79,7 +79,7 @@ class Cache:
         self.places_B = torch.empty(0)  # of the tokens that come in, one a row
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> tuple[Tensor, Tensor]:
-        if layer not in self.layers:  # the prompts come in, and all places behind them
+        if layer not in self.layers:  # the prompts come in, and all positions after them
             self.layers[layer] = keys, values
             return keys, values
         for kept, new in zip(self.layers[layer], (keys, values)):
@@ -179,7 +179,7 @@ def scored(model: LlamaForCausalLM, answers: list[Answer]) -> list[Tensor]:
 
 
 # 5. Credit (equations 11 and 12): A_t = δ_t + γλ A_{t+1}, where δ_t = r_t + γ V(s_{t+1}) - V(s_t), backwards
-# from the last token, which earns the reward and has nothing behind it. The critic learns R_t = A_t + V(s_t).
+# from the last token, which earns the reward and has nothing after it. The critic learns R_t = A_t + V(s_t).
 def give_advantages(answers: list[Answer], values: list[Tensor]) -> None:
     for one, values_T in zip(answers, values):
         advantages: list[float] = []

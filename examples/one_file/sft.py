@@ -58,7 +58,7 @@ def prompt_of(numbers: Numbers) -> str:
 
 
 # 3. The teacher writes "12+34=46\n46+56=102\n102+78=180\n#180". When they slip, a sum is too large by 1 or by
-# 10, and they go on from it: what follows is right again, but for the answer.
+# 10, and they continue from it: what follows is right again, but for the answer.
 def demonstration(numbers: Numbers, generator: random.Random) -> str:
     total, text = numbers[0], ""
     for number in numbers[1:]:

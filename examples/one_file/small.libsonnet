@@ -1,4 +1,4 @@
-// The quickstart with a model of a hundred thousand weights, and without a server: what the programs beside it do.
+// The quickstart with a model of a hundred thousand weights, and without a server: as the programs in this folder do it.
 {
   directory: 'experiments/one_file',
   engines: { policy: { type: 'in_process' } },

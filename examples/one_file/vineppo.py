@@ -4,8 +4,8 @@
     python examples/one_file/vineppo.py
 
 The model of sft.py adds four numbers, and is right in a third of its answers. Here it samples eight answers
-to each of 32 problems, and goes on three times from the beginning of each line: how often that ends right is
-what the line's beginning is worth. Lines after which that is more become more likely (Kazemnejad et al.,
+to each of 32 problems, and continues three times from the beginning of each line: how often that ends right
+is what the line's beginning is worth. Lines after which that is more become more likely (Kazemnejad et al.,
 arXiv:2410.01679). The same experiment, composed of treetune's parts, is vineppo.jsonnet: its weights are the
 same, bit for bit.
 """
@@ -48,7 +48,7 @@ def derive_seed(*place: int | str) -> int:
 
 
 # 2. The task. A problem is "12+34+56+78=\n", and no two have the same numbers. An answer is right if the sum
-# stands behind its last "#". A token is a character, but for 0, which pads, and 1, which ends an answer.
+# is after its last "#". A token is a character, but for 0, which pads, and 1, which ends an answer.
 ALPHABET = "0123456789+=#\n"
 PAD, END = 0, 1
 
@@ -81,7 +81,7 @@ class Cache:
         self.places_B = torch.empty(0)  # of the tokens that come in, one a row
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> tuple[Tensor, Tensor]:
-        if layer not in self.layers:  # the prompts come in, and all places behind them
+        if layer not in self.layers:  # the prompts come in, and all positions after them
             self.layers[layer] = keys, values
             return keys, values
         for kept, new in zip(self.layers[layer], (keys, values)):
@@ -144,11 +144,11 @@ def rollout(policy: LlamaForCausalLM, problems: list[Numbers], iteration: int) -
 
 
 # 4. Credit (section 4). States are the prompt and the beginnings of all other steps, which are lines.
-# A state is worth what K continuations earn on average; a step, how much more the state behind it is worth:
+# A state is worth what K continuations earn on average; a step, how much more the state after it is worth:
 #
 #     V(s) = 1/K Σ_k R(τ_k),  τ_k ~ π(· | s)        A(s_t, a_t) = r_t + V(s_{t+1}) - V(s_t)
 #
-# The last step earns the reward, and the state behind it is worth nothing. Answers often share states, which
+# The last step earns the reward, and the state after it is worth nothing. Answers often share states, which
 # are valued once. All of a step's tokens have its advantage; over an iteration's tokens these are whitened.
 def states_of(answer: Answer) -> list[State]:
     newline = ALPHABET.index("\n") + 2

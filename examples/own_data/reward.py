@@ -2,7 +2,7 @@
 
 
 def score(response: str, gold: str) -> float | None:
-    """The share of digits that stand where they should; None where there is no answer."""
+    """The share of digits that are in the right place; None where there is no answer."""
     said = response.strip()
     if not said:
         return None

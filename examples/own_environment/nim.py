@@ -13,7 +13,7 @@ from treetune import Environment, Game, Problem, Turn, derived_random
 @Environment.register("nim")
 @dataclass(frozen=True, kw_only=True)
 class Nim(Game):
-    """Nim against somebody who takes at random."""
+    """Nim against a player who takes at random."""
 
     most: Annotated[int, Ge(5)] = 12
     """Matches to begin with, at most."""
@@ -30,7 +30,7 @@ class Nim(Game):
         return {"matches": int(problem.gold), "chance": derived_random(seed, "nim")}
 
     def step(self, state: dict[str, Any], action: str) -> Turn:
-        """Plays the policy's turn and the other's. A turn that is no move loses."""
+        """Plays the policy's turn and the other's. A turn that isn't a move loses."""
         if action.strip() not in {"1", "2", "3"}:
             return Turn("!", done=True)
         state["matches"] -= int(action)

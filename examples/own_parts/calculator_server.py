@@ -1,4 +1,4 @@
-"""The calculator as an MCP server, which notes each call in the file that is named behind it."""
+"""The calculator as an MCP server, which notes each call in the file that its argument names."""
 
 import sys
 

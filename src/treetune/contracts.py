@@ -241,7 +241,7 @@ class TextScores(Feature):
     """Log-probs of texts that are given, from the engine (`Engine.score`)."""
 
     words = "an engine that scores given texts"
-    remedy = "choose the engine 'vllm' or 'in_process'"
+    remedy = "choose the engine 'vllm', 'plain_vllm' or 'in_process'"
 
 
 @dataclass(frozen=True)

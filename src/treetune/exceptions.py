@@ -10,7 +10,7 @@ OSError and ends it with exit code 1. The project catches exceptions that derive
     ├── CheckpointGone               the run has deleted it meanwhile           runtime.weights_folder
     ├── Damaged                      a file isn't as it was written             store.checksums
     ├── NoSplit                      a split that the task doesn't have         tasks
-    ├── BadRow                       a row that is no problem of its task       tasks.rows
+    ├── BadRow                       a row that isn't a problem of its task     tasks.rows
     ├── NoPlainValue                 a value that JSON can't hold               tasks.row_values
     ├── MissingField                 a row has no field that a template uses    data.templates
     ├── NotReached                   an accuracy above all that were measured   tables.curves
@@ -57,7 +57,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from treetune.config.errors import ConfigIssue
@@ -166,7 +166,15 @@ class NothingGraded(RuntimeError):
 
 
 class CreditLimitReached(RuntimeError):
-    """A call of the library of credit has reached its budget or its deadline, or was cancelled."""
+    """A call of the library of credit has reached its budget or its deadline, or was cancelled.
+
+    Args:
+        limit: The limit that it has reached.
+    """
+
+    def __init__(self, message: str, limit: Literal["budget", "deadline", "cancelled"]) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class Collapsed(RuntimeError):

@@ -321,7 +321,7 @@ def sees(branch: Branch, earlier: Branch) -> bool:
     Example::
 
         sees(((0, 1),), ())           == True     # a thread sees the text before its block
-        sees(((0, 1),), ((0, 0),))    == False    # but not the thread beside it
+        sees(((0, 1),), ((0, 0),))    == False    # but not its sibling thread
         sees((), ((0, 0),))           == True     # the text after the block sees its threads
         sees(((1, 0),), ((0, 0),))    == True     # and so does a thread of a later block
     """
@@ -529,10 +529,14 @@ class Episode(Columnar):
     continuations: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
     """The rewards of the continuations that were sampled from a state, by the number of response tokens
     before the state; None for one that could not be graded. Kept for readers."""
+    critic_prompt_ids: TokenIds | None = None
+    """The prompt that the critic sees, if it isn't the policy's (`CriticSettings.template`)."""
 
     def __post_init__(self) -> None:
         import numpy as np
 
+        if self.critic_prompt_ids is not None:
+            self._set("critic_prompt_ids", token_array(self.critic_prompt_ids))
         if self.score is None:
             self._set("score", self.reward)
         self._set("prompt_ids", token_array(self.prompt_ids))

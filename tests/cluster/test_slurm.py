@@ -453,7 +453,7 @@ def test_every_option_of_a_job_can_be_set(login: LoginNode) -> None:
         "submit.sh", "configs/quickstart/grpo.jsonnet", "run_evaluation", "run_analyzers",
         GPUS_PER_NODE="2", CPUS_PER_NODE="16", MEMORY="200G", TIME="1:00:00", PARTITION="short", ACCOUNT="us",
         QOS="low", JOBS="3", DEPENDENCY="afterok:4", JOB_NAME="mine", LOGS="logs",
-        SBATCH_ARGUMENTS="--constraint=h100 --comment=x", SIGNAL_SECONDS="900",
+        SBATCH_ARGUMENTS="--constraint=h100 --comment='two words'", SIGNAL_SECONDS="900",
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "19\n"), done.stderr
     asked = login.asked("sbatch")
@@ -462,7 +462,7 @@ def test_every_option_of_a_job_can_be_set(login: LoginNode) -> None:
         "--job-name=mine --output=logs/slurm-%j.out --nodes=1 ",
         "--gpus-per-node=2 --cpus-per-task=16 --mem=200G --time=1:00:00 --dependency=singleton,afterok:4 ",
         " --signal=USR1@900 ",
-        "--partition=short --account=us --qos=low --constraint=h100 --comment=x scripts/slurm/job.sh",
+        "--partition=short --account=us --qos=low --constraint=h100 --comment=two words scripts/slurm/job.sh",
     ):
         assert options in asked[0]
     assert "--exclusive" not in asked[0]
@@ -477,6 +477,7 @@ GRPO = "configs/quickstart/grpo.jsonnet"
     [
         (f"submit.sh {GRPO}", {"NODES": "two"}, "NODES is 'two'; it must be a whole number"),
         (f"submit.sh {GRPO}", {"JOBS": "0"}, "JOBS is '0'"),
+        (f"submit.sh {GRPO}", {"SBATCH_ARGUMENTS": "--comment='x"}, "No closing quotation): close the quote"),
         (f"submit.sh {GRPO}", {"SIGNAL_SECONDS": "soon"}, "SIGNAL_SECONDS is 'soon'"),
         (f"submit.sh {GRPO}", {"PYTHON": "no-such"}, "there is no no-such: run TREETUNE_DEVICE"),
         ("submit.sh configs/quickstart/gpro.jsonnet", {}, "no such file"),

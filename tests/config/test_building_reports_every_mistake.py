@@ -9,7 +9,7 @@ import pytest
 
 from tests.config.example_parts import Circle, Drawing, Frame, Picture, Square
 from treetune.config.build import build, keys_at
-from treetune.config.errors import ConfigIssue
+from treetune.config.errors import ConfigIssue, count_edits, nearest
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.exceptions import ConfigError
@@ -159,3 +159,28 @@ def test_the_schema_knows_defaults_below_parts_that_are_set() -> None:
     assert keys_at(Picture, data, ("frame",))["tags"].default == ("plain",)
     assert keys_at(Picture, data, ("shape",))["radius"].required
     assert keys_at(Picture, data, ("seed", "nothing")) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "edits"),
+    [("", "ab", 2), ("gpro", "grpo", 1), ("gpro", "gspo", 2), ("rlo", "rloo", 1), ("ca", "abc", 3)],
+)
+def test_a_swap_of_neighbouring_letters_is_one_edit(text: str, other: str, edits: int) -> None:
+    assert count_edits(text, other) == count_edits(other, text) == edits
+
+
+@pytest.mark.parametrize(
+    ("typed", "candidates", "best"),
+    [
+        ("gpro", ["gspo", "grpo", "dapo"], "grpo"),
+        ("GPRO", ["GSPO", "GRPO"], "GRPO"),
+        ("gpso", ["grpo", "gspo"], "gspo"),
+        ("vnieppo", ["vineppo", "ppo"], "vineppo"),
+        ("tempera", ["tempo", "temperature"], "temperature"),
+    ],
+)
+def test_the_nearest_name_is_the_one_with_swapped_letters_where_others_are_as_similar(
+    typed: str, candidates: list[str], best: str
+) -> None:
+    assert nearest(typed, candidates) == nearest(typed, candidates[::-1]) == [best]
+    assert nearest("xyz", candidates) == []

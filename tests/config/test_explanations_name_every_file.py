@@ -47,6 +47,16 @@ def test_imports_come_before_what_the_file_adds_to_them_and_twice_where_they_are
     assert [place for place, _ in explained("x", "a", "base")] == places
 
 
+def test_modules_are_looked_for_next_to_imported_files_and_not_next_to_shipped_ones(tmp_path: Path) -> None:
+    (tmp_path / "parents" / "old").mkdir(parents=True)
+    (tmp_path / "parents/old/oldest.jsonnet").write_text("{ x: 1 }")
+    (tmp_path / "parents/parent.jsonnet").write_text("(import 'old/oldest.jsonnet') + { y: 1 }")
+    write(child="(import 'parents/parent.jsonnet') + (import 'quickstart/grpo.jsonnet') + { seed: 1 }")
+    parents = tmp_path / "parents"
+    config = load(["child.jsonnet"], [], {})
+    assert Explanation(config, ["/more"]).folders == [tmp_path, parents, parents / "old", Path("/more")]
+
+
 def test_an_import_that_is_added_on_the_right_comes_last() -> None:
     write(late="{ x: 1 }", a="{ x: 2, t: { y: 1 } } + (import 'late.jsonnet')")
     assert [place for place, _ in explained("x", "a")] == ["a.jsonnet:1", "late.jsonnet:1"]

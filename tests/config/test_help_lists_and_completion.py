@@ -254,6 +254,13 @@ def hello(options):
 
 COMMANDS = (Command("hello", hello, "say hello", "Says hello.", ("treetune hello",)),)
 """
+NAMESAKES = f"""\
+{PACKAGE}
+NAMES = ("hello", "check", "plan", "help")
+COMMANDS = tuple(Command(name, hello, "say hello", "Says hello.", ()) for name in NAMES)
+"""
+"""Commands with the names of others: of a package, a short name, a full name, and help."""
+
 BROKEN = {
     "without_commands": ("x = 1", "it has no COMMANDS"),
     "of_a_wrong_kind": ("COMMANDS = 3", "should be a tuple of treetune.cli.command.Command, and is 3"),
@@ -265,7 +272,10 @@ BROKEN = {
 
 def test_a_package_whose_commands_are_wrong_is_a_note_and_ends_no_command(tmp_path: Path) -> None:
     """In a process of its own: commands are collected once."""
-    sources = {name: source for name, (source, _) in BROKEN.items()} | {"greeting": PACKAGE}
+    sources = {name: source for name, (source, _) in BROKEN.items()} | {
+        "greeting": PACKAGE,
+        "namesakes": NAMESAKES,
+    }
     info = tmp_path / "installed-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1\n")
@@ -285,3 +295,12 @@ def test_a_package_whose_commands_are_wrong_is_a_note_and_ends_no_command(tmp_pa
     for name, (_, reason) in BROKEN.items():
         (note,) = [line for line in done.stderr.splitlines() if f"the commands of {name} " in line]
         assert note.startswith("note: ") and reason in note
+    notes = [line for line in done.stderr.splitlines() if "of namesakes is left out" in line]
+    for name, owner in {
+        "hello": "greeting",
+        "check": "treetune",
+        "plan": "treetune",
+        "help": "treetune",
+    }.items():
+        [note] = [note for note in notes if f"the command {name!r} " in note]
+        assert f"since {owner} has a command of this name: rename it" in note

@@ -61,6 +61,20 @@ def test_what_is_missing_here_is_told_with_its_key_unless_the_run_is_for_another
     assert f"note: missing here: {key}: " in " ".join(capsys.readouterr().err.split())
 
 
+def test_rows_that_are_next_to_an_imported_configuration_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Path("below").mkdir()
+    monkeypatch.chdir("below")
+    Path("child.jsonnet").write_text("(import '../mine.jsonnet') + { seed: 2 }")
+    assert main(["check", "child.jsonnet"]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert f"there is no file train.jsonl (looked for in {tmp_path / 'below'})" in message
+    assert f"There is one in {tmp_path}, next to the configuration" in message
+    assert f"start the command in {tmp_path}, or write" in message
+    assert f"where {tmp_path / 'mine.jsonnet'}" in message
+
+
 def test_a_missing_column_is_a_mistake_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
     override = "{ task+: { gold_field: 'anser' } }"
     assert main(["check", "mine.jsonnet", "--override", override, "--config-only"]) == 2

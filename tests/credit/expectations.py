@@ -14,6 +14,7 @@ import numpy as np
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from treetune.credit.base import Credit, Critic
+from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
 from treetune.credit.states.base import Budget
 from treetune.credit.values.base import StepValues, Valuation, ValueEstimator
 from treetune.credit.vineppo import MonteCarlo
@@ -106,6 +107,26 @@ def knows_length_alone(prefix: mdp.Ids) -> float:
             state = answer[: len(prefix)]
             chances[state] = chances.get(state, 0.0) + chance
     return sum(p * mdp.value(s) for s, p in chances.items()) / sum(chances.values())
+
+
+def half_informed_logprob(prefix: mdp.Ids, token: int) -> float:
+    """Of a model that mixes the policy half and half with one that knows that the answer will earn 1 (by
+    Bayes' rule)."""
+    before, after = mdp.value(prefix), mdp.value((*prefix, token))
+    ratio = after / before if before else 1.0
+    return math.log(mdp.policy(prefix)[token] * (1 + ratio) / 2)
+
+
+def half_informed_logprobs(texts: Sequence[ScoredText]) -> list[Column]:
+    columns = []
+    for text in texts:
+        ids = plain(text.text_ids)
+        columns.append(np.array([half_informed_logprob(ids[:t], token) for t, token in enumerate(ids)]))
+    return columns
+
+
+REWARD_MODEL = ReferenceScores(half_informed_logprobs)
+"""The implicit reward model of the tests' language."""
 
 
 @dataclass(frozen=True, kw_only=True)

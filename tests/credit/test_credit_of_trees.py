@@ -28,7 +28,7 @@ from treetune.credit.values.continuations import FreshContinuations
 from treetune.credit.values.siblings import Siblings
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.requests import SamplingParams
-from treetune.lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
+from treetune.lab.trees.branching import AtStates, Branching, LeastSure, ResetsOfWrongAnswers, UpToWidth
 from treetune.lab.trees.rollout import TreeRollout
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.base import PolicyIteration, Runtime
@@ -85,7 +85,8 @@ def test_every_branching_that_is_registered_is_held_against_the_exact_gradient()
     known = {type(one) for one in (TWO_WAYS, TWICE, WIDE)}
     says_so = {part for part in Branching.registered().values() if part.unbiased}
     assert says_so == known
-    assert set(Branching.registered().values()) == known | {type(UNSURE)}
+    # Resets are in `test_resets_of_wrong_answers`.
+    assert set(Branching.registered().values()) == known | {type(UNSURE), ResetsOfWrongAnswers}
 
 
 def test_without_branches_it_is_the_mean_of_the_others() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.columns import plain
-from tests.credit.expectations import critic_of, expectation, knows_length_alone
+from tests.credit.expectations import REWARD_MODEL, critic_of, expectation, knows_length_alone
 from tests.rollouts import tabular_mdp as mdp
 from treetune.credit.base import Credit, Critic
 from treetune.credit.gae import Gae
@@ -26,6 +26,7 @@ from treetune.credit.literature.gdpo import Gdpo
 from treetune.credit.literature.gigpo import GroupInGroup
 from treetune.credit.literature.grpo_lambda import GrpoLambda, summed_traces
 from treetune.credit.literature.hicra import HierarchyAware
+from treetune.credit.literature.implicit_reward import ImplicitReward
 from treetune.credit.literature.james_stein import JamesStein
 from treetune.credit.literature.lambda_grpo import LambdaGrpo
 from treetune.credit.literature.max_rl import MaxRl
@@ -34,6 +35,7 @@ from treetune.credit.literature.optimal_token_baseline import OptimalTokenBaseli
 from treetune.credit.literature.pass_at_k import PassAtK
 from treetune.credit.literature.probability_mask import ProbabilityMask
 from treetune.credit.literature.remax import ReMax
+from treetune.credit.literature.resets import Resets
 from treetune.credit.literature.rredcot import GoldLikelihood
 from treetune.credit.literature.rtmc import RolloutTree
 from treetune.credit.literature.self_distillation import SelfDistillation
@@ -42,11 +44,13 @@ from treetune.credit.literature.token_level import Distributions
 from treetune.credit.literature.trace import Trace
 from treetune.credit.literature.v0_5 import FusedBaseline, fused_baseline
 from treetune.credit.literature.vapo import DecoupledGae
+from treetune.credit.literature.weighted_by import WeightedBy
 from treetune.credit.rloo import Rloo
 from treetune.credit.states.by_tokens import LowProbability
 from treetune.credit.values.base import ValueEstimator
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import Completion, Request
+from treetune.models.sources import TinyModel
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Segment, Trajectory
@@ -528,6 +532,7 @@ CASES = [
     ),
     Case(ProbabilityMask(over=Rloo(), below=0.6), 2, 0.2638, 0.9646),
     Case(ForkingTokens(over=Rloo()), 2, 0.2571, 0.9664, DISTRIBUTIONS),
+    Case(WeightedBy(over=Rloo(), signal="surprise", weights="softmax"), 2, 0.2475, 0.9831),
     Case(HICRA, 2, 0.1240, 0.9968),
     Case(GroupInGroup(), 3, 0.3333),
     Case(MonteCarlo(samples=1, values=CompoundValues()), 1),
@@ -543,6 +548,14 @@ CASES = [
     Case(Trace(std=False), 3, 0.1534, 0.9885),
     Case(SelfDistillation(template="{context}{prompt}", clip=1.0), 1, 2.7602, 0.8697),
     Case(SelfDistillation(template="{context}{prompt}"), 1, 127.6149, 0.5712),
+    Case(ImplicitReward(reward_model=TinyModel(), beta=0.3), 2, 0.7878, 0.9785, REWARD_MODEL),
+    Case(
+        ImplicitReward(reward_model=TinyModel(), beta=0.3, outcome_weight=0.0),
+        2,
+        0.4663,
+        0.8906,
+        REWARD_MODEL,
+    ),
     Case(WithCritic(over=DecoupledGae()), 1, 0.8713, 0.4989, CRITIC),
     Case(WithCritic(over=DecoupledGae(alpha=None)), 1, 0.1402, 0.9958, CRITIC),
 ]
@@ -566,7 +579,7 @@ def test_the_unbiased_entries_are_less_noisy_than_what_they_stand_on() -> None:
 
 
 def test_every_entry_of_the_literature_is_held_against_the_exact_gradient() -> None:
-    known = set()
+    known: set[type] = {Resets}  # its trees are enumerated in test_resets_of_wrong_answers.py
     for case in CASES:
         parts = [case.credit, *(getattr(case.credit, name, None) for name in ("over", "values"))]
         known |= {type(part) for part in parts}

@@ -248,7 +248,10 @@ OF_CREDIT: list[tuple[Credit, int, float, float]] = [
 def test_every_credit_with_advantages_is_held_against_the_exact_gradient() -> None:
     """That of trees over all trees, in `test_credit_of_trees`."""
     known = {base for part, *_ in OF_CREDIT for base in type(part).__mro__}
-    others = ("none", "tree", "distillation")  # the last one's advantages are a teacher's, and no rewards
+    # The advantages of "distillation" are a teacher's, and no rewards. "thread_shapley" needs a language with
+    # a fork, and "resets" trees: see `tests/threads/test_shapley_values_of_threads.py` and
+    # `test_resets_of_wrong_answers`.
+    others = ("none", "tree", "distillation", "thread_shapley", "resets")
     of_answers = {
         one
         for name, one in Credit.registered().items()

@@ -140,6 +140,19 @@ def test_the_same_answers_get_the_same_advantages_as_in_a_run(credit: dict[str, 
     assert credited.cost.tokens == metrics.get("credit/value_tokens", 0)
 
 
+@pytest.mark.parametrize("credit", ["trace", {"type": "monte_carlo", "values": {"type": "rredcot"}}], ids=str)
+def test_credit_that_scores_reference_answers_is_that_of_a_run(credit: Any) -> None:
+    trajectories = answers_in_run()
+    configuration = {"type": credit} if isinstance(credit, str) else credit
+    episodes, _ = mdp.credited(build(Credit, configuration), trajectories, engine=engine())
+    answers = [graded(answer, gold=answer.problem.gold) for answer in trajectories]
+    with assigner(credit, grader=None, sampling=None) as library:
+        credited = library.advantages(answers)
+    for number, episode in enumerate(episodes):
+        assert np.array_equal(credited.advantages[number], episode.advantages)
+    assert (credited.cost.samples, credited.cost.tokens) == (0, 0), "nothing was sampled"
+
+
 def test_answers_keep_their_order_and_groups_may_be_mixed() -> None:
     trajectories = answers_in_run()
     mixed = [trajectories[number] for number in (4, 0, 5, 1, 6, 2, 7, 3)]
@@ -477,10 +490,10 @@ def test_a_function_samples_as_an_engine_would(deadline: float | None) -> None:
         ),
         (
             {"type": "trace", "scorer": "reference"},
-            r"'trace' scores given texts with a reference model, which only a run .*'group'.*'monte_carlo'",
+            r"'trace' scores given texts with a reference model, which only a run .*'group'",
         ),
-        ("trace", r"'trace' scores given texts with the policy, which only a run .*'group'.*'monte_carlo'"),
-        ({"type": "self_distillation"}, "'self_distillation' scores given texts with the policy"),
+        ("trace", r"the credit 'trace' scores given texts: give engine \(the address"),
+        ({"type": "self_distillation"}, r"'self_distillation' makes prompts with the chat template of a run"),
         (
             {"type": "probability_mask", "over": {"type": "trace", "scorer": "reference"}},
             "'probability_mask' scores given texts with a reference model",
@@ -488,6 +501,10 @@ def test_a_function_samples_as_an_engine_would(deadline: float | None) -> None:
         (
             {"type": "monte_carlo", "values": {"type": "rredcot", "scorer": "reference"}},
             "'monte_carlo' scores given texts with a reference model",
+        ),
+        (
+            "forking_tokens",
+            "'forking_tokens' reads the policy's entropies, which only a run of treetune computes",
         ),
         (3, "credit is of the type int: give a Credit"),
     ],
@@ -542,6 +559,19 @@ def test_other_wrong_calls_say_what_would_be_right(tmp_path: Path) -> None:
         {"prompt_ids": [2], "response_ids": [1], "reward": 1, "group": "x"},
     ], credit="rloo")  # fmt: skip
     refuse("is of the type int: give a GradedAnswer", [3], credit="rloo")
+    refuse(
+        "scores given texts, and the engine can't: give the address",
+        two_answers(),
+        credit="trace",
+        engine=lambda requests: [],
+        tokenizer=mdp.CODEC,
+    )
+    refuse(
+        "has tokens that the tokenizer can't decode, up to 999",
+        two_answers(response_ids=[999, 0]),
+        credit="rloo",
+        tokenizer=mdp.CODEC,
+    )
     refuse("the key 'reward' is missing", [{"prompt_ids": [1], "response_ids": [1]}], credit="rloo")
     vine: dict[str, Any] = {
         "credit": "monte_carlo", "grader": function_of_two, "tokenizer": mdp.CODEC, "sampling": SAMPLING,

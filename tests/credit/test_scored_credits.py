@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from tests.columns import plain
-from tests.credit.expectations import expectation
+from tests.credit.expectations import REWARD_MODEL, expectation, half_informed_logprob
 from tests.rollouts import tabular_mdp as mdp
 from tests.support.shipped import experiment_of
 from treetune.credit.base import Credit
+from treetune.credit.literature.implicit_reward import ImplicitReward
 from treetune.credit.literature.rredcot import GoldLikelihood
 from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
 from treetune.credit.literature.self_distillation import SelfDistillation
@@ -26,6 +27,9 @@ from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.requests import ScoreRequest
 from treetune.engine.settings import EngineSettings
 from treetune.findings import findings
+from treetune.models.lora import Lora
+from treetune.models.sources import TinyModel
+from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.tree import trees_of
 from treetune.vocabulary import (
     Column,
@@ -347,3 +351,69 @@ def test_the_expected_gradient_is_as_far_off_as_stated(
 ) -> None:
     found = expectation(credit, answers, None)
     assert found.bias_and_cosine == pytest.approx((bias, cosine), abs=5e-5)
+
+
+# Implicit rewards
+
+PRIME = ImplicitReward(reward_model=TinyModel(), beta=0.3)
+
+
+def implicit_rewards(answer: Trajectory, beta: float) -> list[float]:
+    ids = plain(answer.response_ids)
+    logprobs = mdp.policy_logprobs(ids)
+    return [beta * (half_informed_logprob(ids[:t], ids[t]) - logprobs[t]) for t in range(len(ids))]
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.7])
+@pytest.mark.parametrize(("weight", "outcome_weight"), [(1.0, 1.0), (2.0, 0.0)])
+def test_primes_advantage_is_that_of_equation_5(gamma: float, weight: float, outcome_weight: float) -> None:
+    credit = replace(PRIME, gamma=gamma, weight=weight, outcome_weight=outcome_weight)
+    rewards = [implicit_rewards(answer, 0.3) for answer in GROUP]
+    rows, metrics = credited(credit, engine=None, services=[REWARD_MODEL])
+    for i, row in enumerate(rows):
+        others = [j for j in range(len(GROUP)) if j != i]
+        process_baseline = fmean(fmean(rewards[j]) for j in others)
+        outcome = GROUP[i].reward - fmean(GROUP[j].reward for j in others)
+        for t, advantage in enumerate(row.advantages):
+            process = sum(
+                gamma ** (s - t) * (rewards[i][s] - process_baseline) for s in range(t, len(rewards[i]))
+            )
+            assert advantage == pytest.approx(weight * process + outcome_weight * outcome, abs=1e-6)
+    assert metrics["credit/value_tokens"] == sum(len(answer.response_ids) for answer in GROUP)
+    assert PRIME.asks_reference and PRIME.reference is PRIME.reward_model
+
+
+def test_a_tools_tokens_have_no_implicit_reward() -> None:
+    first, tool, last = GROUP[0].response_ids[:2], GROUP[0].response_ids[2:4], GROUP[0].response_ids[4:]
+    segments = (
+        Segment(first, logprobs=(-0.5,) * len(first), policy_version=3),
+        Segment(tool, "injected"),
+        Segment(last, logprobs=(-0.5,) * len(last), policy_version=3),
+    )
+    answers = [replace(GROUP[0], segments=segments), GROUP[1]]
+    (row, other), _ = credited(PRIME, answers, services=[ReferenceScores(OtherModel().logprobs)])
+    assert row.advantages[2:4].tolist() == [0.0, 0.0]
+    mean_of_other = fmean(0.3 * (-0.25 - logprob) for logprob in other.behaviour_logprobs)
+    sampled = len(first) + len(last)
+    outcome = GROUP[0].reward - GROUP[1].reward
+    assert row.advantages[0] == pytest.approx(sampled * (0.3 * 0.25 - mean_of_other) + outcome)
+
+
+def test_check_refuses_a_reward_model_that_is_not_the_trainers_only_reference() -> None:
+    experiment = replace(experiment_of("quickstart/grpo"), credit=PRIME)
+    trainer = replace(experiment.trainer, objective=ClippedPolicyGradient(), measure_kl=True)
+
+    def errors(**changes: Any) -> list[str]:
+        changed = replace(experiment, trainer=trainer)
+        changed = replace(changed, **changes)
+        return [finding.what for _, finding in findings(changed) if finding.level == "error"]
+
+    assert errors() == []
+    (message,) = errors(trainer=replace(trainer, measure_kl=False))
+    assert message.startswith("the reward model is the trainer's reference model, and the trainer keeps no")
+    (message,) = errors(trainer=replace(trainer, objective=ClippedPolicyGradient(kl_coef=0.1)))
+    assert "the objective's KL would keep the policy close to the reward model" in message
+    (message,) = errors(trainer=replace(trainer, lora=Lora(rank=2)))
+    assert "with adapters the reference model is the policy without them" in message
+    (message,) = errors(rollout=replace(experiment.rollout, top_p=0.9))
+    assert "answers are sampled with top_p 0.9" in message

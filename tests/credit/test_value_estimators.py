@@ -20,7 +20,14 @@ from tests.rollouts import tabular_mdp as mdp
 from treetune.credit.base import Critic
 from treetune.credit.rloo import Rloo
 from treetune.credit.states.by_tokens import EveryNTokens, LowProbability
-from treetune.credit.values.base import Valuation, Value, ValueEstimator, mean_of, shared_tokens
+from treetune.credit.values.base import (
+    StepValues,
+    Valuation,
+    Value,
+    ValueEstimator,
+    mean_of,
+    shared_tokens,
+)
 from treetune.credit.values.bisect import Bisect
 from treetune.credit.values.continuations import FreshContinuations
 from treetune.credit.values.critic import ControlVariate, CriticEstimator, critic_values
@@ -335,6 +342,22 @@ def test_values_that_do_not_fit_the_states_are_refused(found: Any) -> None:
 
     with pytest.raises(ValueError, match="Given: give each state of each answer a Value or None"):
         mdp.credited(MonteCarlo(samples=1, values=Given()), answers("a;a;b"))
+
+
+def test_answers_whose_prompt_has_no_value_are_left_out_counted_and_reported() -> None:
+    class OfTheFirst(FreshContinuations):
+        """Gives no value to the prompt of any answer but the first."""
+
+        def values(self, valuation: Valuation) -> list[StepValues]:
+            first, *others = super().values(valuation)
+            return [first, *([None, *values[1:]] for values in others)]
+
+    messages: list[str] = []
+    credit = MonteCarlo(samples=1, values=OfTheFirst())
+    episodes, metrics = mdp.credited(credit, answers("a;a;b", "b;a;b"), say=messages.append)
+    assert (len(episodes), metrics["credit/unvalued"]) == (1, 1.0)
+    assert "credit/value_unavailable" not in metrics
+    assert messages == ["iteration 4: 1 answers are left out, since their prompt has no value"]
 
 
 def test_an_estimator_says_whether_it_is_unbiased_or_is_refused() -> None:

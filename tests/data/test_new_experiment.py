@@ -181,6 +181,7 @@ def test_models_methods_and_hardware_go_together_and_own_fields_are_taken(
         ),
         ({"data": "addition_chan"}, "addition_chain.jsonnet"),
         ({"method": "vinepo"}, "did you mean vineppo?"),
+        ({"method": "gpro"}, "did you mean grpo?"),
         ({"hardware": "tpu"}, "give in_process, cpu, gpu"),
         ({"data": "none.jsonl"}, "there is no file none.jsonl"),
         ({"name": "rows.csv"}, "exists already"),

@@ -90,7 +90,7 @@ def test_instructions_are_those_of_the_published_rows_and_others_are_told() -> N
     assert len(_library()) == 25
     with pytest.raises(ValueError, match="did you mean 'punctuation:no_comma'"):
         grade("a", ("punctuation:no_commas", {}))
-    with pytest.raises(ValueError, match="lacks its arguments num_words"):
+    with pytest.raises(ValueError, match="have its arguments num_words"):
         grade("a", ("length_constraints:number_words", {"relation": "at least"}))
 
 

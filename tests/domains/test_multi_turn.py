@@ -19,6 +19,7 @@ from tests.domains.turns import (
     Fleeting,
     LadderElsewhere,
     Letters,
+    Mute,
     Obedient,
     Unsteady,
     UnsteadyHere,
@@ -30,6 +31,7 @@ from tests.support.unruly_environment import Unruly
 from tests.trees import answered
 from treetune.config.build import build
 from treetune.credit.episodes import make_episode
+from treetune.domains.conversation import unpack_snapshot
 from treetune.domains.environments.base import Turn
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.mixture import Domain, Mixture
@@ -203,6 +205,14 @@ def test_what_needs_copies_has_them_and_what_can_have_none_does_not(sampled: Sam
         assert read == written and any(one.step_rewards for one in read)
         snapshots = [[one.snapshot for one in answer.segments] for answer in written]
         assert [[one.snapshot for one in answer.segments] for answer in read] == snapshots
+
+
+def test_a_copied_environment_that_says_nothing_leaves_its_copy_with_the_turn(sampled: Sampled) -> None:
+    for answer in sampled(Letters(environment=Mute())):
+        assert [segment.origin for segment in answer.segments] == ["sampled"] * 3
+        assert [segment.snapshot is not None for segment in answer.segments] == [True, True, False]
+        rewards, observed, state = unpack_snapshot(answer.segments[:2])
+        assert rewards == [0.25, 0.25] and len(observed) == 2 and state is not None and state[0] == 2
 
 
 @pytest.mark.parametrize("killed_after", [1, 9, 17])

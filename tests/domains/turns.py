@@ -6,7 +6,7 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -147,6 +147,14 @@ class Unsteady(Environment):
         state.append(time.perf_counter_ns())
         said = "+" if state[-1] // 64 % 2 else "-"
         return Turn(said, done=len(state) == 3, reward=0.25)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mute(Unsteady):
+    """Has states that can be copied, and says nothing to the policy."""
+
+    def step(self, state: list[float], action: str) -> Turn:
+        return replace(super().step(state, action), observation="")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,13 @@ class FakeVllm:
         self.models = ["tiny"]
         self.key = ""
         self.dev_mode = self.token_route = self.processed_logprobs = self.returns_token_ids = True
+        self.returns_scores = True
         self.max_model_len = CONTEXT
         self.replies: list[int | str] = []
         """The next answers of the sampling routes: an HTTP status, or a name in `Handler.sampled`."""
         self.reload_lies = self.reload_fails = False
+        self.tokenize: Callable[[str], list[int]] | None = None
+        """Encodes a text; None: the server has no tokenizer."""
         self.is_certain = False
         """Whether the model's own log-prob of token 1 is 0."""
         self.probe_answer: dict[str, Any] | None = None
@@ -79,6 +83,9 @@ class FakeVllm:
         if path == "/v1/models":
             cards = [{"id": name, "root": name, "max_model_len": self.max_model_len} for name in self.models]
             return send(handler, 200, {"object": "list", "data": cards})
+        if path == "/tokenize" and self.tokenize is not None:
+            assert body is not None and body["add_special_tokens"] is False
+            return send(handler, 200, {"tokens": self.tokenize(body["prompt"])})
         if path in ROUTES and (path != ROUTES[0] or self.token_route):
             assert body is not None
             return self.sampled(handler, path, body)
@@ -157,7 +164,14 @@ class FakeVllm:
             choices.append(choice)
         if reply == "one sample too few":
             choices.pop()
-        send(handler, 200, {"choices": choices[::-1]})
+        answer: dict[str, Any] = {"choices": choices[::-1]}
+        if "prompt_logprobs" in parameters and self.returns_scores:
+            scores = [None, *({str(token_id): {"logprob": -0.125 * token_id}} for token_id in prompt[1:])]
+            if reply == "forgets a score":
+                scores.pop()
+            holder = answer if path == ROUTES[0] else choices[0]
+            holder["prompt_logprobs"] = scores
+        send(handler, 200, answer)
 
 
 def send(handler: BaseHTTPRequestHandler, status: int, body: object) -> None:

@@ -61,7 +61,7 @@ class Elsewhere:
         self, *urls: str, rank: int = 0, run: str = "run", key: str = KEY, **settings: Any
     ) -> VllmEngine:
         launch = self.launch(**settings)
-        servers = [GivenServer(url, key, launch, run, loads=rank == 0) for url in urls]
+        servers = [GivenServer(url, key, launch, run, loads_weights=rank == 0) for url in urls]
         made = VllmEngine(launch.settings, launch.run, servers)
         self.engines.append(made)
         return made

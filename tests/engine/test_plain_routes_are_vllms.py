@@ -5,11 +5,19 @@ The test builds both with vLLM's own classes, without a server.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from treetune.engine.client import RequestPart, completions_of
-from treetune.engine.plain_client import PlainClient, Route, ServerFacts, samples_of_answer
-from treetune.engine.requests import Request, SamplingParams
+from treetune.engine.plain_client import (
+    PlainClient,
+    Route,
+    ServerFacts,
+    samples_of_answer,
+    scores_of_answer,
+)
+from treetune.engine.requests import Request, SamplingParams, ScoreRequest
 from treetune.engine.settings import PlainVllmSettings
 from treetune.vocabulary import token_array
 
@@ -19,11 +27,14 @@ SAMPLING = SamplingParams(max_tokens=5, temperature=0.7, top_p=0.9, top_k=-1, st
 PART = RequestPart(0, 3, 2, Request(token_array([5, 6, 7]), 100, 8, SAMPLING))
 
 
-def body(route: Route) -> dict[str, object]:
+SCORED = RequestPart(0, 0, 1, ScoreRequest(token_array([5, 6]), text_ids=token_array([7, 8])))
+
+
+def body(route: Route, part: RequestPart = PART) -> dict[str, object]:
     client = PlainClient(PlainVllmSettings(addresses=("http://a:1",)), end_ids=(2,))
     facts = ServerFacts("tiny", "tiny", route, 64, takes_weights=True, has_processed_logprobs=True)
     try:
-        return client.body(facts, PART, "salt")
+        return client.body(facts, part, "salt")
     finally:
         client.close()
 
@@ -123,6 +134,41 @@ def test_the_client_reads_what_vllm_answers() -> None:
         completions = completions_of({"samples": samples}, PART, 1)
         assert [completion.token_ids.tolist() for completion in completions] == [[0, 2], [1, 2]]
         assert [completion.logprobs.tolist() for completion in completions] == [[-0.5, -0.25]] * 2  # type: ignore[union-attr]
+
+
+def test_vllm_reads_the_bodies_that_score_and_the_client_its_answers() -> None:
+    from vllm.entrypoints.openai.completion.protocol import (
+        CompletionRequest,
+        CompletionResponse,
+        CompletionResponseChoice,
+    )
+    from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
+        GenerateRequest,
+        GenerateTokensChoice,
+        GenerateTokensResponse,
+    )
+    from vllm.entrypoints.serve.engine.protocol import UsageInfo
+    from vllm.logprobs import Logprob
+
+    of_tokens = GenerateRequest.model_validate(body("tokens", SCORED))
+    of_completions = CompletionRequest.model_validate(body("completions", SCORED))
+    assert of_tokens.token_ids == of_completions.prompt == [5, 6, 7, 8]
+    for params in (of_tokens.sampling_params, of_completions.to_sampling_params(1, {})):
+        assert (params.prompt_logprobs, params.max_tokens, params.temperature) == (0, 1, 1.0)
+        assert params.skip_reading_prefix_cache, "vLLM has no log-probs of a cached prefix"
+    prompt_logprobs = [None, *({token_id: Logprob(-token_id / 8)} for token_id in (6, 7, 8))]
+    usage = UsageInfo()
+    choice = GenerateTokensChoice(index=0, token_ids=[1], finish_reason="length")
+    completion = CompletionResponseChoice(index=0, text="", token_ids=[1], prompt_logprobs=prompt_logprobs)
+    answers: dict[Route, str] = {
+        "tokens": GenerateTokensResponse(
+            request_id="a", created=0, usage=usage, choices=[choice], prompt_logprobs=prompt_logprobs
+        ).model_dump_json(),
+        "completions": CompletionResponse(model="tiny", usage=usage, choices=[completion]).model_dump_json(),
+    }
+    assert isinstance(SCORED.request, ScoreRequest)
+    for route, answer in answers.items():
+        assert scores_of_answer(json.loads(answer), route, SCORED.request) == [-7 / 8, -1.0]
 
 
 def test_vllm_has_the_routes_that_load_and_name_weights() -> None:

@@ -16,15 +16,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.documents import ROOT, Document
+from tests.examples.runs_credit import advantages_in_run
 from treetune.models.tokenizer import character_tokenizer
 
 SHIMS = ROOT / "examples" / "other_trainers"
@@ -90,6 +93,36 @@ def test_the_example_of_the_page_prints_values_and_advantages(model_folder: Path
         assert sum_of_steps == pytest.approx(reward - answer_values[0])
     # The prompt is continued for both answers together, and the first line of each answer.
     assert cost.startswith("CreditCost(samples=27, ")
+
+
+def test_the_notebook_compares_three_estimators_by_the_advantages_of_a_run(model_folder: Path) -> None:
+    cells = json.loads((SHIMS / "credit.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            source = "".join(cell["source"])
+            exec(re.sub('MODEL = ".*"', f"MODEL = {str(model_folder)!r}", source), names)
+    rows = []
+    for answer in names["answers"]:
+        rows.append(({}, answer["prompt_ids"], answer["response_ids"], answer["reward"], None))
+    assert list(names["credited"]) == ["continuations", "sequential", "topped_up"]
+    for values, credited in names["credited"].items():
+        expected = advantages_in_run(
+            {"type": "monte_carlo", "samples": 9, "values": {"type": values}},
+            rows,
+            model=names["model"],
+            tokenizer=names["tokenizer"],
+            reward=lambda text, row: names["reward"]("", text),
+            max_tokens=24,
+            seed=0,
+            iteration=0,
+        )
+        for row, expected_row in zip(credited.advantages, expected, strict=True):
+            assert row == expected_row.tolist()
+    table = names["table"]
+    assert len(table) == len(names["ends"]) > 1
+    assert "".join(table["step"]) == names["tokenizer"].decode(names["rows"][names["n"]])
+    assert len(set(names["rewards"])) == 2, "some answers are right, and some are wrong"
 
 
 def python_with(package: str) -> str:

@@ -204,6 +204,16 @@ def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(name: str) -> Non
         resolve_policy(name)
 
 
+def test_the_remedy_for_a_missing_checkpoint_names_the_shipped_experiment_and_no_namesake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sft.jsonnet").write_text("{}")
+    for experiment, config in {"quickstart/sft": "quickstart/sft.jsonnet", "mine/sft": "sft.jsonnet"}.items():
+        with pytest.raises(ValueError, match=f"treetune run --configs {config}$"):
+            resolve_policy(f"experiments/{experiment}/checkpoints/last/policy")
+
+
 def test_a_directory_without_a_model_is_refused_and_names_on_the_hub_are_left_as_they_are(
     tmp_path: Path,
 ) -> None:

@@ -130,6 +130,14 @@ def test_metrics_by_domain_are_those_of_its_answers_alone() -> None:
         assert metrics[f"domains/{domain}/learnable"] == pytest.approx(learnable)
 
 
+def test_the_spread_of_rewards_is_over_all_graded_answers() -> None:
+    answers = mdp.all_trajectories()
+    lost = replace(answers[0], sample=len(answers), grade=Grade(7.0, "unavailable"))
+    metrics = trajectory_metrics(mdp.context(), [*answers, lost])
+    assert metrics["episodes/reward_std"] == pytest.approx(np.std([one.reward for one in answers]))
+    assert "episodes/reward_std" not in trajectory_metrics(mdp.context(), [lost])
+
+
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_what_is_learnable_is_expected_to_be_p_times_what_is_left(count: int) -> None:
     p, expected = 0.3, 0.0

@@ -215,6 +215,7 @@ def test_bonuses_add_up_and_the_score_stays() -> None:
         "shaping/length_penalty": sum(parts[1]) / 20,
         "episodes/score": sum(t.score for t in trajectories) / 20,
         "episodes/reward": sum(t.reward for t in earned) / 20,
+        "episodes/reward_std": float(np.std([t.reward for t in earned])),
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 

@@ -1,4 +1,5 @@
-"""On-policy distillation: what a token is worth, and that a policy comes to be like its teacher."""
+"""On-policy distillation: what a token is worth, and that a policy comes to be like its teacher, also with
+the teacher as an implicit reward model."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from tests.trainer.helpers import (
     tiny_model,
 )
 from treetune.credit.distillation import Distillation
+from treetune.credit.literature.implicit_reward import ImplicitReward
 from treetune.engine.settings import InProcessSettings
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 
@@ -66,6 +68,24 @@ def test_a_policy_comes_to_be_like_a_teacher_whatever_its_answers_earn(tmp_path:
     train(config)
     kl = [row["train/kl"] for row in directory_of(config).read_metrics()]
     assert kl[-1] < 0.5 * kl[0]
+
+
+def test_implicit_rewards_alone_lead_the_policy_to_the_reward_model(tmp_path: Path) -> None:
+    """The mean of a token's reward is −β KL(π ‖ π_φ). A small γ leaves out the noise of later tokens."""
+    config = small(
+        tmp_path,
+        InProcessSettings(),
+        credit=ImplicitReward(
+            reward_model=replace(MODEL, layers=2), beta=1.0, gamma=0.01, outcome_weight=0.0
+        ),
+        trainer=replace(TRAINER, advantage_normalisation="none", learning_rate=5e-3),
+        iterations=8,
+        problems_per_iteration=16,
+    )
+    train(config)
+    rows = directory_of(config).read_metrics()
+    assert rows[-1]["train/kl"] < 0.7 * rows[0]["train/kl"]
+    assert rows[0]["credit/value_tokens"] > 0
 
 
 def test_an_objective_that_takes_no_difference_to_the_teacher_is_refused(tmp_path: Path) -> None:

@@ -233,7 +233,12 @@ def test_a_run_that_goes_on_with_changed_code_says_which(module: Path, tmp_path:
     assert list(stored["own_modules"]) == ["module_of_a_run"]
     assert "your own code has changed" not in opened()
     module.write_text("weight = 2\n")
-    assert "your own code has changed since this experiment began (module_of_a_run)" in opened()
+    warning = f"warning: your own code has changed since this run was last started: {module}."
+    said = opened()
+    assert warning in said and "can't be compared" in said and "put the earlier code back" in said
+    [continued] = json.loads((directory_of(config).path / "manifest.json").read_text())["continued"]
+    assert continued["changed_code"] == {"module_of_a_run": str(module)}
+    assert opened().count(warning) == 1, "the present code is recorded, and not reported again"
 
 
 # A budget of sampled tokens

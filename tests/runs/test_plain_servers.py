@@ -6,6 +6,7 @@ Promises that these tests hold:
 * The run, killed (SIGKILL) and started again, ends with the weights of an undisturbed run.
 * Two servers behind a reverse proxy serve one run, and give it the same weights.
 * A server that can't load weights is refused before anything is sampled, and serves evaluations.
+* The credit library continues answers on such a server by both of its routes, and scores what it samples.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 import treetune.parts  # noqa: F401  (registers them)
 from tests.support.faults import CONFIG, Experiment
@@ -27,10 +30,14 @@ from tests.support.plain_server import (
     wait_for,
 )
 from treetune.config.jsonnet import load
+from treetune.credit import advantages
+from treetune.credit.library.servers import open_servers, read_servers
 from treetune.engine.client import Address
 from treetune.engine.plain_client import PlainClient
+from treetune.engine.requests import Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
 from treetune.models.policy_files import write_for_engine
+from treetune.models.tokenizer import codec_of
 
 from .shared_server import built
 
@@ -64,6 +71,14 @@ def serving(model: Path, log: Path, *arguments: str, dev_mode: bool = True) -> I
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[PlainServerProcess]:
     with serving(model, model.parent / "server.log", "--enable-scale-out") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def text_server(model: Path) -> Iterator[PlainServerProcess]:
+    """A server with text routes only, which takes no weights and returns the log-probs of the raw logits."""
+    raw = ("--logprobs-mode", "raw_logprobs")
+    with serving(model, model.parent / "text_server.log", *raw, dev_mode=False) as server:
         yield server
 
 
@@ -131,22 +146,55 @@ def test_a_run_over_a_plain_server_is_killed_and_resumed_with_the_same_weights(
 
 
 def test_the_facts_about_a_server_say_which_log_probs_it_returns(
-    server: PlainServerProcess, model: Path, tmp_path: Path
+    server: PlainServerProcess, text_server: PlainServerProcess
 ) -> None:
-    raw = ("--logprobs-mode", "raw_logprobs")
-    with serving(model, tmp_path / "raw.log", *raw, dev_mode=False) as raw_server:
-        for address, route, is_processed in ((server, "tokens", True), (raw_server, "completions", False)):
-            settings = PlainVllmSettings(addresses=(address.url,), dtype="float32")
-            client = PlainClient(settings)
-            try:
-                facts = client.meet(Address(address.url, 1, KEY), 60.0)
-                again = client.meet(Address(address.url, 1, KEY), 60.0)
-            finally:
-                client.close()
-            assert (facts.route, facts.takes_weights) == (route, is_processed)
-            assert facts.has_processed_logprobs is is_processed
-            assert len(facts.greedy) == 16
-            assert again.differs_from(facts, settings.tolerance("cpu").mean) is None
+    for address, route, is_processed in ((server, "tokens", True), (text_server, "completions", False)):
+        settings = PlainVllmSettings(addresses=(address.url,), dtype="float32")
+        client = PlainClient(settings)
+        try:
+            facts = client.meet(Address(address.url, 1, KEY), 60.0)
+            again = client.meet(Address(address.url, 1, KEY), 60.0)
+        finally:
+            client.close()
+        assert (facts.route, facts.takes_weights) == (route, is_processed)
+        assert facts.has_processed_logprobs is is_processed
+        assert len(facts.greedy) == 16
+        assert again.differs_from(facts, settings.tolerance("cpu").mean) is None
+
+
+def test_the_credit_library_continues_and_scores_answers_on_a_server(
+    server: PlainServerProcess, model: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    prompt_ids = np.array([3, 4, 5])
+    answers = [
+        {"prompt_ids": prompt_ids, "response_ids": [6, 7, 8, 9], "reward": 1.0, "step_ends": [2, 4]},
+        {"prompt_ids": prompt_ids, "response_ids": [6, 7, 7], "reward": 0.0, "step_ends": [2, 3]},
+    ]
+    engine = {"type": "plain_vllm", "addresses": [server.url], "key_variable": "VLLM_API_KEY"}
+    credited = []
+    for route in ("tokens", "completions"):
+        credited.append(
+            advantages(
+                answers,
+                credit={"type": "monte_carlo", "samples": 4},
+                engine={**engine, "route": route},
+                tokenizer=tokenizer,
+                grader=lambda prompt, text: float(len(text) % 2),
+                sampling=SamplingParams(max_tokens=8),
+                unfinished_reward=None,
+            )
+        )
+    assert credited[0].advantages == credited[1].advantages
+    assert credited[0].cost.tokens == credited[1].cost.tokens > 0
+    codec = codec_of(tokenizer)
+    for route in ("tokens", "completions"):
+        settings = read_servers({**engine, "route": route})
+        assert settings is not None
+        with open_servers(settings, codec, {}, prompt_ids, 64, None) as opened:
+            ((sampled,),) = opened.generate([Request(prompt_ids, 1, 1, SamplingParams(max_tokens=12))])
+            scores = opened.run(opened.score(prompt_ids, sampled.token_ids))
+        np.testing.assert_allclose(scores, sampled.logprobs, rtol=0, atol=1e-4)
 
 
 def test_two_servers_with_a_proxy_before_them_serve_a_run_with_the_same_weights(
@@ -164,18 +212,17 @@ def test_two_servers_with_a_proxy_before_them_serve_a_run_with_the_same_weights(
 
 
 def test_a_server_that_takes_no_weights_evaluates_by_text_routes_and_is_refused_by_a_run(
-    model: Path, tmp_path: Path
+    text_server: PlainServerProcess, tmp_path: Path
 ) -> None:
-    with serving(model, tmp_path / "server.log", dev_mode=False) as server:
-        run = experiment(tmp_path / "run", [server.url])
-        running = run.start()
-        assert running.wait() != 0
-        printed = " ".join(running.tail().split())
-        assert "has no routes that load weights: start it with the environment variable" in printed
-        assert not run.journals(), "something was sampled"
+    run = experiment(tmp_path / "run", [text_server.url])
+    running = run.start()
+    assert running.wait() != 0
+    printed = " ".join(running.tail().split())
+    assert "has no routes that load weights: start it with the environment variable" in printed
+    assert not run.journals(), "something was sampled"
 
-        sets = "{ evaluation: { sets: [{ split: 'test', problems: 4 }] } }"
-        running = run.start("run_evaluation_on_baseline", sets)
-        assert running.wait() == 0, running.tail()
-        (summary,) = run.directory.path.glob("evaluations/0000/*/summary.json")
-        assert json.loads(summary.read_text())["n_problems"] == 4
+    sets = "{ evaluation: { sets: [{ split: 'test', problems: 4 }] } }"
+    running = run.start("run_evaluation_on_baseline", sets)
+    assert running.wait() == 0, running.tail()
+    (summary,) = run.directory.path.glob("evaluations/0000/*/summary.json")
+    assert json.loads(summary.read_text())["n_problems"] == 4

@@ -19,14 +19,14 @@ from tests.support.faults import ROOT, Experiment, Running
 
 SUPERVISED = ROOT / "tests/support/small_supervised.jsonnet"
 SAMPLED = ROOT / "tests/support/small.jsonnet"
-ITERATIONS = 7
+ITERATIONS = 5
 
 SPARSE = (
     f"{{iterations: {ITERATIONS}, checkpoints: {{every: {ITERATIONS}}}, evaluation+: {{sets: []}},"
-    " trainer+: {epochs: 25}}"
+    " trainer+: {epochs: 20}}"
 )
 IN_PROCESS = "{engines: {policy: {type: 'in_process'}}}"
-LONGER = "{trainer+: {epochs: 100}}"
+LONGER = "{trainer+: {epochs: 80}}"
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exp
     return run_of_kind
 
 
-def start_and_signal(experiment: Experiment, number: int, *overrides: str, iteration: int = 4) -> Running:
-    """Starts a run and sends it a signal while it trains an iteration, by default the fourth."""
+def start_and_signal(experiment: Experiment, number: int, *overrides: str, iteration: int = 3) -> Running:
+    """Starts a run and sends it a signal while it trains an iteration, by default the third."""
     running = experiment.start("run_iteration_loop", *overrides)
     episodes = experiment.directory.iteration(iteration - 1) / "episodes.arrow"
     over = (experiment.directory.iteration(ITERATIONS - 1) / "metrics.json").is_file
@@ -82,9 +82,9 @@ def start_and_signal(experiment: Experiment, number: int, *overrides: str, itera
     ("kind", "signals"),
     [
         # By the iteration in which a signal comes. Between the two, an iteration ends that would be lost.
-        ("supervised, one rank", {4: signal.SIGINT, 6: signal.SIGHUP}),
-        ("supervised, two ranks", {4: signal.SIGTERM}),
-        ("sampled, one rank", {4: signal.SIGUSR1}),
+        ("supervised, one rank", {2: signal.SIGINT, 4: signal.SIGHUP}),
+        ("supervised, two ranks", {3: signal.SIGTERM}),
+        ("sampled, one rank", {3: signal.SIGUSR1}),
     ],
 )
 def test_a_signal_writes_a_checkpoint_from_which_the_run_ends_with_the_same_bits(
@@ -118,10 +118,10 @@ def test_a_second_ctrl_c_ends_at_once_and_the_next_start_says_what_is_done_again
     os.kill(running.launcher.pid, signal.SIGINT)
     assert running.wait() == 128 + signal.SIGINT
     last_line = running.tail().splitlines()[-1]
-    assert "the last checkpoint, and does iterations 1 to 3 again" in last_line
+    assert "the last checkpoint, and does iterations 1 to 2 again" in last_line
     assert experiment.directory.checkpoints() == []
     printed = experiment.run("run_iteration_loop", *kind.overrides, LONGER)
-    assert "iterations 1 to 3 had been finished after it and are" in printed
+    assert "iterations 1 to 2 had been finished after it and are" in printed
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_continuations_among_answers_leave_the_run_as_it_is_and_each_phase_its_t
     among, _ = bars("phases")  # the last is credit's own phase
     assert among == pytest.approx(mine["rollout"]["credit"]["seconds"], abs=1e-4)
     beside = mine["rollout"]["metrics"]["credit/value_overlap_seconds"]
-    assert sum(bars("phases beside generation")) == pytest.approx(beside, abs=1e-4)
+    assert sum(bars("phases during generation")) == pytest.approx(beside, abs=1e-4)
     assert row["credit/value_overlap_seconds"] == pytest.approx(beside, abs=1e-6)
 
 

@@ -33,6 +33,7 @@ from treetune.runtime.sinks import (
     _steps_in,
     with_mirrors_of_environment,
 )
+from treetune.tables.check import METRICS
 from treetune.vocabulary import Grade, Problem, Segment, Trajectory
 
 ROOT = Path(__file__).parents[2]
@@ -188,6 +189,7 @@ def test_tensorboard_gets_every_number_and_has_the_names_of_a_fragment_where_the
 ) -> None:
     row = {
         "episodes/reward": 0.5,
+        "episodes/reward_std": 0.75,
         "episodes/correct": 0.25,
         "threads/acceleration_ratio": 0.125,
         "threads/with_parallel": 1.0,
@@ -205,9 +207,48 @@ def test_tensorboard_gets_every_number_and_has_the_names_of_a_fragment_where_the
         row["critic/loss"] = 3.0
     own = {key: [(i, value) for i in range(1 if key == "critic/loss" else 2)] for key, value in row.items()}
     assert written(tmp_path / "own") == own
-    names = ("reward/mean", "metrics/correct_rate", "metrics/acceleration_ratio", "metrics/parallel_usage")
+    names = (
+        "reward/mean",
+        "reward/std",
+        "metrics/correct_rate",
+        "metrics/acceleration_ratio",
+        "metrics/parallel_usage",
+    )
     names += ("loss/policy_loss", "loss/value_loss")
     assert written(tmp_path / "both") == own | dict(zip(names, own.values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("names", "of_wandb", "of_tensorboard"),
+    [
+        (
+            {"test/score", "test/avg_response_length", "train/score", "actor/loss", "actor/entropy"},
+            "wandb_verl_names",
+            "tensorboard_verl_names",
+        ),
+        (
+            {"reward/mean", "reward/std", "metrics/correct_rate", "metrics/acceleration_ratio"}
+            | {"metrics/parallel_usage", "loss/policy_loss", "loss/value_loss"},
+            "threadweaver_wandb",
+            "threadweaver_tensorboard",
+        ),
+    ],
+)
+def test_wandb_and_tensorboard_have_the_same_names_of_other_dashboards(
+    names: set[str], of_wandb: str, of_tensorboard: str
+) -> None:
+    fragments = []
+    for fragment in (of_wandb, of_tensorboard):
+        (settings,) = load([str(ROOT / f"configs/sinks/{fragment}.jsonnet")]).data["sinks"]
+        fragments.append(settings)
+    wandb, tensorboard = fragments
+    assert (wandb["type"], tensorboard["type"]) == ("wandb", "tensorboard")
+    assert wandb["further_names"] == tensorboard["further_names"]
+    assert set(wandb["further_names"]) == names
+    for metric in wandb["further_names"].values():
+        group, _, name = metric.partition("/")
+        is_of_iterations = name in METRICS.get(group, ())
+        assert is_of_iterations or group in ("evaluation", "threads"), metric
 
 
 def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

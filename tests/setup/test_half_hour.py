@@ -1,4 +1,4 @@
-"""The half hour on a GPU goes on whatever a step does, ends what is late, and writes it all down."""
+"""The program for a GPU runs every step whatever another does, ends what is late, and keeps what it saw."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
-PROGRAM = Path(__file__).parents[2] / "scripts/gpu/half_hour.py"
+from tests.support.shipped import experiment_of
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("half_hour", PROGRAM)
+    spec = importlib.util.spec_from_file_location("half_hour", ROOT / "scripts/gpu/half_hour.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -25,48 +27,159 @@ def program() -> ModuleType:
 
 
 @pytest.fixture
-def day(program: ModuleType, tmp_path: Path) -> Any:
-    (tmp_path / "logs").mkdir()
-    return program.HalfHour(tmp_path, True, time.monotonic() + 60)
+def half_hour(program: ModuleType, tmp_path: Path) -> Any:
+    folder = tmp_path / "half_hour"
+    (folder / "logs").mkdir(parents=True)
+    return program.HalfHour(folder, True, time.monotonic() + 60)
 
 
-def test_a_step_that_fails_stops_no_other(program: ModuleType, day: Any) -> None:
-    def fails(day: Any, seconds: float, log: Path) -> Any:
-        return [("said", day.run([sys.executable, "-c", "print('why'); exit(3)"], seconds, log))]
+def python(text: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", text)
 
-    day.step("first", 60, fails)
-    day.step("second", 60, lambda day, seconds, log, word: [("word", word)], "a | b")
-    day.until = time.monotonic()
-    day.step("third", 60, fails)
-    assert [outcome.split(":")[0] for _, outcome, _, _ in day.steps] == ["FAILED", "ok", "no time was left"]
-    assert "exit code 3, see first.log: why" in day.steps[0][1]
-    page = (day.folder / "gpu.md").read_text()
+
+def test_a_step_that_fails_stops_no_other(program: ModuleType, half_hour: Any) -> None:
+    read = program.read_last_line("word")
+    failing = program.Step("first", 1, 60, (python("print('why'); exit(3)"),), read)
+    half_hour.run_step(failing)
+    half_hour.run_step(program.Step("second", 1, 60, (python("print('a | b')"),), read))
+    half_hour.until = time.monotonic()
+    half_hour.run_step(program.Step("third", 1, 60, (python("print(1)"),), read))
+
+    outcomes = [step.outcome.split(":")[0] for step in half_hour.outcomes]
+    assert outcomes == ["FAILED", "ok", "no time was left"]
+    assert "exit code 3, see first.log: why" in half_hour.outcomes[0].outcome
+    page = (half_hour.folder / "gpu.md").read_text()
     assert "| second | ok | 0 |" in page and "| word | a \\| b |" in page
-    assert page == program.page(day)
 
 
-def test_what_is_late_is_ended_with_all_that_it_started(day: Any) -> None:
+def test_a_second_call_runs_what_is_not_done(program: ModuleType, half_hour: Any, tmp_path: Path) -> None:
+    read = program.read_last_line("word")
+    half_hour.results = tmp_path / "results"
+    half_hour.run_step(program.Step("good", 1, 60, (python("print(1)"),), read))
+    half_hour.run_step(program.Step("bad", 1, 60, (python("exit(1)"),), read))
+
+    again = program.HalfHour(half_hour.folder, True, time.monotonic() + 60)
+    again.read_results()
+    assert again.is_done("good") and not again.is_done("bad") and not again.is_done("new")
+    again.run_step(program.Step("bad", 1, 60, (python("print(2)"),), read))
+    assert [(step.name, step.outcome) for step in again.outcomes] == [("good", "ok"), ("bad", "ok")]
+    copied = sorted(path.name for path in half_hour.results.iterdir())
+    assert copied == ["gpu.md", "half_hour.tar.gz", "steps.json"]
+
+
+def test_what_is_late_is_ended_with_all_that_it_started(half_hour: Any) -> None:
     inner = (
         "import subprocess, time; print(subprocess.Popen(['sleep', '77']).pid, flush=True); time.sleep(77)"
     )
-    log = day.folder / "logs/late.log"
+    log = half_hour.folder / "logs/late.log"
     with pytest.raises(RuntimeError, match=r"not done after 2 s; see late\.log"):
-        day.run([sys.executable, "-c", inner], 2.0, log)
+        half_hour.run(python(inner), 2.0, log)
     started = int(log.read_text().split()[-1])
     assert not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE
 
 
-def test_keys_that_add_to_others_are_written_as_jsonnet_has_them(program: ModuleType, day: Any) -> None:
-    (day.folder / "configurations").mkdir()
-    path = program.overlay(day, "name", {"trainer+": {"schedule+": program.OUTLASTS}})
+def test_a_run_is_killed_after_some_iterations_and_started_again(program: ModuleType, half_hour: Any) -> None:
+    metrics = half_hour.folder / "experiments/killed/metrics.jsonl"
+    first = f"""
+import json, pathlib, time
+path = pathlib.Path({str(metrics)!r})
+path.parent.mkdir(parents=True, exist_ok=True)
+for _ in range(2 if path.exists() else 1):
+    with path.open("a") as file:
+        file.write(json.dumps({{"seconds/total": 1.0, "episodes/reward": 0.5}}) + "\\n")
+    if path.read_text().count("\\n") == 1:
+        time.sleep(77)
+"""
+    command = python(first)
+    read = program.read_resumption("killed", "undisturbed")
+    half_hour.run_step(
+        program.Step("killed", 1, 30, (command, command), read, kill_after=1, killed_experiment="killed")
+    )
+
+    (outcome,) = half_hour.outcomes
+    assert outcome.outcome == "ok", outcome
+    assert ("iterations", "3") in outcome.rows
+    assert ("reward of the sampled answers", "0.5, 0.5, 0.5") in outcome.rows
+
+
+def test_keys_that_add_to_others_are_written_as_jsonnet_has_them(program: ModuleType, half_hour: Any) -> None:
+    path = program.write_changes(half_hour, "name", {"trainer+": {"schedule+": program.OUTLASTS}})
     assert '"trainer"+: {' in path.read_text() and '"schedule"+: {' in path.read_text()
 
 
-def test_words_choose_the_steps(program: ModuleType, day: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (day.folder / "configurations").mkdir()
-    taken: list[str] = []
-    monkeypatch.setattr(program.HalfHour, "step", lambda day, name, *work: taken.append(name))
-    day.only = ("auto", "SFT")
-    with pytest.raises(SystemExit, match="no step has auto or SFT"):  # nothing was written down here
-        program.go_through(day)
-    assert taken == ["SFT", "large model, weights by auto"]
+def test_words_choose_steps_and_bring_what_they_need(program: ModuleType, half_hour: Any) -> None:
+    steps = program.list_steps(half_hour, gpus=2)
+    chosen = [step.name for step in program.choose_steps(steps, ["VinePPO", "nccl"])]
+    assert chosen == [
+        "real model made", "real model, VinePPO", "1.1B made", "SFT", "VinePPO", "1.1B, weights by nccl",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="no step has 'auto' in its name; the steps are:\n  real model made"):
+        program.choose_steps(steps, ["SFT", "auto"])
+
+
+def test_a_dry_run_prints_commands_and_seconds_and_leaves_no_file(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert program.main(["--dry-run", "--minutes", "15"]) == 0
+
+    said = capsys.readouterr().out
+    assert "real model, GRPO: about 120 s, at most 240 s" in said
+    assert "examples/real_model/grpo.jsonnet," in said
+    assert "killed with SIGKILL after 2 iterations" in said
+    assert "begins after 15 minutes, by these estimates" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_worth_most_comes_first_and_every_deadline_leaves_time(
+    program: ModuleType, half_hour: Any
+) -> None:
+    half_hour.rehearse = False
+    steps = program.list_steps(half_hour, gpus=1)
+    names = [step.name for step in steps]
+    order = ("real model, GRPO", "real model, engine", "1.1B, all phases", "killed and resumed", "flash-attn")
+    positions = [next(i for i, name in enumerate(names) if word in name) for word in order]
+    assert positions == sorted(positions)
+    assert len(set(names)) == len(names)
+    for step in steps:
+        assert step.expected_s < step.limit_s
+        assert set(step.needs) <= set(names[: names.index(step.name)]), "what it needs comes before it"
+
+
+@pytest.mark.parametrize("rehearse", [False, True])
+def test_every_configuration_of_the_steps_is_valid(
+    program: ModuleType, half_hour: Any, rehearse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    half_hour.rehearse = rehearse
+    experiments = {}
+    for step in program.list_steps(half_hour, gpus=2):
+        for command in step.commands:
+            if "--configs" in command:
+                experiment = experiment_of(command[command.index("--configs") + 1])
+                experiments[experiment.experiment_name] = experiment
+
+    for step in program.list_steps(half_hour, gpus=2):
+        assert not step.killed_experiment or step.killed_experiment in experiments
+    paper = experiments["random_weights/paper"]
+    if not rehearse:
+        assert (paper.problems_per_iteration, paper.rollout.samples, paper.credit.samples) == (64, 8, 9)
+        assert paper.engines.policy.sleep and paper.trainer.precision == "bfloat16"
+        assert paper.model.name_or_path.endswith("random-model")
+    assert experiments["real_model/grpo"].engines.policy.dtype == "float32"
+    assert experiments["real_model/grpo"].model.chat is not None
+
+
+@pytest.mark.slow
+def test_a_rehearsed_step_makes_the_tiny_chat_model(program: ModuleType, half_hour: Any) -> None:
+    steps = program.list_steps(half_hour, gpus=0)
+    half_hour.run_step(next(step for step in steps if step.name == "real model made"))
+
+    (outcome,) = half_hour.outcomes
+    assert outcome.outcome == "ok", outcome
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(half_hour.folder / "real-model")
+    text = "What is 2 + 3?\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text, "white space is kept when it is loaded"
+    assert tokenizer.chat_template

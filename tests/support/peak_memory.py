@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from treetune.credit.base import CriticSettings
 from treetune.models.shapes import Shape
 from treetune.runtime.machine import Machine
 from treetune.runtime.planning.memory import IterationWork, TrainerMemory
@@ -58,7 +59,11 @@ class Case:
         longest = self.prompt_tokens + self.answer_tokens
         experiment: Any = SimpleNamespace(
             trainer=self.trainer,
-            credit=SimpleNamespace(needs_critic=self.critic, reference=None),
+            credit=SimpleNamespace(
+                needs_critic=self.critic,
+                reference=None,
+                critic_settings=CriticSettings() if self.critic else None,
+            ),
             rollout=SimpleNamespace(sampling=SimpleNamespace(temperature=1.0, top_p=self.top_p, top_k=-1)),
         )
         work = IterationWork(

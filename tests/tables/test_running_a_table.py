@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from tests.tables.small_table import FAKE, SHORT, calls, cells, experiment, show, table
 from tests.view.report import fabricated
 from treetune.processes.lifetime import process_fields
-from treetune.tables.launch import plan_text, reproduce
+from treetune.tables.launch import plan_text, reproduce, run
 from treetune.tables.runs import make_plan
 from treetune.tables.settings import MethodRow, Reproduction, TableExperiment
 from treetune.tables.write import make_table
@@ -143,6 +144,8 @@ def test_the_run_ends_with_the_command_that_started_it(tmp_path: Path, number: s
     wait_for(lambda: (process_fields(pid) or ["Z"])[0] in ("Z", "X"), None)
     plan = make_plan(table(tmp_path, seeds=(1,)))
     assert plan.statuses["ppo", 1].state == "interrupted"
+    said = "ended by SIGTERM; the same command continues" in (tmp_path / "out.txt").read_text()
+    assert said is (number == signal.SIGTERM)
 
 
 def wait_for(what: Any, process: subprocess.Popen[bytes] | None, seconds: float = 60.0) -> None:
@@ -205,3 +208,19 @@ def test_experiments_that_would_share_a_directory_are_told_apart(tmp_path: Path)
     statuses = make_plan(table(tmp_path, seeds=(1,), experiments=twice)).statuses
     assert [statuses[name, 1].state for name in ("sft", "ppo", "grpo")] == ["missing", "wrong", "wrong"]
     assert "{experiment_name+: '_grpo'}" in statuses["grpo", 1].why
+
+
+def test_a_wrong_configuration_ends_the_commands_that_only_list_runs_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = table(tmp_path, seeds=(1,))
+    wrong = TableExperiment(configs=("configs/quickstart/ppo.jsonnet",), overrides=("{ triner: {} }",))
+    broken = table(tmp_path, seeds=(1,), experiments=right.experiments | {"ppo": wrong})
+    options = {"at_once": 1, "plan": False, "launch_lines": False, "slurm": None}
+    for chosen in ({"plan": True}, {"launch_lines": True}, {"slurm": tmp_path / "jobs.sh"}):
+        assert run(right, SimpleNamespace(**options | chosen), show) == 0
+        capsys.readouterr()
+        assert run(broken, SimpleNamespace(**options | chosen), show) == 2
+        shown = capsys.readouterr()
+        assert "triner: unknown key" in shown.out + shown.err
+        assert ("wrong configuration of ppo, seed 1:" in shown.err) == ("plan" not in chosen)

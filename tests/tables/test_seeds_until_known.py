@@ -15,8 +15,9 @@ from tests.tables.small_table import FAKE, calls, cells, experiment, show, table
 from tests.view.report import fabricated
 from treetune.config.build import checked
 from treetune.exceptions import ConfigError
+from treetune.tables.check import missing_start_models
 from treetune.tables.columns import Area, MeasuredColumn
-from treetune.tables.launch import launch_lines, reproduce
+from treetune.tables.launch import Launcher, launch_lines, reproduce
 from treetune.tables.measure import measure
 from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import MethodRow, Pair, Reproduction, Seeds, TableExperiment, Until
@@ -353,6 +354,21 @@ def test_a_shared_start_is_made_once_and_needed_by_every_seed(tmp_path: Path) ->
     assert [one["seed"] for one in found["SFT"]["seeds"]] == [1]
     # Each seed is compared with the start that all share: 0.5 + 0.02 seed, less 0.52.
     assert found["PPO"]["difference"]["mean"] == pytest.approx(0.05, abs=0.005)
+
+
+def test_experiments_find_a_shared_start_where_they_name_the_folder_of_their_seed(tmp_path: Path) -> None:
+    experiments = dict(table(tmp_path).experiments) | {"sft": experiment("sft", shared=True)}
+    experiments["grpo"] = replace(experiments["grpo"], needs=())
+    plan = make_plan(table(tmp_path, seeds=(3, 4), experiments=experiments))
+    start_model = str(tmp_path / "shared/quickstart/sft/checkpoints/last/policy")
+    for seed in (3, 4):
+        config = plan.run("ppo", seed).config
+        assert config is not None and config["model"]["name_or_path"] == start_model
+    # The command line of the run has the same override.
+    assert start_model in " ".join(Launcher(ranks=1, threads=1).command(plan.run("ppo", 4), "run"))
+    [issue] = missing_start_models(plan)
+    assert issue.key == "experiments.grpo"
+    assert issue.remedy == "sft of this table trains it: write needs: ['sft']"
 
 
 def test_what_all_seeds_share_needs_nothing_that_each_has_for_itself(tmp_path: Path) -> None:

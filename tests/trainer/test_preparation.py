@@ -46,6 +46,10 @@ class Models:
         self.ran.append("reference")
         return torch.full((sequences.n_tokens,), -1.5)
 
+    def reference_kl(self, sequences: Sequences) -> torch.Tensor:
+        self.ran.append("policy and reference")
+        return torch.full((sequences.n_tokens,), 0.25)
+
     def values(self, sequences: Sequences) -> torch.Tensor:
         self.ran.append("critic")
         return torch.full((sequences.n_tokens,), 0.25)

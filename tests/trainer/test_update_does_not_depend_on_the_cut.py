@@ -42,6 +42,9 @@ def assert_same(one: tuple[dict, dict], other: tuple[dict, dict]) -> None:
     for name in ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "train/clip_fraction"):
         assert one[1].get(name) == pytest.approx(other[1].get(name), abs=5e-5), name
     assert one[1]["scores"] == pytest.approx(other[1]["scores"], abs=1e-5)
+    found, expected = one[1]["distributions"], other[1]["distributions"]
+    shared = min(len(found), len(expected))  # ranks that share a sequence compare with no reference
+    assert shared and found[:shared] == pytest.approx(expected[:shared], abs=1e-4)
 
 
 RANK = {"type": "spo", "target": "rank", "divergence": "jsd", "max_rank": 8}
@@ -61,6 +64,7 @@ OBJECTIVES = {
     "cispo": {"type": "cispo"},
     "gmpo": {"type": "gmpo"},
     "sapo": {"type": "sapo"},
+    "vimpo": {"type": "vimpo", "beta": 0.5, "actor_coef": 0.3, "lam": 0.9},
     "dppo": {"type": "dppo"},
     "clip_cov": {"type": "clip_cov", "share": 0.2, "least_covariance": -1.0},
     "kl_cov": {"type": "kl_cov", "share": 0.2},

@@ -6,6 +6,7 @@ Several settings, each with a file of its own, share one start of the processes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -20,6 +21,22 @@ def made(type: str, **settings: Any) -> Any:
     from treetune.objectives.base import Objective
 
     return Objective.registered()[type](**settings)
+
+
+def distributions_of(trainer: Any, rows: Any) -> list[float]:
+    """Sums of what the credit may ask of the trainer, for each row by itself."""
+    from treetune.trainer.tokens import Sequences
+
+    sequences = Sequences.of(rows)
+    columns = list(trainer.distributions(sequences))
+    if trainer.reference is not None and trainer.settings.sequence_parallel_size == 1:
+        columns += trainer.reference_distances(sequences)
+    starts = sequences.starts
+    return [
+        float(values_N[start:end].double().sum())
+        for values_N in columns
+        for start, end in itertools.pairwise(starts)
+    ]
 
 
 def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
@@ -78,6 +95,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
             first.prefetch.on_result(asked, [Completion(row.response_ids, None, "stop", 0)])
     metrics: dict[str, Any] = first.train(0, rows)
     metrics["scores"] = first.score([PAIR_TO_SCORE], temperature=0.7)[0]
+    metrics["distributions"] = distributions_of(first, rows)
     weights = {name: tensor.float().cpu().clone() for name, tensor in first.weights().items()}
     weights |= {
         f"critic.{name}": tensor.float().cpu().clone() for name, tensor in first.critic_weights().items()

@@ -43,7 +43,7 @@ from treetune.view.store import Run
 from treetune.view.store.queries import ColumnFilter, parse_conditions
 from treetune.view.store.tokens import CreditedStep, tokens_of, trained_steps
 from treetune.view.terminal import newest_answers
-from treetune.vocabulary import Segment, Stretch
+from treetune.vocabulary import Message, Segment, Stretch, Trajectory
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
 
@@ -149,6 +149,36 @@ def test_an_experiment_that_cannot_be_read_takes_no_other_along(viewer: Viewer) 
 
 def test_numbers_that_are_none_have_names() -> None:
     assert [number(x) for x in (float("-inf"), float("nan"), 2.0)] == ["-inf", "nan", "2"]
+
+
+def chat_answer(without_text: int) -> Trajectory:
+    """An answer to a chat with a solved example, whose template and end have tokens without text."""
+    plain = trajectory(0, 0, "4+5=9\n#9")
+    messages = (Message("user", "1+2="), Message("assistant", "3"), Message("user", "4+5="))
+    ids = [*plain.segments[0].token_ids, *plain.segments[1].token_ids, without_text]
+    return replace(
+        plain,
+        problem=replace(plain.problem, prompt="1+2=\n\n3\n\n4+5=", messages=messages),
+        prompt_ids=[without_text, *plain.prompt_ids],
+        segments=(Segment(ids, logprobs=[-0.5] * len(ids), policy_version=0),),
+        step_ends=(*plain.step_ends, len(ids)),
+    )
+
+
+def test_the_template_and_the_end_of_a_chat_are_shown(viewer: Viewer) -> None:
+    without_text = 300
+    answer = chat_answer(without_text)
+    record_iteration(begin_run(viewer.folder / "run"), 0, [answer])
+
+    page = viewer.page("/answer", run="run", source="i1", answer=answer.id)
+
+    _, _, template = page.partition("as the model reads it, with the chat template")
+    assert template.partition("</details>")[0].count("⟨300⟩") == 1
+    assert "⟨end⟩" in page and page.count("⟨300⟩") == 1, "the end token is named, and not shown by its id"
+    report = write_report([viewer.folder / "run"]).read_text()
+    earlier = report.partition("earlier turns</summary>")[2].partition("</details>")[0]
+    assert "user: 1+2=" in earlier and "assistant: 3" in earlier and "4+5=" not in earlier
+    assert '<pre class="prompt">4+5=</pre>' in report and "⟨end⟩" in report
 
 
 def test_an_answer_is_shown_with_its_own_tokens_and_credit(viewer: Viewer) -> None:

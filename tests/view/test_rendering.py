@@ -3,7 +3,15 @@
 import pytest
 from markupsafe import Markup, escape
 
-from treetune.view.text import DEEPEST_FORMULA, rendered
+from treetune.view.text import DEEPEST_FORMULA, one_line_with_end, rendered
+
+
+def test_of_a_long_prompt_the_end_is_shown_too() -> None:
+    assert one_line_with_end("short\ntext", 10) == "short ↵ text"
+    examples = "What is 1 + 2?\n3\n" * 20
+    shown = one_line_with_end(f"{examples}What is 4 + 5?", 60)
+    assert shown.startswith("What is 1 + 2? ↵ 3") and shown.endswith("What is 4 + 5?")
+    assert " … " in shown and "\n" not in shown
 
 
 def test_mathematics_and_bold_type_are_marked_up() -> None:

@@ -1,4 +1,4 @@
-"""A credit of one's own that tells tokens apart: what stands near the end of an answer counts more."""
+"""A custom credit for single tokens: tokens near the end of an answer count more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A value estimator of one's own: the prompt has a value, and no state behind it."""
+"""A custom value estimator: the prompt has a value, and no state after it has one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollout of one's own: problems that nobody solved are asked a second time."""
+"""A rollout of one's own: problems without a correct answer are asked a second time."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -18,6 +17,7 @@ import treetune.lab.commands
 import treetune.tables.commands
 import treetune.threads.commands
 import treetune.view.commands
+import treetune.view.crediting.commands
 import treetune.view.exports.commands
 from treetune.cli import configuration, experiments
 from treetune.cli.command import (
@@ -29,6 +29,7 @@ from treetune.cli.command import (
     say,
 )
 from treetune.cli.completion import CONFIGURATION_SUFFIXES
+from treetune.config.errors import nearest
 from treetune.overriding import override
 
 OWN_MODULES = (
@@ -38,6 +39,7 @@ OWN_MODULES = (
     treetune.tables.commands,
     treetune.threads.commands,
     treetune.view.commands,
+    treetune.view.crediting.commands,
     treetune.view.exports.commands,
 )
 """Modules of this package with commands, in addition to those of `treetune.cli`."""
@@ -47,20 +49,36 @@ GROUP = "treetune.commands"
 
 
 def _collect_commands() -> dict[str, Command]:
-    """Returns all commands by their names, those of installed packages included."""
+    """Returns all commands by their names, those of installed packages included.
+
+    A package's command is left out, with a note, if its name is already that of another command: it would
+    replace that command without a word.
+    """
     modules: list[Any] = [experiments, configuration, *OWN_MODULES]
-    listed = [command for module in modules for command in module.COMMANDS]
+    own_commands = {command.name: command for module in modules for command in module.COMMANDS}
+    help_commands = {command.name: command for command in HELP}
+    owners = dict.fromkeys([*own_commands, *help_commands, *SHORT.values()], "treetune")
+    added: dict[str, Command] = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
         if entry.dist is not None and entry.dist.name == "treetune":
             continue  # version 0.1 named its own modules here, and may still be installed
         try:
-            listed += _load_commands(entry)
+            commands_of_package = _load_commands(entry)
         except (Exception, SystemExit) as error:  # a broken package mustn't end other commands
             print(f"note: the commands of {entry.value} can't be loaded: {error}", file=sys.stderr)
-    commands: dict[str, Command] = {}
-    for command in [*listed, *HELP]:
-        commands[command.name] = command
-    return commands
+            continue
+        for command in commands_of_package:
+            if command.name in owners:
+                print(
+                    f"note: the command {command.name!r} of {entry.value} is left out, since"
+                    f" {owners[command.name]} has a command of this name: rename it in that package's"
+                    " COMMANDS",
+                    file=sys.stderr,
+                )
+                continue
+            owners[command.name] = entry.value
+            added[command.name] = command
+    return own_commands | added | help_commands
 
 
 def _load_commands(entry: importlib.metadata.EntryPoint) -> tuple[Command, ...]:
@@ -108,7 +126,7 @@ HELP = (
 )
 GROUPS = {
     "basics": "run run_evaluation check_config explain_config list_parts configs plan doctor new",
-    "inspect": "view watch report bisect_runs replay fork arena credit_worth",
+    "inspect": "view watch report credit bisect_runs replay fork arena credit_worth",
     "tables": "make_table reproduce_table run_analyzers compare_analyses",
     "data": "prepare_data estimate_difficulty filter_data score_responses export_rows make_threads",
     "share": "certify verify model_card push_to_hub export_evaluation export_notes chat_template",
@@ -221,7 +239,7 @@ class _Program(click.Group):
             return SHORT.get(command.name, command.name), command, arguments
         if name.endswith(CONFIGURATION_SUFFIXES):
             ctx.fail(f"{name} is a file, and a command comes first: treetune run {shlex.quote(name)}")
-        similar_names = get_close_matches(name, BY_NAME, n=1, cutoff=0.6)
+        similar_names = nearest(name, BY_NAME)
         near = OTHERS_CALL_IT.get(name) or next(iter(similar_names), None)
         hint = f"did you mean {SHORT.get(near, near)}?" if near else "`treetune help` lists the commands"
         ctx.fail(f"there is no command {name!r}: {hint}")
@@ -278,7 +296,7 @@ def _list_group(group: str) -> str:
 
 def _suggest(name: str, choices: Sequence[str] | dict[str, Command]) -> str:
     """Returns the end of a message about a wrong name: the nearest right name, or else all names."""
-    similar_names = get_close_matches(name, choices, n=1, cutoff=0.6)
+    similar_names = nearest(name, choices)
     if similar_names:
         return f": did you mean {similar_names[0]}?"
     return f"; there are {', '.join(sorted(choices))}"

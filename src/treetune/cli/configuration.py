@@ -45,7 +45,8 @@ def check_config(options: Options) -> int:
     except ConfigError as error:
         raise ConfigError([_add_source(issue, explanation) for issue in error.issues]) from error
     for note in notes:
-        print(wrapped("note: ", note), file=sys.stderr)
+        label = "" if note.startswith("warning: ") else "note: "
+        print(wrapped(label, note), file=sys.stderr)
     missing = issues_of_this_machine(root, explanation)
     if missing and not options.config_only:
         raise ConfigError(missing, "missing on this machine (`check --config-only` leaves this out)")

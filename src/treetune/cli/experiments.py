@@ -24,6 +24,8 @@ def run_experiment(options: Options) -> int:
     config, root = load_experiment(options)
     is_first_rank = os.environ.get("RANK", "0") == "0"
     if is_first_rank and options.commands[options.command].in_ranks:
+        if options.command == "run_iteration_loop":
+            _check_machine(config, root)
         # The imports take ten seconds, in which a terminal would show nothing.
         print("the configuration is fine; loading PyTorch", file=sys.stderr, flush=True)
     from treetune.runtime.commands import run
@@ -57,7 +59,10 @@ def run_ranks(options: Options) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", front_door.threads_each(1))
         options.command = options.what
         return options.commands[options.what].run(options)
-    load_experiment(options)  # raises here for a wrong configuration, and not in each rank
+    # A mistake is reported here, and not in each rank.
+    config, root = load_experiment(options)
+    if options.what == "run_iteration_loop":
+        _check_machine(config, root)
     arguments: list[str] = []
     for names in options.configs or ():
         arguments += ["--configs", names]
@@ -77,6 +82,23 @@ def load_experiment(options: Options) -> tuple[Config, Runtime]:
     root = built(config, options.command, "an experiment")
     options.log_file = log_file(config)
     return config, cast("Runtime", root)
+
+
+def _check_machine(config: Config, root: Runtime) -> None:
+    """Raises ConfigError if a new run needs files, models or GPUs that aren't here, as `check` does.
+
+    A run that is continued may need fewer of them, and isn't checked.
+    """
+    log = log_file(config)
+    if log is not None and (log.parents[1] / "manifest.json").exists():
+        return
+    from treetune.config.explain import Explanation
+    from treetune.config.remedies import issues_of_this_machine
+    from treetune.exceptions import ConfigError
+
+    missing = issues_of_this_machine(root, Explanation(config))
+    if missing:
+        raise ConfigError(missing, "missing on this machine")
 
 
 def log_file(config: Config) -> Path | None:

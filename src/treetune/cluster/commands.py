@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from treetune.runtime.machine import Machine
 
 POLL_S = 0.5
+CREDIT_KEY = "TREETUNE_CREDIT_KEY"
+"""The environment variable with the key of `serve_credit`, if no file has it."""
 
 
 def serve_engine(options: Options) -> int:
@@ -35,7 +37,7 @@ def serve_engine(options: Options) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="treetune-start-weights-") as folder:
             launch = _launch(root, options.host, Path(folder))
-            _make_key(options.key_file)
+            _make_key(options.key_file, "the run needs the same file")
             key = read_key(options.key_file)
             _write_start(root, Path(folder))
             return serve(launch, options.log, options.port, key, options.key_file)
@@ -70,8 +72,12 @@ def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
     return ServerLaunch(one_server, run, host=host)
 
 
-def _make_key(path: Path) -> None:
-    """Writes a new key into a file for this user alone, unless the file exists."""
+def _make_key(path: Path, use: str) -> None:
+    """Writes a new key into a file for this user alone, unless the file exists.
+
+    Args:
+        use: The use of the key, for the message about it.
+    """
     import secrets  # slow: it loads OpenSSL
 
     try:
@@ -80,7 +86,7 @@ def _make_key(path: Path) -> None:
         return
     with os.fdopen(file, "w") as opened:
         opened.write(secrets.token_urlsafe(32) + "\n")
-    say(f"a new key is in {path}, which only you can read: the run needs the same file")
+    say(f"a new key is in {path}, which only you can read: {use}")
 
 
 def _write_start(root: PolicyIteration, folder: Path) -> None:
@@ -134,6 +140,40 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     finally:
         client.close()
         process.end()
+
+
+def serve_credit(options: Options) -> int:
+    """Serves until it is interrupted; returns 0."""
+    # uvicorn raises the signal that has ended it again, which then becomes KeyboardInterrupt.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    from treetune.cluster.credit_service.serving import make_settings, run_service
+
+    try:
+        key = _read_or_make_credit_key(options.key_file)
+        run_service(
+            make_settings(options), key, options.host, options.port, options.megabytes * 1_000_000, say
+        )
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _read_or_make_credit_key(path: Path | None) -> str:
+    """Returns the key in a file, which is made if it isn't there; without a file the key in the environment.
+    Raises ValueError if there is none."""
+    from treetune.engine.given import read_key
+
+    if path is not None:
+        _make_key(path, "clients send this key")
+        return read_key(path, "--key-file", "the key that clients send")
+    key = os.environ.get(CREDIT_KEY, "").strip()
+    if not key:
+        raise ValueError(
+            f"the service needs a key: give --key-file FILE, which is made if it isn't there, or set the"
+            f" environment variable {CREDIT_KEY}"
+        )
+    return key
 
 
 def print_plan(options: Options) -> int:
@@ -282,6 +322,75 @@ COMMANDS = (
             click.Option(["--log"], type=PATH, metavar="FILE", help="default: serve_engine-PORT.log"),
         ),
         takes_files=True,
+    ),
+    Command(
+        "serve_credit",
+        serve_credit,
+        "serve step-level credit to trainers on other machines or in other languages",
+        "Answers POST /advantages, as JSON or Arrow, with the advantages that treetune.credit gives, until"
+        " Ctrl-C. Continuations are sampled by the vLLM servers at --engine, and graded by --grader. Clients"
+        " choose the credit, and send the key. GET /openapi.json has the schema, /health and /metrics the"
+        " state. Requests are not encrypted: keep the service on this machine or in a private network, or"
+        " behind a TLS proxy.",
+        (
+            "treetune serve_credit --key-file credit.key",
+            "treetune serve_credit --engine http://127.0.0.1:8000 --tokenizer models/rho-1b --grader math"
+            " --key-file credit.key",
+        ),
+        (
+            click.Option(
+                ["--engine"],
+                multiple=True,
+                metavar="ADDRESS",
+                help="of a vLLM server with the policy, repeatable; or a folder with a model, or Jsonnet such"
+                " as {type: 'plain_vllm', …}; default: only credit without continuations",
+            ),
+            click.Option(["--tokenizer"], metavar="FOLDER", help="of the policy"),
+            click.Option(
+                ["--grader"],
+                metavar="NAME|'{…}'",
+                help="of continuations: the type of a grader, or its configuration as Jsonnet",
+            ),
+            click.Option(["--host"], default="127.0.0.1", metavar="ADDRESS", help="to listen on"),
+            click.Option(
+                ["--port"],
+                default=8200,
+                type=click.IntRange(0, 2**16 - 1),
+                metavar="PORT",
+                help="to listen on; 0: any free one; default: 8200",
+            ),
+            click.Option(
+                ["--key-file"],
+                type=PATH,
+                metavar="FILE",
+                help=f"of mode 600; made if not there; default: the variable {CREDIT_KEY}",
+            ),
+            click.Option(
+                ["--credits"], metavar="A,B,…", help="that clients may choose; default: all that can be used"
+            ),
+            click.Option(["--budget"], type=_COUNT, metavar="N", help="most sampled tokens of a request"),
+            click.Option(
+                ["--deadline"],
+                type=_AMOUNT,
+                default=3600.0,
+                metavar="SECONDS",
+                help="most seconds of a request; default: 3600",
+            ),
+            click.Option(
+                ["--megabytes"],
+                type=_COUNT,
+                default=64,
+                metavar="N",
+                help="most megabytes of a request; default: 64",
+            ),
+            click.Option(
+                ["--calls"],
+                type=click.IntRange(1, 64),
+                default=4,
+                metavar="N",
+                help="requests that are worked on at a time; others wait; default: 4",
+            ),
+        ),
     ),
     Command(
         "doctor",

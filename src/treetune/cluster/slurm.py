@@ -397,6 +397,22 @@ def _tasks_in(answer: str) -> Iterator[ArrayTask]:
 # An experiment: what scripts/slurm/submit.sh does
 
 
+def _split_arguments(text: str) -> list[str]:
+    """Splits SBATCH_ARGUMENTS as a shell would, so that quotes keep an option with spaces together.
+
+    Example: ``--comment='two words' --exclude=n1`` gives ``["--comment=two words", "--exclude=n1"]``.
+
+    Raises ValueError for a quote that isn't closed.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(
+            f"SBATCH_ARGUMENTS is {text!r}, which can't be split into options ({error}): close the quote, as"
+            " in --comment='two words'"
+        ) from error
+
+
 def submit_experiment(configs: str, commands: Sequence[str], environment: Mapping[str, str]) -> str:
     """Submits an experiment's jobs with the settings of `environment`, and returns the last job's number.
 
@@ -407,6 +423,7 @@ def submit_experiment(configs: str, commands: Sequence[str], environment: Mappin
     for name in WHOLE_NUMBERS:
         if not re.fullmatch(r"[1-9][0-9]*", settings[name]):
             raise ValueError(f"{name} is '{settings[name]}'; it must be a whole number above 0")
+    further_options = _split_arguments(environment.get("SBATCH_ARGUMENTS", ""))
     if shutil.which("sbatch") is None:
         raise ValueError("there is no sbatch here: this is for a SLURM cluster's login node")
     main = str(Path(__file__).parent.parent / "main.py")
@@ -442,7 +459,7 @@ def submit_experiment(configs: str, commands: Sequence[str], environment: Mappin
     for name in ("PARTITION", "ACCOUNT", "QOS"):
         if value := environment.get(name):
             options.append(f"--{name.lower()}={value}")
-    options += environment.get("SBATCH_ARGUMENTS", "").split()
+    options += further_options
 
     # The job has the environment of sbatch (--export=ALL), and its script reads these variables.
     os.environ.update(TREETUNE_LOGS=logs, GPUS_PER_NODE=settings["GPUS_PER_NODE"])

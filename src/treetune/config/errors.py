@@ -5,10 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 
 WIDTH = 110
 """Columns of a message; a terminal of 120 shows it unbroken."""
+
+LEAST_SIMILARITY = 0.6
+"""A candidate below this ratio of `difflib.SequenceMatcher` is not suggested for a misspelled name."""
 
 KeyPath = tuple[str, ...]
 
@@ -40,8 +43,38 @@ class ConfigIssue:
 
 def nearest(name: str, candidates: Iterable[str], count: int = 1) -> list[str]:
     """Returns the candidates that a misspelled `name` may mean, the best first; perhaps none."""
-    by_fold = {candidate.casefold(): candidate for candidate in candidates}
-    return [by_fold[match] for match in get_close_matches(name.casefold(), by_fold, n=count, cutoff=0.6)]
+    typed = name.casefold()
+    matcher = SequenceMatcher(b=typed)
+    ranked: list[tuple[float, int, str]] = []
+    for candidate in dict.fromkeys(candidates):
+        folded = candidate.casefold()
+        matcher.set_seq1(folded)
+        similarity = matcher.ratio()
+        if similarity >= LEAST_SIMILARITY:
+            # To difflib, "gpro" is as similar to "gspo" as to "grpo". Only the edits tell them apart.
+            ranked.append((-similarity, count_edits(typed, folded), candidate))
+    return [candidate for _, _, candidate in sorted(ranked)[:count]]
+
+
+def count_edits(text: str, other: str) -> int:
+    """Returns the least number of edits that turn one text into another. An edit inserts, deletes or replaces
+    a letter, or swaps two neighbouring letters.
+
+    Example: 1 for ``gpro`` and ``grpo``, and 2 for ``gpro`` and ``gspo``.
+    """
+    # rows[i][j] is the number of edits between the first i letters of `text` and the first j of `other`.
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(text, start=1):
+        row = [i]
+        for j, other_letter in enumerate(other, start=1):
+            replaced = rows[i - 1][j - 1] + (letter != other_letter)
+            edits = min(rows[i - 1][j] + 1, row[j - 1] + 1, replaced)
+            is_swap = i > 1 and j > 1 and text[i - 2 : i] == other[j - 2 : j][::-1]
+            if is_swap:
+                edits = min(edits, rows[i - 2][j - 2] + 1)
+            row.append(edits)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def did_you_mean(name: str, candidates: Sequence[str]) -> str:

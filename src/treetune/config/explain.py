@@ -21,7 +21,16 @@ from typing_extensions import override
 from treetune.config import lexer
 from treetune.config.errors import KeyPath, dotted
 from treetune.config.jsonnet_frames import frames
-from treetune.config.layers import Config, Layer, add_layers, evaluate, find_file, read_layer, text_of
+from treetune.config.layers import (
+    CONFIGS,
+    Config,
+    Layer,
+    add_layers,
+    evaluate,
+    find_file,
+    read_layer,
+    text_of,
+)
 from treetune.config.registrable import Registrable
 from treetune.exceptions import ConfigError, Endless
 
@@ -96,9 +105,19 @@ class Explanation:
     @property
     def folders(self) -> list[Path]:
         """The folders in which the user's modules may be: those of the configuration files, in their order,
-        and further ones."""
+        those of the user's files that they import, and further ones."""
         of_files = [layer.path.parent for layer in self._config.layers if layer.path]
-        return [*of_files, *map(Path, self._more_folders)]
+        of_imports: list[Path] = []
+        files = list(self._config.layers)
+        for layer in files:  # the list grows meanwhile
+            if layer.path is not None and layer.path.is_relative_to(CONFIGS):
+                continue  # a shipped file imports none of the user's
+            for _, imported in self._imports(layer):
+                if imported in files or imported.path is None or imported.path.is_relative_to(CONFIGS):
+                    continue
+                files.append(imported)
+                of_imports.append(imported.path.parent)
+        return [*of_files, *of_imports, *map(Path, self._more_folders)]
 
     def value(self, key: KeyPath) -> Any:
         """Returns the value in the evaluated object, or MISSING."""

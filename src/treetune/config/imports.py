@@ -2,8 +2,8 @@
 
 ``imports: ['my_package.my_part']`` in a configuration imports a user's module, whose parts are then
 known by their `type`. It is looked for among what is installed, then in the working directory, then in
-the folders of the configuration files. A package that is installed beside this one can name modules in
-its entry points (group ``treetune.parts``), and needs no `imports`.
+the folders of the configuration files and of the files that these import. An installed package can name
+modules in its entry points (group ``treetune.parts``), and needs no `imports`.
 """
 
 from __future__ import annotations

@@ -133,7 +133,8 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
                 continue
             if unset:
                 raise ConfigError(unset) from error
-            if not frames(str(error)) and len(layers) > 1:  # it is the sum that failed: what was added?
+            if not frames(str(error)) and len(layers) > 1:
+                # No single file has the error, so the sum of the files failed: one of them isn't an object.
                 raise ConfigError([_issue_of_no_object(layers, variables)]) from error
             if "couldn't open import" in str(error) and unread_file:
                 unread, importing = unread_file[0], frames(str(error))

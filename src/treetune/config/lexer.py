@@ -101,7 +101,7 @@ def field_at(text: str, line: int, column: int) -> tuple[str, ...]:
     """The key path (relative to the file's own object) of the field whose value holds this place."""
     length_of_earlier_lines = sum(map(len, text.splitlines(keepends=True)[: line - 1]))
     position = length_of_earlier_lines + column - 1
-    keys_of_open_objects: list[str | None] = []  # None for an object that is no field's value
+    keys_of_open_objects: list[str | None] = []  # None for an object that isn't the value of a field
     last_key: str | None = None  # the field whose value is being read
     previous: Token | None = None
     for token in tokens(text):
@@ -126,7 +126,7 @@ def field_line(text: str, path: tuple[str, ...]) -> int | None:
     """
     lines_of_path: list[int] = []
     lines_of_name: list[int] = []
-    keys_of_open_objects: list[str | None] = []  # None for an object that is no field's value
+    keys_of_open_objects: list[str | None] = []  # None for an object that isn't the value of a field
     last_key: str | None = None  # the field whose value is being read
     previous: Token | None = None
     for token in tokens(text):

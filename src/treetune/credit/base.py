@@ -17,8 +17,8 @@ Four ways to write one, from the shortest on:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, final
 
 from annotated_types import Gt
@@ -26,7 +26,9 @@ from typing_extensions import override
 
 from treetune import contracts
 from treetune.config.registrable import Registrable
-from treetune.contracts import Experiment, Finding
+from treetune.contracts import Experiment, Finding, Part
+from treetune.credit.critic_losses import CriticLoss, SquaredError
+from treetune.credit.critic_prompts import GOLD, PROMPT, fill_template
 from treetune.credit.episodes import advantage_metrics, make_episode, whole_answer_episodes
 from treetune.credit.states.early import EarlyContinuations
 from treetune.rollouts.context import RolloutContext
@@ -43,6 +45,9 @@ THREADS_REMEDY = (
     " to false"
 )
 UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
+
+EXAMPLES = 8
+"""The problems of a task that are looked at for reference answers."""
 
 
 class Credit(Registrable):
@@ -97,6 +102,17 @@ class Credit(Registrable):
     def asks_reference(self) -> bool:
         """True where `assign` asks the trainer's reference model for the log-probs of given texts."""
         return False
+
+    @property
+    def asks_distributions(self) -> bool:
+        """True where `assign` asks the trainer for the policy's whole distributions (entropies, Σ π²)."""
+        return False
+
+    @property
+    @final
+    def asks_trainer(self) -> bool:
+        """True where `assign` asks the trainer for something, so that the trainer must be open by then."""
+        return self.asks_critic or self.asks_reference or self.asks_distributions
 
     @property
     def reference(self) -> ModelSource | None:
@@ -250,15 +266,64 @@ class TokenCredit(Credit):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CriticSettings:
+class CriticSettings(Part):
     """Settings of the critic: a copy of the start model with a linear head and an optimiser of its own,
     which has the trainer's schedule, precision and sharding."""
 
+    loss: CriticLoss = field(default_factory=SquaredError)
+    """What the critic's head has as outputs, and how they learn the returns."""
     learning_rate: Annotated[float, Gt(0)] | None = None
     """Peak of its schedule; None: the policy's."""
     value_clip: Annotated[float, Gt(0)] | None = 0.2
     """Bounds how far a value may move from what it was before the iteration's training while that still
-    lowers the loss (Schulman et al.'s code of PPO); None: there is no bound."""
+    lowers the loss (Schulman et al.'s code of PPO); None: there is no bound. It is for the loss
+    `squared_error`; others have none."""
+    template: str | None = None
+    """The critic's own prompt, which shows it the reference answer, such as ``"{prompt}\nAnswer: {gold}\n"``;
+    None: the policy's prompt. ``{prompt}`` is the problem's text (of a conversation, its last message),
+    ``{gold}`` its reference answer. The model's chat template is put around it, as around every prompt.
+
+    Where there is no reference answer, or the prompt doesn't fit into the context with the answer, the critic
+    sees the policy's prompt: ``critic/without_gold`` is the share of such answers."""
+
+    def __post_init__(self) -> None:
+        if self.template is None:
+            return
+        missing = [placeholder for placeholder in (PROMPT, GOLD) if placeholder not in self.template]
+        if missing:
+            raise ValueError(
+                f"template doesn't contain {' and '.join(missing)}: put the problem's text and its reference"
+                " answer into it"
+            )
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if self.template is None:
+            return
+        examples = experiment.task.examples(EXAMPLES)
+        if examples and not any(problem.gold for problem in examples):
+            yield Finding(
+                "the critic's prompt shows the problems' reference answers, and the first problems of the"
+                " task have none",
+                "template",
+                "choose a task with reference answers, or set the critic's template to null",
+            )
+            return
+        sampling = experiment.rollout.sampling
+        prompts = [fill_template(self.template, problem.prompt, GOLD, problem.gold) for problem in examples]
+        lengths = experiment.model.prompt_tokens(prompts)
+        if sampling is None or not lengths:  # the lengths are known at once for few models
+            return
+        longest = max(lengths) + sampling.max_tokens
+        if longest > experiment.context_length:
+            yield Finding(
+                f"the critic's prompt of a problem of this task has {max(lengths)} tokens, and with an answer"
+                f" of {sampling.max_tokens} tokens it exceeds the context_length of"
+                f" {experiment.context_length}: for such answers the critic sees the policy's prompt, unless"
+                f" context_length is {longest} or more",
+                "template",
+                level="warning",
+            )
 
 
 @dataclass(frozen=True)

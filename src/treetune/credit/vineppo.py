@@ -78,20 +78,22 @@ def step_advantages(
     Args:
         values: V before each step. None where V is not known; the first is known.
         reward: The answer's reward.
-        baselines: b before each step, None where `values` has None.
+        baselines: b before each step, None where `values` has None: for estimators that compare with another
+            number than the value (`Value.baseline`).
     """
     advantages: list[float] = []
     baselines = values if baselines is None else baselines
     baseline = baselines[0]
     # The value after step i is the one before step i + 1; after the last step the reward takes its place.
     values_after = [*values[1:], reward]
-    for steps, value_after in enumerate(values_after, start=1):
+    for steps_so_far, value_after in enumerate(values_after, start=1):
         if value_after is None:
             continue  # no boundary here: this step is credited together with the next one
         assert baseline is not None, "without a first value there is nothing to compare the others with"
-        uncredited_steps = steps - len(advantages)
+        uncredited_steps = steps_so_far - len(advantages)
         advantages += [value_after - baseline] * uncredited_steps
-        baseline = baselines[steps] if steps < len(values) else None
+        # The next step is compared with this one.
+        baseline = baselines[steps_so_far] if steps_so_far < len(values) else None
     return advantages
 
 
@@ -104,11 +106,11 @@ class MonteCarlo(Credit):
     There is a state before every step, the prompt first; `states` says what steps are. Continuations are
     sampled from token ids and graded together with the prefix that they continue, as in the rollout. They are
     never trained on. The gradient is unbiased if the position of a boundary depends only on the tokens before
-    it; see `Task.answer_boundaries` for steps and the end token.
+    it; see `Task.answer_boundaries`, which places the end token.
 
     Continuations that could not be graded don't count. A state without graded continuations is left out: the
     steps before and after it are credited as one, which is coarser and still unbiased. Answers whose prompt
-    has no value are left out. ``credit/value_unavailable`` counts such continuations,
+    has no value are left out. ``credit/value_unavailable`` counts continuations that could not be graded,
     ``credit/value_unknown`` states without a value, ``credit/unvalued`` answers that are left out.
     """
 
@@ -123,11 +125,11 @@ class MonteCarlo(Credit):
     behind_max_states: Literal["no_advantage", "one_step"] = "no_advantage"
     """Credit of the steps after the last estimated state, where `max_states` bounds them. With ``one_step``,
     they are credited as one step, with the observed reward minus the last value, and the gradient stays
-    unbiased. With ``no_advantage``, the states after the last estimated one have the observed reward as their
-    value, so that the steps after the first of these states get no advantage (VinePPO's published code):
-    **biased** by all that the policy could learn there. On the tests' language, three steps long, the
-    gradient is off by 8 % of its length with two states and by 28 % with one, and by more where late steps
-    decide."""
+    unbiased. With ``no_advantage`` (VinePPO's published code), every state after the last estimated one is
+    worth the observed reward. The step from the last estimated state is then credited with the reward minus
+    its value, and each later step with 0: **biased** by all that the policy could learn there. On the tests'
+    language, three steps long, the gradient is off by 8 % of its norm with two states and by 28 % with one,
+    and by more where late steps decide."""
     siblings_count_into_prompt_value: bool = False
     """Adds the rewards of the other answers to the prompt's continuations. An answer's own reward is left
     out, so the estimate is independent of the answer and the gradient stays unbiased."""
@@ -138,12 +140,11 @@ class MonteCarlo(Credit):
     top_k: Annotated[int, Ge(-1)] | None = None
     """`top_k` of continuations; None: the rollout's."""
     pipelined: bool = True
-    """Whether an answer's continuations are requested as soon as it is graded, while other answers are
-    sampled. This applies to the continuations that `values` wants whatever the other answers are; answers
-    have priority over them. With false they are requested when all answers are sampled. Numbers and samples
-    are the same: answers that could not be graded are not continued, and all others are, since every answer
-    gets its credit before a selection leaves any out (also those of groups that ``until_mixed`` counts as
-    dropped)."""
+    """True: an answer's continuations are requested as soon as it is graded, behind all requests for answers.
+    This applies to those that `values` wants whatever the other answers are. False: they are requested when
+    all answers are sampled. The samples and the numbers are the same either way, since every graded answer is
+    continued: it gets its credit before a selection leaves any out (also those of groups that ``until_mixed``
+    counts as dropped)."""
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
@@ -168,8 +169,8 @@ class MonteCarlo(Credit):
         """Returns the mean reward of the prompt's continuations and of the other answers to the problem."""
         prompt = answer.states[0].state
         rewards_of_continuations = valuation.estimates[prompt].rewards
-        # `rewards_below` asks for the number of tokens that each pair of answers shares. At the prompt, whose
-        # state has no response tokens, it needs none: 0 for all pairs does.
+        # `rewards_below` compares the number of tokens that each pair of answers shares with the state's
+        # length. Every answer passes through the prompt, so that 0 shared tokens suffice for each pair.
         answers = len(answer.tree.leaves)
         shared_tokens = [[0] * answers for _ in range(answers)]
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
@@ -265,7 +266,7 @@ class MonteCarlo(Credit):
     def needs(self) -> tuple[Need, ...]:
         because = "its continuations cost most of an iteration"
         if not self.values.continues:
-            because = "it values states for them"
+            because = "it estimates values only to make advantages of them"
         needs = [
             Need(SampledAnswers(), "it continues them as the policy sampled them"),
             Need(UseOfAdvantages(), because, UNUSED_REMEDY),
@@ -285,7 +286,7 @@ class MonteCarlo(Credit):
         sampling = experiment.rollout.sampling
         if sampling is not None and self.values.continues:
             temperature = sampling.temperature if self.temperature is None else self.temperature
-            yield from check_continuations(self.samples, temperature)
+            yield from check_continuations(temperature)
 
     def __post_init__(self) -> None:
         if self.top_k == 0:
@@ -397,20 +398,26 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
 def _report_ungraded(
     context: RolloutContext, estimates: Sequence[Estimate], unvalued_answers: int
 ) -> Metrics:
-    """Logs and counts continuations that could not be graded, if there are any. Collective.
+    """Logs and counts continuations that could not be graded and answers that are left out, if there are any.
+    Collective.
 
     Args:
         context: The context of the credit phase.
         estimates: The estimates of all ranks.
         unvalued_answers: The answers of this rank that are left out, since their prompt has no value.
     """
-    # The estimates are those of all ranks, so that all ranks return here or none does.
     ungraded = sum(estimate.earned.count(None) for estimate in estimates)
-    if not ungraded:
+    answers = sum(context.ranks.exchange("unvalued", unvalued_answers))
+    if not ungraded and not answers:
         return {}
+    if not ungraded:
+        context.log.say(
+            f"iteration {context.iteration + 1}: {answers} answers are left out, since their prompt has no"
+            " value"
+        )
+        return {"credit/unvalued": float(answers)}
     total = sum(len(estimate.earned) for estimate in estimates)
     unknown_states = sum(not estimate.rewards for estimate in estimates)
-    answers = sum(context.ranks.exchange("unvalued", unvalued_answers))
     context.log.say(
         f"iteration {context.iteration + 1}: {ungraded} of {total} continuations could not be graded and"
         f" don't count; {unknown_states} of {len(estimates)} states have no value, and {answers} answers are"

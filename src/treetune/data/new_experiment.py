@@ -79,7 +79,9 @@ METHODS = {
     "vineppo": Method("vineppo", "VinePPO: a step's value is the mean reward of continuations from it."),
     "ppo": Method("ppo", "PPO with a critic."),
     "grpo": Method(
-        "ppo_group_credit", "GRPO: each reward minus its group's mean, over the group's deviation."
+        "ppo_group_credit",
+        "GRPO's credit (each reward minus its group's mean, over the group's deviation) with PPO's loss and"
+        " no KL. GRPO as in its paper: `treetune new --method grpo_as_published`.",
     ),
     "rloo": Method("ppo_rloo_credit", "RLOO: each reward minus the mean of the other answers' rewards."),
     "restem": Method("restem", "RestEM: fine-tuning on the policy's own correct answers.", "filtered"),
@@ -258,13 +260,13 @@ def _note_on_large_model(options: Options) -> Iterator[str]:
 def _number_of_weights(name: str) -> float | None:
     """Returns how many weights a model has, by its config.json or its name; None if neither tells."""
     from treetune.models.pretrained import PretrainedModel
+    from treetune.models.shapes import number_of_weights
 
     with contextlib.suppress(ValueError):
         shape = PretrainedModel(name_or_path=name).shape(str)
         if shape is not None:
             return shape.parameters
-    in_name = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)b(?![a-z])", name.rpartition("/")[2].lower())
-    return float(in_name[1]) * 1e9 if in_name else None
+    return number_of_weights(name)
 
 
 def _hub_name_or_path(model: str) -> str:

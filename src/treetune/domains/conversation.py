@@ -143,13 +143,13 @@ class Conversation:
             return
         self.observed.append(results or [{"role": "user", "content": observation}])
         if len(injected_ids):
-            packed_snapshot = None
-            if snapshot is not None:
-                action_count, state = snapshot
-                rewards = [earlier_turn.reward for earlier_turn in self.turns]
-                head = json.dumps([action_count, rewards, self.observed]).encode()
-                packed_snapshot = head + END_OF_HEAD + state
-            self.segments.append(Segment(injected_ids, origin="injected", snapshot=packed_snapshot))
+            self.segments.append(Segment(injected_ids, origin="injected"))
+        if snapshot is not None:
+            # It belongs to the last segment before the next turn: to the turn itself if nothing is injected.
+            action_count, state = snapshot
+            rewards = [earlier_turn.reward for earlier_turn in self.turns]
+            head = json.dumps([action_count, rewards, self.observed]).encode()
+            self.segments[-1] = replace(self.segments[-1], snapshot=head + END_OF_HEAD + state)
 
     def replay(self, segments: Sequence[Segment], turns: Sequence[Turn]) -> None:
         """Takes over segments of an earlier answer, whose environment has been played again.

@@ -264,7 +264,8 @@ def sentence_ends(
     for end in pattern.finditer(text):
         if is_inside(end.end()):
             continue
-        # An abbreviation ends in a Latin full stop, and nothing closes between this and the next word.
+        # Only a Latin full stop may belong to an abbreviation, as in ``i.e. the sum``. After ``i.e.)`` or
+        # ``$x$ i.e.$`` the sentence ends nevertheless.
         may_abbreviate = end[0].startswith(".") and not end[0].endswith(("$", ")", "]"))
         before = text[max(end.start() - _LOOK_BACK, 0) : end.start() + 1]
         if may_abbreviate and abbreviation.search(before):

@@ -6,8 +6,8 @@ Each answer is a task of its own, and waits for nothing but its own turns::
       └ _converse: until the answer ends
           ├ context.engine.sample(turn) ─────► the policy's turn
           └ Play.act(action) ────────────────► the environment's reply (`environments.pool`)
-      _grade: after another answer may begin, so that a grader delays neither the engine nor an environment
-      announcer.announce ────────────────────► early continuations may begin
+      _grade: the next answer may begin before it, so that a grader delays neither engine nor environments
+      announcer.announce ────────────────────► credit may begin to continue this answer (`states.early`)
 """
 
 from __future__ import annotations
@@ -76,11 +76,12 @@ class MultiTurn(GrowingRollout):
     reply is added to the answer, until the environment ends it. Answers don't wait for each other.
 
     The environment's replies are injected: they have no log-probs, and aren't trained. An observation is
-    encoded once, and sampled tokens are never encoded again. An answer that reaches its limit of turns, or of
-    tokens with observations, is unfinished.
+    encoded once, and sampled tokens are never encoded again. An answer that reaches `max_turns`, or
+    `max_tokens` with its observations counted, is unfinished.
 
-    If the environment hangs or fails, the answer ends with this outcome and earns nothing. If a requirement
-    of the environment is missing, the answer is left out of training and measurements.
+    If the environment hangs or fails, the answer ends with the outcome ``timeout`` or ``error`` and earns
+    nothing. If a requirement of the environment is missing, the answer is left out of training and
+    measurements.
 
     ``turns/…`` are means over answers: turns, tokens of observations, and events (`EVENTS`).
     """
@@ -136,14 +137,14 @@ class MultiTurn(GrowingRollout):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
-        if self.environment is None and not any(map(environment_of, experiment.task.parts())):
+        environments = self._environments(experiment)
+        if not environments:
             yield Finding(
                 "the rollout has no environment, and neither has the task",
                 "environment",
                 "give one, e.g. {type: 'tools', tools: [{type: 'python'}]}, or choose the task 'environment'",
             )
-        environment = self.environment or environment_of(experiment.task)
-        if environment is not None and environment.reads_specials:
+        if any(environment.reads_specials for environment in environments):
             if experiment.model.chat is None:
                 yield Finding(
                     "the environment's format of calls needs a chat, and the model has none",
@@ -158,7 +159,17 @@ class MultiTurn(GrowingRollout):
                     "leave it out, or leave the environment's format at 'tags'",
                 )
 
-    def environment_of(self, task: Task) -> Environment:
+    def _environments(self, experiment: Experiment) -> list[Environment]:
+        """Returns all environments that answers may have: those of a mixture's domains may differ."""
+        if self.environment is not None:
+            return [self.environment]
+        return [
+            environment
+            for part in experiment.task.parts()
+            if (environment := environment_of(part)) is not None
+        ]
+
+    def environment_for(self, task: Task) -> Environment:
         """Returns the environment of answers to a task's problems; `NOTHING` if the task has none, as some
         domains of a mixture."""
         return self.environment or environment_of(task) or NOTHING
@@ -173,10 +184,11 @@ class MultiTurn(GrowingRollout):
 
     @override
     def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
-        return self.environment_of(task).offered()
+        return self.environment_for(task).offered()
 
     @override
     def prepare(self, codec: TextCodec) -> None:
+        # This asks the rollout's own environment alone: the task isn't known here.
         calls_natively = self.environment is not None and self.environment.reads_specials
         uses_chat_template = codec.turn_frame is not None and (calls_natively or self.frame(codec) is None)
         if uses_chat_template:
@@ -199,7 +211,7 @@ class MultiTurn(GrowingRollout):
             )
         finally:
             if (journal := context.find(TurnJournal)) is not None:
-                journal.close()
+                journal.close()  # it opens again if another answer adds a turn
 
     async def _answer(
         self, context: RolloutContext, start: Start, in_flight: asyncio.Semaphore, announcer: Announcer
@@ -219,18 +231,21 @@ class MultiTurn(GrowingRollout):
         if start.segments:
             # An answer that is continued from its middle. The environment has to get into the state after
             # these turns first: from a copy of that state in the segments, or by playing the turns again.
-            played_again = await result_of(play.begin())
-            has_snapshot = any(segment.snapshot for segment in start.segments)
+            # A new answer needs none of this: its environment begins with the first action.
+            reached = await result_of(play.begin())
+            has_snapshot = start.segments[-1].snapshot is not None
             if has_snapshot:
                 conversation.restore(start.segments)
             else:
-                conversation.replay(start.segments, played_again.turns)
-        while (turn := conversation.next_turn) is not None:
+                conversation.replay(start.segments, reached.turns)
+        while (next_turn := conversation.next_turn) is not None:
+            # A task adjusts max_tokens and stop alone, and the conversation has its adjusted ones.
+            stop = conversation.limits.stop
             request = Request(
-                turn.context_ids,
-                seed=derive_seed(start.seed, turn.number),
+                next_turn.context_ids,
+                seed=derive_seed(start.seed, next_turn.number),
                 n=1,
-                sampling=replace(self.sampling, max_tokens=turn.max_tokens, stop=conversation.limits.stop),
+                sampling=replace(self.sampling, max_tokens=next_turn.max_tokens, stop=stop),
                 priority=context.settings.priority,
                 reads_logprobs=context.settings.reads_logprobs,
             )
@@ -245,7 +260,7 @@ class MultiTurn(GrowingRollout):
     def _begin(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
         """Returns a conversation without turns, and the play of its environment."""
         task = context.task.of(start.problem)
-        environment = self.environment_of(task)
+        environment = self.environment_for(task)
         sampling = task.adjust_sampling(self.sampling)
         limits = TurnLimits(
             turn_tokens=self.turn_tokens or sampling.max_tokens,
@@ -278,35 +293,41 @@ class MultiTurn(GrowingRollout):
         """Returns the grader's grade; if the grader isn't asked, a grade of 0 with the environment's
         outcome."""
         if conversation.outcome != "ok" or self._reward_of(context, start) == "environment":
-            last = conversation.turns[-1] if conversation.turns else Turn()
-            return Grade(reward=0.0, outcome=last.outcome, message=last.message, numbers=last.numbers)
+            last_reply = conversation.turns[-1] if conversation.turns else Turn()
+            return Grade(
+                reward=0.0,
+                outcome=last_reply.outcome,
+                message=last_reply.message,
+                numbers=last_reply.numbers,
+            )
         assert conversation.finish is not None, "a conversation is graded when it has ended"
         decided = is_decided(conversation.finish, self.unfinished_reward)
         problem = start.problem
         if context.grader.grader.of(problem).reads_turns:
-            message = self.environment_of(context.task.of(problem)).message
+            message = self.environment_for(context.task.of(problem)).message
             problem = replace(problem, transcript=conversation.transcript(message))
-        # `follows_prompt` is False, since only the first turn follows the prompt, which may have opened a
-        # thought. If this turn began within a thought, its action begins with the tag already (`action_of`).
+        # The grader need not look whether the prompt opened a thought (`follows_prompt`): an action that
+        # began within a thought begins with the opening tag (`action_of`). There is an action, since a
+        # conversation ends only after a completion.
         grade = context.grader.submit(
             conversation.actions[-1], problem, decided=decided, follows_prompt=False
         )
         return await result_of(grade)
 
     def _reward_of(self, context: RolloutContext, start: Start) -> Reward:
-        return self.reward or self.environment_of(context.task.of(start.problem)).earns
+        return self.reward or self.environment_for(context.task.of(start.problem)).earns
 
     def _trajectory(
         self, context: RolloutContext, start: Start, conversation: Conversation, grade: Grade
     ) -> Trajectory:
-        rewards = conversation.rewards  # of each turn, from the environment
+        rewards = conversation.rewards  # a new list: the environment's reward of each turn
         if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
         rewards_of_grader = grade.step_rewards or (grade.reward,)
         if len(rewards_of_grader) > len(rewards):
             raise ValueError(
                 f"a grade has step_rewards {rewards_of_grader}, and its answer has {len(rewards)} turns:"
-                " give one reward for each turn"
+                " give at most one reward for each turn"
             )
         # They are the rewards of the last turns. A single one is the reward of the last turn.
         first_graded_turn = len(rewards) - len(rewards_of_grader)
@@ -318,7 +339,8 @@ class MultiTurn(GrowingRollout):
             rewards = [0.0] * len(rewards)
         elif conversation.finish == "length" and self.unfinished_reward is not None:
             rewards = [0.0] * (len(rewards) - 1) + [self.unfinished_reward]
-            outcome = outcome if grade.is_known else "no_answer"  # the reward is known in any case
+            # The reward is known here, so that it doesn't matter whether the grader was available.
+            outcome = outcome if grade.is_known else "no_answer"
             message = (
                 "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
             )
@@ -327,7 +349,7 @@ class MultiTurn(GrowingRollout):
         injected = sum(len(segment.token_ids) for segment in segments if segment.origin == "injected")
         return Trajectory(
             problem=start.problem,
-            sample=0,
+            sample=0,  # `GrowingRollout.run` numbers the answers
             prompt_ids=start.prompt_ids,
             segments=segments,
             finish_reason=conversation.finish,
@@ -352,7 +374,7 @@ def _take_played(conversation: Conversation, played: Played) -> None:
     try:
         conversation.take_turn(turn, played.snapshot)
     except ValueError as error:  # the tokenizer has no tokens for the observation
-        conversation.turns.pop()
+        conversation.turns.pop()  # `take_turn` had added it before it raised
         conversation.take_turn(Turn(done=True, outcome="error", message=str(error)))
 
 
@@ -364,7 +386,8 @@ class TurnStates(WholeAnswers):
     The value of a state is the expected reward of complete answers through it, with the rewards of the turns
     before it. So a turn's advantage is its own reward and its effect on the later ones. Continuations have
     the same seed of the environment as their answer, since it derives from the problem. This seed doesn't
-    depend on the policy's actions, so that the gradient is unbiased.
+    depend on the policy's actions, so that values under it keep the gradient unbiased. The rollout itself
+    samples the continuations (`WholeAnswers`).
     """
 
     needs = (
@@ -377,22 +400,23 @@ class TurnStates(WholeAnswers):
 
     @override
     def looks_back(self, task: Task) -> bool:
-        return True
+        return True  # a turn begins where the reply before it ends, whatever follows
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
+        # The rollout that makes the answers, which may lie within another one, such as `until_mixed`.
         rollout = for_fixed_problems(experiment.rollout)
         if not isinstance(rollout, MultiTurn) or Continuations() not in experiment.credit.gives:
             return
-        environment = rollout.environment or environment_of(experiment.task)
-        if environment is not None and environment.again == "never":
-            yield Finding(
-                f"it continues answers from their middle, and the environment {type(environment).__name__}"
-                " can neither be copied nor played again (again = 'never')",
-                "type",
-                "choose a credit for whole answers, such as 'group', or another environment; if the same seed"
-                " and actions always make the same observations, set again = 'replay' in its class",
-            )
+        for environment in rollout._environments(experiment):
+            if environment.again == "never":
+                yield Finding(
+                    "it continues answers from their middle, and the environment"
+                    f" {type(environment).__name__} can neither be copied nor played again (again = 'never')",
+                    "type",
+                    "choose a credit for whole answers, such as 'group', or another environment; if the same"
+                    " seed and actions always make the same observations, set again = 'replay' in its class",
+                )
 
     @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:

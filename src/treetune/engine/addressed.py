@@ -10,9 +10,9 @@ The thread ``engine-addressed`` of each server, on every rank::
 The main thread waits in `Server.ready` until the server is present, and for `start_timeout` at most. A server
 that fails is away at once, so that its requests go to the other servers.
 
-The first rank (`loads`) loads weights into the server: the start weights at first, and the newest ones
-whenever the server comes back without them. The name of the weights consists of the run's and the folder's
-name, such as ``3f2a91c07be4d518 0007``. A subclass sends the server this name, and asks for it.
+The first rank (`loads_weights`) loads weights into the server: the start weights at first, and the newest
+ones whenever the server comes back without them. The name of the weights consists of the run's and the
+folder's name, such as ``3f2a91c07be4d518 0007``. A subclass sends the server this name, and asks for it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ ANSWER_S = 60.0
 END_S = 5.0
 """Most seconds until a server's thread ends."""
 
-SETTING = "engines.policy.addresses"
-"""The key that lists such servers, for messages."""
-
 
 class ServerState(NamedTuple):
     """A server's answer to the question which process it is and which weights it has.
@@ -75,10 +72,10 @@ class AddressedServer(Server):
         run: str,
         client: Client,
         *,
-        loads: bool,
+        loads_weights: bool,
     ) -> None:
         super().__init__()
-        self.loads, self._url, self._key, self._run = loads, url, key, run
+        self.loads_weights, self._url, self._key, self._run = loads_weights, url, key, run
         self._settings, self._client = settings, client
         self._from_folder = FromFolder(client, settings.sync_timeout)
         self._weights = weights
@@ -124,7 +121,8 @@ class AddressedServer(Server):
                 raise EngineError(
                     f"the server at {self._url} has been away for {seconds_away:.0f} s (start_timeout ="
                     f" {self._settings.start_timeout:.0f}): {self._reason_away}. Start it again"
-                    f" ({self.start_command}), or remove it from {SETTING}"
+                    f" ({self.start_command}), or remove it from"
+                    f" {self._settings.key_path}.addresses"
                 )
             return self._address
 
@@ -274,7 +272,7 @@ class AddressedServer(Server):
         weights. Raises ServerFailure if the server can't be used yet."""
         state = self._introduce()
         weights_name = self._weights_name  # the main thread may change it meanwhile
-        if self.loads and (self._must_load or state.weights != weights_name):
+        if self.loads_weights and (self._must_load or state.weights != weights_name):
             with self._weights_lock:
                 if self._is_loading:
                     return

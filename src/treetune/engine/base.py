@@ -252,8 +252,9 @@ class Engine:
         """
         if not self.scores:
             raise ValueError(
-                f"the engine {type(self).__name__} can't score given tokens: choose the engine 'vllm' or"
-                " 'in_process', or let its `generate` answer ScoreRequest and set its attribute `scores`"
+                f"the engine {type(self).__name__} can't score given tokens: choose the engine 'vllm',"
+                " 'plain_vllm' or 'in_process', or let its `generate` answer ScoreRequest and set its"
+                " attribute `scores`"
             )
         (completion,) = await self.sample(ScoreRequest(prompt_ids, text_ids=text_ids))
         assert completion.logprobs is not None, "scores are log-probs"

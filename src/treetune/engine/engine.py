@@ -153,7 +153,7 @@ class VllmEngine(Engine):
     ) -> None:
         self.version = 0
         self.tokens = 0
-        self.scores = client is None  # plain servers don't have the route
+        self.scores = True
         self.sleeps = settings.sleep
         self.at_once = settings.max_num_seqs * len(servers)
         self._settings, self._ranks, self._device = settings, launch.ranks, launch.device
@@ -404,7 +404,7 @@ class VllmEngine(Engine):
         servers, and adds its seconds to `parts`."""
         if attempt == "new server":
             for replica, problem in outdated.items():
-                if replica.server.loads:
+                if replica.server.loads_weights:
                     replica.server.start_anew(directory, problem)
             return {replica: Update(directory, None) for replica in outdated}
         before = time.monotonic()
@@ -416,7 +416,7 @@ class VllmEngine(Engine):
         self, replicas: Sequence[Replica], directory: Path, chunks: Iterable[Chunk] | None, by_transfer: bool
     ) -> dict[Replica, Delivery]:
         """Sends this rank's servers their new weights, all at the same time. Returns the result of each."""
-        loading = [replica for replica in replicas if replica.server.loads]
+        loading = [replica for replica in replicas if replica.server.loads_weights]
         deliveries = self._each(loading, lambda replica: replica.delivery(by_transfer))
         try:
             send_all(chunks or (), deliveries, directory)
@@ -470,7 +470,7 @@ class VllmEngine(Engine):
             yield
             return
         self._ranks.gather(None)
-        loading = [replica for replica in self._replicas if replica.server.loads]
+        loading = [replica for replica in self._replicas if replica.server.loads_weights]
         self._each(loading, lambda replica: replica.fall_asleep(1 if keep_weights else 2))
         # A server that dies while the trainer has its memory must not be started before the block ends.
         for replica in self._replicas:
@@ -618,7 +618,7 @@ class Replica:
     def take(self, update: Update, version: int, canary: Canary | None, context_length: int) -> None:
         """Completes an update: drops the server's cache of the old weights, and samples for the canary. Does
         nothing for a server of another rank."""
-        if not self.server.loads:
+        if not self.server.loads_weights:
             return
         delivery = update.delivery
         if delivery is not None and delivery.problem is not None:

@@ -25,21 +25,31 @@ from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError
 
 
-def read_key(path: Path) -> str:
-    """Returns the key in a file. Raises ValueError if the file can't be read, is empty, or is readable by
-    other users."""
+def read_key(
+    path: Path,
+    setting: str = "engines.policy.key_file",
+    meaning: str = "the key with which the servers were started (serve_engine --key-file)",
+) -> str:
+    """Returns the key in a file.
+
+    Args:
+        setting: The setting that names the file, for messages.
+        meaning: The meaning of the key, for messages.
+
+    Raises:
+        ValueError: The file can't be read, is empty, or is readable by other users.
+    """
     try:
         mode = path.stat().st_mode
         key = path.read_text().strip()
     except OSError as error:
         raise ValueError(
-            f"engines.policy.key_file, {path}, can't be read ({error.strerror}): it must contain the key with"
-            " which the servers were started (serve_engine --key-file)"
+            f"{setting}, {path}, can't be read ({error.strerror}): it must contain {meaning}"
         ) from error
     if stat.S_IMODE(mode) & 0o077:
-        raise ValueError(f"engines.policy.key_file, {path}, can be read by others: chmod 600 {path}")
+        raise ValueError(f"{setting}, {path}, can be read by others: chmod 600 {path}")
     if not key:
-        raise ValueError(f"engines.policy.key_file, {path}, is empty: it must contain the key of the servers")
+        raise ValueError(f"{setting}, {path}, is empty: it must contain {meaning}")
     return key
 
 
@@ -78,7 +88,7 @@ def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[S
     run = launch.ranks.gather(secrets.token_hex(8))[0]
     is_first = launch.ranks.rank == 0
     return [
-        GivenServer(url, key, ServerLaunch(settings, launch), run, loads=is_first)
+        GivenServer(url, key, ServerLaunch(settings, launch), run, loads_weights=is_first)
         for url in settings.addresses
     ]
 
@@ -89,11 +99,11 @@ class GivenServer(AddressedServer):
 
     start_command = "serve_engine"
 
-    def __init__(self, url: str, key: str, launch: ServerLaunch, run: str, *, loads: bool) -> None:
+    def __init__(self, url: str, key: str, launch: ServerLaunch, run: str, *, loads_weights: bool) -> None:
         weights = launch.run.weights
         # Before the thread starts, which compares them.
         self._expected = shared_settings(launch, weights)
-        super().__init__(url, key, launch.settings, weights, run, Client(), loads=loads)
+        super().__init__(url, key, launch.settings, weights, run, Client(), loads_weights=loads_weights)
 
     @override
     def close(self) -> None:

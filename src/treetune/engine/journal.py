@@ -279,7 +279,9 @@ def completions_of_row(row: Any) -> list[Completion]:
             token_ids = np.frombuffer(ids, "<i4")
             if logprobs is not None:
                 numbers = base64.b64decode(logprobs)
-                logprobs = np.frombuffer(numbers, "<f8" if len(numbers) == 2 * len(ids) else "<f4")
+                # An engine may give log-probs of 4 or of 8 bytes. Each belongs to an id, which has 4.
+                has_doubles = len(numbers) == 2 * len(ids)
+                logprobs = np.frombuffer(numbers, "<f8" if has_doubles else "<f4")
         completions.append(Completion(token_ids, logprobs, *other_fields))
     return completions
 

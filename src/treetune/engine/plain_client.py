@@ -11,10 +11,14 @@ The two routes, with the fields that this client uses (vLLM 0.32)::
 
 The first one exists in servers that were started with ``--enable-scale-out``. It names the weights that
 sampled each token, so that an answer of other weights than the run's is noticed wherever a router sent its
-request. The second one doesn't.
+request. The second one names no weights.
+
+Both routes score given tokens as those of a prompt: with the parameter ``prompt_logprobs``, an answer has the
+log-prob of each of them at temperature 1.
 
 Both routes draw sample i of a request with the seed ``seed + i``. Neither promises an order among requests:
-the servers sample them in the order in which they arrive, so the client sends answers before continuations.
+the servers sample them in the order in which they arrive, so `engine.sampling` sends answers before
+continuations.
 """
 
 from __future__ import annotations
@@ -32,8 +36,8 @@ from typing import Any, Literal, NoReturn
 
 from typing_extensions import override
 
-from treetune.engine.client import Address, Client, RequestPart, completions_of
-from treetune.engine.requests import Completion, Request, SamplingParams
+from treetune.engine.client import Address, Client, RequestPart, completions_of, scored_completion
+from treetune.engine.requests import Completion, Request, SamplingParams, ScoreRequest
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
 from treetune.vocabulary import token_array
@@ -55,17 +59,23 @@ NO_WEIGHTS = "being-replaced"
 """The name that a server's weights have while they are replaced."""
 
 WITHOUT_ROUTE = frozenset({401, 403, 404, 405, 501})
-"""The HTTP statuses of a server that doesn't have a route, or of a proxy that doesn't forward it."""
+"""The HTTP statuses of a server that doesn't have a route, or of a proxy that doesn't forward it. 401 and 403
+are such a proxy's here: a refused key is noticed before, when the client asks for the models."""
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
 """Samples the most probable tokens, whose log-probs are the model's own."""
 ONE_TOKEN = SamplingParams(max_tokens=1)
 FORCED_IDS = (1, 2)
-"""Tokens that a server is made to sample. A model gives both of them at most probability 1 together."""
+"""Two tokens that a server is made to sample, each by itself. In a model's own distribution, their
+probabilities sum to at most 1."""
 EQUAL = 1e-3
 """Log-probs that differ by less are equal up to rounding."""
 TIE = -0.5
-"""Two tokens that are about equally probable have smaller log-probs than this: at most log 1/2 = -0.69."""
+"""A token whose log-prob is above this isn't a tie: of two equally probable tokens, each has at most
+log 1/2 = -0.69. The difference leaves room for rounding."""
+
+MARGIN_S = 10.0
+"""Seconds that the client waits beyond a request's own time limit, which should end it first."""
 
 EXCERPT = 200
 """Most characters of a server's answer in a message."""
@@ -129,6 +139,10 @@ class PlainClient(Client):
     """A client for plain vLLM servers.
 
     `facts` has the facts about each server by its address; only servers with facts are asked for samples.
+
+    Args:
+        salt: A text that only this run has. Servers whose weights have no name then use no prefixes that they
+            have cached for others, perhaps with other weights.
     """
 
     def __init__(
@@ -136,15 +150,16 @@ class PlainClient(Client):
         settings: PlainVllmSettings,
         end_ids: Sequence[int] = (),
         special_ids: Mapping[str, int] | None = None,
+        salt: str = "",
     ) -> None:
         # Read first: it may raise, and then no thread of the client must have been started.
-        certificates = _read_certificates(settings.certificate)
+        certificates = _read_certificates(settings.certificate, settings.key_path)
         super().__init__(end_ids, special_ids or {})
         self.certificates = certificates
         self.facts: dict[str, ServerFacts] = {}
         self.keeps_weights = settings.weight_transfer == "none"
         """Whether the servers keep the weights that they have."""
-        self._settings = settings
+        self._settings, self._key_path, self._salt = settings, settings.key_path, salt
 
     # Sampling
 
@@ -160,8 +175,9 @@ class PlainClient(Client):
         while True:
             try:
                 remaining_s = timeout - (time.monotonic() - started)
-                samples = await self._send_once(address, part, version, remaining_s)
-                return completions_of({"samples": samples}, part, version, seconds=time.monotonic() - started)
+                answer = await self._send_once(address, part, version, remaining_s)
+                seconds = time.monotonic() - started
+                return self._read_completions(answer, address, part, version, seconds)
             except TemporaryFailure as failure:
                 # Computed again, since the attempt has taken time.
                 remaining_s = timeout - (time.monotonic() - started)
@@ -175,8 +191,8 @@ class PlainClient(Client):
 
     async def _send_once(
         self, address: Address, part: RequestPart, version: int, timeout: float
-    ) -> list[dict[str, Any]]:
-        """Sends a part's request once, and returns the samples in the form that `completions_of` reads."""
+    ) -> dict[str, Any]:
+        """Sends a part's request once, and returns the server's answer."""
         facts = self.facts[address.url]
         sampling = part.request.sampling
         needs_processed_logprobs = part.request.reads_logprobs and not _is_whole_distribution(sampling)
@@ -188,11 +204,20 @@ class PlainClient(Client):
                 " temperature 1 alone"
             )
         # Other weights need another salt: their name, or the version where the run doesn't name them.
-        cache_salt = address.weights or f"version-{version}"
+        cache_salt = address.weights or f"{self._salt}version-{version}"
         body = self.body(facts, part, cache_salt)
-        path = PATHS[facts.route]
-        answer = await self.ask(address, path, body, timeout)
-        return samples_of_answer(answer, facts.route, expected_weights=address.weights)
+        return await self.ask(address, PATHS[facts.route], body, timeout)
+
+    def _read_completions(
+        self, answer: Mapping[str, Any], address: Address, part: RequestPart, version: int, seconds: float
+    ) -> list[Completion]:
+        """Returns the samples in a server's answer, or the scores of a `ScoreRequest`."""
+        route = self.facts[address.url].route
+        samples = samples_of_answer(answer, route, expected_weights=address.weights)
+        if isinstance(part.request, ScoreRequest):
+            logprobs = scores_of_answer(answer, route, part.request)
+            return [scored_completion({"logprobs": logprobs}, part.request, version, seconds)]
+        return completions_of({"samples": samples}, part, version, seconds)
 
     def body(self, facts: ServerFacts, part: RequestPart, cache_salt: str) -> dict[str, Any]:
         """Returns the JSON body of a part's request.
@@ -220,6 +245,10 @@ class PlainClient(Client):
             "include_stop_str_in_output": True,
         }
         prompt_ids = part.request.prompt_ids.tolist()
+        if isinstance(part.request, ScoreRequest):
+            # vLLM scores the tokens of a prompt. It also samples a token after them, which is not used.
+            prompt_ids = part.request.all_ids.tolist()
+            parameters["prompt_logprobs"] = 0  # those of the prompt's own tokens alone
         if facts.route == "tokens":
             # Text is only needed to look for stop strings in it.
             parameters["detokenize"] = bool(sampling.stop)
@@ -257,7 +286,7 @@ class PlainClient(Client):
             raise EngineError(
                 f"the server at {address.url} doesn't list its models as vLLM does: expected"
                 f" {{'data': [{{'id': …, 'root': …, 'max_model_len': …}}]}}, got {_excerpt(answer)}. List"
-                f" addresses of vLLM servers in engines.policy.addresses, such as `{SERVE}` starts"
+                f" addresses of vLLM servers in {self._key_path}.addresses, such as `{SERVE}` starts"
             )
         card = self._choose_card(address, cards)
         name = card["id"]
@@ -275,13 +304,25 @@ class PlainClient(Client):
         return facts
 
     def get(self, address: Address, path: str, timeout: float) -> dict[str, Any]:
-        """Gets a JSON object from a route; for the errors see `post`."""
+        """Gets a JSON object from a route; for the errors see `Client.post`."""
 
         async def ask() -> dict[str, Any]:
             status, text = await self.exchange("GET", address, path, None, timeout)
             return self.read_answer(path, status, text)
 
-        return self.run(ask(), timeout + 10.0)
+        return self.run(ask(), timeout + MARGIN_S)
+
+    def tokenize(self, address: Address, model: str, text: str, timeout: float) -> list[int] | None:
+        """Returns the server's token ids of a text, without special tokens before and after it; None if the
+        server doesn't tokenize. Raises ServerFailure as `exchange` does."""
+        path, body = "/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}
+        status, answer_text = self.run(self.exchange("POST", address, path, body, timeout), timeout + 10.0)
+        if status != 200:
+            return None
+        token_ids = self.read_answer(path, status, answer_text).get("tokens")
+        if not isinstance(token_ids, list) or not all(map(_is_token_id, token_ids)):
+            return None
+        return token_ids
 
     def _choose_card(self, address: Address, cards: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Returns the description of the configured model among those that the server lists."""
@@ -293,11 +334,11 @@ class PlainClient(Client):
         listed = ", ".join(map(repr, names)) or "no model"
         if wanted is not None:
             raise EngineError(
-                f"the server at {address.url} has {listed}, and engines.policy.model is {wanted!r}: set it to"
-                " a name that the server has"
+                f"the server at {address.url} has {listed}, and {self._key_path}.model is {wanted!r}: set it"
+                " to a name that the server has"
             )
         raise EngineError(
-            f"the server at {address.url} has {listed}: set engines.policy.model to the name of the policy"
+            f"the server at {address.url} has {listed}: set {self._key_path}.model to the name of the policy"
         )
 
     def _try_routes(
@@ -314,7 +355,7 @@ class PlainClient(Client):
                 if setting == "tokens":
                     raise EngineError(
                         f"the server at {address.url} doesn't have the route {PATHS[route]} (HTTP {status}):"
-                        " start it with --enable-scale-out, or set engines.policy.route to 'completions'"
+                        f" start it with --enable-scale-out, or set {self._key_path}.route to 'completions'"
                     )
                 continue
             sample = self._read_probe(address, route, status, text)
@@ -340,7 +381,7 @@ class PlainClient(Client):
         """Returns whether the server has the routes that load weights. Raises ServerFailure if it is only
         overloaded or just starting."""
         path = "/weight_info"  # vLLM has this route together with those that load weights
-        status, text = self.run(self.exchange("GET", address, path, None, timeout), timeout + 10.0)
+        status, text = self.run(self.exchange("GET", address, path, None, timeout), timeout + MARGIN_S)
         if status in WITHOUT_ROUTE:
             return False
         self.read_answer(path, status, text)
@@ -367,7 +408,7 @@ class PlainClient(Client):
         # The end of a text is sampled like other tokens, so that samples have the same lengths.
         parameters |= {"stop_token_ids": [], "ignore_eos": True}
         body.get("sampling_params", body).update(parameters)
-        return self.run(self.exchange("POST", address, PATHS[route], body, timeout), timeout + 10.0)
+        return self.run(self.exchange("POST", address, PATHS[route], body, timeout), timeout + MARGIN_S)
 
     def _read_probe(self, address: Address, route: Route, status: int, text: bytes) -> dict[str, Any]:
         """Returns the sample in a probe's answer. Raises EngineError if the answer has another form."""
@@ -403,7 +444,7 @@ class PlainClient(Client):
             if isinstance(failure.__cause__, aiohttp.ClientSSLError):
                 raise EngineError(
                     f"the connection to {address.url} could not be encrypted ({failure.__cause__}): set"
-                    " engines.policy.certificate to a file with the certificate that signed the server's"
+                    f" {self._key_path}.certificate to a file with the certificate that signed the server's"
                 ) from failure
             raise
 
@@ -413,7 +454,7 @@ class PlainClient(Client):
             raise TemporaryFailure(f"{path}: HTTP {status}: {beginning}")
         if status in REFUSES_KEY:
             raise EngineError(
-                f"the server refused {path} with HTTP {status}: set engines.policy.key_variable to the name"
+                f"the server refused {path} with HTTP {status}: set {self._key_path}.key_variable to the name"
                 " of the environment variable that has its API key"
             )
         if status == 404:
@@ -445,6 +486,42 @@ def samples_of_answer(
             raise _other_form("a sample with its 'index'", choice)
     choices = sorted(choices, key=lambda choice: choice["index"])
     return [_sample_of_choice(choice, route, expected_weights) for choice in choices]
+
+
+def scores_of_answer(answer: Mapping[str, Any], route: Route, request: ScoreRequest) -> list[float]:
+    """Returns the log-probs of the text of a request, from those of all tokens in vLLM's prompt.
+
+    Example: the tokens 17, 28 and the text 20 have ``[None, {"28": {"logprob": -2.1}}, {"20": {"logprob":
+    -0.11}}]``, whose last entry is the text's.
+
+    Raises:
+        ServerFailure: The answer has another form than vLLM's.
+        EngineError: The server returns no log-probs.
+    """
+    holder = answer if route == "tokens" else answer["choices"][0]
+    entries = holder.get("prompt_logprobs")
+    if entries is None:
+        raise EngineError(
+            "the server returned no log-probs of the tokens that it was asked to score, so it is an older"
+            f" vLLM or another program: use a vLLM whose {PATHS[route]} knows prompt_logprobs"
+        )
+    expected = f"'prompt_logprobs', a list with an entry for each of {len(request.all_ids)} tokens"
+    if not isinstance(entries, list) or len(entries) != len(request.all_ids):
+        raise _other_form(expected, entries)
+    logprobs: list[float] = []
+    entries_of_text = entries[len(request.prompt_ids) :]
+    for token_id, entry in zip(request.text_ids.tolist(), entries_of_text, strict=True):
+        described = entry.get(str(token_id)) if isinstance(entry, dict) else None
+        logprob = described.get("logprob") if isinstance(described, dict) else None
+        if logprob is None or not _is_finite_number(logprob):
+            raise _other_form(f"a log-prob of the token {token_id}", entry)
+        logprobs.append(logprob)
+    if max(logprobs) > EQUAL:
+        raise EngineError(
+            f"the server returned {max(logprobs):g} as a log-prob, so it returns logits: start it with"
+            " --logprobs-mode processed_logprobs"
+        )
+    return logprobs
 
 
 def _sample_of_choice(choice: Mapping[str, Any], route: Route, expected_weights: str) -> dict[str, Any]:
@@ -530,14 +607,21 @@ def _is_whole_distribution(sampling: SamplingParams) -> bool:
     return sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k <= 0
 
 
-def _read_certificates(file: str | None) -> ssl.SSLContext | None:
-    """Returns the certificates of a file; None for the system's. Raises ValueError if it can't be read."""
+def _read_certificates(file: str | None, key_path: str) -> ssl.SSLContext | None:
+    """Returns the certificates of a file; None for the system's.
+
+    Args:
+        key_path: The path of the settings in the configuration, for the message.
+
+    Raises:
+        ValueError: The file can't be read.
+    """
     if file is None:
         return None
     try:
         return ssl.create_default_context(cafile=str(Path(file).expanduser()))
     except (OSError, ssl.SSLError) as error:
         raise ValueError(
-            f"engines.policy.certificate, {file}, can't be read ({error}): it must be a PEM file with"
+            f"{key_path}.certificate, {file}, can't be read ({error}): it must be a PEM file with"
             " certificates"
         ) from error

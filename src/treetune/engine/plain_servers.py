@@ -58,16 +58,16 @@ def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
         ValueError: The API key or the certificate can't be read.
     """
     key = settings.api_key()
-    client = PlainClient(settings, launch.end_ids, launch.special_ids)
     # The name of this run in the names of its weights: no other run has the same.
     run = launch.ranks.gather(secrets.token_hex(8))[0]
+    client = PlainClient(settings, launch.end_ids, launch.special_ids, salt=f"{run}-")
     is_first = launch.ranks.rank == 0
     urls = settings.servers or settings.addresses
-    servers = [PlainServer(url, key, settings, launch, run, client, loads=is_first) for url in urls]
+    servers = [PlainServer(url, key, settings, launch, run, client, loads_weights=is_first) for url in urls]
     router = None
     if settings.servers is not None:
         (url,) = settings.addresses
-        router = RouterOfServers(servers, url, key, settings, launch, run, client, loads=False)
+        router = RouterOfServers(servers, url, key, settings, launch, run, client, loads_weights=False)
     return PlainServers(client, servers, router)
 
 
@@ -89,7 +89,7 @@ class PlainServer(AddressedServer):
         run: str,
         client: PlainClient,
         *,
-        loads: bool,
+        loads_weights: bool,
     ) -> None:
         # Set first: the constructor of the base class starts the thread, which reads them.
         self._plain_client, self._trains = client, launch.trains
@@ -98,7 +98,7 @@ class PlainServer(AddressedServer):
         self._first_facts: ServerFacts | None = None
         """The facts about the server when it was met first."""
         self._meetings = 0
-        super().__init__(url, key, settings, launch.weights, run, client, loads=loads)
+        super().__init__(url, key, settings, launch.weights, run, client, loads_weights=loads_weights)
 
     @override
     def start_anew(self, weights: Path, reason: str) -> None:
@@ -117,7 +117,7 @@ class PlainServer(AddressedServer):
     def _introduce(self) -> ServerState:
         facts_before = self._plain_client.facts.get(self._url)
         facts = self._plain_client.meet(self._unnamed_address, ANSWER_S)
-        if self.loads and facts != facts_before:
+        if self.loads_weights and facts != facts_before:
             weights = "gets new weights as files" if facts.takes_weights else "keeps its weights"
             logger.info(
                 f"the server at {self._url} has the model {facts.root}, samples by {PATHS[facts.route]} and"
@@ -126,7 +126,7 @@ class PlainServer(AddressedServer):
         if self._context_length > facts.context_length > 0:
             raise EngineError(
                 f"the server at {self._url} takes {facts.context_length} tokens of prompt and response, and"
-                f" the run's context_length is {self._context_length}: start it with --max-model-len"
+                f" context_length is {self._context_length}: start it with --max-model-len"
                 f" {self._context_length}, or lower context_length"
             )
         if self._trains and not facts.takes_weights:
@@ -148,8 +148,8 @@ class PlainServer(AddressedServer):
         if not facts.takes_weights and difference is not None:
             raise EngineError(
                 f"the server at {self._url} was away, and came back with other weights ({difference}), so"
-                " that the answers are of two models: start it with the weights that it had, and repeat the"
-                " evaluation"
+                " that the answers are of two models: start it with the weights that it had, and repeat this"
+                " evaluation or call"
             )
 
     @override
@@ -181,8 +181,8 @@ class PlainServer(AddressedServer):
     def _cannot_load(self) -> str:
         if self._plain_client.keeps_weights:
             return (
-                f"the server at {self._url} keeps its weights, since engines.policy.weight_transfer is"
-                " 'none': set it to 'auto'"
+                f"the server at {self._url} keeps its weights, since"
+                f" {self._settings.key_path}.weight_transfer is 'none': set it to 'auto'"
             )
         return f"the server at {self._url} has no routes that load weights: {HOW_TO_LOAD}"
 
@@ -202,9 +202,9 @@ class RouterOfServers(PlainServer):
 
     start_command = "your router"
 
-    def __init__(self, servers: Sequence[PlainServer], *arguments: Any, loads: bool) -> None:
+    def __init__(self, servers: Sequence[PlainServer], *arguments: Any, loads_weights: bool) -> None:
         self._servers = servers
-        super().__init__(*arguments, loads=loads)
+        super().__init__(*arguments, loads_weights=loads_weights)
 
     @override
     def _introduce(self) -> ServerState:

@@ -60,29 +60,30 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         """The requests that the engine hasn't got yet."""
         self._samples: list[asyncio.Future[list[Completion]] | None] = []
         """The future of each request's samples; None once it is answered. The index is the number that the
-        engine gives the request, since engines number requests in the order in which they get them."""
+        engine gives the request, since engines number requests in the order in which they get them. A `Later`
+        has no number."""
 
     def run(self, program: Coroutine[Any, Any, T]) -> T:
         """Returns the result of the program, or raises what it or the engine raised."""
         self._program: asyncio.Task[Any] = self.create_task(program)
         try:
             requests = self._run_until_all_wait()
-            laters = [later for later in requests if isinstance(later, Later)]
-            while laters and len(laters) == len(requests):
+            while requests and all(isinstance(request, Later) for request in requests):
                 # A resumed run may have all samples in its journal and wait only for grades. That needs no
                 # engine, which may still be starting.
-                requests = self._wait_for_first(laters)
-                laters = [later for later in requests if isinstance(later, Later)]
+                requests = self._wait_for_first(requests)
             if requests:
                 self._generate(requests, self._set_samples)
-            assert self._program.done(), "the program waits for a future that no task and no thread will set"
+            assert self._program.done(), "all requests are answered, and the program still waits"
             result: T = self._program.result()
             return result
         finally:
             self._cancel_tasks()
 
-    def _wait_for_first(self, laters: Sequence[Later]) -> list[Request | Later]:
-        """Waits for the first of these, and returns the others and the requests that follow from it."""
+    def _wait_for_first(self, requests: Sequence[Request | Later]) -> list[Request | Later]:
+        """Waits for the first of these, all of which are `Later`. Returns the others, and the requests that
+        follow from it."""
+        laters = [later for later in requests if isinstance(later, Later)]
         wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
         first = next(later for later in laters if later.ready.done())
         return [*(later for later in laters if later is not first), *first.requests()]
@@ -110,7 +111,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         """Resumes the task that waits for a request's samples, and returns the requests that follow."""
         samples = self._samples[number]
         assert samples is not None, "the engine reports every request once"
-        self._samples[number] = None  # frees the samples before all other requests are answered
+        self._samples[number] = None  # so that their memory is free before the last request is answered
         samples.set_result(completions)
         return self._run_until_all_wait()
 
@@ -126,7 +127,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(outer)
         if self._program.done():
-            self._program.result()
+            self._program.result()  # raises what it raised
         requests, self._new_requests = self._new_requests, []
         return requests
 

@@ -60,7 +60,7 @@ class Server:
     A subclass sets `_address` while the server runs, and notifies `_changed`.
     """
 
-    loads = False
+    loads_weights = False
     """Whether this rank sends the server its weights."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class OwnServer(Server):
     """A server that this process starts. A thread starts, watches and restarts it. The other ranks read its
     address from `address_file`."""
 
-    loads = True
+    loads_weights = True
 
     def __init__(self, launch: ServerLaunch, log: Path, address_file: Path | None) -> None:
         super().__init__()

@@ -25,6 +25,8 @@ SETTING = "engines.policy.weight_transfer"
 LOWEST_TEMPERATURE = 0.01
 """The lowest temperature above 0 at which vLLM samples. It raises lower ones to it, and the trainer would
 compute log-probs at another temperature."""
+HIGHEST_TEMPERATURE = 2.0
+"""The highest temperature that vLLM accepts. It answers requests with a higher one with an error."""
 VERSIONS = 2
 """The versions of the weights that are in memory at the same time while an engine loads new ones."""
 ON_THE_DEVICE: frozenset[TransferMethod] = frozenset({"cuda_ipc", "nccl"})
@@ -58,6 +60,8 @@ def _problem_of_addresses(addresses: Sequence[str], form: re.Pattern[str]) -> st
 class EngineSettings(Registrable):
     """The settings of an engine. A custom engine implements `start`."""
 
+    key_path: ClassVar[str] = "engines.policy"
+    """The path of the settings in the configuration, for messages."""
     canary_tolerance: float | None
 
     def start(self, launch: EngineLaunch) -> Engine:
@@ -74,6 +78,10 @@ class EngineSettings(Registrable):
     def tolerance(self, device: str) -> Tolerance:
         """Returns the log-prob gap that the canary accepts on `device`."""
         raise NotImplementedError
+
+    def check_temperature(self, temperature: float, key: str) -> Iterator[Finding]:
+        """Yields a finding if this engine can't sample at the temperature that `key` sets."""
+        yield from ()
 
     def computes_in(self, device: str) -> str:
         """Returns the precision in which log-probs are computed on `device`: a name of PyTorch's, or
@@ -233,7 +241,7 @@ class VllmSettings(EngineSettings):
                 "addresses",
                 "set trainer.lora.send to 'merged'",
             )
-        yield from _too_low_temperatures(experiment)
+        yield from _findings_on_temperatures(self, experiment)
         longest = experiment.model.longest
         if self.context_length is not None and self.context_length < experiment.context_length:
             yield Finding(
@@ -270,6 +278,10 @@ class VllmSettings(EngineSettings):
                 "max_num_batched_tokens",
                 "raise it, or lower max_num_seqs",
             )
+
+    @override
+    def check_temperature(self, temperature: float, key: str) -> Iterator[Finding]:
+        yield from check_vllm_temperature(temperature, key)
 
     @override
     def tolerance(self, device: str) -> Tolerance:
@@ -442,6 +454,7 @@ class PlainVllmSettings(EngineSettings):
     sleep: ClassVar[bool] = False
     context_length: ClassVar[None] = None
     tensor_parallel_size: ClassVar[int] = 1
+    gives = (TextScores(),)
 
     def __post_init__(self) -> None:
         for key, urls in (("addresses", self.addresses), ("servers", self.servers)):
@@ -467,7 +480,7 @@ class PlainVllmSettings(EngineSettings):
                 (),
                 "set trainer.lora.send to 'merged'",
             )
-        yield from _too_low_temperatures(experiment)
+        yield from _findings_on_temperatures(self, experiment)
         try:
             self.api_key()
         except ValueError as error:
@@ -481,10 +494,14 @@ class PlainVllmSettings(EngineSettings):
         key = os.environ.get(self.key_variable, "").strip()
         if not key:
             raise ValueError(
-                f"engines.policy.key_variable is {self.key_variable!r}, and this environment variable is not"
+                f"{self.key_path}.key_variable is {self.key_variable!r}, and this environment variable is not"
                 " set: export it before the start, or set key_variable to null for servers without a key"
             )
         return key
+
+    @override
+    def check_temperature(self, temperature: float, key: str) -> Iterator[Finding]:
+        yield from check_vllm_temperature(temperature, key)
 
     @override
     def tolerance(self, device: str) -> Tolerance:
@@ -662,13 +679,26 @@ def host_memory() -> int:
     return whole
 
 
+def _findings_on_temperatures(engine: EngineSettings, experiment: Experiment) -> Iterator[Finding]:
+    """Yields a finding for each temperature at which the engine of the policy can't sample."""
+    engines = getattr(experiment, "engines", None)
+    if engines is not None and engines.policy is not engine:
+        return  # a judge's server, which never samples from the policy
+    for key, temperature in _temperatures(experiment):
+        yield from engine.check_temperature(temperature, key)
+
+
 def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
-    """Yields the temperatures at which the policy is sampled, and their keys."""
+    """Yields the temperatures at which the policy is sampled, and their keys.
+
+    `experiment` may also be a pipeline that estimates the difficulty of rows, whose key is `answers`.
+    """
     evaluation = getattr(experiment, "evaluation", None)
     parts = {
         "$.rollout": getattr(experiment, "rollout", None),
         "$.credit": getattr(experiment, "credit", None),
         "$.evaluation.rollout": getattr(evaluation, "rollout", None),
+        "$.answers": getattr(experiment, "answers", None),
     }
     for number, evaluation_set in enumerate(getattr(evaluation, "sets", ())):
         parts[f"$.evaluation.sets.{number}"] = evaluation_set
@@ -678,15 +708,21 @@ def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
             yield f"{key}.temperature", temperature
 
 
-def _too_low_temperatures(experiment: Experiment) -> Iterator[Finding]:
-    """Yields a finding for each temperature at which vLLM would sample with a higher one."""
-    for key, temperature in _temperatures(experiment):
-        if 0 < temperature < LOWEST_TEMPERATURE:
-            yield Finding(
-                f"temperature is {temperature:g}, and vLLM samples at {LOWEST_TEMPERATURE:g} or more",
-                key,
-                f"raise it to {LOWEST_TEMPERATURE:g}, or set it to 0 for the likeliest tokens",
-            )
+def check_vllm_temperature(temperature: float, key: str) -> Iterator[Finding]:
+    """Yields a finding if vLLM would sample at another temperature, or refuse this one."""
+    if 0 < temperature < LOWEST_TEMPERATURE:
+        yield Finding(
+            f"temperature is {temperature:g}, and vLLM samples at {LOWEST_TEMPERATURE:g} or more",
+            key,
+            f"raise it to {LOWEST_TEMPERATURE:g}, or set it to 0 for the likeliest tokens",
+        )
+    elif temperature > HIGHEST_TEMPERATURE:
+        yield Finding(
+            f"temperature is {temperature:g}, and vLLM refuses temperatures above {HIGHEST_TEMPERATURE:g}",
+            key,
+            f"lower it to {HIGHEST_TEMPERATURE:g} or less, or choose the engine 'in_process', which has no"
+            " upper limit",
+        )
 
 
 def _sends_adapters(experiment: Experiment) -> bool:

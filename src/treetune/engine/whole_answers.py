@@ -78,6 +78,7 @@ class WholeAnswersScheduler(Scheduler):
             if output.finished:
                 return output
             params = self.requests[output.request_id].sampling_params
+            # A client that streams reads each output, and stop strings are found in the HTTP process.
             if params is None or params.stop or params.output_kind is not RequestOutputKind.FINAL_ONLY:
                 return output
             output.new_token_ids = list(output.new_token_ids)
@@ -89,6 +90,7 @@ class WholeAnswersScheduler(Scheduler):
         if output.new_logprobs is not None:
             logprobs.append(output.new_logprobs)
         if logprobs and (output.finished or len(logprobs) == JOIN_EVERY):
+            # The first three fields are arrays with a row for each token; the fourth is None here.
             columns = zip(*(part[:3] for part in logprobs), strict=True)
             logprobs[:] = [LogprobsLists(*(np.concatenate(column) for column in columns))]
         if not output.finished:

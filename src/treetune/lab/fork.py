@@ -66,6 +66,10 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
     checkpoint = run.checkpoint(finished)
     if config.credit.needs_critic and not (checkpoint / "critic").is_dir():
         raise ValueError(f"the run in {path} trained no critic, which the branch's credit needs")
+    if (critic := config.credit.critic_settings) is not None:
+        from treetune.trainer.update import refuse_other_critic_loss
+
+        refuse_other_critic_loss(checkpoint / "trainer", critic.loss)
     for part in filter(Path.is_dir, checkpoint.iterdir()):
         refuse_damaged(part, "fork after another iteration")
     with whole_folder(branch.path) as unfinished:

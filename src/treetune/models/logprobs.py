@@ -101,6 +101,11 @@ Terms = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """Computes tensors of shape [C] from logits of shape [C, V] and labels of shape [C]."""
 
 
+def squared_probabilities(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
+    """Returns Σ_v π(v)² of each distribution, the probability that two tokens sampled from it are equal."""
+    return (logits_CV.softmax(-1).square().sum(-1),)
+
+
 class PolicyModule(nn.Module):
     """A causal language model that returns the log-probs of the labels at some positions.
 
@@ -130,6 +135,7 @@ class PolicyModule(nn.Module):
         *,
         entropy_gradient: bool = False,
         with_terms: bool = False,
+        statistics: Terms | None = None,
         nucleus: Nucleus | None = None,
         whole: bool = False,
     ) -> tuple[Tensor, ...]:
@@ -143,13 +149,14 @@ class PolicyModule(nn.Module):
             temperature: Divides the logits, as in the sampler.
             entropy_gradient: Whether the entropies have a gradient.
             with_terms: Whether to compute the objective's terms.
+            statistics: Computes further values of the distributions, such as `squared_probabilities`.
             nucleus: The cut whose mass is wanted; None for none.
             whole: Computes only log-probs, by the model's own forward pass, with which the others are
                 compared.
 
         Returns:
-            The log-probs of the labels, the entropies of the distributions, the objective's terms, and last
-            the log mass of the nucleus, float32 [N] each.
+            The log-probs of the labels, the entropies of the distributions, the objective's terms, the
+            statistics, and last the log mass of the nucleus, float32 [N] each.
         """
         assert inputs.labels_N is not None, "a policy scores the labels"
         if whole:
@@ -165,6 +172,7 @@ class PolicyModule(nn.Module):
             temperature=temperature,
             entropy_gradient=entropy_gradient,
             terms=self.terms if with_terms else None,
+            statistics=statistics,
             nucleus=nucleus,
         )
         _refuse_rows_of_two_lengths(self._length_rule, inputs, type(self.model).__name__)
@@ -202,6 +210,7 @@ class PolicyModule(nn.Module):
         temperature: float,
         entropy_gradient: bool,
         terms: Terms | None,
+        statistics: Terms | None,
         nucleus: Nucleus | None,
     ) -> tuple[Tensor, ...]:
         """Scores a chunk of positions; see `forward`."""
@@ -213,8 +222,9 @@ class PolicyModule(nn.Module):
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
         terms_of_objective = () if terms is None else terms(logits_CV, labels_C)
+        further = () if statistics is None else statistics(logits_CV, labels_C)
         mass = () if nucleus is None else (nucleus.log_mass(logits_CV, labels_C),)
-        return logprobs_C, entropy_C, *terms_of_objective, *mass
+        return logprobs_C, entropy_C, *terms_of_objective, *further, *mass
 
     def _whole_forward(self, inputs: ModelInputs) -> tuple[Tensor]:
         """Returns the log-probs from the logits of the whole model, float32 [N] in a tuple.
@@ -277,31 +287,48 @@ class CriticModule(nn.Module):
 
     The head reads the last hidden state of the position *before* each trained token: the value of
     the state in which that token was chosen. Its weight is drawn from N(0, 1/(d+1)), its bias is 0.
+
+    Args:
+        outputs: The number K of the head's outputs at each position.
+        values_of: Computes values [N] from outputs [N, K]; None: the only output is the value.
     """
 
-    def __init__(self, model: nn.Module, seed: int, parallel: SequenceParallel | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        seed: int,
+        parallel: SequenceParallel | None = None,
+        outputs: int = 1,
+        values_of: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__()
+        assert values_of is not None or outputs == 1, "several outputs need a function for their value"
+        self.values_of = values_of or _only_output
         turn_dropout_off(model)
         self.backbone, self.parallel = backbone_of(model), parallel
         size = model.config.get_text_config().hidden_size
         dtype = next(self.backbone.parameters()).dtype
-        self.head = nn.Linear(size, 1, dtype=dtype)
+        self.head = nn.Linear(size, outputs, dtype=dtype)
         generator = torch.Generator().manual_seed(seed % 2**63)
         with torch.no_grad():
-            weight = torch.randn(1, size, generator=generator) / (size + 1) ** 0.5
+            weight = torch.randn(outputs, size, generator=generator) / (size + 1) ** 0.5
             self.head.weight.copy_(weight)
             self.head.bias.zero_()
 
-    def forward(self, inputs: ModelInputs) -> Tensor:
-        """Returns the values at ``inputs.positions_N``, float32 [N]."""
+    def forward(self, inputs: ModelInputs, with_outputs: bool = False) -> Tensor:
+        """Returns the values at ``inputs.positions_N``, float32 [N]; with `with_outputs` the head's outputs
+        there, float32 [N, K]."""
         if self.parallel is None:
-            return self._value(_hidden_at_positions(self.backbone, inputs))
-        hidden_MD, index_M = _hidden_at_positions_of_rank(self.backbone, self.parallel, inputs)
-        values_1N = self.parallel.gather(self._value(hidden_MD)[None], index_M, len(inputs.positions_N))
-        return values_1N.squeeze(0)
+            outputs_NK = self.head(_hidden_at_positions(self.backbone, inputs)).float()
+        else:
+            hidden_MD, index_M = _hidden_at_positions_of_rank(self.backbone, self.parallel, inputs)
+            outputs_KM = self.head(hidden_MD).float().T
+            outputs_NK = self.parallel.gather(outputs_KM, index_M, len(inputs.positions_N)).T
+        return outputs_NK if with_outputs else self.values_of(outputs_NK)
 
-    def _value(self, hidden_ND: Tensor) -> Tensor:
-        return self.head(hidden_ND).squeeze(-1).float()
+
+def _only_output(outputs_N1: Tensor) -> Tensor:
+    return outputs_N1.squeeze(-1)
 
 
 def _hidden_at_positions(backbone: nn.Module, inputs: ModelInputs) -> Tensor:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.config.layers import CONFIGS
 from treetune.models.saved_weights import architecture_of, model_class, saved_weights
 from treetune.store.checksums import refuse_damaged
 from treetune.store.files import sync, whole_folder, why_not_written
@@ -98,8 +99,13 @@ def _how_to_make(path: Path) -> str:
         return "Give the path of a directory in Hugging Face format, relative to the working directory."
     experiment = Path(*path.parts[: path.parts.index(CHECKPOINTS)])
     name = f"{experiment.name}.jsonnet"
-    candidates = [Path("configs", experiment.parent.name, name), Path(name)]
-    config = next((str(path) for path in candidates if path.is_file()), "CONFIG.jsonnet")
+    nested_name = f"{experiment.parent.name}/{name}"
+    if Path("configs", nested_name).is_file():
+        config = f"configs/{nested_name}"
+    elif (CONFIGS / nested_name).is_file():  # a shipped one, which is found from any folder
+        config = nested_name
+    else:
+        config = name if Path(name).is_file() else "CONFIG.jsonnet"
     command = f"treetune run --configs {shlex.quote(config)}"
     return f"Run the experiment {experiment.name!r} to its end first: {command}"
 
@@ -232,8 +238,8 @@ def write_for_engine(
 
     The output head is written (except for `has_no_head_in_engine`), and the configuration says that it is not
     tied to the embeddings.
-    Otherwise an engine may copy the embeddings into its head when it starts, and go on sampling with that old
-    head after new embeddings have come, without an error.
+    Otherwise an engine may copy the embeddings into its head when it starts, and continue to sample with that
+    old head after new embeddings have come, without an error.
     Configuration and tokenizer are written only the first time. The weights appear whole or not at all.
     """
     from safetensors.torch import save_file

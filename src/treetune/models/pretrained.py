@@ -19,6 +19,7 @@ from treetune.contracts import Experiment, Finding
 from treetune.models.chat import Chat
 from treetune.models.digests import model_digest
 from treetune.models.policy_files import resolve_policy
+from treetune.models.presence import check_presence
 from treetune.models.saved_weights import some_names
 from treetune.models.shapes import Shape, published_shape, shape_of
 from treetune.models.sources import Alphabet, ModelSource, character_tokens
@@ -168,17 +169,14 @@ class PretrainedModel(ModelSource):
     @override
     def require(self) -> None:
         resolve_policy(self.name_or_path)
-        for finding in self._missing_kernels():
-            raise ValueError(f"{finding.what}: {finding.remedy}")
+        for finding in self._missing_here():
+            if finding.level == "missing":
+                raise ValueError(f"{finding.what}: {finding.remedy}")
 
     def _missing_here(self) -> Iterator[Finding]:
-        """Yields what the model needs and this machine doesn't have: its folder, a GPU, a package."""
-        try:
-            resolve_policy(self.name_or_path)
-        except ValueError as error:
-            # The last sentence says how to make the model.
-            what, _, remedy = str(error).rpartition(". ")
-            yield Finding(what, "name_or_path", remedy, level="missing")
+        """Yields what the model needs and this machine doesn't have: its folder, a GPU, a package. Yields a
+        warning for a model that the start has to download."""
+        yield from check_presence(self.name_or_path, self.revision, "name_or_path")
         yield from self._missing_kernels()
 
     def _missing_kernels(self) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,18 @@ def published_shape(name: str) -> Shape | None:
         return shape_of(described, f"config.json of {name} in the Hugging Face cache")
     published = PUBLISHED.get(name)
     return None if published is None else shape_of(published, f"published config.json of {name}")
+
+
+def number_of_weights(name: str) -> float | None:
+    """Returns the number of weights of a model on the hub: from its published shape, or else from its name.
+
+    Example: 7e9 for ``someone/model-7b``; None for ``gpt2``.
+    """
+    shape = published_shape(name)
+    if shape is not None:
+        return shape.parameters
+    in_name = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)b(?![a-z])", name.rpartition("/")[2].lower())
+    return float(in_name[1]) * 1e9 if in_name else None
 
 
 _KEYS_OF_SIZES = (

@@ -109,7 +109,7 @@ class ModelSource(Registrable):
 
     def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel:
         """Returns the model with weights that stay in their files until they are sharded (see
-        `models.shards`).
+        `models.shards`). A source that reads files overrides this.
 
         Raises:
             ValueError: The model can't be loaded.

@@ -90,6 +90,10 @@ class TokenBatch:
     marked_N: Tensor | None = None
     """The tokens that the objective marked, bool; None if it marks none, and in analyses, which compute the
     gradients of single answers."""
+    ref_kl_N: Tensor | None = None
+    """The exact KL of the policy before the iteration's first step to the reference; None if not needed."""
+    precomputed_N: Tensor | None = None
+    """What `Objective.precompute` has returned; None if it isn't called."""
     terms: tuple[Tensor, ...] = ()
 
     def mean(self, values_N: Tensor) -> Tensor:
@@ -126,6 +130,9 @@ class Objective(Registrable):
     kl_estimator: KlEstimator = "k3"
     importance_cap: float | None = None
     """The upper bound of the weights that correct for the engine's probabilities; None: no correction."""
+    needs_reference_kl: bool = False
+    """Whether the loss needs the exact KL of the policy to the reference at each token, as it is before the
+    iteration's first step. `precompute` is then called."""
     has_terms: bool = False
     """Whether the loss needs `terms`."""
     marks_tokens: bool = False
@@ -182,6 +189,21 @@ class Objective(Registrable):
             draw: A source of random numbers for this minibatch.
         """
         raise NotImplementedError(f"{type(self).__name__} marks no tokens")
+
+    def precompute(
+        self, old_logprobs_N: Tensor, ref_logprobs_N: Tensor, ref_kl_N: Tensor, starts: Sequence[int]
+    ) -> Tensor:
+        """Returns a value for each of the iteration's N trained tokens that the loss needs, float32 [N].
+
+        Called once before the first step, only with `needs_reference_kl`.
+
+        Args:
+            old_logprobs_N: The policy's log-probs.
+            ref_logprobs_N: The reference's log-probs.
+            ref_kl_N: The KL of the policy's distribution to the reference's.
+            starts: The offsets of the sequences, with the end of the last one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} precomputes nothing")
 
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
         """Computes what the loss needs of whole next-token distributions, each of shape [C], with gradient.

@@ -36,12 +36,19 @@ def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> flo
     return math.fsum(products) / math.fsum(weights)
 
 
+def deviation(values: Sequence[float]) -> float:
+    """Returns the standard deviation of a population. `fsum` makes it independent of the order."""
+    center = mean(values)
+    return math.sqrt(mean([(value - center) ** 2 for value in values]))
+
+
 def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajectory]) -> Metrics:
     """Returns the metrics of all ranks' answers. All answers to one problem are on one rank. Collective.
 
     * ``episodes/score``: the mean of the grader's verdicts; ``episodes/correct``: the share of correct
       answers;
-    * ``episodes/reward``: the mean of the rewards that credit distributes; shaping changes it afterwards;
+    * ``episodes/reward`` and ``episodes/reward_std``: the mean and the standard deviation (of the population)
+      of the rewards that credit distributes; shaping changes both afterwards;
     * ``episodes/once_hit``: share of problems with at least one right answer;
     * ``episodes/unique``: mean share of different texts among the answers to a problem;
     * ``episodes/mixed``: share of problems whose answers differ in score;
@@ -82,6 +89,8 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     metrics = {name: mean(columns[name]) for name in local if columns[name]}
     # The others are named numbers, also those that only other ranks' answers have.
     metrics |= number_metrics({name: columns[name] for name in columns if name not in local})
+    if columns["episodes/reward"]:
+        metrics["episodes/reward_std"] = deviation(columns["episodes/reward"])
     if columns["episodes/response_tokens"]:
         metrics["episodes/response_tokens_max"] = max(columns["episodes/response_tokens"])
     return metrics | {

@@ -16,7 +16,7 @@ from typing_extensions import override
 from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswers
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.metrics import mean, pool_columns
+from treetune.rollouts.metrics import deviation, mean, pool_columns
 from treetune.tree import Tree, answers_of, with_answers
 from treetune.vocabulary import Metrics, Trajectory
 
@@ -28,8 +28,8 @@ def apply_shaping(
     Collective.
 
     ``shaping/<label>`` is the mean bonus of a shaping, ``<label>/…`` are the numbers that it measures.
-    ``episodes/reward`` becomes the mean reward with bonuses, while ``episodes/score`` stays the mean of the
-    graders' scores.
+    ``episodes/reward`` becomes the mean reward with bonuses and ``episodes/reward_std`` their standard
+    deviation, while ``episodes/score`` stays the mean of the graders' scores.
     """
     if not shapings:
         return list(trees), {}
@@ -49,6 +49,8 @@ def apply_shaping(
     columns["episodes/reward"] = [trajectory.reward for trajectory in with_bonuses]
     all_columns = pool_columns(context, "shaping-metrics", columns)
     metrics = {name: mean(values) for name, values in all_columns.items() if values}
+    if all_columns["episodes/reward"]:
+        metrics["episodes/reward_std"] = deviation(all_columns["episodes/reward"])
     return with_answers(trees, with_bonuses), metrics
 
 

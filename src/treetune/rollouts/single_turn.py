@@ -1,6 +1,7 @@
 """Independent answers to each problem, each sampled from the prompt to its end (rollout `single_turn`).
 
-Every answer is a task of one program; `engine.programs` draws who waits for whom:
+Every problem is a task of one program, and so is every answer once it is sampled; the drawing in
+`engine.programs` shows who waits for whom:
 
     prompt ── engine.sample ── decode ── grader (a process of its own) ── AnswerObserver ── leaf of the tree
 """
@@ -94,7 +95,7 @@ def sample_answers(
     requested one by one.
 
     Args:
-        context: The context of the phase.
+        context: The context of the phase that samples: a rollout, or an evaluation.
         problems: The problems of this rank.
         samples: Answers to each problem.
         sampling: The sampling parameters, which the problem's task may change.
@@ -104,7 +105,8 @@ def sample_answers(
             depend on what else is sampled.
 
     Raises:
-        ValueError: A prompt leaves no room for an answer in the context.
+        ValueError: A prompt is empty, is longer than `max_prompt_tokens`, or leaves no room for an answer in
+            the context.
     """
     assert context.engine is not None, "a rollout that samples needs an engine"
     requests = []
@@ -125,11 +127,11 @@ def sample_answers(
     announcer = Announcer(context, answers=len(requests) * samples)
 
     async def sample_trees() -> list[Tree]:
-        trees = (
+        programs = (
             _sample_tree(context, problem, request, unfinished_reward, announcer)
             for problem, request in zip(problems, requests, strict=True)
         )
-        return await asyncio.gather(*trees)
+        return await asyncio.gather(*programs)
 
     return context.engine.run(sample_trees())
 
@@ -142,14 +144,13 @@ async def _sample_tree(
     announcer: Announcer,
 ) -> Tree:
     """Returns the tree of a problem's graded answers: the samples of the request."""
-    request_of_first_sample = {0: request}
+    parts = {0: request}
+    """The requests to send, by the number of their first sample."""
     if context.find(AnswerObserver) is not None:
         # An observer wants each answer as soon as it is sampled, but a request is answered when all its
         # samples are there. So each sample becomes a request of its own. The engine gives sample i of a
         # request the seed ``seed + i``, so that the answers are the same.
-        request_of_first_sample = {
-            sample: replace(request, seed=request.seed + sample, n=1) for sample in range(request.n)
-        }
+        parts = {sample: replace(request, seed=request.seed + sample, n=1) for sample in range(request.n)}
 
     async def sample_and_grade(first_sample: int, part: Request) -> list[Trajectory]:
         assert context.engine is not None, "a rollout that samples needs an engine"
@@ -161,7 +162,7 @@ async def _sample_tree(
         return await asyncio.gather(*graded_answers)
 
     answers_by_request = await asyncio.gather(
-        *(sample_and_grade(first_sample, part) for first_sample, part in request_of_first_sample.items())
+        *(sample_and_grade(first_sample, part) for first_sample, part in parts.items())
     )
     tree = Tree(problem, request.prompt_ids)
     for answers in answers_by_request:
@@ -202,13 +203,15 @@ async def _grade_answer(
 def for_fixed_problems(rollout: Rollout) -> Rollout:
     """Returns the rollout that makes `samples` answers to each of fixed problems, as in evaluation.
 
-    This is the rollout's `sampler`; plain sampling with its settings where it has none; and the rollout
-    itself where it doesn't sample. Example: for ``until_mixed``, which draws further problems, it is the
+    This is the rollout's `sampler`. Without one, it is plain sampling with the rollout's settings, or the
+    rollout itself if it doesn't sample. Example: for ``until_mixed``, which draws further problems, it is the
     `single_turn` inside it.
     """
+    if rollout.sampler is not None:
+        return rollout.sampler
     sampling = rollout.sampling
-    if rollout.sampler is not None or sampling is None:
-        return rollout.sampler or rollout
+    if sampling is None:
+        return rollout
     return SingleTurn(
         samples=rollout.samples,
         max_tokens=sampling.max_tokens,

@@ -95,7 +95,7 @@ def _report_unavailable(context: RolloutContext, name: str, reasons: Counter[str
         f"{name}: {reasons.total()} of {answers} answers could not be graded and are left out: {listed}{more}"
     )
     if reasons.total() == answers:
-        raise NothingGraded(f"{message}. No training was done: {RETRY}")
+        raise NothingGraded(f"{message}. The run stops here: {RETRY}")
     context.log.say(message)
 
 
@@ -112,8 +112,8 @@ def _report_failures(
     )
     if answers >= FEWEST_FAILED and failed > BROKEN_SHARE * answers:
         raise NothingGraded(
-            f"{message}. No training was done. Fix the grader (for a response without an answer it"
-            f" returns None) and rerun: {RETRY}"
+            f"{message}. These are more than {BROKEN_SHARE:.0%}, so that the run stops here. Fix the grader"
+            f" (for a response without an answer it returns None) and rerun: {RETRY}"
         )
     context.log.say(message)
 
@@ -147,7 +147,7 @@ def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> 
             of_domain = f" of the domain {domain}" if domain else ""
             raise NothingGraded(
                 f"iteration 1: the reward function returned None for all {count} answers{of_domain}, so that"
-                " none earns anything. No training was done. Return a number for every answer (0.0 for a"
+                " none earns anything, and the run stops here. Return a number for every answer (0.0 for a"
                 f" wrong one; None only for a response without an answer) and rerun: {RETRY}"
             )
 

@@ -403,16 +403,24 @@ class PolicyIteration(Runtime):
         return missing_requirements([*graders, *rollouts, *environments], self)
 
     def missing_devices(self) -> Iterator[Finding]:
-        """Yields the GPUs that engines name and that this machine doesn't have."""
+        """Yields the GPUs that engines need and that this machine doesn't have."""
         engines = {"engines.policy": self.engines.policy}
         if self.engines.judge is not None:
             engines["engines.judge.server"] = self.engines.judge.server
         for key, engine in engines.items():
             named_devices = getattr(engine, "devices", None)
-            if not named_devices:
+            sleeps_here = getattr(engine, "sleep", False) and getattr(engine, "addresses", None) is None
+            if not named_devices and not sleeps_here:
                 continue
             available = gpus()
-            absent = [device for device in named_devices if device >= len(available)]
+            if sleeps_here and not available:
+                yield Finding(
+                    "sleep needs a GPU, and this machine has none",
+                    f"{key}.sleep",
+                    "set it to false to run on the CPU, or use a machine with a GPU",
+                    level="missing",
+                )
+            absent = [device for device in named_devices or () if device >= len(available)]
             if absent:
                 count = len(available) or "no"
                 yield Finding(
@@ -605,6 +613,12 @@ def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
             "the credit asks the trainer's reference model, which scores while overlap 'one_step' trains",
             "credit",
             f"set the credit's scorer to 'policy', {WITHOUT_OVERLAP}",
+        )
+    if experiment.credit.asks_distributions:
+        yield Finding(
+            "the credit asks the trainer for the policy's distributions, while overlap 'one_step' trains it",
+            "credit",
+            f"choose a credit without entropies, such as 'probability_mask', {WITHOUT_OVERLAP}",
         )
     if experiment.choose_checkpoint is not None:
         yield Finding(

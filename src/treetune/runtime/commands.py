@@ -155,7 +155,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
             return
         if server.engine is not None:
             server.load_checkpoint(iteration)
-        if config.credit.asks_critic or config.credit.asks_reference:
+        if config.credit.asks_trainer:
             state = directory.checkpoint(iteration) / "trainer" if iteration else None
             stack.enter_context(open_trainer(resources, state=state, trains=False))
         episodes, metrics = generate(resources, iteration, Clock())

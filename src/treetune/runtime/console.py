@@ -76,7 +76,7 @@ class Console:
         phase has the live line."""
         quiet = copy.copy(self)
         quiet._visible = quiet._live = False
-        quiet._lane = "work beside training"
+        quiet._lane = "work during training"
         return quiet
 
     @contextmanager
@@ -275,7 +275,7 @@ class Clock:
     def record_overlap(self, name: str, other: str, start: float, end: float) -> None:
         """Records a span of one phase in the timeline that ran within another phase, to which its seconds
         count."""
-        self._timeline.past(f"phases beside {other}", name, start, end, iteration=self._iteration)
+        self._timeline.past(f"phases during {other}", name, start, end, iteration=self._iteration)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:

@@ -180,8 +180,8 @@ def verdict(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> lis
 def last_good(settings: Diagnostics, findings: Mapping[Sign, CollapseSign], iteration: int) -> int | None:
     """Returns the newest number of finished iterations whose weights show no sign that may stop the run.
 
-    The row of iteration i (from 0) is about the weights after i iterations, which sampled it. If a sign is
-    seen since iteration i, the weights after i - 1 iterations are the last good ones.
+    The metrics of iteration i (from 0) describe answers that the weights after i iterations sampled. So if a
+    sign is seen since iteration i, the weights after i - 1 iterations are the last good ones.
 
     Returns:
         None if no sign may stop the run; a number below 0 if the start weights show one.

@@ -124,7 +124,7 @@ class ExperimentDirectory:
         try:
             return bool(read_record(self.checkpoint(i) / "state.json", "").get("regular", True))
         except (Damaged, FileNotFoundError):
-            # Damaged, or deleted meanwhile. Whoever reads the checkpoint reports it.
+            # Damaged, or deleted meanwhile. The function that reads the checkpoint reports it.
             return True
 
     def refuse_misplaced_checkpoint(self, i: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 from treetune.config.errors import ConfigIssue
@@ -10,10 +11,21 @@ from treetune.exceptions import ConfigError
 from treetune.findings import missing_requirements
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Grade, Problem
+
+EXAMPLES = 8
+"""Problems among which the first one is taken that a function of the user grades."""
+
+FORMS = ("\\boxed{{{gold}}}", "#### {gold}", "<answer>{gold}</answer>")
+"""Forms in which reward functions often look for an answer. A function that looks for one of them finds no
+answer in the bare reference answer."""
 
 
 def describe_first_reward(task: Task, deadline: float) -> Iterator[str]:
     """Grades the reference answer of the first problem, and yields its reward as a line for people.
+
+    If the function returns None for the bare reference answer, it also gets the answer in common forms, and
+    the task's demonstration. Yields a warning if it returns None for all of them.
 
     Yields nothing if no function of the user grades; if one asks a service, where a call may cost money; if
     something is missing that a grader needs; and if the task can't make a problem at once.
@@ -26,22 +38,58 @@ def describe_first_reward(task: Task, deadline: float) -> Iterator[str]:
         ConfigError: The function raises an exception or takes too long.
     """
     graders = task.grader.parts()
-    functions = [grader for grader in graders if isinstance(grader, FunctionGrader)]
+    has_function = any(isinstance(grader, FunctionGrader) for grader in graders)
     asks_service = any(grader.isolation == "service" for grader in graders)
-    if not functions or asks_service or missing_requirements(graders):
+    if not has_function or asks_service or missing_requirements(graders):
         return
-    problem = next(iter(task.examples(1)), None)
-    if problem is None:
-        return
+    for problem in task.examples(EXAMPLES):
+        grader = task.grader.of(problem)
+        if isinstance(grader, FunctionGrader):
+            yield from _try_function(grader.path, task, problem, deadline)
+            return
+
+
+def _try_function(path: str, task: Task, problem: Problem, deadline: float) -> Iterator[str]:
+    """Yields the reward that a function gives the reference answer of a problem, or a warning."""
+    responses = _responses_with_the_answer(task, problem)
     with GraderPool(task.grader, workers=1, deadline=deadline) as pool:
         grade = pool.submit(problem.gold, problem).result()
+        _refuse_failure(grade, path, problem)
+        if grade.outcome != "no_answer":
+            yield f"{path} gives the reference answer of {problem.id} the reward {grade.reward:g}"
+            return
+        for response in responses:
+            grade = pool.submit(response, problem).result()
+            if grade.outcome == "ok":
+                yield (
+                    f"{path} finds no answer (None) in the bare reference answer of {problem.id}, and gives"
+                    f" {response!r:.80} the reward {grade.reward:g}"
+                )
+                return
+    tried = ", ".join(f"{response!r:.40}" for response in [problem.gold, *responses])
+    yield (
+        f"warning: {path} returned None (no answer) for the reference answer of {problem.id} in every form"
+        f" that was tried: {tried}. If it returns None for all answers of the first iteration, the run ends"
+        " there with an error. Return a number for every response that contains an answer; `treetune"
+        " score_responses` tries the function on responses of your own"
+    )
+
+
+def _responses_with_the_answer(task: Task, problem: Problem) -> list[str]:
+    """Returns responses that contain the reference answer: in common forms, and the demonstration."""
+    responses = [form.format(gold=problem.gold) for form in FORMS]
+    with contextlib.suppress(ValueError):  # the task has no demonstrations
+        responses.append(task.demonstration(problem, 0))
+    return responses
+
+
+def _refuse_failure(grade: Grade, path: str, problem: Problem) -> None:
+    """Raises ConfigError if the function raised an exception or took too long."""
     if grade.outcome in ("error", "timeout"):
         issue = ConfigIssue(
-            f"{functions[0].path} can't grade the reference answer of {problem.id} as a response"
+            f"{path} can't grade the reference answer of {problem.id} as a response"
             f" ({grade.outcome}): {grade.message}",
             "task.grader",
             remedy="fix the function; `treetune score_responses` tries it on answers of your own",
         )
         raise ConfigError([issue])
-    reward = "None, which means no answer" if grade.outcome == "no_answer" else f"{grade.reward:g}"
-    yield f"{functions[0].path} gives the reference answer of {problem.id} the reward {reward}"

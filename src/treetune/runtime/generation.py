@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from treetune.credit.critic_prompts import with_critic_prompts
 from treetune.credit.states.early import EarlyContinuations
 from treetune.engine.journal import CallTimes, JournaledEngine
 from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
@@ -275,6 +276,10 @@ def assign_credit(
                 f" answer {episode.trajectory!r} advantages that are NaN or infinite. No training was done:"
                 " look for a division by zero in it"
             )
+    critic = config.credit.critic_settings
+    template = None if critic is None else critic.template
+    episodes, prompt_metrics = with_critic_prompts(context, template, trees, episodes)
+    credit_metrics = credit_metrics | prompt_metrics
     n_episodes = sum(ranks.exchange("number of episodes", len(episodes)))
     # `metrics` is empty if every answer could be graded. `train` reports a selection that left nothing.
     has_ungraded = bool(metrics) or "credit/unvalued" in credit_metrics

@@ -11,14 +11,14 @@ An iteration, and what is on disk after each phase. R is a rank, and i counts fr
     credit       iterations/i/journal/credit-R.jsonl     each continuation, as soon as it is answered
         │        iterations/i/credit.json                metrics of both phases
         │        iterations/i/episodes.arrow             training rows; both phases are finished
-    training     iterations/i/token_signals.arrow        for readers only: weights are in memory
+    training     iterations/i/token_signals.arrow        for people and the viewer: a restart doesn't read it
         │
-    sync         the engine gets weights i + 1, which a canary verifies
+    sync         the engine gets weights i + 1, which a few sampled answers verify (a canary)
     evaluation   evaluations/i+1/SET/summary.json        where a set is due
         │
     commit       iterations/i/metrics.json
                  checkpoints/i+1/                        where one is due
-                 metrics.jsonl                           a line of it
+                 metrics.jsonl                           one line more: iterations/i/metrics.json
 
 A kill may fall anywhere, since each file appears whole or not at all. The next start takes the newest
 checkpoint, reads finished phases of later iterations from disk, and continues an unfinished phase with the
@@ -60,11 +60,11 @@ def run_iterations(
     session: Session, server: PolicyServer, resources: RunResources, trainer: PolicyTrainer
 ) -> None:
     """Runs every iteration that the experiment still needs. Collective."""
-    start = resume(session, server, trainer)
-    with Record.open(session, server, trainer, start) as record, Lookahead.open(resources) as lookahead:
-        for iteration in session.remaining_iterations(start):
+    first = resume(session, server, trainer)
+    with Record.open(session, server, trainer, first) as record, Lookahead.open(resources) as lookahead:
+        for iteration in session.remaining_iterations(first):
             clock = Clock(session.console.timeline, iteration)
-            with record.before_training(iteration):
+            with record.before_training(iteration):  # a signal may end the run in this block
                 episodes, metrics = lookahead.take_episodes(iteration, clock)
             with lookahead.generate_meanwhile(iteration + 1, clock):
                 metrics |= train(resources, trainer, iteration, episodes, clock)
@@ -90,8 +90,8 @@ class Lookahead:
         server.update: weights i + 1                   waits in work.get()
         …
         at the end of the run:
+          work.put(None)  ──────────────────────────►  returns, once it has finished what it does
           engine.close() if a future isn't done  ───►  the request that it waits for raises
-          work.put(None)  ──────────────────────────►  returns
           thread.join(END_S)
 
     The threads never use the engine at the same time: the main thread samples (evaluation) and loads weights
@@ -99,8 +99,8 @@ class Lookahead:
     own, so that their collective calls don't mix with those of training.
 
     Which weights sample an iteration depends on its number alone (`directory.sampling_version`), never on
-    time. The next iteration's episodes are on disk before this iteration is committed. A checkpoint therefore
-    never needs answers of older weights, which a restart no longer has.
+    time. The next iteration's episodes are on disk before this iteration is committed. So a run that starts
+    from this checkpoint never has to sample with older weights, which it no longer has.
     """
 
     def __init__(self, resources: RunResources) -> None:
@@ -147,14 +147,15 @@ class Lookahead:
         one after a restart."""
         session = self._resources.session
         is_on_disk = is_generated(session.directory, iteration)
-        should_be_older = sampling_version(session.config, iteration) != iteration
-        if not is_on_disk and should_be_older:
+        was_to_overlap = sampling_version(session.config, iteration) != iteration
+        if not is_on_disk and was_to_overlap:
             session.console.say(
                 f"iteration {iteration + 1} was not sampled while the one before it was trained (the run"
                 " was to end there, or its episodes were deleted): it is sampled from the weights that"
                 " it begins with"
             )
-        # Episodes on disk were made during the training before, and took no second of this iteration.
+        # Episodes on disk were made during the training before. Their seconds go to a clock that no iteration
+        # counts.
         was_made_meanwhile = is_on_disk and iteration > 0
         generation_clock = self._clock_of_thread(iteration) if was_made_meanwhile else clock
         episodes, metrics = generate(self._resources, iteration, generation_clock)
@@ -190,7 +191,7 @@ class Lookahead:
     def _clock_of_thread(self, iteration: int) -> Clock:
         """Returns a clock of the second thread. Its seconds run during the training of another iteration, so
         they count for no iteration."""
-        return Clock(self._resources.session.console.timeline, iteration, "phases beside training")
+        return Clock(self._resources.session.console.timeline, iteration, "phases during training")
 
     def _run_thread(self) -> None:
         while (work := self._work.get()) is not None:

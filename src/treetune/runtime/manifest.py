@@ -26,6 +26,7 @@ from typing_extensions import override
 from treetune.config.build import part_at
 from treetune.config.explain import as_plain
 from treetune.config.folders import own_modules, searched
+from treetune.config.layers import relative
 from treetune.config.remedies import override_option
 from treetune.config.schema import keys_of
 from treetune.contracts import Part
@@ -94,11 +95,9 @@ def begin_or_resume(
             "this run was begun by a version that recorded no digest of the start model, so whether the model"
             " is still the same is unknown; its present digest is recorded now"
         )
-    if modules := changed_modules(manifest):
-        remarks.append(
-            f"your own code has changed since this experiment began ({', '.join(modules)}): the run continues"
-            " with the present code"
-        )
+    changed_files = changed_code(manifest)
+    if changed_files:
+        remarks.append(_warn_of_changed_code(changed_files, directory, config))
     latest = _entries_of(manifest)[-1]
     bit_changes = describe_different_bits(latest.get("bits_rest_on", {}), bits_now)
     if bit_changes:
@@ -106,7 +105,7 @@ def begin_or_resume(
             "this run was begun on another machine or with other software, so results may differ in the last"
             f" bits: {'; '.join(bit_changes)}"
         )
-    if changed_keys or bit_changes or input_changes or earlier_inputs is None:
+    if changed_keys or bit_changes or input_changes or changed_files or earlier_inputs is None:
         manifest.setdefault("continued", []).append(
             {
                 "after": directory.resumable() or 0,
@@ -115,6 +114,8 @@ def begin_or_resume(
                 "command": command_line(),
                 "bits_rest_on": bits_now,
                 "inputs": inputs,
+                "own_modules": own_modules(),
+                "changed_code": changed_files,
             }
         )
         write_record(directory.path / MANIFEST, manifest)
@@ -198,14 +199,39 @@ def _entries_of(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [manifest, *manifest.get("continued", ())]
 
 
-def changed_modules(manifest: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the user's modules that have changed since the experiment began."""
-    hashes_before = manifest.get("own_modules", {})
-    changed = []
-    for name, hash_now in own_modules().items():
+def changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the user's modules that have changed since the run was last started with other code.
+
+    Example: ``{"reward": "reward.py"}``, with each module's file.
+    """
+    hashes_before: Mapping[str, str] = {}
+    for entry in _entries_of(manifest):
+        hashes_before = entry.get("own_modules", hashes_before)
+    changed = {}
+    for name, hash_now in sorted(own_modules().items()):
         if hashes_before.get(name, hash_now) != hash_now:
-            changed.append(name)
-    return sorted(changed)
+            changed[name] = relative(sys.modules[name].__file__ or name)
+    return changed
+
+
+def _warn_of_changed_code(
+    changed_files: Mapping[str, str], directory: ExperimentDirectory, config: PolicyIteration
+) -> str:
+    """Returns the warning that a resumed run has other code than before, and what that means for results.
+
+    It is not an error, unlike changed rows: a run that ended because of a mistake in a reward function
+    resumes with the corrected function.
+    """
+    files = ", ".join(changed_files.values())
+    done = directory.resumable() or 0
+    new_name = json.dumps(f"{config.experiment_name}_2", ensure_ascii=False)
+    return (
+        f"warning: your own code has changed since this run was last started: {files}. Iterations up to"
+        f" {done} were computed with the earlier code, and the following ones are computed with the present"
+        " code. Their rewards and metrics can't be compared with each other, nor this run with others. To"
+        " have one code in all iterations, put the earlier code back, or start a new run:"
+        f" {override_option(('experiment_name',), new_name)}"
+    )
 
 
 def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:

@@ -151,7 +151,8 @@ class PolicyServer:
             return
         with self._session.console.phase(f"weights after iteration {number} into the engine"):
             folder = self.folder.write_stored(number)
-            # No trainer has these weights, so the canary's answers are scored from the files.
+            # The engine's log-probs are verified on a few sampled answers (the canary). No trainer has these
+            # weights to score them with, so they are scored with the files.
             trusted = getattr(self._session.config.model, "trust_remote_code", False)
             score = partial(
                 stored_logprobs,

@@ -99,14 +99,15 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
         with server.asleep():
             trainer.load(directory.checkpoint(start) / "trainer")
         server.offer(trainer, start)
-    again = done_again(directory, start) if session.ranks.is_first else ""
-    is_new = not start and not again
+    # The first rank alone writes messages.
+    repetition = done_again(directory, start) if session.ranks.is_first else ""
+    is_new = not start and not repetition
     session.console.say(
         f"{'starting' if is_new else 'resuming'} {directory.path}: {n_problems} training problems,"
         f" {config.iterations} iterations"
     )
     if not is_new:
-        session.console.say(f"continuing after iteration {start} of {config.iterations}{again}")
+        session.console.say(f"continuing after iteration {start} of {config.iterations}{repetition}")
     session.done = session.checkpointed = start
     if session.ranks.is_first:
         lines = [json.dumps(sealed(row)) + "\n" for row in history(directory, start)]

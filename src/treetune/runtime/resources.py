@@ -54,6 +54,9 @@ class RunResources:
         """The critic of the run's trainer, if the credit asks it for values (`training.open_trainer`)."""
         self.reference_scores: ReferenceScores | None = None
         """The scores of the run's reference model, if the credit asks for them (`training.open_trainer`)."""
+        self.credit_services: list[object] = []
+        """Further services of the run's trainer for the credit, such as the policy's distributions
+        (`training.open_trainer`)."""
         self.reference: ReferencePrefetch | None = None
         """The reference of the run's trainer, if it scores answers while others are sampled."""
 
@@ -155,6 +158,7 @@ class RunResources:
             services += (self.critic,)
         if self.reference_scores is not None:
             services += (self.reference_scores,)
+        services += tuple(self.credit_services)
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, observe)
             other_journals = [*journals, *([earlier] if earlier is not None else [])]

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.credit.base import Critic
+from treetune.credit.critic_prompts import CriticPrompts
 from treetune.credit.episodes import scoring_row
 from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
+from treetune.credit.literature.token_level import Distance, Distributions, ReferenceDistances
 from treetune.exceptions import Damaged
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
@@ -93,6 +95,12 @@ def open_trainer(
         if session.config.credit.asks_reference:
             logprobs = trainer.logprobs_of_reference
             resources.reference_scores = reference_for_credit(session, server, logprobs)
+        if session.config.credit.asks_distributions:
+            distributions = distributions_for_credit(session, server, trainer.distributions)
+            resources.credit_services.append(distributions)
+            if session.config.credit.asks_reference:
+                distances = distances_for_credit(session, server, trainer.reference_distances)
+                resources.credit_services.append(distances)
         if trains:
             resources.reference = trainer.prefetch
         yield trainer
@@ -109,6 +117,11 @@ def critic_for_credit(
         ranks.
     """
 
+    settings = session.config.credit.critic_settings
+    assert settings is not None, "a credit that asks the critic has settings for it"
+    codec, context_length = session.model.codec, session.config.context_length
+    prompts = CriticPrompts(codec, settings.template, context_length)
+
     def critic_values(answers: Sequence[Trajectory]) -> list[Column]:
         import numpy as np
 
@@ -117,7 +130,8 @@ def critic_for_credit(
         ranks = session.ranks
         # All ranks compute the values of all answers together, and each keeps those of its own.
         counts = [count for (count,) in ranks.exchange("critic-counts", [len(answers)])]
-        rows = episodes_on_all(ranks, "critic-answers", [scoring_row(answer) for answer in answers])
+        rows_of_rank = [prompts.add_to(scoring_row(answer), answer.problem) for answer in answers]
+        rows = episodes_on_all(ranks, "critic-answers", rows_of_rank)
         if not rows:  # on no rank, so that all ranks return here
             return []
         sequences = Sequences.of(rows)
@@ -179,6 +193,87 @@ def _row_of_text(text: ScoredText) -> Episode:
         group="",
         trajectory="",
         policy_version=0,
+    )
+
+
+def distributions_for_credit(
+    session: Session, server: PolicyServer, distributions: Callable[[Sequences], tuple[Tensor, Tensor]]
+) -> Distributions:
+    """Returns the policy's distributions for the credit. The engine frees its memory while they are computed,
+    if so configured.
+
+    Args:
+        distributions: Computes Σ π² and the entropy at each trained token, of all ranks' rows, on all ranks.
+    """
+
+    def squares_and_entropies(episodes: Sequence[Episode]) -> list[tuple[Column, Column]]:
+        return _score_episodes(session, server, episodes, distributions)
+
+    return Distributions(squares_and_entropies)
+
+
+def distances_for_credit(
+    session: Session, server: PolicyServer, distances: Callable[[Sequences], tuple[Tensor, Tensor]]
+) -> ReferenceDistances:
+    """Returns the policy's distances from the reference for the credit; see `distributions_for_credit`."""
+
+    def distances_along(episodes: Sequence[Episode]) -> list[Distance]:
+        return [Distance(*columns) for columns in _score_episodes(session, server, episodes, distances)]
+
+    return ReferenceDistances(distances_along)
+
+
+def _score_episodes(
+    session: Session,
+    server: PolicyServer,
+    episodes: Sequence[Episode],
+    score: Callable[[Sequences], tuple[Tensor, Tensor]],
+) -> list[tuple[Column, Column]]:
+    """Returns two columns of values for each episode of this rank, with a value for each response token: 0 at
+    tokens that aren't trained. Collective.
+
+    Args:
+        score: Computes two values of each trained token, of all ranks' rows, on all ranks.
+    """
+    import numpy as np
+
+    from treetune.trainer.tokens import Sequences
+
+    ranks = session.ranks
+    # A row needs a trained token. All tokens of an answer may be trained with an earlier one (trees).
+    trained_rows = [_row_of_episode(episode) for episode in episodes if episode.trained.any()]
+    # All ranks compute the values of all rows together, and each keeps those of its own.
+    counts = [count for (count,) in ranks.exchange("distribution-counts", [len(trained_rows)])]
+    rows = episodes_on_all(ranks, "distribution-rows", trained_rows)
+    columns = [
+        (np.zeros(len(episode.response_ids)), np.zeros(len(episode.response_ids))) for episode in episodes
+    ]
+    if not rows:  # on no rank, so that all ranks return here
+        return columns
+    sequences = Sequences.of(rows)
+    with server.asleep():
+        first_N, second_N = (values_N.double().numpy() for values_N in score(sequences))
+    first_row = sum(counts[: ranks.rank])
+    bounds = iter(list(pairwise(sequences.starts))[first_row:])
+    for episode, (first_T, second_T) in zip(episodes, columns, strict=True):
+        if episode.trained.any():
+            start, end = next(bounds)
+            first_T[episode.trained] = first_N[start:end]
+            second_T[episode.trained] = second_N[start:end]
+    return columns
+
+
+def _row_of_episode(episode: Episode) -> Episode:
+    """Returns what a model needs to run over an episode, without its advantages and text."""
+    return Episode(
+        prompt_ids=episode.prompt_ids,
+        response_ids=episode.response_ids,
+        trained=episode.trained,
+        reward=episode.reward,
+        group=episode.group,
+        trajectory=episode.trajectory,
+        policy_version=episode.policy_version,
+        stretches=episode.stretches,
     )
 
 

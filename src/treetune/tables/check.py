@@ -35,11 +35,11 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " filter_behind greedy_reward scored_prompt_tokens scored_texts unvalued value_decided value_mean"
         " value_overlap_seconds value_samples value_states value_std value_tokens value_unavailable"
         " value_unfinished value_unknown without_context",
-        "critic": "clip_fraction grad_norm loss mse return value",
+        "critic": "clip_fraction grad_norm loss mse return value without_gold",
         "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean nucleus_log_mass"
         " restarts tokens_per_second",
         "episodes": "correct count error groups_ungraded left_out mixed no_answer once_hit problems"
-        " prompt_tokens response_tokens response_tokens_max reward score steps timeout unavailable"
+        " prompt_tokens response_tokens response_tokens_max reward reward_std score steps timeout unavailable"
         " unfinished unique",
         "memory": "generation training",
         "overlap": "credit_seconds generation_seconds staleness",
@@ -51,7 +51,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "spo": "distance first_choice lacking",
         "train": "advantage_abs advantage_mean approx_kl clip_fraction computed_tokens entropy entropy_coef"
         " grad_norm importance importance_capped importance_masked kl kl_loss learning_rate loss policy_loss"
-        " ratio reference_ahead reference_seconds skipped_by_ratio skipped_steps steps tokens",
+        " ratio reference_ahead reference_seconds skipped_by_ratio skipped_steps steps tokens value_loss",
     }.items()
 }
 """The metrics of the parts in this package. Only some experiments record many of them; `ONLY_WITH` has the
@@ -204,9 +204,20 @@ def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
         yield ConfigIssue(
             f"it starts from {path}, which doesn't exist, and no experiment that it needs writes it",
             f"experiments.{name}",
-            remedy="add the experiment that trains the start model to the table, and name it in `needs`, as"
-            " in experiments: { sft: { configs: ['sft.jsonnet'] }, … needs: ['sft'] }",
+            remedy=_how_to_make(plan, path),
         )
+
+
+def _how_to_make(plan: TableRuns, path: Path) -> str:
+    """Returns the remedy for a start model that no needed experiment writes."""
+    below_seed = Path(*path.relative_to(plan.table.directory).parts[1:])
+    for run in plan.runs:
+        if below_seed.is_relative_to(run.experiment_name):
+            return f"{run.name} of this table trains it: write needs: [{run.name!r}]"
+    return (
+        "add the experiment that trains the start model to the table, and name it in `needs`, as in"
+        " experiments: { sft: { configs: ['sft.jsonnet'] }, … needs: ['sft'] }"
+    )
 
 
 def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:

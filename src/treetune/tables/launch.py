@@ -15,14 +15,17 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import Any, NamedTuple
 
 from treetune.cluster import slurm
 from treetune.cluster.jobs import Processes, one_at_work
 from treetune.config.layers import relative
+from treetune.exceptions import Stopped
 from treetune.processes.lifetime import exit_on_signals
 from treetune.runtime.console import duration
 from treetune.runtime.front_door import MAIN, ranks_here, threads_each
@@ -58,22 +61,33 @@ Write = Callable[[TableRuns], object]
 
 
 def run(table: Reproduction, options: Any, write: Write) -> int:
-    """Runs the command with its options, and returns the exit code."""
+    """Runs the command with its options, and returns the exit code: 2 if a run has a wrong configuration."""
     at_once = options.at_once
     if at_once < 1:
         raise ValueError(f"--at-once is {at_once}: it must be 1 or more")
+    if not (options.plan or options.launch_lines or options.slurm is not None):
+        return reproduce(table, write, at_once=at_once)
+    plan = add_needed_seeds(make_plan(table))
+    wrong = [run for run in plan.runs if plan.statuses[run.key].state == "wrong"]
     if options.plan:
-        plan = add_needed_seeds(make_plan(table))
-        say("\n".join([plan_text(plan, at_once), *until_lines(plan)]))
-    elif options.launch_lines:
-        say("\n".join(launch_lines(add_needed_seeds(make_plan(table)), Launcher.of_this_machine())))
-    elif options.slurm is not None:
-        plan = add_needed_seeds(make_plan(table))
+        say("\n".join([plan_text(plan, at_once), *until_lines(plan)]))  # with the reasons
+    else:
+        _report_wrong_runs(plan, wrong)
+    if options.launch_lines:
+        say("\n".join(launch_lines(plan, Launcher.of_this_machine())))
+    if options.slurm is not None:
         write_text(options.slurm, slurm_script(plan, Launcher.of_this_machine(), Path.cwd()))
         say(f"bash {options.slurm} submits it")
-    else:
-        return reproduce(table, write, at_once=at_once)
-    return 0
+    return 2 if wrong else 0
+
+
+def _report_wrong_runs(plan: TableRuns, wrong: Sequence[PlannedRun]) -> None:
+    """Prints the runs that can't be started because their configuration is wrong, with the reasons."""
+    labels_by_reason: dict[str, list[str]] = {}
+    for run in wrong:
+        labels_by_reason.setdefault(plan.statuses[run.key].why, []).append(run.label)
+    for reason, labels in labels_by_reason.items():
+        print(f"wrong configuration of {'; '.join(labels)}:\n{indent(reason, '  ')}", file=sys.stderr)
 
 
 def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = None, at_once: int = 1) -> int:
@@ -85,8 +99,12 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
     launcher = launcher or Launcher.of_this_machine(at_once)
     exit_on_signals()
     folder = Path(table.directory)
-    with one_at_work(
-        folder / ".reproduction.lock", f"another reproduce_table is running in {folder}: wait for it to end"
+    with (
+        one_at_work(
+            folder / ".reproduction.lock",
+            f"another reproduce_table is running in {folder}: wait for it to end",
+        ),
+        _farewell(),
     ):
         plan, finished = add_needed_seeds(make_plan(table)), set[Key]()
         refuse_unwritten(plan)
@@ -105,6 +123,16 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
             plan = larger_plan
         write(plan)
     return 1 if unfinished else 0
+
+
+@contextmanager
+def _farewell() -> Iterator[None]:
+    """Says that the same command continues, if a signal ends the block."""
+    try:
+        yield
+    except Stopped as stop:
+        print(f"ended by {stop.signal_name}; the same command continues", file=sys.stderr, flush=True)
+        raise
 
 
 def say(text: str) -> None:

@@ -258,7 +258,7 @@ def make_plan(table: Reproduction) -> TableRuns:
     # All experiments of a seed come before the next seed, so that a table of fewer seeds is complete early.
     for table_seed in table.seeds_of_all_rows:
         for name, configuration in configurations.items():
-            recipe = table.experiments[name]
+            recipe = configuration.recipe
             # A shared experiment runs once for all seeds of the table, before the others of the first one.
             if recipe.shared and table_seed != first_seed:
                 continue
@@ -283,6 +283,8 @@ def make_plan(table: Reproduction) -> TableRuns:
 class _Configuration(NamedTuple):
     """An experiment's configuration and the object that it builds, or the reason why it can't be run."""
 
+    recipe: TableExperiment
+    """The table's entry, with overrides that name the folders of shared experiments."""
     config: dict[str, Any] | None = None
     root: PolicyIteration | None = None
     wrong: str | None = None
@@ -309,7 +311,14 @@ def _load_configurations(table: Reproduction) -> dict[str, _Configuration]:
         recipe = table.experiments[name]
         seed = recipe.seed if recipe.shared else table.seeds[0]
         environment = run_environment(base, recipe, seed)
-        configurations[name] = _load_configuration(recipe, environment, _measurements_of(table, name))
+        shared_names = []
+        for needed in recipe.needs:
+            config_of_needed = configurations[needed].config
+            if table.experiments[needed].shared and config_of_needed is not None:
+                shared_names.append(str(config_of_needed["experiment_name"]))
+        configurations[name] = _load_configuration(
+            recipe, environment, _measurements_of(table, name), shared_names
+        )
     experiment_names = {
         name: configuration.config["experiment_name"]
         for name, configuration in configurations.items()
@@ -327,7 +336,7 @@ def _load_configurations(table: Reproduction) -> dict[str, _Configuration]:
                 " directory: give it another name, such as overrides:"
                 f" [\"{{experiment_name+: '_{name}'}}\"]"
             )
-            configurations[name] = _Configuration(wrong=message)
+            configurations[name] = _Configuration(table.experiments[name], wrong=message)
     return configurations
 
 
@@ -347,16 +356,58 @@ def _measurements_of(table: Reproduction, name: str) -> _Measurements:
 
 
 def _load_configuration(
-    recipe: TableExperiment, environment: Mapping[str, str], measurements: _Measurements
+    recipe: TableExperiment,
+    environment: Mapping[str, str],
+    measurements: _Measurements,
+    shared_names: Sequence[str],
 ) -> _Configuration:
+    """Returns an experiment's configuration. `shared_names` are the `experiment_name` of the shared
+    experiments that it needs."""
     try:
         config = _load(recipe, environment)
+        directory = Path(environment["APP_DIRECTORY"])
+        overrides = _overrides_for_shared(config.data, directory, shared_names)
+        if overrides:
+            recipe = replace(recipe, overrides=(*recipe.overrides, *overrides))
+            config = _load(recipe, environment)
         root = build(Runtime, config.data, Explanation(config))
     except ConfigError as error:
-        return _Configuration(wrong=str(error))
+        return _Configuration(recipe, wrong=str(error))
     assert isinstance(root, PolicyIteration)
     wrong = _why_not_measured(config.data, measurements)
-    return _Configuration(wrong=wrong) if wrong else _Configuration(config.data, root)
+    return _Configuration(recipe, wrong=wrong) if wrong else _Configuration(recipe, config.data, root)
+
+
+def _overrides_for_shared(
+    config: Mapping[str, Any], directory: Path, shared_names: Sequence[str]
+) -> list[str]:
+    """Returns overrides for the paths of a configuration that should lead to a shared experiment.
+
+    A configuration names its start model as ``$.directory + '/sft/checkpoints/last/policy'``. In a table,
+    `directory` is the folder of the seed, ``…/seed-3``, and a shared experiment is in ``…/shared``.
+    """
+    overrides = []
+    for key, text in _texts_in(config):
+        for name in shared_names:
+            path = Path(text)
+            if path.is_relative_to(directory / name):
+                shared_path = directory.parent / "shared" / path.relative_to(directory)
+                value = json.dumps(str(shared_path))
+                overrides.append(f"{{ {json.dumps(key[-1])}: {value} }}")
+                for part in reversed(key[:-1]):
+                    overrides[-1] = f"{{ {json.dumps(part)}+: {overrides[-1]} }}"
+                break
+    return overrides
+
+
+def _texts_in(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields the texts in nested objects, each with its key. Leaves lists out, whose items no override can
+    change."""
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _texts_in(item, (*path, name))
+        elif isinstance(item, str):
+            yield (*path, name), item
 
 
 def _load(recipe: TableExperiment, environment: Mapping[str, str]) -> Config:

@@ -106,8 +106,9 @@ class TableExperiment:
     """One of `needs`. The experiment continues from the end of its run with the same seed: weights,
     optimiser, problems and seeds (the command `fork`). Its cost includes that of the run it continues."""
     shared: bool = False
-    """Runs it only once, with `seed`, below ``<directory>/shared``, for all methods and seeds to start
-    from."""
+    """Runs it only once, with `seed`, below ``<directory>/shared``, for all methods and seeds to start from.
+    In the experiments that name it in `needs`, paths into its folder, such as ``$.directory +
+    '/sft/checkpoints/last/policy'``, lead there."""
     seed: Annotated[int, Ge(0)] = 1
     """The seed of a shared experiment; all others have the table's seeds."""
     seconds_per_iteration: Annotated[float, Gt(0)] | None = None

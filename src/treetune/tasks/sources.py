@@ -15,8 +15,9 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 from typing_extensions import override
 
+from treetune.config import folders
 from treetune.config.errors import nearest
-from treetune.config.layers import CONFIGS
+from treetune.config.layers import CONFIGS, relative
 from treetune.config.registrable import Registrable
 from treetune.exceptions import NoSplit
 from treetune.tasks.base import Split
@@ -170,6 +171,14 @@ FETCHED = ("gsm8k", "math", "college_math", "olympiadbench", "paper")
 def no_such_file(path: Path) -> str:
     """Returns the message about a file of rows that isn't there, with what may have been meant."""
     message = f"there is no file {path} (looked for in {Path.cwd()})"
+    for folder in map(Path, folders.import_folders()):
+        # An experiment that is started or imported from another folder names rows as from its own folder.
+        if (folder / path).is_file():
+            return (
+                f"{message}. There is one in {folder}, next to the configuration. Paths of rows are relative"
+                f" to the working directory: start the command in {folder}, or write"
+                f" {relative(folder / path)!r}"
+            )
     try:
         neighbours = [file.stem for file in path.parent.iterdir() if file.suffix == path.suffix]
     except OSError:

@@ -160,7 +160,7 @@ class Line:
     blocks: int = 0
     """Blocks on this line so far."""
     dropped: bool = False
-    """Whether it is left out of the answer, as a straggler."""
+    """Whether it is left out of the answer: as a straggler, or by `ForkJoin`'s `is_left_out`."""
 
     def segments(self) -> Iterator[Segment]:
         """Yields the segments of the line and of its threads, in the order of the joined text."""
@@ -189,12 +189,24 @@ class ForkJoin:
     malformed block or a limit ends the answer early, but only after the threads that have begun have ended.
     Open threads are closed by injected tags, and a malformed block that opened no thread stays as it was
     sampled.
+
+    Args:
+        is_left_out: Says which threads are not written, for answers that show what a thread is worth. They
+            are not a part of the answer, and the line continues after the block even if all of its threads
+            are left out.
     """
 
     def __init__(
-        self, glue: Glue, limits: ThreadLimits, sample: Sample, prompt_ids: TokenIds, budget: int
+        self,
+        glue: Glue,
+        limits: ThreadLimits,
+        sample: Sample,
+        prompt_ids: TokenIds,
+        budget: int,
+        is_left_out: Callable[[Branch], bool] = lambda branch: False,
     ) -> None:
         self._glue, self._limits, self._sample = glue, limits, sample
+        self._is_left_out = is_left_out
         self._main = Line((), prompt_ids, budget)
         self._forks = 0
         self._finish: FinishReason | None = None
@@ -242,7 +254,8 @@ class ForkJoin:
             # Fork, and wait for the threads; they are written at the same time.
             threads = self._fork(line)
             if threads:
-                await asyncio.gather(*(self._write_line(thread) for thread in threads))
+                written_threads = [thread for thread in threads if not thread.dropped]
+                await asyncio.gather(*(self._write_line(thread) for thread in written_threads))
                 self._join(line, threads)
 
             # Continue the line, unless the answer has ended: here, or in one of the threads.
@@ -328,7 +341,8 @@ class ForkJoin:
         threads = []
         for position, header in enumerate(headers):
             branch = (*line.branch, (line.blocks, position))
-            thread = Line(branch, context_ids, share, is_thread=True)
+            is_left_out = self._is_left_out(branch)
+            thread = Line(branch, context_ids, share, is_thread=True, dropped=is_left_out)
             thread.inject(header)
             threads.append(thread)
         line.parts.append(threads)
@@ -339,7 +353,8 @@ class ForkJoin:
     def _join(self, line: Line, threads: Sequence[Line]) -> None:
         """Injects the text after a block: the text from which the line continues, or the block's end where
         the answer has ended."""
-        if all(thread.dropped for thread in threads):
+        has_left_out = any(self._is_left_out(thread.branch) for thread in threads)
+        if all(thread.dropped for thread in threads) and not has_left_out:
             self._end("length")  # the block has no result with which the line could continue
         if self._finish is None and self._remaining_tokens(line) - len(self._glue.join) < 1:
             self._end("length", "budget_spent")

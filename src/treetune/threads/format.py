@@ -129,13 +129,14 @@ class _Reader:
 
     def read(self) -> list[TextSegment]:
         """Returns the segments of the whole text. Raises ValueError where the text breaks the grammar."""
-        self._line(())
+        main_line = ()  # the branch of the text outside of all threads
+        self._read_line(main_line)
         if self._at < len(self._text):
             raise self._wrong("no thread is open", "a <Thread> for every </Thread>")
-        self._cut(())
+        self._cut(main_line)
         return self._segments
 
-    def _line(self, branch: Branch) -> None:
+    def _read_line(self, branch: Branch) -> None:
         """Reads text and blocks up to the tag that ends the line: ``</Thread>``, or the end of the text."""
         blocks = 0
         while (tag := self._next_tag()) == "<Parallel>":
@@ -163,7 +164,7 @@ class _Reader:
                 " number and a colon on a line of its own",
             )
             self._cut(inside, injected=True)
-            self._line(inside)
+            self._read_line(inside)
             self._end_of_thread(number)
             self._cut(inside)
         self._end_of_block(branch)
@@ -185,6 +186,7 @@ class _Reader:
             self._at += len("</Outline>")
             self._skip_space()
         self._expect("</Outlines>", "</Outlines> after the outlines, and only white space between them")
+        # A rollout opens threads for these numbers: read leniently, they must be the same.
         numbers = outline_numbers(self._text[begin : self._at])
         if not written or numbers.duplicates:
             fault = "two outlines have the same number" if written else "there are no outlines"

@@ -1,14 +1,14 @@
 """Answers with parallel threads (rollout `parallel_threads`), and their states for Monte-Carlo credit.
 
-`fork_join` writes an answer, line by line; here each of its requests goes to the engine, with a seed that
-derives from the answer's seed and the request's position in it. All answers are tasks of one program, and so
-are the threads of an answer::
+`fork_join` writes an answer as lines: the main line, and one for each thread. Here each of its requests goes
+to the engine, with a seed that derives from the answer's seed and the request's position in it. All answers
+are tasks of one program, and so are the threads of an answer::
 
     answer 0    main line ── fork ──┬── thread 1 ──┬── join ── main line ── graded
                                     └── thread 2 ──┘
     answer 1    main line ── fork ──┬── thread 1 ...         at the same time
 
-ThreadWeaver's rollout, as its public training code has it.
+ThreadWeaver's rollout. With `stragglers` and `malformed` at ``go_on`` it does as the public training code.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from treetune.vocabulary import (
     logprob_array,
 )
 
-SPOKEN_TAGS = ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>")
+TAGS_OF_ROLLOUT = ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>")
 """The tags that a rollout injects, or stops at."""
 
 
@@ -73,8 +73,8 @@ SPOKEN_TAGS = ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Threa
 class ParallelThreads(GrowingRollout):
     """`samples` answers to each problem, which fork into threads where the policy writes outlines, and join
     them again (ThreadWeaver; see `fork_join`). The requests of all answers are in flight together. An
-    answer's next requests have priority over answers that have not begun, so that few answers are unfinished
-    at a time.
+    answer's next requests have priority over answers that have not begun (see `engine.programs`), so that few
+    answers are unfinished at a time.
 
     Injected text counts towards `max_tokens`; the tokens that are left at a fork are shared equally among the
     threads. An end of text inside a thread ends the answer when its siblings have ended. Each of the `EVENTS`
@@ -84,14 +84,16 @@ class ParallelThreads(GrowingRollout):
     parallel: bool = True
     """False is the sequential baseline: an answer is one completion, in which tags are text."""
     max_depth: Annotated[int, Gt(0)] = 1
-    """The largest depth of blocks within each other; deeper lists of outlines are plain text."""
+    """The largest depth of blocks (a fork with its threads) within each other. Deeper lists of outlines are
+    plain text."""
     max_threads: Annotated[int, Gt(0)] = 50
     """The largest number of threads of a block; further outlines open none."""
     max_blocks: Annotated[int, Gt(0)] = 16
     """The largest number of forks of an answer."""
     thread_tokens: Annotated[int, Gt(0)] | None = None
-    """The number of tokens at which a thread is a straggler; None: its share. It counts tokens, not seconds,
-    so that the same command gives the same answers."""
+    """The number of tokens at which a thread is a straggler; None: its share of the tokens that are left. It
+    has no effect with `stragglers` at ``go_on``. It counts tokens, not seconds, so that the same command
+    gives the same answers."""
     stragglers: Stragglers = "truncate"
     """What happens to stragglers: ``truncate`` closes them, ``drop`` leaves them out of the answer, ``go_on``
     lets them use their share, and ends the answer when that is used up (as published)."""
@@ -99,7 +101,7 @@ class ParallelThreads(GrowingRollout):
     """Whether a block without a readable outline ends the answer (``end``) or not (``go_on``, as
     published)."""
     conclusion: bool = False
-    """Whether a join begins the text that concludes a block."""
+    """Whether a join injects ``<Conclusion>``, so that the policy writes a conclusion of the block."""
 
     @property
     @override
@@ -109,8 +111,8 @@ class ParallelThreads(GrowingRollout):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
-        single = experiment.model.single_tokens()
-        if self.parallel and single is not None and not single.issuperset(SPOKEN_TAGS):
+        single = experiment.model.single_tokens()  # None: not known before the tokenizer is loaded
+        if self.parallel and single is not None and not single.issuperset(TAGS_OF_ROLLOUT):
             yield Finding(
                 "the rollout needs the tags of threads as single tokens, and the model's tokenizer does not"
                 " have them",
@@ -138,22 +140,55 @@ class ParallelThreads(GrowingRollout):
 
     @override
     async def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
-        glue, announcer = Glue.of(context.codec, self.conclusion), Announcer(context, len(starts))
+        glue = Glue.of(context.codec, self.conclusion)  # the text that is injected at forks and joins
+        announcer = Announcer(context, len(starts))
         return await asyncio.gather(*(self._answer(context, start, glue, announcer) for start in starts))
 
+    async def answers_without_threads(
+        self, context: RolloutContext, starts: Sequence[Start], blocks: Sequence[int]
+    ) -> list[Trajectory]:
+        """Samples and grades one answer from each start, as `answers` does, without some threads.
+
+        Args:
+            context: The context of the phase.
+            starts: The answers so far, up to the end of a block's threads. In this block and those before
+                it, a thread that has no segment in the start is left out.
+            blocks: The number of this block on the main text, for each start.
+        """
+        glue, announcer = Glue.of(context.codec, self.conclusion), Announcer(context, len(starts))
+        tasks = []
+        for start, block in zip(starts, blocks, strict=True):
+            tasks.append(self._answer(context, start, glue, announcer, complete_blocks=block + 1))
+        return await asyncio.gather(*tasks)
+
     async def _answer(
-        self, context: RolloutContext, start: Start, glue: Glue, announcer: Announcer
+        self,
+        context: RolloutContext,
+        start: Start,
+        glue: Glue,
+        announcer: Announcer,
+        complete_blocks: int = 0,
     ) -> Trajectory:
-        """Samples and grades one answer, which may begin with given segments (`start.segments`)."""
+        """Samples and grades one answer, which may begin with given segments (`start.segments`).
+
+        Args:
+            complete_blocks: The number of blocks on the main text that are written as they are in the start:
+                their threads without a segment in it are left out.
+        """
         assert context.engine is not None, "a rollout that samples needs an engine"
         engine = context.engine
         sampled_before = _segments_by_request(start.segments)
 
+        def is_left_out(branch: Branch) -> bool:
+            block_on_main_text, _ = branch[0]
+            return block_on_main_text < complete_blocks and (branch, 0) not in sampled_before
+
         async def sample(line: LineRequest) -> Completion:
             segment = sampled_before.get((line.branch, line.turn))
             if segment is not None:
-                # The answer continues from a state within another answer, and begins with its segments. Their
-                # requests are made again here, and get the same completions, so that the lines are the same.
+                # The answer continues from a state within another answer, and begins with its segments.
+                # `fork_join` asks for them again, and gets the same completions here, so that the lines are
+                # the same.
                 return _completion(segment, line, context.codec)
             request = Request(
                 line.context_ids,
@@ -168,7 +203,7 @@ class ParallelThreads(GrowingRollout):
 
         max_tokens = context.task.of(start.problem).adjust_sampling(self.sampling).max_tokens
         budget = context.settings.token_budget(start.prompt_ids, max_tokens)
-        fork_join = ForkJoin(glue, self, sample, start.prompt_ids, budget)
+        fork_join = ForkJoin(glue, self, sample, start.prompt_ids, budget, is_left_out)
         await fork_join.write()
         answer = self._trajectory(context, start, fork_join)
         decided = is_decided(answer.finish_reason, self.unfinished_reward)
@@ -190,7 +225,7 @@ class ParallelThreads(GrowingRollout):
             ends = tuple(itertools.accumulate(len(segment.token_ids) for segment in segments))
         return Trajectory(
             problem=start.problem,
-            sample=0,
+            sample=0,  # `GrowingRollout.run` numbers the answers
             prompt_ids=start.prompt_ids,
             segments=segments,
             finish_reason=answer.finish_reason,
@@ -214,8 +249,9 @@ def _completion(segment: Segment, line: LineRequest, codec: TextCodec) -> Comple
 @StateRule.register("threads")
 @dataclass(frozen=True, kw_only=True)
 class ThreadStates(WholeAnswers):
-    """States of answers with threads. The steps of an answer are its samples: the main text up to a fork,
-    each thread, and the text after the join.
+    """States of answers with threads. There is a state before each sample of an answer: the main text up to a
+    fork, each thread, and the text after the join. (In training rows every segment is a step, also an
+    injected one: see `step_rows`.)
 
     A state is the first i samples of an answer in its joined order. A continuation of it keeps these samples,
     and samples everything else again: after the end of a thread, the threads after it and the text after the
@@ -235,7 +271,7 @@ class ThreadStates(WholeAnswers):
 
     @override
     def looks_back(self, task: Task) -> bool:
-        return True
+        return True  # a sample begins where the ones before it have ended
 
     @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:

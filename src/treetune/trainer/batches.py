@@ -28,7 +28,7 @@ from treetune.objectives.base import Objective
 from treetune.prefix_tree import GrowingTree, PrefixTree
 from treetune.trainer.base import Layout, Trainer
 from treetune.trainer.ranks import Ranks
-from treetune.trainer.tokens import Row, Sequences, Unit
+from treetune.trainer.tokens import EpisodesOfCritic, Row, Sequences, Unit
 from treetune.vocabulary import Episode
 
 
@@ -249,8 +249,27 @@ def sequences_of_rank(
     # The plan of trees depends on the tokens themselves, so that every rank needs all of them.
     if ranks.world_size == 1 or settings.layout == "tree":
         return Sequences.of(episodes)
-    # The plan of the other layouts depends on lengths alone. So it is made without tokens, and only the
-    # tokens of this rank's rows are loaded then.
+    sequences = _with_tokens_of_rank(episodes, settings, ranks, units_by_step, scores_all)
+    if sequences.critic_has_prompts:
+        of_critic = _with_tokens_of_rank(
+            EpisodesOfCritic(episodes), settings, ranks, units_by_step, scores_all=True
+        )
+        sequences = replace(sequences, of_critic=of_critic)
+    return sequences
+
+
+def _with_tokens_of_rank(
+    episodes: Collection[Episode],
+    settings: Trainer,
+    ranks: Ranks,
+    units_by_step: Sequence[Sequence[Unit]],
+    scores_all: bool,
+) -> Sequences:
+    """Returns the episodes' sequences as `sequences_of_rank` does, for a layout whose plan depends on lengths
+    alone.
+
+    So the plan is made without tokens, and only the tokens of this rank's rows are loaded then.
+    """
     without_tokens = Sequences.of(episodes, rows_with_tokens=())
     computed_rows: set[int] = set()
     if scores_all:

@@ -35,7 +35,14 @@ from treetune.trainer.probe import refuse_unlike_model
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.scoring import PolicyScores, ReferencePrefetch, Scorer
 from treetune.trainer.tokens import Sequences, Unit, units_of
-from treetune.trainer.update import CriticTraining, EntropyCoefficient, StepRecorder, micro_batch_loss
+from treetune.trainer.update import (
+    CriticTraining,
+    EntropyCoefficient,
+    StepRecorder,
+    micro_batch_loss,
+    refuse_other_critic_loss,
+    write_critic_loss,
+)
 from treetune.vocabulary import Episode, Metrics, TokenIds
 
 if TYPE_CHECKING:
@@ -96,7 +103,9 @@ class PolicyTrainer:
         if self.reference is not None and settings.reference_scores == "while_sampling":
             self.prefetch = ReferencePrefetch(self.reference, self.scorer)
         self.entropy = EntropyCoefficient(settings.objective.entropy_coef, settings.entropy_target)
-        self.critic = None if critic is None else CriticTraining(self.factory.critic(), critic)
+        self.critic: CriticTraining | None = None
+        if critic is not None:
+            self.critic = CriticTraining(self.factory.critic(critic.loss), critic)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -207,10 +216,21 @@ class PolicyTrainer:
             if recorder is not None and self.scorer.reports(batch):
                 recorder.add(batch, scored)
             metrics[COMPUTED] = batch.computed_tokens * batch.loss_scale
-            if self.critic is not None:
+            if self.critic is not None and sequences.of_critic is None:
                 metrics |= self.critic.backward(minibatch, batch, tensors)
             for name, value in metrics.items():
                 sums[name] += value
+        if self.critic is not None and sequences.of_critic is not None:
+            # With prompts of its own, the critic's rows have other lengths, and so other micro-batches.
+            for batch in micro_batches(
+                sequences.of_critic,
+                minibatch.units,
+                settings,
+                self.ranks,
+                keep_units=minibatch.keep_units,
+            ):
+                for name, value in self.critic.backward(minibatch, batch, tensors).items():
+                    sums[name] += value
         # All ranks sum their metrics in one tensor, so the names must be in the same order on each.
         names = sorted(sums)
         totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
@@ -280,6 +300,12 @@ class PolicyTrainer:
         with self.reference() as reference:
             return self.scorer.logprobs(reference, sequences)
 
+    def reference_kl(self, sequences: Sequences) -> Tensor:
+        """Returns the exact KL of the policy to the reference at every trained token, shape [N].
+        Collective."""
+        assert self.reference is not None
+        return self.scorer.reference_kl(self.policy, self.reference, sequences)
+
     def logprobs_of_reference(self, sequences: Sequences) -> Tensor:
         """Returns the reference's log-probs of texts that aren't answers of the iteration, for the credit.
         Collective."""
@@ -287,10 +313,21 @@ class PolicyTrainer:
         with self.reference() as reference:
             return self.scorer.logprobs(reference, sequences)
 
+    def distributions(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
+        """Returns Σ_v π(v)² and the entropy of the present policy's distribution at every trained token, for
+        the credit, shape [N] each. Collective."""
+        return self.scorer.distributions(self.policy, sequences)
+
+    def reference_distances(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
+        """Returns the distances of the policy's distributions from the reference's, and their entropies, for
+        the credit; see `Scorer.reference_distances`. Collective."""
+        assert self.reference is not None
+        return self.scorer.reference_distances(self.policy, self.reference, sequences)
+
     def values(self, sequences: Sequences) -> Tensor:
         """Returns the critic's value of the state before every trained token, shape [N]. Collective."""
         assert self.critic is not None
-        return self.scorer.values(self.critic.model, sequences)
+        return self.scorer.values(self.critic.model, sequences.of_critic or sequences)
 
     # Between iterations
 
@@ -390,16 +427,19 @@ class PolicyTrainer:
     def save(self, directory: Path) -> None:
         """Writes the whole state of training, from which it resumes bit for bit. Collective."""
         self.policy.save(directory / "policy")
-        if self.ranks.is_first:
-            self.entropy.save(directory)
         if self.critic is not None:
             self.critic.model.save(directory / "critic")
+        if self.ranks.is_first:
+            self.entropy.save(directory)
+            if self.critic is not None:
+                write_critic_loss(directory, self.critic.settings.loss)
 
     def load(self, directory: Path) -> None:
         """Reads what `save` wrote. Collective."""
         self.policy.load(directory / "policy")
         self.entropy.load(directory)
         if self.critic is not None:
+            refuse_other_critic_loss(directory, self.critic.settings.loss)
             self.critic.model.load(directory / "critic")
 
     def close(self) -> None:
@@ -495,6 +535,9 @@ class IterationTraining:
             critic=trainer.critic is not None,
             from_values=trainer.from_values,
         )
+        if trainer.critic is not None:
+            assert tensors.returns_N is not None, "a critic has returns to learn"
+            trainer.critic.settings.loss.refuse_returns(tensors.returns_N)
         self._sequences, self._tensors = sequences, tensors
         self._tensors_of_signals = tensors
         """The tensors that token signals are made from: `_tensors` itself, or in the third case of the class

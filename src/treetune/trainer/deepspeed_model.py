@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from treetune.credit.critic_losses import CriticLoss
 from treetune.models.attention import attach_packed_attention, attach_tree_attention
 from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
 from treetune.models.lora import adapters_off
@@ -399,9 +400,15 @@ class ModelFactory:
         terms = objective.terms if objective.has_terms else None
         return DeepSpeedModel(PolicyModule(model, self.parallel, terms), self.settings, self.ranks)
 
-    def critic(self) -> DeepSpeedModel:
-        """Loads the start model as a critic, with an optimiser."""
-        critic = CriticModule(self._load_for_training(), derive_seed(self.seed, "critic"), self.parallel)
+    def critic(self, loss: CriticLoss) -> DeepSpeedModel:
+        """Loads the start model as a critic with the head that its loss needs, and with an optimiser."""
+        critic = CriticModule(
+            self._load_for_training(),
+            derive_seed(self.seed, "critic"),
+            self.parallel,
+            loss.outputs,
+            loss.values,
+        )
         return DeepSpeedModel(critic, self.settings, self.ranks)
 
     def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:

@@ -40,6 +40,10 @@ class IterationTensors:
     """The advantages from credit, before penalties and normalisation; None if the critic gives them."""
     ref_logprobs_N: Tensor | None = None
     """The reference's log-probs."""
+    ref_kl_N: Tensor | None = None
+    """The exact KL of the policy before the first update to the reference, over the whole vocabulary."""
+    precomputed_N: Tensor | None = None
+    """What `Objective.precompute` returns."""
     old_logprobs_N: Tensor | None = None
     """The policy's log-probs before the first update, of the whole distribution, without top-p and top-k."""
     entropies_N: Tensor | None = None
@@ -158,6 +162,8 @@ class Models(Protocol):
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor: ...
 
+    def reference_kl(self, sequences: Sequences) -> Tensor: ...
+
     def values(self, sequences: Sequences) -> Tensor: ...
 
 
@@ -165,12 +171,12 @@ def scores_old_logprobs(settings: Trainer, *, several_steps: bool) -> bool:
     """Returns whether the policy is scored before the first step.
 
     If an iteration has a single step, the log-probs of its forward pass are the old log-probs, which saves a
-    pass. They come too late for a KL penalty in rewards or advantages.
+    pass. They come too late for a KL penalty in rewards or advantages, and for what an objective precomputes.
     """
     objective = settings.objective
     needs_old_logprobs = objective.needs_advantages or (settings.keeps_reference and settings.measure_kl)
     has_penalties = objective.kl_coef > 0 and objective.kl_placement != "loss"
-    return has_penalties or (several_steps and needs_old_logprobs)
+    return has_penalties or objective.needs_reference_kl or (several_steps and needs_old_logprobs)
 
 
 def prepare(
@@ -201,6 +207,12 @@ def prepare(
         tensors.ref_logprobs_N = models.ref_logprobs(sequences)
     if scores_old:
         tensors.set_old_scores(models.old_logprobs(sequences))
+    if objective.needs_reference_kl:
+        assert tensors.old_logprobs_N is not None and tensors.ref_logprobs_N is not None
+        tensors.ref_kl_N = models.reference_kl(sequences)
+        tensors.precomputed_N = objective.precompute(
+            tensors.old_logprobs_N, tensors.ref_logprobs_N, tensors.ref_kl_N, starts
+        )
     if not objective.needs_advantages:
         return tensors
 

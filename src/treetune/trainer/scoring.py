@@ -3,6 +3,7 @@ answers."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from treetune.engine.requests import ANSWERS, Completion, Request
-from treetune.models.logprobs import ModelInputs, Nucleus
+from treetune.models.logprobs import ModelInputs, Nucleus, squared_probabilities
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import MicroBatch, micro_batches, rows_scored_by
 from treetune.trainer.deepspeed_model import Reference
@@ -38,6 +39,39 @@ class PolicyScores(NamedTuple):
     entropies_N: Tensor
     log_mass_N: Tensor | None
     """The log of the mass that top-p and top-k leave of each distribution; None if they cut nothing."""
+
+
+def _whole_logprobs(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
+    return (logits_CV.log_softmax(-1),)
+
+
+class _ComparedWith:
+    """Compares the distributions of a model's chunks, one chunk after the other, with those of another model,
+    whose log-probs are known for all chunks.
+
+    Args:
+        logprobs_NV: The other model's log-probs.
+        compare: Computes a number for each position, from the other model's log-probs and this one's.
+    """
+
+    def __init__(self, logprobs_NV: Tensor, compare: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._logprobs_NV, self._compare = logprobs_NV, compare
+        self._positions_done = 0
+
+    def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
+        first, last = self._positions_done, self._positions_done + len(labels_C)
+        self._positions_done = last
+        return (self._compare(self._logprobs_NV[first:last], logits_CV.log_softmax(-1)),)
+
+
+def _affinity(logprobs_CV: Tensor, other_logprobs_CV: Tensor) -> Tensor:
+    """Returns ``Σ_v sqrt(p(v)·q(v))``, [C]."""
+    return ((logprobs_CV + other_logprobs_CV) / 2).exp().sum(-1)
+
+
+def _kl(logprobs_CV: Tensor, other_logprobs_CV: Tensor) -> Tensor:
+    """Returns ``Σ_v p(v)·(log p(v) - log q(v))``, [C]."""
+    return (logprobs_CV.exp() * (logprobs_CV - other_logprobs_CV)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -66,6 +100,57 @@ class Scorer:
         columns = self._score(sequences, forward, (n_scores,)).unbind(-1)
         logprobs_N, entropies_N, *mass = (column.contiguous() for column in columns)
         return PolicyScores(logprobs_N, entropies_N, mass[0] if mass else None)
+
+    def distributions(self, policy: Forward, sequences: Sequences) -> tuple[Tensor, Tensor]:
+        """Returns Σ_v π(v)² and the entropy of the distribution of every trained token, float32 [N] each.
+        Collective."""
+
+        def forward(batch: MicroBatch) -> Tensor:
+            _, entropies_N, squares_N = policy(
+                batch.inputs, self.temperature, statistics=squared_probabilities
+            )
+            return torch.stack([squares_N, entropies_N], dim=-1)
+
+        squares_N, entropies_N = self._score(sequences, forward, (2,)).unbind(-1)
+        return squares_N.contiguous(), entropies_N.contiguous()
+
+    def reference_distances(
+        self, policy: Forward, reference: Reference, sequences: Sequences
+    ) -> tuple[Tensor, Tensor]:
+        """Returns for every trained token the distance ``1 - Σ_v sqrt(π(v)·π_ref(v))`` of the policy's
+        distribution from the reference's, and its entropy divided by log V, float32 [N] each; V is the size
+        of the vocabulary. Collective.
+
+        The policy's log-probs of the whole vocabulary are kept until the reference has run over the same
+        micro-batch.
+        """
+
+        def forward(batch: MicroBatch) -> Tensor:
+            _, entropies_N, logprobs_NV = policy(batch.inputs, self.temperature, statistics=_whole_logprobs)
+            # With adapters the reference is the policy without them, so the two take turns.
+            with reference() as reference_model:
+                *_, affinities_N = reference_model(
+                    batch.inputs, self.temperature, statistics=_ComparedWith(logprobs_NV, _affinity)
+                )
+            distances_N = (1 - affinities_N).clamp(min=0)  # rounding could make it negative
+            return torch.stack([distances_N, entropies_N / math.log(logprobs_NV.shape[-1])], dim=-1)
+
+        distances_N, entropies_N = self._score(sequences, forward, (2,)).unbind(-1)
+        return distances_N.contiguous(), entropies_N.contiguous()
+
+    def reference_kl(self, policy: Forward, reference: Reference, sequences: Sequences) -> Tensor:
+        """Returns for every trained token the KL of the policy's distribution to the reference's, over the
+        whole vocabulary, float32 [N]; see `reference_distances`. Collective."""
+
+        def forward(batch: MicroBatch) -> Tensor:
+            _, _, logprobs_NV = policy(batch.inputs, self.temperature, statistics=_whole_logprobs)
+            with reference() as reference_model:
+                *_, kl_N = reference_model(
+                    batch.inputs, self.temperature, statistics=_ComparedWith(logprobs_NV, _kl)
+                )
+            return kl_N
+
+        return self._score(sequences, forward)
 
     def values(self, critic: Forward, sequences: Sequences) -> Tensor:
         """Returns the value of the state before every trained token, float32 [N], without gradient.

@@ -21,12 +21,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from treetune.tree import training_rows
 from treetune.vocabulary import Episode, Stretch, TokenIds
@@ -80,6 +81,11 @@ class Sequences:
     """The problem of each sequence."""
     domains: list[str]
     """The problem's domain of each sequence; empty if it has none."""
+    of_critic: Sequences | None = None
+    """The same sequences as the critic sees them, if it has prompts of its own: the same trained tokens after
+    other tokens. None: the critic sees these, or the tokens of some rows are not there."""
+    critic_has_prompts: bool = False
+    """Whether the critic has prompts of its own for some of the sequences."""
 
     @staticmethod
     def empty() -> Sequences:
@@ -96,11 +102,13 @@ class Sequences:
         )
 
     @staticmethod
-    def of(episodes: Iterable[Episode], rows_with_tokens: Container[int] | None = None) -> Sequences:
+    def of(episodes: Collection[Episode], rows_with_tokens: Container[int] | None = None) -> Sequences:
         """Makes the sequences of episodes. Only the rows in `rows_with_tokens` hold their tokens; None: all
-        rows."""
+        rows, and those of the critic."""
         result = Sequences.empty()
+        critic_has_prompts = False
         for number, episode in enumerate(episodes):
+            critic_has_prompts |= episode.critic_prompt_ids is not None
             start = result.starts[-1]
             for token_ids, predicting in _rows(episode):
                 tokens: tuple[Any, Any] = None, None
@@ -119,7 +127,10 @@ class Sequences:
             result.scores.append(episode.score)
             result.groups.append(episode.group)
             result.domains.append(episode.domain)
-        return result
+        if not critic_has_prompts:
+            return result
+        of_critic = Sequences.of(EpisodesOfCritic(episodes)) if rows_with_tokens is None else None
+        return replace(result, of_critic=of_critic, critic_has_prompts=True)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -150,6 +161,32 @@ class Sequences:
             if unit:
                 units.append(unit)
         return units
+
+
+class EpisodesOfCritic(Collection[Episode]):
+    """Episodes as the critic sees them: with its prompts, where it has some of its own.
+
+    Like stored episodes, they are made again in every loop, so that they are never in memory as a whole.
+    """
+
+    def __init__(self, episodes: Collection[Episode]) -> None:
+        self._episodes = episodes
+
+    @override
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    @override
+    def __iter__(self) -> Iterator[Episode]:
+        for episode in self._episodes:
+            if episode.critic_prompt_ids is None:
+                yield episode
+            else:
+                yield replace(episode, prompt_ids=episode.critic_prompt_ids, critic_prompt_ids=None)
+
+    @override
+    def __contains__(self, episode: object) -> bool:
+        return any(episode == other for other in self)
 
 
 def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:

@@ -11,6 +11,7 @@ An optimiser step accumulates the gradients of its micro-batches::
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from treetune.credit.base import CriticSettings
+from treetune.credit.critic_losses import CriticLoss, SquaredError
 from treetune.models.logprobs import Nucleus
 from treetune.objectives.base import Objective, TokenBatch
 from treetune.trainer.base import EntropyTarget
@@ -73,6 +75,8 @@ def micro_batch_loss(
         advantages_N=of_batch(tensors.advantages_N),
         old_logprobs_N=of_batch(tensors.old_logprobs_N),
         ref_logprobs_N=of_batch(tensors.ref_logprobs_N),
+        ref_kl_N=of_batch(tensors.ref_kl_N),
+        precomputed_N=of_batch(tensors.precomputed_N),
         behaviour_logprobs_N=of_batch(tensors.behaviour_logprobs_N),
         log_mass_N=of_batch(tensors.log_mass_N) if log_mass_N is None else log_mass_N,
         marked_N=of_batch(minibatch.marked_N),
@@ -129,8 +133,8 @@ class CriticTraining:
         """Accumulates the gradient of a micro-batch's part of the loss, which is a mean over the minibatch's
         tokens. Returns its part of the metrics."""
         assert tensors.values_N is not None and tensors.returns_N is not None
-        values_N = self.model(batch.inputs)
-        index_N, device = batch.flat_index_N, values_N.device
+        outputs_NK = self.model(batch.inputs, with_outputs=True)
+        index_N, device = batch.flat_index_N, outputs_NK.device
         old_values_N = tensors.values_N[index_N].to(device)
         returns_N = tensors.returns_N[index_N].to(device)
         # Over all micro-batches of all ranks, these weights add up to 1: `loss_scale` is 0 for a dummy, and
@@ -138,9 +142,11 @@ class CriticTraining:
         # summed over micro-batches and ranks, and become means over the minibatch's tokens.
         weights_N = minibatch.weights_N[index_N].to(device)
         weights_N = weights_N * batch.loss_scale / minibatch.weight_sum
-        loss, clipped = value_loss(values_N, old_values_N, returns_N, weights_N, self.settings.value_clip)
+        loss, clipped = self.settings.loss.loss(
+            outputs_NK, returns_N, weights_N, old_values_N, self.settings.value_clip
+        )
         self.model.backward(loss)
-        values_N = values_N.detach()
+        values_N = self.settings.loss.values(outputs_NK.detach())
         return {
             "critic/loss": loss.detach(),
             "critic/clip_fraction": clipped,
@@ -158,20 +164,37 @@ class CriticTraining:
         return self.model.step(rate)
 
 
-def value_loss(
-    values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, weights_N: Tensor, clip: float | None
-) -> tuple[Tensor, Tensor]:
-    """Returns the critic's loss ``½ Σ w·max((V-R)², (clip(V, V_old ± c) - R)²)`` and the share of clipped
-    tokens."""
-    squared_N = (values_N - returns_N).square()
-    if clip is None:
-        return 0.5 * (weights_N * squared_N).sum(), values_N.new_zeros(())
-    # If a value has moved towards its return by more than the clip, the clipped loss is the larger one. It is
-    # constant in V, so that the token has no gradient.
-    clipped_values_N = values_N.clamp(old_values_N - clip, old_values_N + clip)
-    clipped_squared_N = (clipped_values_N - returns_N).square()
-    clipped_share = (weights_N * (clipped_squared_N > squared_N)).sum()
-    return 0.5 * (weights_N * squared_N.maximum(clipped_squared_N)).sum(), clipped_share.detach()
+CRITIC_LOSS = "critic_loss.json"
+"""In a folder of a trainer's state: the settings of the critic's loss. Without the file it is the squared
+error."""
+
+
+def write_critic_loss(directory: Path, loss: CriticLoss) -> None:
+    """Writes the settings of the critic's loss, which say what the outputs of its head mean."""
+    if loss != SquaredError():
+        (directory / CRITIC_LOSS).write_text(json.dumps(_settings_of(loss)))
+
+
+def refuse_other_critic_loss(directory: Path, loss: CriticLoss) -> None:
+    """Raises ValueError if the stored state is that of a critic with another loss.
+
+    Its head then has another number of outputs, or the same number with another meaning.
+    """
+    file = directory / CRITIC_LOSS
+    stored = json.loads(file.read_text()) if file.is_file() else _settings_of(SquaredError())
+    configured = _settings_of(loss)
+    if stored != configured:
+        raise ValueError(
+            f"{directory} holds a critic with the loss {json.dumps(stored)}, and the configured loss is"
+            f" {json.dumps(configured)}, whose head has other outputs: set the critic's loss to the stored"
+            " one, or train from the beginning, in another directory"
+        )
+
+
+def _settings_of(loss: CriticLoss) -> dict[str, Any]:
+    """Returns the loss as a configuration writes it, with all keys."""
+    assert dataclasses.is_dataclass(loss), "parts are dataclasses"
+    return {"type": loss.registered_name(), **dataclasses.asdict(loss)}
 
 
 class EntropyCoefficient:

@@ -77,7 +77,7 @@ OVER: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Bunch:
-    """The experiments behind a curve: a single one, or several that differ only in their seed.
+    """The experiments of a curve: a single one, or several that differ only in their seed.
 
     Example: `Bunch("ppo (3 seeds)", 0, [seed_1, seed_2, seed_3], "sampled tokens", {1.0: 4e5, 2.0: 8e5})`.
     """

@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,12 @@ from treetune.runtime.base import StopAfter
 from treetune.runtime.directory import PREDICTION, ExperimentDirectory, expected_iterations
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import read_record, verify_once
+
+CREDITED_LOG = "credited_log"
+"""The `type` in the configuration of a log of another program that `treetune credit` has credited."""
+
+LOG_ROWS, LOG_CREDITED = "log/rows", "log/credited"
+"""Metrics of a credited log: the rows of a file, and those with credit."""
 
 METHOD = ("task", "rollout", "credit", "selection")
 """The keys of a configuration that make a method, besides the trainer's objective."""
@@ -166,8 +172,12 @@ def read_experiment(path: Path) -> StoredExperiment:
     predicted: dict[str, Any] = {}
     if (path / PREDICTION).is_file():
         predicted = read(PREDICTION, lambda: read_record(path / PREDICTION, "the next start writes it again"))
-    if not evaluations:
+    is_run = config.get("type") != CREDITED_LOG
+    if not evaluations and is_run:
         missing.append("no checkpoint has been evaluated yet: run `treetune evaluate`")
+    if not is_run and (uncredited := _count_uncredited(metrics)):
+        rows = f"{uncredited:,} rows of the log have" if uncredited > 1 else "1 row of the log has"
+        missing.append(f"{rows} no credit: the outcome of its answer says why")
     running = directory.is_running()
     experiment = StoredExperiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
     planned = experiment.expected_iterations
@@ -175,8 +185,16 @@ def read_experiment(path: Path) -> StoredExperiment:
         state = "is still running" if running else "was interrupted; the same command continues it"
         if experiment.stopped:
             state = "was stopped by a sign of collapse"
-        missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
+        if is_run:
+            missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
+        else:
+            missing.append(f"{len(metrics)} of {planned} files are credited: the command {state}")
     return experiment
+
+
+def _count_uncredited(metrics: Iterable[Mapping[str, Any]]) -> int:
+    """Returns the number of rows of a log that `treetune credit` could not credit."""
+    return round(sum(row.get(LOG_ROWS, 0.0) - row.get(LOG_CREDITED, 0.0) for row in metrics))
 
 
 def _read_metrics(directory: ExperimentDirectory, missing: list[str]) -> list[dict[str, Any]]:
@@ -257,7 +275,8 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     directory = ExperimentDirectory(experiment.path)
     done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
     log = _end_of(directory.logs / "run.log")
-    messages = [match[1] for line in log if (match := _LINE.match(line))]
+    # Parts of a progress message are separated by two spaces, which a page shows as one.
+    messages = [match[1].replace("  ", " · ") for line in log if (match := _LINE.match(line))]
     state: Literal["running", "waiting", "stopped", "finished"]
     if experiment.running:
         state, why = "running", messages[-1] if messages else ""

@@ -111,6 +111,17 @@ def one_line(text: str, most: int = 200) -> str:
     return beginning[:most] + "…" if len(text) > most else beginning
 
 
+def one_line_with_end(text: str, most: int = 200) -> str:
+    """Returns a text on one line, for a table; of a longer one, as much of its beginning as of its end.
+
+    Prompts with solved examples begin alike, and differ at their ends.
+    """
+    if len(text) <= most:
+        return one_line(text, most)
+    half = most // 2
+    return f"{one_line(text[:half], half)} … {one_line(text[-half:], half)}"
+
+
 def writable(text: str) -> str:
     """Replaces lone surrogates (halves of characters) by U+FFFD. Models write them, and UTF-8 can't encode
     them."""

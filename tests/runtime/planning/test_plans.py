@@ -20,7 +20,7 @@ from treetune.runtime.machine import GIB, described_machine
 from treetune.runtime.planning import disk, report
 from treetune.runtime.planning.memory import LOGITS_PER_CHUNK
 from treetune.runtime.planning.plan import SPARE, Plan, remedy
-from treetune.runtime.planning.report import as_data, as_text
+from treetune.runtime.planning.report import as_data, as_text, predicted
 
 BIG = "polIter_deepseekSft2_vineppo_MATH"
 SMALL = "polIter_rho1bSft2_vineppo_MATH"
@@ -171,6 +171,8 @@ def test_a_plan_without_a_server_lists_the_phases_that_it_does_not_estimate():
     in_process = plan(SMALL, "{engines: {policy: {type: 'in_process'}}}")
     assert "not estimated: sampling, continuations, sync and evaluation" in as_text(in_process)
     assert "not estimated" not in as_text(plan(SMALL))
+    assert "seconds/total" not in predicted(in_process), "training alone is no estimate of an iteration"
+    assert "seconds/total" in predicted(plan(SMALL))
 
 
 def test_tokens_of_continuations_lie_behind_two_thirds_of_an_answer():
@@ -214,6 +216,22 @@ def test_a_critic_s_weights_and_states_have_their_place_in_training():
     sizes = {item.what: item.size for item in training.items}
     assert sizes["critic: weights"] == pytest.approx(sizes["policy: weights"], rel=0.1)
     assert sizes["critic: optimizer and the rest"] > sizes["critic: weights"]
+
+
+def test_a_critics_head_and_its_longer_prompts_need_memory():
+    def training_of(*overrides: str) -> dict[str, int]:
+        uses = plan("polIter_rho1bSft2_ppo_MATH", *overrides).uses
+        return {item.what: item.size for use in uses if use.phase == "training" for item in use.items}
+
+    plain = training_of()
+    classifier = training_of("{credit+: {critic+: {loss: {type: 'hl_gauss', bins: 101}}}}")
+    assert classifier["critic: weights"] > plain["critic: weights"]
+    short_prompts = "{rollout+: {max_prompt_tokens: 100}, trainer+: {tokens_per_micro_batch: 100}"
+    shorter = training_of(short_prompts + "}")
+    privileged = training_of(
+        short_prompts + ", analyzers: [], credit+: {critic+: {template: '{prompt} {gold}'}}}"
+    )
+    assert sum(privileged.values()) > sum(shorter.values())
 
 
 def test_half_of_a_machine_is_refused(capsys):

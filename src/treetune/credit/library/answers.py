@@ -256,7 +256,7 @@ def trees_of_answers(
         first = group[0]
         prompt = first.prompt
         if not prompt and has_text:
-            prompt = context.codec.decode(first.prompt_ids)
+            prompt = _decode(context, first.prompt_ids, name)
         problem = Problem(id=name, prompt=prompt, gold=first.gold, data=first.data)
         tree = Tree(problem, first.prompt_ids)
         cuts_by_answer = _cuts_at_forks(name, group)
@@ -264,6 +264,17 @@ def trees_of_answers(
             tree.take(_make_trajectory(context, problem, number, answer, cuts, has_text))
         trees.append(tree)
     return trees
+
+
+def _decode(context: RolloutContext, token_ids: TokenIds, name: str) -> str:
+    """Returns the text of tokens. Raises ValueError if the tokenizer doesn't have one of them."""
+    try:
+        return context.codec.decode(token_ids)
+    except (LookupError, OverflowError, TypeError) as error:
+        raise ValueError(
+            f"an answer or the prompt of the group {name!r} has tokens that the tokenizer can't decode, up to"
+            f" {token_ids.max()}: give the tokenizer of the policy that sampled the answers"
+        ) from error
 
 
 def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
@@ -344,7 +355,7 @@ def _make_trajectory(
                 logprobs=answer.logprobs[start:end] if has_logprobs else None,
             )
         )
-    text = context.codec.decode(answer.response_ids) if has_text else ""
+    text = _decode(context, answer.response_ids, problem.id) if has_text else ""
     step_ends = answer.step_ends
     if step_ends is None and not has_text:
         step_ends = (tokens,)

@@ -14,16 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from typing_extensions import override
 
 from treetune.config.build import build
 from treetune.config.registrable import Registrable
+from treetune.contracts import Continuations
 from treetune.credit.base import Credit
 from treetune.credit.library.answers import (
     GradedAnswer,
@@ -32,15 +33,20 @@ from treetune.credit.library.answers import (
     trees_of_answers,
 )
 from treetune.credit.library.checks import check_answers, check_credit
-from treetune.credit.library.engines import SampleRequests, open_engine
+from treetune.credit.library.engines import SampleRequests, can_score, open_engine
 from treetune.credit.library.grading import RewardFunction, open_grading
 from treetune.credit.library.limits import CreditCost, CreditLimits, LimitedEngine
+from treetune.credit.library.servers import CallersServers, open_servers, read_servers
 from treetune.engine.base import Engine
 from treetune.engine.requests import SamplingParams
+from treetune.engine.settings import PlainVllmSettings
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
+from treetune.rollouts.metrics import trajectory_metrics
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.splitter_task import SplitterTask
 from treetune.tasks.steps import Lines, StepSplitter
+from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics, TextCodec, TokenIds
 
 if TYPE_CHECKING:
@@ -49,6 +55,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("treetune.credit")
 
 Family = TypeVar("Family", bound=Registrable)
+
+EngineSource: TypeAlias = (
+    "Engine | PreTrainedModel | SampleRequests | PlainVllmSettings | Mapping[str, Any] | Sequence[str] | str"
+    " | Path"
+)
+"""The ways to give the policy that continues answers; see `CreditAssigner`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +110,23 @@ class CreditedAnswers:
         return convert_like(padded, first) if hasattr(first, "detach") else padded
 
 
+@dataclass(frozen=True)
+class CreditedTrees:
+    """The credit of a call's answers as a run stores it: trees of answers, and training rows."""
+
+    answers: list[GradedAnswer]
+    """The answers in their order, with the names of their groups."""
+    trees: list[Tree]
+    """A tree for each group. Answer 3 of the group ``p`` is the trajectory ``p#3``."""
+    episodes: list[Episode]
+    """At most one training row for each answer, with its advantages. Answers without one have no credit."""
+    cost: CreditCost
+    metrics: Metrics
+    """The metrics of credit."""
+    answer_metrics: Metrics
+    """The metrics that a run records of answers, such as ``episodes/reward``."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _OutsideTask(SplitterTask):
     """Takes the place of a run's task: it splits answers into steps, and has no problems."""
@@ -120,8 +149,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         self,
         credit: Credit | Mapping[str, Any] | str,
         *,
-        engine: Engine | PreTrainedModel | SampleRequests | str | Path | None = None,
-        grader: Grader | Mapping[str, Any] | RewardFunction | None = None,
+        engine: EngineSource | None = None,
+        grader: Grader | GraderPool | Mapping[str, Any] | RewardFunction | None = None,
         tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path | None = None,
         sampling: SamplingParams | None = None,
         steps: StepSplitter | Mapping[str, Any] | str | None = None,
@@ -132,13 +161,16 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         """Args:
             credit: A credit; the configuration of one, such as ``{"type": "group", "std": False}``, also as
                 a Jsonnet text; or the name of one, such as ``"rloo"``.
-            engine: The policy that sampled the answers, for credit with continuations: a folder with its
-                weights, a transformers model of this process, a function that returns the completions of
-                requests, or any `Engine`.
+            engine: The policy that sampled the answers, for credit with continuations: the address of a vLLM
+                server that has its weights (``"http://127.0.0.1:8000"``), a list of addresses, or
+                ``{"type": "plain_vllm", "addresses": [...], "key_variable": ...}``; a folder with its
+                weights; a transformers model of this process; a function that returns the completions of
+                requests; or any `Engine`.
             grader: Grades continuations: a function ``(prompt, text) -> reward`` (or ``(prompt, text,
-                problem)``, with the answer's `gold` and `data`), a `Grader`, or the configuration of one.
-            tokenizer: Decodes answers, for graders and for steps. None: that of the engine's folder, if it is
-                one.
+                problem)``, with the answer's `gold` and `data`), a `Grader`, the configuration of one, or a
+                `GraderPool`, which stays open.
+            tokenizer: Decodes answers, for graders and for steps. None: that of the engine's folder, if the
+                engine is one.
             sampling: How the answers were sampled. `max_tokens` is that of a whole answer.
             steps: The rule that splits answers into steps; None: ``{"type": "lines", "newline": "ends"}``.
             context_length: Tokens of prompt and answer together; None: as many as the longest prompt and
@@ -157,24 +189,28 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         check_credit(
             self.credit,
             has_engine=engine is not None,
+            engine_scores=can_score(engine),
             has_grader=grader is not None,
             has_sampling=sampling is not None,
         )
-        if tokenizer is None and isinstance(engine, str | Path):
+        servers = read_servers(engine)
+        if tokenizer is None and servers is None and isinstance(engine, str | Path):
             tokenizer = engine
-        self._codec = None if tokenizer is None else _make_codec(tokenizer)
+        self._codec, self._special_ids = read_tokenizer(tokenizer)
         if self._codec is None and self.credit.needs_engine:
-            raise ValueError(
-                "the credit samples continuations, and the grader reads text: give the tokenizer"
-            )
+            use_of_text = "scores reference answers, which it encodes"
+            if Continuations() in self.credit.gives:
+                use_of_text = "samples continuations, and the grader reads text"
+            raise ValueError(f"the credit {use_of_text}: give the tokenizer")
         self._sampling, self._context_length = sampling, context_length
         self._unfinished_reward, self._seed = unfinished_reward, seed
         # A credit without continuations uses neither engine nor grader, even if there are any.
-        self._engine_source = engine if self.credit.needs_engine else None
+        self._engine_source = (servers or engine) if self.credit.needs_engine else None
         self._engine: Engine | None = None
-        """The engine that this object has opened and closes; None if the user gave one, or before the first
-        call."""
+        """The engine that this object has opened and closes; None if the user gave one or servers, or before
+        the first call."""
         self._grading = open_grading(grader if self.credit.needs_engine else None)
+        self._owns_grading = self._grading is not grader
         self._lock = threading.Lock()
 
     def advantages(
@@ -220,14 +256,33 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            limits.end("the call was cancelled")
+            limits.end("the call was cancelled", "cancelled")
             # The thread still uses the engine, which the caller may close next.
             await asyncio.gather(work, return_exceptions=True)
             raise
 
+    def assign(
+        self,
+        answers: Iterable[GradedAnswer | Mapping[str, Any]],
+        *,
+        iteration: int = 0,
+        budget: int | None = None,
+        deadline: float | None = None,
+        wrap_engine: Callable[[Engine], Engine] | None = None,
+    ) -> CreditedTrees:
+        """Returns the credit of answers as a run stores it. Raises the same as `advantages`.
+
+        Args:
+            answers: As in `advantages`, like `iteration`, `budget` and `deadline`.
+            wrap_engine: Returns an engine that samples with the given one, such as one with a journal.
+        """
+        limits = CreditLimits(budget, deadline)
+        return self._assign_trees(list(answers), iteration, limits, wrap_engine)
+
     def close(self) -> None:
         """Ends the grader's processes, and the engine if this object has opened it. May be called twice."""
-        self._grading.close()
+        if self._owns_grading:
+            self._grading.close()
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -240,6 +295,17 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         self, answers: Iterable[GradedAnswer | Mapping[str, Any]], iteration: int, limits: CreditLimits
     ) -> CreditedAnswers:
         answers = list(answers)
+        assigned = self._assign_trees(answers, iteration, limits)
+        examples = [_get_response_ids(answer) for answer in answers]
+        return _collect_columns(assigned, examples)
+
+    def _assign_trees(
+        self,
+        answers: Sequence[GradedAnswer | Mapping[str, Any]],
+        iteration: int,
+        limits: CreditLimits,
+        wrap_engine: Callable[[Engine], Engine] | None = None,
+    ) -> CreditedTrees:
         checked = read_answers(answers)
         sampling, context_length = self._lengths(checked)
         task = _OutsideTask(grader=self._grading.grader, steps=self._steps)
@@ -247,21 +313,26 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         check_answers(self.credit, checked, task, sampling, context_length, has_text=has_text)
         with self._lock:
             limits.check_reason()  # it may have been cancelled while it waited for another call
-            engine = self._open_engine()
-            context = RolloutContext(
-                task=task,
-                engine=None if engine is None else LimitedEngine(engine, limits),
-                grader=self._grading,
-                codec=self._codec or _make_codec_without_text(),
-                seed=self._seed,
-                iteration=iteration,
-                settings=AnswerSettings(context_length, sampling, self._unfinished_reward),
-                log=Log(say=log.warning),
-            )
-            trees = trees_of_answers(context, checked, has_text=has_text)
-            episodes, metrics = self.credit.assign(context, trees)
-        examples = [_get_response_ids(answer) for answer in answers]
-        return _collect_columns(checked, examples, episodes, metrics, limits)
+            # Another call may use the names of groups for other problems.
+            self._grading.forget_grades()
+            with self._engine_of_call(checked, context_length, limits) as engine:
+                if engine is not None:
+                    wrapped = engine if wrap_engine is None else wrap_engine(engine)
+                    engine = LimitedEngine(wrapped, limits)
+                context = RolloutContext(
+                    task=task,
+                    engine=engine,
+                    grader=self._grading,
+                    codec=self._codec or _make_codec_without_text(),
+                    seed=self._seed,
+                    iteration=iteration,
+                    settings=AnswerSettings(context_length, sampling, self._unfinished_reward),
+                    log=Log(say=log.warning),
+                )
+                trees = trees_of_answers(context, checked, has_text=has_text)
+                episodes, metrics = self.credit.assign(context, trees)
+                answer_metrics = trajectory_metrics(context, answers_of(trees))
+        return CreditedTrees(checked, trees, episodes, limits.cost, metrics, answer_metrics)
 
     def _lengths(self, answers: Sequence[GradedAnswer]) -> tuple[SamplingParams, int]:
         """Returns the sampling parameters of the answers, and the context length."""
@@ -271,14 +342,29 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         sampling = self._sampling or SamplingParams(max_tokens=longest_answer)
         return sampling, self._context_length or longest_prompt + sampling.max_tokens
 
-    def _open_engine(self) -> Engine | None:
-        """Returns the engine, which the first call opens; None for credit that samples nothing."""
-        if self._engine_source is None or isinstance(self._engine_source, Engine):
-            return self._engine_source
+    @contextmanager
+    def _engine_of_call(
+        self, answers: Sequence[GradedAnswer], context_length: int, limits: CreditLimits
+    ) -> Iterator[Engine | None]:
+        """Yields the engine of a call; None for credit that samples nothing."""
+        source = self._engine_source
+        if source is None:
+            yield None
+            return
+        if isinstance(source, Engine):
+            yield source
+            return
+        assert self._codec is not None, "the constructor asks for a tokenizer"
+        if isinstance(source, CallersServers):
+            example_ids, seconds = answers[0].response_ids, limits.seconds_left()
+            with open_servers(
+                source, self._codec, self._special_ids, example_ids, context_length, seconds
+            ) as engine:
+                yield engine
+            return
         if self._engine is None:
-            assert self._codec is not None, "the constructor asks for a tokenizer"
-            self._engine = open_engine(self._engine_source, self._codec, self._seed)
-        return self._engine
+            self._engine = open_engine(source, self._codec, self._special_ids, self._seed)
+        yield self._engine
 
 
 def advantages(
@@ -354,9 +440,13 @@ def _evaluate_jsonnet(text: str, name: str) -> Any:
     return sum_of([Layer(name, text)], {})
 
 
-def _make_codec(tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path) -> TextCodec:
-    if isinstance(tokenizer, TextCodec):
-        return tokenizer
+def read_tokenizer(
+    tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path | None,
+) -> tuple[TextCodec | None, Mapping[str, int]]:
+    """Returns the codec of a tokenizer, and the ids of its special tokens by their texts."""
+    if tokenizer is None or isinstance(tokenizer, TextCodec):
+        return tokenizer, {}
+    from treetune.models.control_tokens import special_tokens
     from treetune.models.tokenizer import codec_of
 
     if isinstance(tokenizer, str | Path):
@@ -368,7 +458,7 @@ def _make_codec(tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path) -> 
             f"tokenizer is of the type {type(tokenizer).__name__}: give one of transformers, or a folder"
             " with one"
         )
-    return codec_of(tokenizer)
+    return codec_of(tokenizer), special_tokens(tokenizer)
 
 
 def _make_codec_without_text() -> TextCodec:
@@ -378,8 +468,8 @@ def _make_codec_without_text() -> TextCodec:
         raise ValueError("the credit reads the text of answers: give the tokenizer")
 
     def encode(text: str) -> Sequence[int]:
-        # Only credit that scores texts would encode some, and `check_answers` refuses it.
-        raise AssertionError("credit encodes nothing")
+        # Only credit that scores texts encodes some, and the constructor asks for its tokenizer.
+        raise AssertionError("credit without an engine encodes nothing")
 
     return TextCodec(encode=encode, decode=decode, eos_id=0)
 
@@ -391,28 +481,19 @@ def _get_response_ids(answer: GradedAnswer | Mapping[str, Any]) -> Any:
     return answer["response_ids"] if isinstance(answer, Mapping) else answer.response_ids
 
 
-def _collect_columns(
-    answers: Sequence[GradedAnswer],
-    examples: Sequence[Any],
-    episodes: Sequence[Episode],
-    metrics: Metrics,
-    limits: CreditLimits,
-) -> CreditedAnswers:
+def _collect_columns(assigned: CreditedTrees, examples: Sequence[Any]) -> CreditedAnswers:
     """Returns the advantages in the order of the answers.
 
     Args:
-        answers: The answers.
+        assigned: The answers and their training rows.
         examples: The `response_ids` of each answer as the user gave them, whose type the columns get.
-        episodes: The training rows that the credit returned: at most one for each answer.
-        metrics: The metrics of credit.
-        limits: The limits of the call, which have counted the samples.
     """
     import numpy as np
 
-    episode_by_id = {episode.trajectory: episode for episode in episodes}
+    episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
     sizes: dict[str | None, int] = {}  # by group, the number of its answers so far
-    credited = CreditedAnswers([], [], [], [], [], [], limits.cost, metrics)
-    for number, (answer, example) in enumerate(zip(answers, examples, strict=True)):
+    credited = CreditedAnswers([], [], [], [], [], [], assigned.cost, assigned.metrics)
+    for number, (answer, example) in enumerate(zip(assigned.answers, examples, strict=True)):
         number_in_group = sizes.get(answer.group, 0)
         sizes[answer.group] = number_in_group + 1
         # The id that the answer has as a `Trajectory`.

@@ -22,18 +22,23 @@ from treetune.contracts import (
     OneLine,
     Part,
     SampledAnswers,
+    TextScores,
     UseOfAdvantages,
 )
 from treetune.credit.base import Credit
 from treetune.credit.library.answers import GradedAnswer
 from treetune.credit.literature.optimal_token_baseline import OptimalTokenBaseline
 from treetune.credit.literature.probability_mask import ProbabilityMask
+from treetune.credit.literature.self_distillation import SelfDistillation
 from treetune.credit.states.by_tokens import LowProbability
 from treetune.credit.states.one_line import StepBoundaries
 from treetune.engine.requests import SamplingParams
 from treetune.findings import findings, placed_parts
 from treetune.rollouts.unavailable import least_answers
 from treetune.tasks.base import Task
+
+ENGINES = "the address of a vLLM server, a folder with a model, a transformers model, or an Engine"
+"""The engines that sample and score, for messages."""
 
 READ_LOGPROBS = (LowProbability, OptimalTokenBaseline, ProbabilityMask)
 """Parts that read the log-probs of answers."""
@@ -55,6 +60,13 @@ class AnswersElsewhere(Part):
 
 
 @dataclass(frozen=True)
+class ScoringEngine(Part):
+    """The engine of the call. `check_credit` refuses one that can't score for a credit that scores texts."""
+
+    gives = (TextScores(),)
+
+
+@dataclass(frozen=True)
 class OtherTrainer(Part):
     """The user's trainer, which uses the advantages."""
 
@@ -66,6 +78,7 @@ class CallOfLibrary(Part):
     """A call of the library in the place of an experiment, with the fields that `Part.check` reads."""
 
     rollout: AnswersElsewhere
+    engine: ScoringEngine
     credit: Credit
     trainer: OtherTrainer
     task: Task
@@ -73,8 +86,14 @@ class CallOfLibrary(Part):
     restart: str = "never"
 
 
-def check_credit(credit: Credit, *, has_engine: bool, has_grader: bool, has_sampling: bool) -> None:
-    """Raises ValueError for a credit that can't be used as a library, or that is given too little."""
+def check_credit(
+    credit: Credit, *, has_engine: bool, engine_scores: bool, has_grader: bool, has_sampling: bool
+) -> None:
+    """Raises ValueError for a credit that can't be used as a library, or that is given too little.
+
+    Args:
+        engine_scores: Whether the engine, if there is one, can score given texts.
+    """
     name = credit.registered_name() or type(credit).__name__
     if credit.needs_critic:
         raise ValueError(
@@ -86,26 +105,50 @@ def check_credit(credit: Credit, *, has_engine: bool, has_grader: bool, has_samp
             f"the credit {name!r} leaves advantages to the trainer of a run: choose one that gives them, such"
             " as 'group' or 'monte_carlo'"
         )
-    if credit.asks_reference or credit.scores_texts:
-        model = "a reference model" if credit.asks_reference else "the policy"
+    if credit.asks_reference:
         raise ValueError(
-            f"the credit {name!r} scores given texts with {model}, which only a run of treetune does: choose"
-            " a credit that reads rewards alone, such as 'group', or one that samples continuations, such as"
-            " 'monte_carlo'"
+            f"the credit {name!r} scores given texts with a reference model, which only a run of treetune"
+            " does: set its scorer to 'policy', or choose a credit that reads rewards alone, such as 'group'"
         )
-    if Continuations() not in credit.gives:
-        return
+    if credit.asks_distributions:
+        raise ValueError(
+            f"the credit {name!r} reads the policy's entropies, which only a run of treetune computes: choose"
+            " a credit that reads rewards or the probabilities of sampled tokens, such as 'group' or"
+            " 'probability_mask'"
+        )
+    if any(isinstance(placed.part, SelfDistillation) for placed in placed_parts(credit)):
+        raise ValueError(
+            f"the credit {name!r} makes prompts with the chat template of a run: choose a credit that reads"
+            " rewards alone, such as 'group', or one that samples continuations, such as 'monte_carlo'"
+        )
+    if credit.scores_texts and has_engine and not engine_scores:
+        raise ValueError(f"the credit {name!r} scores given texts, and the engine can't: give {ENGINES}")
+    samples = Continuations() in credit.gives
     missing = []
-    if not has_engine:
-        missing.append("engine (a model's folder, a transformers model, or an Engine)")
-    if not has_grader:
+    if not has_engine and (samples or credit.scores_texts):
+        missing.append(f"engine ({ENGINES})")
+    if not has_grader and samples:
         missing.append("grader (a function (prompt, text) -> reward, or {'type': 'math'})")
-    if not has_sampling:
+    if not has_sampling and samples:
         missing.append("sampling (SamplingParams(max_tokens=…), as the answers were sampled)")
     if missing:
-        raise ValueError(
-            f"the credit {name!r} samples and grades continuations of answers: give {', '.join(missing)}"
-        )
+        work = "samples and grades continuations of answers" if samples else "scores given texts"
+        raise ValueError(f"the credit {name!r} {work}: give {', '.join(missing)}")
+
+
+def answers_needed(credit: Credit) -> int:
+    """Returns how many answers of each group the credit needs: 2 for RLOO, 1 for REINFORCE."""
+    return max(map(least_answers, _parts_of(credit)), default=1)
+
+
+def reads_logprobs(credit: Credit) -> bool:
+    """Returns whether the credit reads the log-probs that tokens were sampled with."""
+    return any(isinstance(part, READ_LOGPROBS) for part in _parts_of(credit))
+
+
+def _parts_of(credit: Credit) -> list[Part]:
+    """Returns the credit and the parts of its settings."""
+    return [placed.part for placed in placed_parts(credit) if isinstance(placed.part, Part)]
 
 
 def check_answers(
@@ -119,10 +162,9 @@ def check_answers(
 ) -> None:
     """Raises ValueError for answers that the credit can't be assigned to."""
     name = credit.registered_name() or type(credit).__name__
-    parts = [placed.part for placed in placed_parts(credit) if isinstance(placed.part, Part)]
     sizes = Counter(answer.group for answer in answers)
     smallest_group, least = min(sizes.items(), key=lambda group_and_size: group_and_size[1])
-    needed = max(map(least_answers, parts), default=1)
+    needed = answers_needed(credit)
     if least < needed:
         raise ValueError(
             f"the credit {name!r} compares each answer with the others of its group, and the group"
@@ -133,15 +175,15 @@ def check_answers(
             f"answers branch off from each other (fork), and the credit {name!r} would train their shared"
             " tokens several times: choose the credit 'tree' or 'monte_carlo', or leave out fork"
         )
-    reads_steps = any(isinstance(part, StepBoundaries) for part in parts)
-    reads_logprobs = any(isinstance(part, READ_LOGPROBS) for part in parts)
+    reads_steps = any(isinstance(part, StepBoundaries) for part in _parts_of(credit))
+    needs_logprobs = reads_logprobs(credit)
     for number, answer in enumerate(answers):
         if reads_steps and not has_text and answer.step_ends is None:
             raise ValueError(
                 f"answer {number} has no step_ends, and without its text it can't be split into steps: give"
                 " the tokenizer, or step_ends"
             )
-        if reads_logprobs and answer.logprobs is None:
+        if needs_logprobs and answer.logprobs is None:
             raise ValueError(
                 f"answer {number} has no logprobs, and the credit {name!r} reads the probabilities that its"
                 " tokens were sampled with: give logprobs"
@@ -155,7 +197,7 @@ def check_answers(
             )
     has_turns = any(answer.sampled is not None and not answer.sampled.all() for answer in answers)
     rollout = AnswersElsewhere(sampling, least, has_turns)
-    root = CallOfLibrary(rollout, credit, OtherTrainer(), task, context_length)
+    root = CallOfLibrary(rollout, ScoringEngine(), credit, OtherTrainer(), task, context_length)
     for _, finding in findings(root):
         if finding.level == "warning":
             continue

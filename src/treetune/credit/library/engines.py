@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from treetune.exceptions import EngineError
 from treetune.vocabulary import TextCodec
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+    from transformers import GenerationConfig, PretrainedConfig
 
 UNBOUNDED = 1 << 20
 """The context length of models that don't say how long their context is."""
@@ -88,23 +88,30 @@ class FunctionEngine(Engine):
         return completions_by_request
 
 
-def open_engine(source: PreTrainedModel | SampleRequests | str | Path, codec: TextCodec, seed: int) -> Engine:
+def can_score(source: Any) -> bool:
+    """Returns whether an engine can score given texts, in any form in which a user gives it.
+
+    A function gets requests for samples alone.
+    """
+    if isinstance(source, Engine):
+        return source.scores
+    is_function = callable(source) and not hasattr(source, "generate")
+    return not is_function
+
+
+def open_engine(source: Any, codec: TextCodec, special_ids: Mapping[str, int], seed: int) -> Engine:
     """Returns an engine that samples in this process. The caller closes it.
 
     Args:
         source: A folder with weights and a ``config.json``, a transformers model, or a function as in
             `FunctionEngine`.
         codec: The codec of the model's tokenizer.
+        special_ids: The ids of its special tokens, by their texts.
         seed: The seed of the call.
 
     Raises:
         ValueError: There is no such folder, or the engine can't sample with the model.
     """
-    if isinstance(source, str) and source.startswith(("http://", "https://")):
-        raise ValueError(
-            f"engine is {source!r}, an address: give a function that asks it, or an Engine (see"
-            " docs/credit_for_other_trainers.md)"
-        )
     if isinstance(source, str | Path):
         folder = Path(source).expanduser()
         if not (folder / "config.json").is_file():
@@ -118,17 +125,18 @@ def open_engine(source: PreTrainedModel | SampleRequests | str | Path, codec: Te
         if (folder / "generation_config.json").is_file():
             generation_config = GenerationConfig.from_pretrained(folder)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        launch = _launch(folder, config, generation_config, codec, seed, device)
+        launch = _launch(folder, config, generation_config, codec, special_ids, seed, device)
         return InProcessEngine(InProcessSettings(), launch)
     if hasattr(source, "config") and hasattr(source, "generate"):
         model: Any = source  # of transformers; such models are callable too
-        launch = _launch(Path(), model.config, model.generation_config, codec, seed, model.device.type)
+        device = model.device.type
+        launch = _launch(Path(), model.config, model.generation_config, codec, special_ids, seed, device)
         return HeldModelEngine(model, codec, launch)
     if callable(source):
         return FunctionEngine(source)
     raise ValueError(
-        f"engine is of the type {type(source).__name__}: give a folder with a model, a transformers"
-        " model, a function of requests, or an Engine"
+        f"engine is of the type {type(source).__name__}: give the address of a vLLM server, a folder with a"
+        " model, a transformers model, a function of requests, or an Engine"
     )
 
 
@@ -137,6 +145,7 @@ def _launch(
     config: PretrainedConfig,
     generation_config: GenerationConfig | None,
     codec: TextCodec,
+    special_ids: Mapping[str, int],
     seed: int,
     device: str,
 ) -> EngineLaunch:
@@ -147,6 +156,7 @@ def _launch(
         config: Has the number of the model's positions.
         generation_config: Has the tokens that end an answer; None: those of the codec alone.
         codec: The codec of the model's tokenizer.
+        special_ids: The ids of its special tokens, by their texts.
         seed: The seed of the call.
         device: ``cpu`` or ``cuda``.
     """
@@ -163,4 +173,5 @@ def _launch(
         context_length=getattr(config, "max_position_embeddings", None) or UNBOUNDED,
         device=device,
         end_ids=(*codec.end_ids, *end_ids),
+        special_ids=special_ids,
     )

@@ -19,17 +19,19 @@ RewardFunction = Callable[..., Any]
 """A function ``(prompt, text) -> reward``, or ``(prompt, text, problem) -> reward``."""
 
 
-def open_grading(grader: Grader | Mapping[str, Any] | RewardFunction | None) -> GraderPool:
+def open_grading(grader: Grader | GraderPool | Mapping[str, Any] | RewardFunction | None) -> GraderPool:
     """Returns the pool that grades continuations. The caller closes it.
 
     Args:
-        grader: A function, a `Grader`, or the configuration of one, such as ``{"type": "math"}``. None is for
-            credit that samples nothing.
+        grader: A function, a `Grader`, the configuration of one, such as ``{"type": "math"}``, or a pool,
+            which is returned. None is for credit that samples nothing.
 
     Raises:
         ConfigError: The configuration is wrong.
         ValueError: It is none of these.
     """
+    if isinstance(grader, GraderPool):
+        return grader
     if isinstance(grader, Mapping):
         grader = build(Grader, dict(grader), key=("grader",))
     if isinstance(grader, Grader):

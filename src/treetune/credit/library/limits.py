@@ -19,11 +19,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
+from typing import Literal
 
 from typing_extensions import override
 
 from treetune.engine.base import Engine, EngineWrapper
-from treetune.engine.requests import Completion, Later, OnResult, Request
+from treetune.engine.requests import Completion, Later, OnResult, Request, ScoreRequest
 from treetune.exceptions import CreditLimitReached
 
 
@@ -63,6 +64,7 @@ class CreditLimits:
         self._started = time.monotonic()
         self._reason = ""
         """Why the call has to end; empty as long as it may continue."""
+        self._limit: Literal["deadline", "cancelled"] = "deadline"
         self._alarm: Future[None] = Future()
 
     @property
@@ -75,9 +77,9 @@ class CreditLimits:
             return None
         return max(0.0, self._started + self.deadline - time.monotonic())
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, limit: Literal["deadline", "cancelled"]) -> None:
         """Ends the call as soon as the engine notices. Any thread may call it."""
-        self._reason = reason
+        self._limit, self._reason = limit, reason
         self.set_off_alarm()
 
     def renew_alarm(self) -> Future[None]:
@@ -95,21 +97,22 @@ class CreditLimits:
     def check_reason(self) -> None:
         """Raises CreditLimitReached if the call has to end."""
         if self._reason:
-            raise self._error(self._reason)
+            raise self._error(self._reason, self._limit)
 
     def count(self, completions: Sequence[Completion]) -> None:
         """Counts the samples of a request. Raises CreditLimitReached if they exceed the budget."""
         self._samples += len(completions)
         self._tokens += sum(len(completion.token_ids) for completion in completions)
         if self.budget is not None and self._tokens > self.budget:
-            raise self._error(f"the budget of {self.budget} tokens is used up")
+            raise self._error(f"the budget of {self.budget} tokens is used up", "budget")
 
-    def _error(self, reason: str) -> CreditLimitReached:
+    def _error(self, reason: str, limit: Literal["budget", "deadline", "cancelled"]) -> CreditLimitReached:
         cost = self.cost
         return CreditLimitReached(
             f"{reason}: {cost.samples} continuations with {cost.tokens} tokens were sampled in"
             f" {cost.seconds:.1f} s, and there are no advantages. Give fewer answers in a call, fewer"
-            " continuations of a state (the credit's `samples`), or a higher limit"
+            " continuations of a state (the credit's `samples`), or a higher limit",
+            limit,
         )
 
 
@@ -126,27 +129,21 @@ class LimitedEngine(EngineWrapper):
     ) -> list[list[Completion]]:
         if not requests:
             return []
-        if not self._limits.has_alarm:
-
-            def count_result(number: int, completions: list[Completion]) -> Sequence[Request | Later] | None:
-                self._limits.count(completions)
-                return on_result(number, completions) if on_result is not None else None
-
-            return self.engine.generate(requests, count_result)
-        return self._generate_with_alarm(requests, on_result)
-
-    def _generate_with_alarm(
-        self, requests: Sequence[Request | Later], on_result: OnResult | None
-    ) -> list[list[Completion]]:
         limits = self._limits
         alarm = limits.renew_alarm()
         unanswered = len(requests)  # those that follow from answered ones are added
+        are_scores: list[bool] = []
+        """For each request, whether it scores given tokens, so that nothing is sampled for it."""
 
-        def watch(request: Request | Later) -> Request | Later:
-            """Returns a request whose answer is counted."""
-            if not isinstance(request, Later):
-                return request
-            return Later(request.ready, lambda: count_answered(request.requests()))
+        def watch(new: Sequence[Request | Later]) -> list[Request | Later]:
+            """Returns requests whose answers are counted. Engines number requests in this order."""
+            return [watch_one(request) for request in new]
+
+        def watch_one(request: Request | Later) -> Request | Later:
+            if isinstance(request, Later):
+                return Later(request.ready, lambda: count_answered(request.requests()))
+            are_scores.append(isinstance(request, ScoreRequest))
+            return request
 
         def count_answered(new: Sequence[Request | Later]) -> list[Request | Later]:
             """Counts an answered request, and returns the new ones that follow from it."""
@@ -155,10 +152,11 @@ class LimitedEngine(EngineWrapper):
             if not unanswered:
                 # The engine returns only when all requests are answered, the alarm among them.
                 limits.set_off_alarm()
-            return [watch(request) for request in new]
+            return watch(new)
 
         def count_result(number: int, completions: list[Completion]) -> Sequence[Request | Later]:
-            limits.count(completions)
+            if not are_scores[number]:
+                limits.count(completions)
             new = on_result(number, completions) if on_result is not None else None
             return count_answered(new or ())
 
@@ -166,17 +164,20 @@ class LimitedEngine(EngineWrapper):
             limits.check_reason()
             return ()
 
+        watched = watch(requests)
+        if not limits.has_alarm:
+            return self.engine.generate(watched, count_result)
         seconds = limits.seconds_left()
         timer = None
         if seconds is not None:
             timer = threading.Timer(
-                seconds, limits.end, [f"the deadline of {limits.deadline:g} s has passed"]
+                seconds, limits.end, [f"the deadline of {limits.deadline:g} s has passed", "deadline"]
             )
             timer.daemon = True
             timer.start()
         try:
             # The alarm comes last, since engines number requests in their order, and it has no number.
-            return self.engine.generate([*map(watch, requests), Later(alarm, end_at_alarm)], count_result)
+            return self.engine.generate([*watched, Later(alarm, end_at_alarm)], count_result)
         finally:
             if timer is not None:
                 timer.cancel()

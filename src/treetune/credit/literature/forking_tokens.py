@@ -6,18 +6,17 @@ Example: with ``share: 0.5``, tokens of the entropies ``[0.1, 0.9, 0.2, 0.8]`` a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Gt, Le
 from typing_extensions import override
 
-from treetune.contracts import Experiment, Finding
 from treetune.credit.base import Credit
 from treetune.credit.literature.token_level import Distributions, OverAnotherCredit
+from treetune.credit.literature.weighted_by import top_share_weights
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.metrics import pool_columns
 from treetune.vocabulary import Episode
 
 
@@ -30,35 +29,25 @@ class ForkingTokens(OverAnotherCredit):
     tokens. The paper takes the share of a minibatch, here it is of the iteration; tokens whose entropy is τ
     are all kept.
 
-    It needs the distributions that tokens were sampled from (`Distributions`), which analyses have and runs
-    don't. **Biased**: the tokens of which the policy is most certain are never trained. On the tests'
-    language, with only three different entropies, over RLOO with two answers by 26 % of the gradient's length
-    (cosine 0.97)."""
+    It is `weighted_by` with the signal ``entropy`` and the weights ``top_share``. In a run the trainer
+    computes the entropies, with one more forward pass of the policy. **Biased**: the tokens of which the
+    policy is most certain are never trained. On the tests' language, with only three different entropies,
+    over RLOO with two answers by 26 % of the gradient's length (cosine 0.97)."""
 
     share: Annotated[float, Gt(0), Le(1)] = 0.2
     """Share of the tokens that keep their advantages."""
 
+    @property
     @override
-    def check(self, experiment: Experiment) -> Iterable[Finding]:
-        if experiment.credit is self:
-            yield Finding(
-                "it asks for entropies, and a run knows the probabilities of sampled tokens alone",
-                "",
-                "choose the credit 'probability_mask'",
-            )
+    def asks_distributions(self) -> bool:
+        return True
 
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
-        entropies_by_episode = [entropies_T for _, entropies_T in context.get(Distributions).along(episodes)]
-        local_entropies: list[float] = []
-        for entropies_T, episode in zip(entropies_by_episode, episodes, strict=True):
-            local_entropies += entropies_T[episode.trained].tolist()
-        of_all_ranks = sorted(pool_columns(context, "entropies", {"entropy": local_entropies})["entropy"])
-        threshold = 0.0
-        if of_all_ranks:
-            kept_tokens = max(1, int(self.share * len(of_all_ranks)))
-            threshold = of_all_ranks[-kept_tokens]
-        return [
-            replace(episode, advantages=episode.advantages * (entropies_T >= threshold))
-            for entropies_T, episode in zip(entropies_by_episode, episodes, strict=True)
-        ]
+        entropies = [entropies_T for _, entropies_T in context.get(Distributions).along(episodes)]
+        weights = top_share_weights(context, episodes, entropies, self.share)
+        rows = []
+        for episode, weights_T in zip(episodes, weights, strict=True):
+            assert episode.advantages is not None, "`needs` asks for a credit with advantages"
+            rows.append(replace(episode, advantages=episode.advantages * weights_T))
+        return rows

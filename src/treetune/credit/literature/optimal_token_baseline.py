@@ -7,13 +7,13 @@ B_t = 0.75 there, and the advantages 0.25 and −0.75.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from typing_extensions import override
 
-from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers
+from treetune.contracts import Answers, Need, OneLine, SampledAnswers
 from treetune.credit.base import Credit
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.literature.token_level import Distributions
@@ -42,9 +42,9 @@ class OptimalTokenBaseline(Credit):
     """
 
     squared_norms: Literal["of_sampled", "exact"] = "of_sampled"
-    """How Σ_v π(v)² is found. ``exact``: from whole distributions (`Distributions`), which analyses have and
-    runs don't. ``of_sampled``: it is estimated by π(a), whose mean it is, so that w is 1 − π(a). The paper
-    has no such estimate."""
+    """How Σ_v π(v)² is found. ``exact``: from whole distributions, which the trainer computes in a run, with
+    one more forward pass of the policy. ``of_sampled``: it is estimated by π(a), whose mean it is, so that w
+    is 1 − π(a). The paper has no such estimate."""
 
     needs = (
         Need(Answers(2), "it compares each answer with the others to its problem"),
@@ -52,14 +52,10 @@ class OptimalTokenBaseline(Credit):
         Need(SampledAnswers(), "it weighs answers by the probabilities of their tokens"),
     )
 
+    @property
     @override
-    def check(self, experiment: Experiment) -> Iterable[Finding]:
-        if self.squared_norms == "exact" and experiment.credit is self:
-            yield Finding(
-                "squared_norms is 'exact', and a run knows the probabilities of sampled tokens alone",
-                "squared_norms",
-                "set it to 'of_sampled'",
-            )
+    def asks_distributions(self) -> bool:
+        return self.squared_norms == "exact"
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:

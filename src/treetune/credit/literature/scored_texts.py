@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from treetune.contracts import Experiment, Finding, Need, OneLine, TextScores
+from treetune.credit.base import EXAMPLES
 from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import Column, Metrics, Problem, TokenIds, joined, token_array
 
-EXAMPLES = 8
-"""The problems of a task that are looked at for reference answers."""
 LEAST_LOGPROB = -100.0
 """Smaller log-probs of a token are raised to this one, so that no credit is infinite. vLLM reports −9999 for
 a token of probability 0."""
@@ -160,20 +159,31 @@ def check_reference_answers(experiment: Experiment) -> Iterator[Finding]:
         )
 
 
-def check_reference_model(experiment: Experiment) -> Iterator[Finding]:
-    """Yields a finding for a run whose reference model can't score texts for the credit."""
+def check_reference_model(
+    experiment: Experiment,
+    use: str = "scorer is 'reference'",
+    key: str = "scorer",
+    alternative: str = "set scorer to 'policy'",
+) -> Iterator[Finding]:
+    """Yields a finding for a run whose reference model can't work for the credit.
+
+    Args:
+        use: How the credit uses the reference model.
+        key: The setting of the credit to change.
+        alternative: How to do without the reference model.
+    """
     if not experiment.trainer.keeps_reference:
         yield Finding(
-            "scorer is 'reference', and the trainer keeps no reference model",
-            "scorer",
-            "set trainer.measure_kl to true, or scorer to 'policy'",
+            f"{use}, and the trainer keeps no reference model",
+            key,
+            f"set trainer.measure_kl to true, or {alternative}",
         )
     elif experiment.trainer.reference_scores == "while_sampling":
         yield Finding(
-            "scorer is 'reference', and with trainer.reference_scores 'while_sampling' the reference may"
+            f"{use}, and with trainer.reference_scores 'while_sampling' the reference may"
             " still score answers in another thread",
-            "scorer",
-            "set trainer.reference_scores to 'before_training', or scorer to 'policy'",
+            key,
+            f"set trainer.reference_scores to 'before_training', or {alternative}",
         )
 
 

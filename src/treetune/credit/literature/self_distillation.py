@@ -32,6 +32,7 @@ from treetune.contracts import (
     UseOfAdvantages,
 )
 from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit
+from treetune.credit.critic_prompts import PROMPT, privileged_prompt
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.grpo import group_advantages
 from treetune.credit.literature.scored_texts import (
@@ -44,10 +45,10 @@ from treetune.credit.literature.scored_texts import (
 from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Column, Episode, Message, Metrics, Problem, TokenIds, Trajectory
+from treetune.vocabulary import Column, Episode, Metrics, Trajectory
 
-PROMPT, CONTEXT = "{prompt}", "{context}"
-"""The placeholders of the problem's text and of the privileged text in a template."""
+CONTEXT = "{context}"
+"""The placeholder of the privileged text in a template."""
 
 
 @Credit.register("self_distillation")
@@ -180,7 +181,7 @@ class SelfDistillation(Credit):
         privileged = self._privileged_text(tree, leaf)
         if not privileged:
             return None
-        prompt_ids = privileged_prompt(context, answer.problem, self.template, privileged)
+        prompt_ids = privileged_prompt(context.codec, answer.problem, self.template, CONTEXT, privileged)
         fits = len(prompt_ids) + len(answer.response_ids) < context.settings.context_length
         return ScoredText(prompt_ids, answer.response_ids) if fits else None
 
@@ -228,28 +229,3 @@ class SelfDistillation(Credit):
 
 def _samples_whole_distributions(sampling: SamplingParams) -> bool:
     return sampling.temperature == 1 and sampling.top_p == 1 and sampling.top_k <= 0
-
-
-def privileged_prompt(context: RolloutContext, problem: Problem, template: str, privileged: str) -> TokenIds:
-    """Returns the tokens of a problem's prompt with a privileged text in it.
-
-    Example: with the template ``"{prompt} ({context})"``, the problem ``2 + 3?`` and the text ``5``, the
-    prompt is that of ``2 + 3? (5)``.
-
-    Raises:
-        ValueError: The tokenizer doesn't have a character of the template or of the text.
-    """
-
-    def fill(prompt: str) -> str:
-        # Not str.format, since problems and answers contain braces.
-        before, _, after = template.partition(PROMPT)
-        return before.replace(CONTEXT, privileged) + prompt + after.replace(CONTEXT, privileged)
-
-    messages: tuple[Message, ...] = problem.messages
-    if messages:
-        messages = (*messages[:-1], replace(messages[-1], content=fill(messages[-1].content)))
-    privileged_problem = replace(problem, prompt=fill(problem.prompt), messages=messages)
-    try:
-        return context.codec.encode_prompt(privileged_problem)
-    except ValueError as error:
-        raise ValueError(f"problem {problem.id!r} with the credit's template: {error}") from error

@@ -1,6 +1,6 @@
 """Shared by the credits of papers that treat tokens of an answer differently.
 
-* `Distributions`: the policy's distributions, for credits that need entropies.
+* `Distributions`, `ReferenceDistances`: the policy's distributions, for credits that need entropies.
 * `shared_prefixes`: which answers begin with the same tokens.
 * `OverAnotherCredit`: the base of credits that change another credit's advantages.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from typing_extensions import override
 
@@ -18,6 +19,7 @@ from treetune.credit.episodes import advantage_metrics
 from treetune.credit.grpo import Group
 from treetune.credit.states.early import EarlyContinuations
 from treetune.credit.values.base import shared_tokens
+from treetune.models.sources import ModelSource
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Column, Episode, Metrics, Trajectory
@@ -25,12 +27,39 @@ from treetune.vocabulary import Column, Episode, Metrics, Trajectory
 
 @dataclass(frozen=True)
 class Distributions:
-    """The distributions that answers were sampled from: a service of contexts. Contexts of analyses have it.
-    Those of runs don't: their engine reports only the probability of the sampled token."""
+    """The distributions that answers were sampled from: a service of contexts. Contexts of analyses have it,
+    and those of runs whose credit `asks_distributions`. The engine reports only the probability of the
+    sampled token, so the trainer runs the policy over the answers once more.
+
+    They are the distributions at the rollout's temperature, before top-p and top-k cut them.
+    """
 
     along: Callable[[Sequence[Episode]], list[tuple[Column, Column]]]
     """Returns for each row of this rank Σ_v π(v)² and the entropy in nats, each of shape [T]: of the
-    distributions that the response tokens were sampled from. Collective."""
+    distributions that the response tokens were sampled from. In runs, 0 at tokens that aren't trained.
+    Collective."""
+
+
+class Distance(NamedTuple):
+    """How far the policy's distributions along a row are from the reference's, each of shape [T].
+
+    Example: of two tokens, the policy is sure of the first one as the reference is, and has moved at the
+    second one: ``Distance(distances_T=[0.0, 0.12], entropies_T=[0.0, 0.4])``.
+    """
+
+    distances_T: Column
+    """1 − Σ_v √(π(v)·π_ref(v)), the square of the Hellinger distance, between 0 and 1."""
+    entropies_T: Column
+    """The policy's entropy divided by the largest possible one, log V with a vocabulary of V tokens."""
+
+
+@dataclass(frozen=True)
+class ReferenceDistances:
+    """The distances of the policy from the trainer's reference model: a service of contexts of runs whose
+    credit `asks_distributions` and `asks_reference`."""
+
+    along: Callable[[Sequence[Episode]], list[Distance]]
+    """Returns the distances along each row of this rank; 0 at tokens that aren't trained. Collective."""
 
 
 def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
@@ -80,6 +109,16 @@ class OverAnotherCredit(Credit):
     @override
     def asks_reference(self) -> bool:
         return self.over.asks_reference
+
+    @property
+    @override
+    def asks_distributions(self) -> bool:
+        return self.over.asks_distributions
+
+    @property
+    @override
+    def reference(self) -> ModelSource | None:
+        return self.over.reference
 
     @property
     @override

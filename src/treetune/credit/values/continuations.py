@@ -18,11 +18,12 @@ from treetune.credit.values.base import StepValues, Valuation, ValueEstimator
 @ValueEstimator.register("continuations")
 @dataclass(frozen=True, kw_only=True)
 class FreshContinuations(ValueEstimator):
-    """The mean reward of `samples` fresh continuations (Kazemnejad et al., arXiv:2410.01679, section 4).
+    """The mean reward of fresh continuations, as many as the credit's `samples` says (Kazemnejad et al.,
+    arXiv:2410.01679, section 4).
 
     With `count_siblings`, the other answers to the problem that went through a state count as continuations
     of it, at no cost. An answer's own reward is left out, so that its values don't depend on its later
-    tokens. Unbiased with and without."""
+    tokens. Values are unbiased with it and without it."""
 
     unbiased = True
 
@@ -37,7 +38,7 @@ class FreshContinuations(ValueEstimator):
 
     @override
     def first_states(self, states: int) -> Sequence[int]:
-        return range(states)
+        return range(states)  # all of them: no state's value depends on another answer
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
@@ -47,12 +48,11 @@ class FreshContinuations(ValueEstimator):
         return valuation.values_with(valuation.sibling_rewards())
 
 
-def check_continuations(samples: int, temperature: float, key: str = "temperature") -> Iterator[Finding]:
+def check_continuations(temperature: float) -> Iterator[Finding]:
     """Returns a finding where all continuations of a state would be the same one."""
     if temperature == 0:
-        same = f"{samples} continuations are" if samples > 1 else "a continuation is"
         yield Finding(
-            f"{same} sampled at temperature 0, so that all of them earn the same",
-            key,
+            "continuations are sampled at temperature 0, so that all of a state's earn the same",
+            "temperature",
             "sample above 0, or choose a credit without continuations, such as 'group'",
         )

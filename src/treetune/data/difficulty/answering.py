@@ -174,6 +174,7 @@ class Served(Policy):
                 def ask(questions: Sequence[SampleQuestion], keep: Keep) -> None:
                     for first in range(0, len(questions), WAVE):
                         wave = questions[first : first + WAVE]
+                        # Questions that can't be asked are kept without a reply, and left out here.
                         requests, asked_questions = self._requests(wave, codec, sampling, keep)
 
                         def keep_completion(

@@ -222,8 +222,9 @@ class _Connection:
         """Returns the result of a call, or raises the client's exception. `on_start` is called when the
         call's clock begins to run.
 
-        Raises TimeoutError `seconds` after that. No call waits for ever, because each call before it is
-        answered or runs out of time.
+        Raises TimeoutError `seconds` after that. The clock begins once the server is assumed to process the
+        call, so that a call may wait for those before it, but not for ever: each of them is answered or runs
+        out of time.
         """
         call = _Call(asyncio.get_running_loop().time(), asyncio.Event(), on_start)
         self._calls.append(call)

@@ -843,7 +843,7 @@ def _magnitude(number: Any) -> float:
     if number.free_symbols:
         return 0.0
     if number.is_Pow and abs(number.exp.evalf(5)) < _SMALL_EXPONENT:
-        return 0.0
+        return 0.0  # such as a square: its magnitude is about that of its base, which is counted by itself
     try:
         size = abs(number.evalf(5))
         if not (size.is_finite and size > 0):

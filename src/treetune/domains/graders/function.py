@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,6 +18,7 @@ from typing_extensions import override
 
 from treetune.config import folders
 from treetune.config.imports import function_at
+from treetune.contracts import Finding
 from treetune.domains import foreign
 from treetune.tasks.graders.base import RETURNED_NONE, Grader
 from treetune.vocabulary import Grade, Problem
@@ -45,10 +48,10 @@ class FunctionGrader(Grader):
     is the last turn's text, and the whole answer is `problem.transcript`.
 
     The module is searched like those of `imports`: among installed packages, in the working directory, and in
-    the folders of the configuration files. The function runs in the grader processes, so that if it hangs or
-    crashes, only the answer loses its reward. If it raises an exception, the outcome is ``error``. Only after
-    `treetune.Unavailable`, which says that something that the function needs is missing, the answer is left
-    out.
+    the folders of the configuration files and of their imports. The function runs in the grader processes, so
+    that if it hangs or crashes, only the answer loses its reward. If it raises an exception, the outcome is
+    ``error``. Only after `treetune.Unavailable`, which says that something that the function needs is
+    missing, the answer is left out.
 
     A function that waits for an external service, and computes nothing that could hang, should have the
     `isolation` ``service``. It is called in `concurrency` threads of the run's process. Then the answer is
@@ -77,6 +80,18 @@ class FunctionGrader(Grader):
             raise ValueError("isolation is 'service', and another python runs in processes: leave one out")
         elif shutil.which(self.python) is None:
             raise ValueError(f"python is {self.python!r}, which can't be run: give the path of a Python")
+
+    @override
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        yield from super().check(experiment)
+        if self.python is None and _never_returns_a_value(_function(self.path)):
+            yield Finding(
+                f"{self.path} has no `return` with a value, so that it returns None for every answer, and"
+                " none earns anything",
+                "path",
+                "return a number for every answer (0.0 for a wrong one; None only for a response without an"
+                " answer), or name another function",
+            )
 
     @override
     def prepare(self) -> None:
@@ -160,7 +175,8 @@ def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
         return
     signature = inspect.signature(function)
     in_order, by_name = foreign.call_arguments(signature.parameters, "response", NO_ROW, NO_STATE)
-    # A function that takes columns of the rows by name gets more of them with a real row.
+    # A function without arguments in order takes columns of the rows by name, and a real row has more of them
+    # than this one: so some of its arguments may be missing here.
     bind = signature.bind if in_order else signature.bind_partial
     try:
         bind(*in_order, **by_name, **arguments)
@@ -169,3 +185,35 @@ def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
             f"path names {path}{signature}, which can't be called with a response and a gold answer"
             f"{' and the given arguments' if arguments else ''}: {error}"
         ) from error
+
+
+def _never_returns_a_value(function: Any) -> bool:
+    """Returns whether a function always returns None: it has neither a `return` with a value nor a `raise`.
+
+    Returns False if its source can't be read.
+    """
+    if not inspect.isfunction(function):
+        return False
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+        [definition] = ast.parse(source).body
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return False
+    if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    nodes: list[ast.AST] = list(definition.body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue  # a `return` in it is not the function's
+        if isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom):
+            return False
+        if isinstance(node, ast.Return) and not _is_none(node.value):
+            return False
+        nodes += ast.iter_child_nodes(node)
+    return True
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    """Returns whether a `return` statement returns None: it has no value, or the value ``None``."""
+    return value is None or (isinstance(value, ast.Constant) and value.value is None)

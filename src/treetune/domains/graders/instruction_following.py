@@ -9,7 +9,6 @@ import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import MinLen
 from typing_extensions import override
 
+from treetune.config.errors import nearest
 from treetune.contracts import Finding, lacking
 from treetune.domains.extras import missing_extras
 from treetune.exceptions import Unavailable
@@ -130,7 +130,7 @@ def _follows(instruction: Instruction, text: str) -> bool:
     """
     check_classes = _library()
     if instruction.id not in check_classes:
-        near = get_close_matches(instruction.id, check_classes, n=1)
+        near = nearest(instruction.id, check_classes)
         suggestion = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"there is no instruction {instruction.id!r}{suggestion}")
     if instruction.id in _OF_LANGUAGE:
@@ -144,7 +144,7 @@ def _follows(instruction: Instruction, text: str) -> bool:
     names = check.get_instruction_args_keys()
     arguments: dict[str, Any] = {name: instruction.arguments.get(name) for name in names}
     if missing := [name for name in names if arguments[name] in (None, "", [])]:
-        raise ValueError(f"instruction {instruction.id!r} lacks its arguments {', '.join(missing)}")
+        raise ValueError(f"instruction {instruction.id!r} doesn't have its arguments {', '.join(missing)}")
     if instruction.id == _LETTERS and not str(arguments["letter"]).isalpha():
         # Instead of a sign such as ! the library would count a random letter.
         count = text.count(str(arguments["letter"]))

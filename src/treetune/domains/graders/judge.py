@@ -36,6 +36,7 @@ from treetune.domains.endpoints.client import EndpointClient
 from treetune.domains.endpoints.settings import Asking, EndpointSettings, Message, Place, Prices
 from treetune.engine.settings import EngineSettings, ServedModel
 from treetune.exceptions import EndpointError, RequestRefused, Unanswered, Unavailable
+from treetune.models.presence import check_presence
 from treetune.tasks.graders.base import Counts, GradeBy, Grader, Isolation, Service, ServiceContext
 from treetune.tasks.thoughts import THINK_END, read_thoughts
 from treetune.vocabulary import Grade, Problem
@@ -630,6 +631,9 @@ class JudgeModel(Asking, ServedModel):
                 "max_tokens",
                 "lower it, or raise context_length",
             )
+        yield from check_presence(self.model, self.revision, "model")
+        if self.temperature is not None:
+            yield from self.server.check_temperature(self.temperature, "temperature")
         if getattr(self.server, "sleep", False):
             yield Finding(
                 "the judge's server never sleeps",

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import MinLen
 from typing_extensions import override
 
+from treetune.config.errors import nearest
 from treetune.domains.graders.tagged import plain
 from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
@@ -91,7 +92,7 @@ class LiveBench(Grader):
         task = str(problem.data.get(self.task_field, ""))
         if task in SCORES:
             return task
-        near = difflib.get_close_matches(task, SCORES, n=1)
+        near = nearest(task, SCORES)
         raise ValueError(
             f"problem {problem.id} has {task!r} under {self.task_field!r}, and the supported tasks of"
             f" LiveBench are {', '.join(SCORES)}" + (f"; did you mean {near[0]!r}?" if near else "")

@@ -251,6 +251,7 @@ _EMPTY = (Scalar("\\emptyset"),)
 def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bool:
     """Compares pairs and intervals in order and by their brackets, and sets and lists in any order."""
     kinds = {answer.kind, gold.kind}
+    # An empty set has no elements that could be compared below: it equals only an empty group of its kind.
     is_empty, is_gold_empty = answer.parts == _EMPTY, gold.parts == _EMPTY
     if is_empty != is_gold_empty or (is_gold_empty and answer.kind != gold.kind):
         return False

@@ -362,7 +362,11 @@ _WRITTEN_WITHOUT_SPACE = {"cm", "mm", "km", "kg", "mg", "ft", "in", "lb", "oz", 
 
 
 def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
-    """Returns whether letters after a number are variables, as in ``5nb``, and not a unit or noun."""
+    """Returns whether letters after a number are variables, as in ``5nb``, and not a unit or noun.
+
+    Two letters directly after it are a product of two variables, except for the usual units. Otherwise, short
+    words that are no units are variables: up to three letters, as in ``5 abc``. A longer word is a noun.
+    """
     if len(first_word) == 2 and not gap:
         return first_word.lower() not in _WRITTEN_WITHOUT_SPACE
     if _look_up(first_word) is not None:

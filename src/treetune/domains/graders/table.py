@@ -21,6 +21,8 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 MOST_ANSWERS = 50
+LONGEST_BOX = 10 * LONGEST
+"""The most characters of a box that are read. A longer one has no answers to a table, and splits slowly."""
 
 _PERCENT = re.compile(r"%|\bper ?cent|\bpercent", re.IGNORECASE)
 _BARS = re.compile(r"\||\\mid\b|\\vert\b")
@@ -62,7 +64,7 @@ class TableGrader(Grader):
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         golds = list(gold_answers(problem.gold))
-        answers = split_answers(extracted[: LONGEST * 10], len(golds))
+        answers = split_answers(extracted[:LONGEST_BOX], len(golds))
         if len(answers) != len(golds):
             return Grade(reward=0.0, outcome="ok", message=f"{len(answers)} answers, of {len(golds)}")
         right = self._matches(answers, golds, problem)
@@ -70,9 +72,9 @@ class TableGrader(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Both are read as answers, not as golds, which may be JSON.
+        # Both are split as answers are: only a gold may be a JSON list.
         count = len(gold_answers(problem.gold))
-        parts, other_parts = (split_answers(text[: LONGEST * 10], count) for text in (answer, other))
+        parts, other_parts = (split_answers(text[:LONGEST_BOX], count) for text in (answer, other))
         if len(parts) != len(other_parts) or not 0 < len(parts) <= MOST_ANSWERS:
             return False
         return self._matches(parts, other_parts, problem) == len(parts)

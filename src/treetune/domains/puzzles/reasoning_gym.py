@@ -119,7 +119,7 @@ class ReasoningGym(GeneratedTask):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         lacking = missing_packages()
         if lacking:
-            yield Finding(f"reasoning_gym lacks {', '.join(lacking)}", "type", INSTALL)
+            yield Finding(f"reasoning_gym doesn't have {', '.join(lacking)}", "type", INSTALL)
             return
         try:
             self._examples(_CHECKED)

@@ -286,7 +286,9 @@ class ZebraPuzzles(Puzzles):
                 f" more than {MOST_ARRANGEMENTS:,}: choose fewer objects or attributes"
             )
         if POSITION not in self.grader.given:
-            raise ValueError(f"the grader's given columns lack {POSITION!r}, which these puzzles give")
+            raise ValueError(
+                f"the grader's given columns don't include {POSITION!r}, which these puzzles give"
+            )
 
     @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle | None:

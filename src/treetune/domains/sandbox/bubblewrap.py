@@ -157,7 +157,7 @@ class ConfinedProgram:
                 on_start=open_first_process,
             )
         except FileNotFoundError as error:
-            to_close += [info_write, hold_write]
+            to_close += [info_write, hold_write]  # `open_first_process`, which closes them, wasn't called
             raise SandboxUnavailable(_NOT_INSTALLED) from error
         except BaseException:
             if self._init_fd >= 0:

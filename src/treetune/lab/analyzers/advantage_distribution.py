@@ -103,9 +103,10 @@ class AdvantageDistribution(OfIterations):
         if not _leaves_values_to_trainer(session.config) or not has_critic:
             return [episode.step_values for episode in episodes]
         from treetune.lab.analyzers.stored import critic_at, state_values
+        from treetune.trainer.tokens import EpisodesOfCritic
 
         states = []
-        for episode in episodes:
+        for episode in EpisodesOfCritic(episodes):
             for start in (0, *episode.step_ends[:-1]):
                 states.append(joined([episode.prompt_ids, episode.response_ids[:start]]))
         values = iter(state_values(critic_at(session, point), session.ranks.device, states))

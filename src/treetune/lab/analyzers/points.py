@@ -40,6 +40,12 @@ class OfCheckpoints(Analyzer):
         yield from super().check(experiment)
         if self.needs_engine:
             yield from check_samples_answers(experiment)
+        critic = experiment.credit.critic_settings
+        if self.judges_critic and critic is not None and critic.template is not None:
+            yield Finding(
+                "it values states after the policy's prompt, and the critic has a prompt of its own",
+                remedy="leave the analysis out, or set the critic's template to null",
+            )
         yield from check_points("checkpoints", self.checkpoints, experiment.iterations)
 
     @override

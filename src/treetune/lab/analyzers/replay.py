@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.lab.analyzers.gradients import Loss
-from treetune.lab.analyzers.stored import credit_critic_at, policy_at
+from treetune.lab.analyzers.stored import credit_critic_at, distributions_at, policy_at
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.analysis import write_result
@@ -383,6 +383,8 @@ def assign_credit_again(
         critic = credit_critic_at(resources, point)
         if critic is not None:
             context = context.with_services(critic)
+        if config.credit.asks_distributions:
+            context = context.with_services(distributions_at(session, point))
         selected, metrics = assign_credit(session.ranks, config, context, trees)
         episodes = episodes_of_first(session.ranks, "selected episodes", selected)
     return episodes, metrics, 0 if engine is None else engine.tokens - tokens_before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -49,7 +50,11 @@ def policy_at(session: Session, point: int) -> PreTrainedModel:
 def critic_at(session: Session, point: int) -> CriticModule:
     """Returns the critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
     require_critic(session.config, session.directory, point)
-    critic = CriticModule(session.model.load(), derive_seed(session.config.seed, "critic"))
+    settings = session.config.credit.critic_settings
+    assert settings is not None, "the experiment trains a critic"
+    seed = derive_seed(session.config.seed, "critic")
+    loss = settings.loss
+    critic = CriticModule(session.model.load(), seed, outputs=loss.outputs, values_of=loss.values)
     critic.head.to(session.ranks.device)
     if point:
         _copy_weights(critic, session.directory.checkpoint(point) / "critic", _trusts_remote_code(session))
@@ -235,8 +240,13 @@ class StoredModels:
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(PolicyModule(policy_at(self.session, 0)), sequences)
 
+    def reference_kl(self, sequences: Sequences) -> Tensor:
+        reference = PolicyModule(policy_at(self.session, 0))
+        return self.scorer.reference_kl(self.policy, lambda: nullcontext(reference), sequences)
+
     def values(self, sequences: Sequences) -> Tensor:
-        return self.scorer.values(critic_at(self.session, self.point), sequences)
+        critic = critic_at(self.session, self.point)
+        return self.scorer.values(critic, sequences.of_critic or sequences)
 
 
 def state_values(critic: CriticModule, device: torch.device, states: Sequence[TokenIds]) -> list[float]:

@@ -17,13 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Gt, MinLen
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.credit.states.base import StateRule
+from treetune.seeds import derived_random
 from treetune.vocabulary import Trajectory, joined
 
 
@@ -52,6 +53,8 @@ class Branching(Registrable):
     """Whether a state branches independently of the tokens after it. Then its branches are samples of what
     the policy does in the state, and with the weights `Sharing.reach` they have the expectation of
     independent answers."""
+    needs_grades: ClassVar[bool] = False
+    """Whether `branches` reads the grades of the answers. A tree then waits for them before it branches."""
 
     def most_answers(self, samples: int) -> int:
         """Returns the largest number of answers of a tree with `samples` answers from the prompt."""
@@ -64,7 +67,8 @@ class Branching(Registrable):
         arrive.
 
         Args:
-            answers: All answers so far, in the order of their `sample`. They have no grades yet.
+            answers: All answers so far, in the order of their `sample`. They have grades only if the rule
+                `needs_grades`.
             number: The number of the round, from 0 on.
         """
         raise NotImplementedError
@@ -236,6 +240,43 @@ class LeastSure(Branching):
         for candidates in candidates_by_root.values():
             for candidate in sorted(candidates)[: self.positions]:
                 branches.append(Branches(candidate.sample, candidate.tokens, self.ways))
+        return branches
+
+
+@Branching.register("resets")
+@dataclass(frozen=True, kw_only=True)
+class ResetsOfWrongAnswers(Branching):
+    """RRPO's resets (Samanta et al., arXiv:2605.25507, by its abstract): each wrong answer from the prompt
+    continues from one of its states, drawn uniformly, in `ways` further answers.
+
+    The state is drawn by a hash of the answer. Right answers, and those that could not be graded, don't
+    branch. **Biased**: whether a state branches depends on what the answer earned after it. The credit
+    `resets` trains the further answers alone."""
+
+    unbiased = False
+    needs_grades = True
+
+    states: StateRule
+    """The states from which an answer may continue, that of the prompt included."""
+    ways: Annotated[int, Gt(1)] = 4
+    """Further answers for each wrong one."""
+
+    @override
+    def most_answers(self, samples: int) -> int:
+        return samples * (1 + self.ways)
+
+    @override
+    def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
+        if number > 0:
+            return []
+        branches = []
+        for answer in answers:
+            if answer.grade.correct or not answer.grade.is_known:
+                continue
+            starts = [start for start in self.states.step_starts(answer) if start < len(answer.response_ids)]
+            # The answer's tokens make the draw differ from iteration to iteration.
+            draw = derived_random(0, answer.id, repr(answer.response_ids.tolist()), "reset")
+            branches.append(Branches(answer.sample, draw.choice(starts), self.ways))
         return branches
 
 

@@ -78,7 +78,7 @@ def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
     for tree in trees:
         columns["answers"].append(len(tree.leaves))
         columns["nodes"].append(len(tree.nodes))
-        columns["depth"].append(max(map(len, tree.paths)) - 1)
+        columns["depth"].append(max(map(len, tree.paths)) - 1)  # a path has one node more than branchings
         columns["tokens"].append(sum(len(node.segment.token_ids) for node in tree.nodes))
         columns["tokens_of_chains"].append(sum(len(leaf.response_ids) for leaf in tree.leaves))
     means = {f"tree/{name}": mean(values) for name, values in pool_columns(context, "trees", columns).items()}
@@ -93,8 +93,8 @@ class TreeRollout(SampledRollout):
     share are sampled once and trained once. Each problem's tree grows by itself, without waiting for other
     problems.
 
-    ``tree/…`` are means over trees: answers, nodes, depth, sampled tokens, tokens of as many answers from the
-    prompt, and the share of these that didn't have to be sampled.
+    ``tree/…`` are means over trees: answers, nodes, depth, sampled tokens, the tokens that its answers would
+    have had without sharing, and the share of these that was saved.
     """
 
     samples: Annotated[int, Gt(0)] = 4
@@ -103,8 +103,8 @@ class TreeRollout(SampledRollout):
     """The rule that says where trees branch, and into how many answers."""
     most_tokens: Annotated[int, Gt(0)] | None = None
     """Bounds the tokens that are sampled for a problem: branches that could exceed it at full length are left
-    out. How many that are depends on the lengths of the answers so far, so that an unbiased branching becomes
-    slightly biased where the bound matters. None: there is no bound."""
+    out. How many are left out depends on the lengths of the answers so far, so that an unbiased branching
+    becomes slightly biased where the bound matters. None: there is no bound."""
     temperature: Annotated[float, Gt(0)] = 1.0
     """Temperature of sampling, and of the log-probs in training."""
     stop: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class TreeRollout(SampledRollout):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        return SampledAnswers(), Answers(self.samples), OneLine()
+        return SampledAnswers(), Answers(self.samples), OneLine()  # each answer by itself has no threads
 
     needs = (
         Need(CreditForTrees(), "its answers share tokens, which are trained once"),
@@ -200,7 +200,7 @@ class _RoundRequest(NamedTuple):
     samples: tuple[_BranchSample, ...]
 
 
-class _GradedLater(NamedTuple):
+class _SubmittedSample(NamedTuple):
     """The completion of a sample, and the grade that the answer will have."""
 
     sample: _BranchSample
@@ -233,22 +233,33 @@ class _GrowingTree:
             # matter.
             samples_of_requests = await asyncio.gather(*(self._sample(request) for request in requests))
             for samples in samples_of_requests:
-                for graded_later in samples:
-                    self._add_answer(graded_later)
-                    grades.append(graded_later.grade)
-            branches = self.rollout.branching.branches(self.answers, round_number)
+                for submitted in samples:
+                    self._add_answer(submitted)
+                    grades.append(submitted.grade)
+            answers = self.answers
+            # Most branchings don't read grades, so that the tree grows while its answers are still graded.
+            if self.rollout.branching.needs_grades:
+                answers = await self._graded(grades)
+            branches = self.rollout.branching.branches(answers, round_number)
             requests = self._requests(branches, round_number)
             round_number += 1
-        # Branchings don't look at grades, so that the tree grows while its answers are still graded.
-        unfinished_reward = self.rollout.unfinished_reward
-        answers = []
-        for answer, segments, future in zip(self.answers, cut_at_forks(self.answers), grades, strict=True):
-            grade = apply_unfinished_reward(await result_of(future), answer.finish_reason, unfinished_reward)
-            answers.append(replace(answer, segments=segments, grade=grade))
-        (tree,) = trees_of(answers)
+        graded_answers = await self._graded(grades)
+        cut_answers = []
+        for answer, segments in zip(graded_answers, cut_at_forks(graded_answers), strict=True):
+            cut_answers.append(replace(answer, segments=segments))
+        (tree,) = trees_of(cut_answers)
         return tree
 
-    async def _sample(self, round_request: _RoundRequest) -> list[_GradedLater]:
+    async def _graded(self, grades: Sequence[Future[Grade]]) -> list[Trajectory]:
+        """Waits for the grades of all answers so far, and returns the answers with them."""
+        graded = []
+        for answer, future in zip(self.answers, grades, strict=True):
+            grade = await result_of(future)
+            grade = apply_unfinished_reward(grade, answer.finish_reason, self.rollout.unfinished_reward)
+            graded.append(replace(answer, grade=grade))
+        return graded
+
+    async def _sample(self, round_request: _RoundRequest) -> list[_SubmittedSample]:
         """Samples, and submits each answer to the grader when the request is answered."""
         samples = []
         completions = await self.counted_samples.sample(round_request.request)
@@ -259,7 +270,7 @@ class _GrowingTree:
                 self.problem,
                 decided=is_decided(completion.finish_reason, self.rollout.unfinished_reward),
             )
-            samples.append(_GradedLater(sample, completion, grade))
+            samples.append(_SubmittedSample(sample, completion, grade))
         return samples
 
     def _first_request(self) -> _RoundRequest:
@@ -304,9 +315,9 @@ class _GrowingTree:
             affordable.append(branch)
         return affordable
 
-    def _add_answer(self, graded_later: _GradedLater) -> None:
+    def _add_answer(self, submitted: _SubmittedSample) -> None:
         """Adds the completion as an answer, with the tokens before its branch and without its grade."""
-        (branch, prefix_ids), completion, _ = graded_later
+        (branch, prefix_ids), completion, _ = submitted
         self.sampled_tokens += len(completion.token_ids)
         response_ids = joined([prefix_ids, completion.token_ids])
         text = self.context.codec.decode(response_ids)
@@ -365,6 +376,7 @@ def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
         cuts = {0, len(sampled.token_ids)}
         for other in answers:
             if other.fork is not None and other.fork.sample == answer.sample:
+                assert other.fork.tokens >= first_sampled, "an answer branches after its own fork"
                 cuts.add(other.fork.tokens - first_sampled)
         parts = tuple(_part(sampled, start, end) for start, end in pairwise(sorted(cuts)))
         if answer.fork is None:

@@ -40,7 +40,7 @@ class CheckpointSpace:
 
     @property
     def at_once(self) -> int:
-        """Bytes without which a checkpoint can't be written beside the two before it."""
+        """Bytes without which a checkpoint can't be written in addition to the two before it."""
         return self.number * (self.weights + self.state)
 
     @property

@@ -421,7 +421,9 @@ class TrainerMemory:
         adapters."""
         if not self.experiment.credit.needs_critic:
             return None
-        weights = self.shape.backbone + self.shape.hidden + 1
+        settings = self.experiment.credit.critic_settings
+        outputs = 1 if settings is None else settings.loss.outputs
+        weights = self.shape.backbone + outputs * (self.shape.hidden + 1)  # with the head's biases
         return states_of(self.trainer, weights, weights, self.machine)
 
     @cached_property
@@ -448,7 +450,11 @@ class TrainerMemory:
         trainer, work = self.trainer, self.work
         together = 2 if trainer.objective.needs_pairs else 1
         parallel = trainer.sequence_parallel_size
-        longest = together * work.longest
+        longest_row = work.longest
+        critic = self.experiment.credit.critic_settings
+        if critic is not None and critic.template is not None:
+            longest_row = self.experiment.context_length  # the critic's prompts are longer than the policy's
+        longest = together * longest_row
         groups = max(1, self.machine.world_size // trainer.sequence_parallel_size)
         rows = -(-min(trainer.minibatch_size or work.rows, max(work.rows, 1)) // groups) * together
         if trainer.sequences_per_micro_batch is not None:

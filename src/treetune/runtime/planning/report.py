@@ -225,7 +225,9 @@ def predicted(plan: Plan) -> dict[str, float]:
     metrics: dict[str, float] = defaultdict(float)
     for estimate in estimates(plan):
         metrics[f"seconds/{SECONDS[estimate.phase]}"] += estimate.seconds
-    metrics["seconds/total"] = sum(metrics.values())
+    # An engine in the run's own process has no estimate, and without sampling the sum would be too small.
+    if not plan.work.is_sampled or plan.engine is not None:
+        metrics["seconds/total"] = sum(metrics.values())
     if plan.work.is_sampled:
         metrics |= {SAMPLED_TOKENS: plan.work.sampled_tokens, VALUE_TOKENS: plan.work.continued_tokens}
     for use in plan.uses:
@@ -319,23 +321,23 @@ def verdict_of(plan: Plan, known_remedy: Remedy | None = None) -> str:
         if space.problem:
             return f"it doesn't fit:\n  {space.problem}"
         return f"it fits, but {space.warning}" if space.warning else "it fits"
-    smallest = known_remedy or remedy(plan)
+    smallest_change = known_remedy or remedy(plan)
     lines = ["it doesn't fit:", *(f"  {problem}" for problem in plan.problems)]
     if space.problem:
         lines.append(f"  {space.problem}")
-    if smallest is None:
+    if smallest_change is None:
         lines.append("  no setting of speed or memory makes it fit: take a smaller model, or other hardware")
     else:
-        lines.append(f"  the smallest change that makes it fit: {smallest.text}")
-        if smallest.changes:
-            lines.append(f"    --override {shlex.quote(smallest.override)}")
+        lines.append(f"  the smallest change that makes it fit: {smallest_change.text}")
+        if smallest_change.changes:
+            lines.append(f"    --override {shlex.quote(smallest_change.override)}")
     return "\n".join(lines)
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """Returns the plan as data for programs; sizes are in bytes."""
     shape, work, machine = plan.shape, plan.work, plan.machine
-    smallest = None if plan.fits else remedy(plan)
+    smallest_change = None if plan.fits else remedy(plan)
     return {
         "experiment": plan.experiment.experiment_name,
         "machine": {name: getattr(machine, name) for name in OF_THE_MACHINE},
@@ -367,5 +369,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         },
         "fits": plan.fits and plan.checkpoints.problem is None,
         "problems": [*plan.problems, *filter(None, [plan.checkpoints.problem])],
-        "remedy": None if smallest is None else {"words": smallest.text, "override": smallest.override},
+        "remedy": None
+        if smallest_change is None
+        else {"words": smallest_change.text, "override": smallest_change.override},
     }

@@ -168,6 +168,11 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         grade = self._submit(comparing, json.dumps([answer, other]), problem).result()
         return grade.correct if grade.outcome == "ok" else None
 
+    def forget_grades(self) -> None:
+        """Forgets the grades so far, for callers that use a problem's id again for another problem."""
+        with self._lock:
+            self._memo.clear()
+
     @property
     def has_services(self) -> bool:
         """Whether any grader is a service. Only then `counted` may return metrics."""

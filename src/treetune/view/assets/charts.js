@@ -44,14 +44,15 @@
     });
   }
 
-  // The limits of the y axis. A band that is much wider than the range of the lines (as with few seeds) is cut off.
+  // The limits of the y axis. A band that is much wider than the range of the lines and their size (as with few seeds) is cut off.
   function extent(lines) {
     const [from, to] = zoom();
     const seen = (x) => (from === null || x >= from) && (to === null || x <= to);
     const all = (line, values) => values.filter((value, i) => value !== null && value !== undefined && seen(line.x[i]));
     const ys = lines.flatMap((line) => all(line, line.y)), bounds = lines.flatMap((line) => [...all(line, line.low || []), ...all(line, line.high || [])]);
     if (!ys.length) return [0, 1];
-    const low = Math.min(...ys), high = Math.max(...ys), most = 1.5 * (high - low || Math.abs(low) || 1);
+    const low = Math.min(...ys), high = Math.max(...ys);
+    const most = Math.max(1.5 * (high - low), 0.5 * Math.max(Math.abs(low), Math.abs(high))) || 1;
     return around(Math.max(low - most, Math.min(low, ...bounds)), Math.min(high + most, Math.max(high, ...bounds)));
   }
 

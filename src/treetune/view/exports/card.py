@@ -93,7 +93,7 @@ def checkpoint_at(path: Path) -> Checkpoint:
 def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = None) -> ModelCard:
     """Returns the card, titled with the repository's name or else the experiment's.
 
-    See `missing` for facts that it may lack.
+    See `missing` for facts that may be missing.
     """
     from huggingface_hub import ModelCard, ModelCardData
 

@@ -15,6 +15,7 @@ from starlette.responses import RedirectResponse, Response
 
 from treetune.exceptions import NotThere
 from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
+from treetune.view.experiment import CREDITED_LOG
 from treetune.view.notes import NotedAnswer
 from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages.answers import PLACE, list_fields, question_of_address, with_all_columns
@@ -31,6 +32,7 @@ from treetune.view.store.tokens import (
     made_of_credit,
     mark_of_credits,
     penalised,
+    texts_of,
     tokens_of,
     trained_steps,
 )
@@ -104,10 +106,14 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         config = {}
     tokens = tokens_of(view.run.path, answer, config)
     made = made_of_credit(config)
+    is_credited_log = config.get("type") == CREDITED_LOG
     colours = colourings(tokens, made)
+    if is_credited_log:  # the trainer of a log records no numbers of tokens
+        colours = [colouring for colouring in colours if not colouring["missing"]]
     episode, depth = answer.episode, view.integer("depth", 0)
     credited = episode is not None and episode.advantages is not None and answer.source.episodes is not None
-    further = ("credit",) * credited + ("tree",) * (episode is not None)
+    # Of a log, the advantages that trained and their shares in the gradient are unknown.
+    further = ("credit",) * (credited and not is_credited_log) + ("tree",) * (episode is not None)
     forms = _forms(tokens, further)
     form = view.choice("as", forms)
     everything = bool(view.choice("all", ("", "1")))
@@ -150,11 +156,13 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         noted=notes_on(view, _noted(answer), draft),
         row=with_all_columns([answer.row])[0],
         asked=_problem_of(answer),
+        prompt_tokens=_prompt_of_tokens(view, answer),
         verdict={name: getattr(grade, name, answer.line.get(name)) for name in VERDICT},
-        facts=_facts(answer, tokens),
+        facts=_facts(answer, tokens, is_credited_log=is_credited_log),
+        is_credited_log=is_credited_log,
         counted=_numbers_of(answer),
         tokens=tokens,
-        lines=_lines(tokens, most) if tokens and form == "tokens" else [],
+        lines=_lines(tokens, most, _has_end(answer)) if tokens and form == "tokens" else [],
         columns=_columns(tokens, most) if tokens else {},
         colourings=colours,
         made_of_credit=made,
@@ -278,11 +286,18 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
     return colours
 
 
-def _lines(tokens: Tokens, most: int | None) -> list[tuple[CreditedStep, list[dict[str, Any]]]]:
+def _has_end(answer: StoredAnswer) -> bool:
+    """Tells whether the model ended the answer, which then has an end token, such as ``<|im_end|>``."""
+    return answer.row.get("finish_reason") == "stop"
+
+
+def _lines(
+    tokens: Tokens, most: int | None, has_end: bool
+) -> list[tuple[CreditedStep, list[dict[str, Any]]]]:
     """Returns the steps with their first `most` tokens, as they are shown.
 
     Ends of lines are visible. A token is shown by its id if it has no text, or adds an accent to a character
-    that has too many (`text.MARKS`).
+    that has too many (`text.MARKS`); the end token as ``⟨end⟩``.
     """
     assert tokens.texts is not None
     lines = []
@@ -293,7 +308,11 @@ def _lines(tokens: Tokens, most: int | None) -> list[tuple[CreditedStep, list[di
         shown_tokens = []
         for i in range(step.start, end):
             text = "" if ends_in_a_heap("".join(tokens.texts[max(0, i - MARKS) : i + 1])) else tokens.texts[i]
-            shown = shortened(text, LONGEST_TOKEN).replace("\n", "↵\n") if text else f"⟨{tokens.ids[i]}⟩"
+            is_end = has_end and i == tokens.count - 1 and not tokens.texts[i]
+            if text:
+                shown = shortened(text, LONGEST_TOKEN).replace("\n", "↵\n")
+            else:
+                shown = "⟨end⟩" if is_end else f"⟨{tokens.ids[i]}⟩"
             shown_tokens.append({"place": i, "text": shown, "injected": not tokens.sampled[i]})
         lines.append((step, shown_tokens))
     return lines
@@ -406,7 +425,22 @@ def _problem_of(answer: StoredAnswer) -> dict[str, Any]:
     return {"prompt": prompt, "messages": messages, "gold": line.get("gold"), "data": {}}
 
 
-def _facts(answer: StoredAnswer, tokens: Tokens | None) -> dict[str, str]:
+def _prompt_of_tokens(view: PageRequest, answer: StoredAnswer) -> str | None:
+    """Returns the text of the prompt's tokens, with the ids of tokens without text.
+
+    A chat template adds text to the messages, such as ``⟨1⟩system ↵ You are a helpful assistant⟨2⟩``. None if
+    the tokens or their texts are not stored.
+    """
+    stored = answer.trajectory if answer.trajectory is not None else answer.episode
+    if stored is None:
+        return None
+    texts = texts_of(view.run.path, np.asarray(stored.prompt_ids))
+    if texts is None:
+        return None
+    return "".join(text or f"⟨{token_id}⟩" for token_id, text in zip(stored.prompt_ids, texts, strict=True))
+
+
+def _facts(answer: StoredAnswer, tokens: Tokens | None, *, is_credited_log: bool = False) -> dict[str, str]:
     """Returns facts about the whole answer."""
     row, trajectory, episode = answer.row, answer.trajectory, answer.episode
     facts: dict[str, str] = {}
@@ -435,7 +469,9 @@ def _facts(answer: StoredAnswer, tokens: Tokens | None) -> dict[str, str]:
             f"answer {trajectory.fork.sample}, after {trajectory.fork.tokens} of its tokens"
         )
     if answer.source.kind == "iteration" and answer.source.episodes is not None:
-        if not answer.episodes:
+        if not answer.episodes and is_credited_log:
+            facts["credit"] = "none: see the outcome"
+        elif not answer.episodes:
             facts["credit"] = "none: the answer was not selected for training"
         elif episode is None:
             facts["credit"] = f"in {len(answer.episodes)} training rows with other tokens"

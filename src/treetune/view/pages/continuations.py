@@ -80,6 +80,7 @@ def continuations_of(
     there are none."""
     from treetune.config.build import build
     from treetune.credit.base import Credit
+    from treetune.credit.library.engines import UNBOUNDED
     from treetune.credit.states.base import AnswerPrefix
     from treetune.credit.states.one_line import continuation_request
     from treetune.credit.vineppo import MonteCarlo
@@ -103,7 +104,7 @@ def continuations_of(
     settings = {name: getattr(credit, name) for name in ("temperature", "top_p", "top_k")}
     changes = {name: value for name, value in settings.items() if value is not None}
     request = continuation_request(
-        AnswerSettings(int(config["context_length"])),
+        AnswerSettings(int(config["context_length"] or UNBOUNDED)),
         int(config.get("seed", 0)),
         iteration,
         AnswerPrefix.of(trajectory.problem, trajectory.prompt_ids, trajectory.segments, start),

@@ -222,19 +222,28 @@ def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> d
                 part = slice(stretch_positions[0], stretch_positions[-1] + 1)
                 texts = tokens.texts[part]
                 text += coloured(texts, advantages[part], scale) if is_sampled else injected(texts)
+            has_no_text = not any(tokens.texts[step.start : step.end])
+            if has_no_text and step.end == tokens.count and episode.finish_reason == "stop":
+                text = "⟨end⟩"  # the end token alone
             steps.append((step, text))
     earned = f"reward {number(episode.reward)}"
     if episode.score != episode.reward:  # the reward was shaped
         earned = f"score {number(episode.score)}, {earned}"
-    if answer.trajectory is not None:
-        prompt = answer.trajectory.problem.prompt
-    else:
+    earlier = ""
+    if answer.trajectory is None:
         prompt = "".join(texts_of(experiment.path, episode.prompt_ids) or ())
+    elif len(messages := answer.trajectory.problem.messages) > 1:
+        # Solved examples in earlier turns are the same in all prompts.
+        earlier = "\n\n".join(f"{message.role}: {message.content}" for message in messages[:-1])
+        prompt = messages[-1].content
+    else:
+        prompt = answer.trajectory.problem.prompt
     return {
         "correct": episode.score >= CORRECT_SCORE,
         "earned": earned,
         "unfinished": episode.finish_reason == "length",
         "answer": episode.trajectory,
+        "earlier": earlier,
         "prompt": prompt,
         "drawing": drawing,
         "steps": steps,

@@ -127,9 +127,10 @@ class AnswerStore:
         self._last_listed: list[Indexed] = []
         self._indexed_by_name: dict[str, Indexed] = {}
         self._faults: dict[str, tuple[str, str]] = {}
-        """By a source's name: the mark that it had, and the reason why it can't be read."""
+        """By a source's name: its mark (the state of its files) when it was read, and the reason why it can't
+        be read."""
         self._columns: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}
-        """By names of sources: the mark of the answers, and the columns' types."""
+        """By names of sources: the mark of all answers when they were listed, and the columns' types."""
 
         self._searches: OrderedDict[Hashable, pa.Table] = OrderedDict()
         """The rows that the last `SEARCHES` searches found, the least recently used first."""
@@ -138,7 +139,7 @@ class AnswerStore:
         """Guards `_searches` and `_connection`."""
         self._build_lock = threading.Lock()
         """Lets one thread at a time make an index, so that none is made twice."""
-        self._indexing_thread = threading.Lock()
+        self._background_lock = threading.Lock()
         """Held while a thread makes indexes in the background: there is at most one."""
 
     # Indexes
@@ -156,8 +157,8 @@ class AnswerStore:
         if missing and sum(item.source.size for item in missing) <= AT_ONCE_BYTES:
             self._make_indexes(missing)
             indexed = [self._with_index(item.source) for item in indexed]
-        elif missing and self._indexing_thread.acquire(blocking=False):
-            arguments = (missing, self._indexing_thread)
+        elif missing and self._background_lock.acquire(blocking=False):
+            arguments = (missing, self._background_lock)
             threading.Thread(target=self._make_indexes, args=arguments, daemon=True).start()
         self._last_listed_at, self._last_listed = time.monotonic(), indexed
         return indexed

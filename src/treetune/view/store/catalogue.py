@@ -1,4 +1,4 @@
-"""The store behind all pages: the experiments below the viewer's folders, and the data sets.
+"""The store of all pages: the experiments below the viewer's folders, and the data sets.
 
 Values that are read from an experiment are kept until its mark changes (`Store.read_once`). Data sets are
 those below the folders, those named on the command line, and those named by experiments' configurations."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treetune.view.text import one_line
+from treetune.view.text import one_line, one_line_with_end
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +63,7 @@ def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "steps": pc.cast(pc.list_value_length(batch["step_ends"]), pa.int32()),
         "characters": pc.utf8_length(batch["text"]),
         "beginning": _beginnings(batch["text"]),
-        "asked": _beginnings(pc.struct_field(problem, "prompt")),
+        "asked": _beginnings_and_ends(pc.struct_field(problem, "prompt")),
         **_segment_columns(batch["segments"]),
     }
     if "numbers" in names:
@@ -148,7 +148,7 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "steps": pc.cast(pc.list_value_length(batch["step_ends"]), pa.int32()),
         "characters": pc.utf8_length(batch["text"]),
         "beginning": _beginnings(batch["text"]),
-        "asked": _beginnings(batch["prompt"]) if "prompt" in names else pa.array([""] * count),
+        "asked": _beginnings_and_ends(batch["prompt"]) if "prompt" in names else pa.array([""] * count),
         "tokens": pc.cast(pc.list_value_length(batch["response_ids"]), pa.int32()),
         "trained": pa.array(trained_counts, pa.int32()),
         "policy_version": pc.cast(batch["policy_version"], pa.float64()),
@@ -229,7 +229,7 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
         "tokens": row.get("tokens"),
         "characters": len(text),
         "beginning": one_line(text, BEGINNING),
-        "asked": one_line(row.get("prompt") or "", BEGINNING),
+        "asked": one_line_with_end(row.get("prompt") or "", BEGINNING),
         "place": place,
         **numbers,
     }
@@ -243,6 +243,22 @@ def _beginnings(texts: pa.Array) -> pa.Array:
     short = pc.utf8_slice_codeunits(texts, 0, BEGINNING + 1)
     lines = [None if text is None else one_line(text, BEGINNING) for text in short.to_pylist()]
     return pa.array(lines, pa.string())
+
+
+def _beginnings_and_ends(texts: pa.Array) -> pa.Array:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # Cut first, as above. Of a longer text, beginning and end together are still longer than what is shown.
+    beginnings = pc.utf8_slice_codeunits(texts, 0, BEGINNING + 1).to_pylist()
+    ends = pc.utf8_slice_codeunits(texts, -BEGINNING).to_pylist()
+    lines = []
+    for beginning, end in zip(beginnings, ends, strict=True):
+        is_whole = beginning is None or len(beginning) <= BEGINNING
+        lines.append(beginning if is_whole else beginning + end)
+    return pa.array(
+        [None if text is None else one_line_with_end(text, BEGINNING) for text in lines], pa.string()
+    )
 
 
 def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ def is_experiment(names: Container[str]) -> bool:
 def leads_out(path: Path, folders: Sequence[Path]) -> bool:
     """Returns whether a path is a symbolic link to a file outside of all the folders.
 
-    Such links are not followed: whoever can write into a folder could otherwise show any file of the user's.
+    Such links are not followed: anyone who can write into a folder could otherwise show any file of the user.
     """
     return path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in folders)
 

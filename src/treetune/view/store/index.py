@@ -13,8 +13,9 @@ in an Arrow file, or the byte where its line begins in JSON lines.
 from __future__ import annotations
 
 import bisect
+import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from treetune.rollouts.storage import REMEDY, SIGNALS
 from treetune.runtime.directory import verify_answers
 from treetune.store.checksums import verify_once
 from treetune.store.files import whole_folder
+from treetune.view.experiment import CREDITED_LOG
 from treetune.view.store.columns import (
     OF_ANSWERS,
     OF_EPISODES,
@@ -43,7 +45,7 @@ from treetune.view.text import writable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 9
+VERSION = 10
 """The version of an index's files and columns. An index of another version is made again."""
 
 ROWS_IN_GROUP = 2048
@@ -135,6 +137,8 @@ def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
 
 
 def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
+    config = run.path / "config.json"
+    titles = _titles_of_credited_log(config, stat_of(config))
     for folder in _numbered_folders(run.path / "iterations"):
         answers, episodes, signals = (
             path if (path := folder / name).is_file() else None
@@ -147,12 +151,23 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
                 "iteration",
                 number,
                 f"i{number}",
-                f"iteration {number}",
+                titles.get(str(number), f"iteration {number}"),
                 main_file,
                 episodes=episodes,
                 signals=signals if episodes else None,
                 content="answers" if answers else "demonstrations",
             )
+
+
+@functools.lru_cache(maxsize=256)
+def _titles_of_credited_log(config: Path, _: object) -> Mapping[str, str]:
+    """Returns the names of the log's files by iteration: {"10": "10.jsonl"}; empty for a run of treetune."""
+    try:
+        content = json.loads(config.read_bytes())
+    except (OSError, ValueError):  # the experiment's page reports it
+        return {}
+    is_credited_log = isinstance(content, dict) and content.get("type") == CREDITED_LOG
+    return content.get("titles", {}) if is_credited_log else {}
 
 
 def _evaluation_sources(run: Run) -> Iterator[AnswerFile]:

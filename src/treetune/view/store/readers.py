@@ -205,9 +205,9 @@ def _column(values: list[Any]) -> pa.Array:
 def rates(folder: Path, number: str) -> tuple[str, str]:
     """Returns a SELECT with a row for each row of `estimate_difficulty`'s input, and a remark on it.
 
-    The row's number is the column `number`. When the shards have been merged, the rates are those of
-    rates.parquet, with prompts and reference answers. Before that, they are over the answers graded so far.
-    Raises ValueError where no answer is graded yet.
+    `number` is the name of the column that has the row's number. When the shards have been merged, the rates
+    are those of rates.parquet, with prompts and reference answers. Before that, they are over the answers
+    graded so far. Raises ValueError where no answer is graded yet.
     """
     from treetune.data.difficulty.merging import RATES_FILE
     from treetune.data.difficulty.shard import GRADES, NOT_ASKED

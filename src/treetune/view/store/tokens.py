@@ -17,6 +17,7 @@ from treetune.objectives.base import Objective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.storage import TOKENS, read_tokens
 from treetune.runtime.analysis import read_result
+from treetune.view.experiment import CREDITED_LOG
 from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.folders import stat_of
 from treetune.view.store.index import walk
@@ -227,6 +228,8 @@ def all_texts(run: Path) -> list[str] | None:
 def made_of_credit(config: Mapping[str, Any]) -> str:
     """Describes how training changes the stored advantages of credit; empty where it takes them as they
     are."""
+    if config.get("type") == CREDITED_LOG:
+        return "the log's trainer may have used other advantages"
     trainer = config.get("trainer")
     if not trainer:
         return "the training advantage is unknown: config.json can't be read"

@@ -99,11 +99,12 @@ class Remote:
         return self._peer.ask("eq", self, other) is True
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> bool:
-        passes = self._peer.ask("exit", self, error) is True
-        if not passes or error is None or not self._peer.guarded:
-            return passes
-        # An answer's context manager may suppress an error that the test itself raises within it, by `raise`.
-        # If anything else fails there, an assertion above all, the test has failed.
+        suppresses_error = self._peer.ask("exit", self, error) is True
+        if not suppresses_error or error is None or not self._peer.guarded:
+            return suppresses_error
+        # An answer's context manager, which was asked above, may suppress only an error that the test itself
+        # raises by `raise` in the block. Otherwise it could hide a failed assertion or another failure of the
+        # test.
         import opcode
 
         code = trace.tb_frame.f_code.co_code

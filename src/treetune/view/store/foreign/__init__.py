@@ -29,7 +29,16 @@ from treetune.view.store.foreign.files import (
 )
 from treetune.view.store.foreign.line import line
 
-__all__ = ["ENDINGS", "FileReport", "answer_at", "answers_in", "holds_answers", "json_lines"]
+__all__ = [
+    "ENDINGS",
+    "FileReport",
+    "MappedRow",
+    "answer_at",
+    "answers_in",
+    "holds_answers",
+    "json_lines",
+    "mapped_rows",
+]
 
 UNMAPPED = "shown as JSON"
 """The id of the problem under which rows that can't be mapped are shown."""
@@ -77,14 +86,33 @@ def _reasons(rows_by_reason: Mapping[str, list[str]]) -> str:
     return "; ".join(texts)
 
 
+@dataclass(frozen=True)
+class MappedRow:
+    """A row of a file, and the line of an evaluation that was made from it."""
+
+    row: FileRow
+    line: dict[str, Any]
+    why_unmapped: str
+    """The reason why the line shows the row as JSON; empty where the row could be mapped."""
+
+
 def answers_in(path: Path, report: FileReport | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the answers of a file as lines of an evaluation, each with its place in the file.
 
-    The place is the byte where its line begins, or the number of the row. Samples without a number, or with
-    one that an earlier sample of the problem has, get the next free one. Rows that can't be mapped are
-    counted in `report`. Raises ValueError for a file that can't be read.
+    The place is the byte where its line begins, or the number of the row. `report` and errors are those of
+    `mapped_rows`.
     """
-    report = FileReport() if report is None else report
+    for mapped in mapped_rows(path, FileReport() if report is None else report):
+        yield mapped.row.place, mapped.line
+
+
+def mapped_rows(path: Path, report: FileReport) -> Iterator[MappedRow]:
+    """Yields the rows of a file that can be read, each as the line of an evaluation.
+
+    Samples without a number, or with one that an earlier sample of the problem has, get the next free one.
+    Rows that can't be read or mapped are counted in `report`. Raises ValueError for a file that can't be
+    read.
+    """
     used_numbers: dict[str, set[int]] = {}  # by problem
     next_number: Counter[str] = Counter()
     for row in rows_of(path, report.remarks):
@@ -102,7 +130,7 @@ def answers_in(path: Path, report: FileReport | None = None) -> Iterator[tuple[i
                 next_number[problem] += 1
             sample = next_number[problem]
         used.add(sample)
-        yield row.place, answer | {"sample": sample}
+        yield MappedRow(row, answer | {"sample": sample}, why_unmapped)
 
 
 def _map_row(row: FileRow) -> tuple[dict[str, Any], str]:

@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from treetune.view.store.folders import digest
-from treetune.view.store.foreign.conversation import turns, written
+from treetune.view.store.foreign.conversation import (
+    MESSAGE_FIELDS,
+    is_conversation,
+    is_message,
+    turns,
+    written,
+)
 
 UNFINISHED = "length"
 """The finish reason of an answer that was cut off."""
@@ -40,11 +46,15 @@ def line(
     outcome: str | None = None,
     numbers: Mapping[str, float] | None = None,
     sample: int | None = None,
+    changed: str = "",
 ) -> dict[str, Any]:
     """Returns the line of an evaluation.
 
     A rollout that failed counts as not graded, even where the program wrote a number: its grader didn't see a
     whole answer.
+
+    Args:
+        changed: Why `text` is not what the model wrote; empty where `describe_change` tells it.
     """
     if outcome is None:
         outcome = "error" if error else "unavailable" if reward is None else "ok"
@@ -62,7 +72,28 @@ def line(
         "extracted": None if extracted is None else written(extracted),
         "message": "; ".join(part for part in (error, message) if part),
         "numbers": dict(numbers or {}),
+        "asked_messages": turns(prompt),
+        "changed": changed or describe_change(text),
     }
+
+
+def describe_change(answer: Any) -> str:
+    """Returns why the text of an answer is not what the model wrote token by token; empty where it is.
+
+    Answers of several messages, and messages with thoughts or calls of tools in fields of their own, are
+    written as text for people, without the tokens that the chat template puts around these parts.
+
+    Examples: "" for a text or a message with text alone, "several messages".
+    """
+    if is_conversation(answer) and len(answer) > 1:
+        return "several messages"
+    [message] = answer if is_conversation(answer) else [answer]
+    if not is_message(message):
+        return ""
+    further_fields = [name for name in MESSAGE_FIELDS if name != "content" and message.get(name)]
+    if further_fields or not isinstance(message.get("content"), str):
+        return "a message with thoughts or calls of tools"
+    return ""
 
 
 def _count(value: object) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any
 from treetune.exceptions import NotAnAnswer
 from treetune.view.store.foreign.conversation import written
 from treetune.view.store.foreign.line import (
+    describe_change,
     describe_error,
     finish_reason_of,
     line,
@@ -102,6 +103,7 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
     return line(
         prompt=prompt,
         text=text,
+        changed="several agents" if len(traces) > 1 else describe_change(answer),
         reward=None if error else reward,
         # A rollout that failed before its first message has only the task's prompt.
         problem=problem_name(data.get("prompt") or prompt, _environment(row, first), task.get("key")),

@@ -1,0 +1,418 @@
+"""The service's routes: they check the key, read the body, and turn results and errors into HTTP answers.
+
+| route | answers |
+|---|---|
+| POST /advantages | the advantages of answers, as JSON or as an Arrow stream like the request |
+| GET /health | that the service is up; without the key |
+| GET /openapi.json | the schema of requests and answers; without the key |
+| GET /metrics | counts, as Prometheus reads them |
+
+| status | meaning |
+|---|---|
+| 400 | the request is wrong, or asks for something that the service doesn't allow |
+| 401 | the key is missing or wrong |
+| 408, 413, 415 | the body didn't arrive in time, is too large, or is of another type |
+| 422 | the budget is used up |
+| 500 | the grader failed, or the service has a fault |
+| 502 | the engine failed |
+| 503 | too many requests wait already, or the service is ending |
+| 504 | the deadline has passed |
+
+If a client disconnects, its request ends: nothing more is sampled for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from pydantic.json_schema import models_json_schema
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import treetune
+from treetune.cluster.credit_service import arrow
+from treetune.cluster.credit_service.messages import (
+    CreditAnswer,
+    CreditRequest,
+    CreditSettings,
+    Failure,
+    Health,
+    finite_or_none,
+)
+from treetune.cluster.credit_service.service import CreditService
+from treetune.credit import CreditedAnswers, CreditLimitReached, GradedAnswer
+from treetune.exceptions import EngineError
+
+LOG = logging.getLogger("treetune.credit_service")
+
+JSON = "application/json"
+OPEN_PATHS = ("/health", "/openapi.json")
+"""The paths that need no key. They show nothing of the owner's settings."""
+READ_S = 300.0
+"""Most seconds until a body has arrived."""
+MOST_WAITING = 64
+"""Most requests that wait for others. Each keeps its body in memory."""
+MOST_ERRORS, MOST_CHARACTERS = 5, 200
+"""Most mistakes of a request that one message lists, and most characters of the place of each."""
+
+
+class _Refusal(Exception):
+    """A request that is refused with an HTTP status, before the library is called."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class Counts:
+    """The counts that GET /metrics shows."""
+
+    requests: Counter[int] = field(default_factory=Counter)
+    """Requests for advantages, by the status of the answer."""
+    answers: int = 0
+    samples: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    in_progress: int = 0
+
+    def text(self) -> str:
+        """Returns the counts in Prometheus' text format."""
+        lines = [
+            "# HELP treetune_credit_requests_total Requests for advantages, by the status of the answer.",
+            "# TYPE treetune_credit_requests_total counter",
+        ]
+        for status, count in sorted(self.requests.items()):
+            lines.append(f'treetune_credit_requests_total{{status="{status}"}} {count}')
+        for name, kind, help_text, value in (
+            ("answers_total", "counter", "Answers that have advantages.", self.answers),
+            ("samples_total", "counter", "Continuations that were sampled for them.", self.samples),
+            ("tokens_total", "counter", "Tokens of these continuations.", self.tokens),
+            ("seconds_total", "counter", "Seconds of calls that returned advantages.", self.seconds),
+            ("requests_in_progress", "gauge", "Requests that wait or are worked on.", self.in_progress),
+        ):
+            lines.append(f"# HELP treetune_credit_{name} {help_text}")
+            lines.append(f"# TYPE treetune_credit_{name} {kind}")
+            lines.append(f"treetune_credit_{name} {value}")
+        return "\n".join(lines) + "\n"
+
+
+def application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
+    """Returns the ASGI application of the service.
+
+    Args:
+        key: The key that requests need.
+        most_bytes: Most bytes of a body.
+    """
+    counts = Counts()
+
+    async def show_health(request: Request) -> Response:
+        return JSONResponse(Health(status="ok", version=treetune.__version__).model_dump())
+
+    async def show_schema(request: Request) -> Response:
+        return JSONResponse(make_openapi())
+
+    async def show_metrics(request: Request) -> Response:
+        return PlainTextResponse(counts.text(), media_type="text/plain; version=0.0.4")
+
+    async def answer_request(request: Request) -> Response:
+        if counts.in_progress >= service.calls + MOST_WAITING:
+            counts.requests[503] += 1
+            message = f"{MOST_WAITING} requests wait already: send it again later"
+            return _failure(503, message, {"Retry-After": "1"})
+        started = time.monotonic()
+        counts.in_progress += 1
+        status = 500
+        try:
+            response, credited = await _answer(request, service, most_bytes)
+            status = response.status_code
+            if credited is not None:
+                counts.answers += len(credited.advantages)
+                counts.samples += credited.cost.samples
+                counts.tokens += credited.cost.tokens
+                counts.seconds += time.monotonic() - started
+            return response
+        finally:
+            counts.in_progress -= 1
+            counts.requests[status] += 1
+
+    routes = [
+        Route("/advantages", answer_request, methods=["POST"]),
+        Route("/health", show_health),
+        Route("/openapi.json", show_schema),
+        Route("/metrics", show_metrics),
+    ]
+    return _KeyRequired(Starlette(routes=routes), key)
+
+
+class _KeyRequired:
+    """Middleware that answers 401 to requests without the key."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app, self._authorization = app, f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            authorization = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(authorization, self._authorization):
+                message = "send the service's key in the header `Authorization: Bearer KEY`"
+                response = _failure(401, message, {"WWW-Authenticate": "Bearer"})
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+async def _answer(
+    request: Request, service: CreditService, most_bytes: int
+) -> tuple[Response, CreditedAnswers | None]:
+    """Returns the response to a request for advantages, and the advantages if there are some."""
+    try:
+        media_type = _media_type(request)
+        body = await _read_body(request, most_bytes)
+        # In a thread, so that a large body doesn't keep other requests waiting.
+        settings, answers = await run_in_threadpool(_read_request, media_type, body)
+        credited = await _credit_while_connected(request, service, settings, answers)
+        response = await run_in_threadpool(_write_response, media_type, credited)
+        return response, credited
+    except _Refusal as refusal:
+        return _failure(refusal.status, str(refusal)), None
+    except asyncio.CancelledError:
+        # The server cancels the requests that still run some seconds after SIGTERM.
+        return _failure(503, "the service is ending: send the request again later"), None
+    except ClientDisconnect:
+        return _failure(400, "the client has disconnected"), None
+    except ValidationError as error:
+        return _failure(400, _describe_mistakes(error)), None
+    except ValueError as error:
+        return _failure(400, str(error)), None
+    except CreditLimitReached as error:
+        return _failure(504 if error.limit == "deadline" else 422, str(error)), None
+    except EngineError as error:
+        return _failure(502, str(error)), None
+    except RuntimeError as error:
+        LOG.exception("a request failed")
+        return _failure(500, str(error)), None
+    except Exception:
+        LOG.exception("a request failed because of a fault in treetune")
+        return _failure(500, "the service has failed; its log has the traceback"), None
+
+
+def _failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse(Failure(error=message).model_dump(), status, headers)
+
+
+def _media_type(request: Request) -> str:
+    """Returns the type of the body. Raises _Refusal for another one than the service reads."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in (JSON, arrow.MEDIA_TYPE):
+        raise _Refusal(415, f"the content type is {media_type!r}: send {JSON} or {arrow.MEDIA_TYPE}")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise _Refusal(415, "the body is compressed: send it without a content encoding")
+    return media_type
+
+
+async def _read_body(request: Request, most_bytes: int) -> bytes:
+    """Returns the body. Raises _Refusal if it is too large, before all of it has arrived, or too slow."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(READ_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > most_bytes:
+                    raise _Refusal(
+                        413,
+                        f"the body has more than {most_bytes:,} bytes: send fewer answers in a request, or"
+                        " start the service with a larger --megabytes",
+                    )
+    except TimeoutError as error:
+        raise _Refusal(408, f"the body did not arrive within {READ_S:.0f} s") from error
+    return bytes(body)
+
+
+def _read_request(media_type: str, body: bytes) -> tuple[CreditSettings, list[GradedAnswer]]:
+    """Returns the settings and the answers of a request. Raises ValidationError or ValueError."""
+    if media_type == arrow.MEDIA_TYPE:
+        settings_text, answers_of_table = arrow.read_request(body)
+        return CreditSettings.model_validate_json(settings_text), answers_of_table
+    request = CreditRequest.model_validate_json(body)
+    answers = []
+    for answer in request.answers:
+        columns = dict(answer)
+        # As an array, so that the advantages are arrays, too, and not lists of Python's numbers.
+        columns["response_ids"] = np.asarray(answer.response_ids)
+        answers.append(GradedAnswer(**columns))
+    return request, answers
+
+
+async def _credit_while_connected(
+    request: Request, service: CreditService, settings: CreditSettings, answers: Sequence[GradedAnswer]
+) -> CreditedAnswers:
+    """Returns the advantages. Raises ClientDisconnect if the client is gone before, and what
+    `CreditService.credit` raises."""
+    work = asyncio.create_task(service.credit(settings, answers))
+    watcher = asyncio.create_task(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        watcher.cancel()
+        if not work.done():
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    """Returns when the client has disconnected. The body has been read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _write_response(media_type: str, credited: CreditedAnswers) -> Response:
+    """Returns the advantages in the type of the request."""
+    metrics = {name: finite_or_none(value) for name, value in credited.metrics.items()}
+    cost = {
+        "samples": credited.cost.samples,
+        "tokens": credited.cost.tokens,
+        "seconds": credited.cost.seconds,
+    }
+    if media_type == arrow.MEDIA_TYPE:
+        contents = arrow.write_answer(credited, {"cost": cost, "metrics": metrics})
+        return Response(contents, media_type=arrow.MEDIA_TYPE)
+    answer = {
+        "advantages": [row.tolist() for row in credited.advantages],
+        "trained": [row.tolist() for row in credited.trained],
+        "step_ends": [list(map(int, ends)) for ends in credited.step_ends],
+        "values": list(map(_finite_numbers, credited.values)),
+        "errors": list(map(_finite_numbers, credited.errors)),
+        "left_out": credited.left_out,
+        "cost": cost,
+        "metrics": metrics,
+    }
+    # Python writes a float so that reading it gives the same bits.
+    return Response(json.dumps(answer, allow_nan=False), media_type=JSON)
+
+
+def _finite_numbers(numbers: Sequence[float] | None) -> list[float | None] | None:
+    return None if numbers is None else list(map(finite_or_none, numbers))
+
+
+def _describe_mistakes(error: ValidationError) -> str:
+    """Returns a message with the place of each mistake, and without the values that were sent."""
+    mistakes = error.errors(include_url=False, include_context=False, include_input=False)
+    lines = []
+    for mistake in mistakes[:MOST_ERRORS]:
+        place = ".".join(map(str, mistake["loc"]))[:MOST_CHARACTERS]
+        lines.append(f"{place}: {mistake['msg']}" if place else mistake["msg"])
+    if len(mistakes) > MOST_ERRORS:
+        lines.append(f"and {len(mistakes) - MOST_ERRORS} more mistakes")
+    return "; ".join(lines)
+
+
+# Schema
+
+
+def make_openapi() -> dict[str, Any]:
+    """Returns the OpenAPI schema of the service."""
+    _, definitions = models_json_schema(
+        [
+            (CreditRequest, "validation"),
+            (CreditAnswer, "serialization"),
+            (Failure, "serialization"),
+            (Health, "serialization"),
+        ],
+        ref_template="#/components/schemas/{model}",
+    )
+    binary = TypeAdapter(bytes).json_schema()
+    failures = {
+        str(status): _response(description, "Failure")
+        for status, description in (
+            (400, "The request is wrong, or asks for something that the service doesn't allow."),
+            (401, "The key is missing or wrong."),
+            (408, "The body did not arrive in time."),
+            (413, "The body is too large."),
+            (415, "The body is of another type."),
+            (422, "The budget is used up."),
+            (500, "The grader failed, or the service has a fault."),
+            (502, "The engine failed."),
+            (503, "Too many requests wait already, or the service is ending."),
+            (504, "The deadline has passed."),
+        )
+    }
+    post = {
+        "summary": "The advantages of answers that were sampled and graded elsewhere",
+        "security": [{"key": []}],
+        "requestBody": {
+            "required": True,
+            "content": {
+                JSON: {"schema": _reference("CreditRequest")},
+                arrow.MEDIA_TYPE: {"schema": binary},
+            },
+        },
+        "responses": {
+            "200": {
+                "description": "The advantages, in the type of the request.",
+                "content": {
+                    JSON: {"schema": _reference("CreditAnswer")},
+                    arrow.MEDIA_TYPE: {"schema": binary},
+                },
+            },
+            **failures,
+        },
+    }
+    text = {"description": "Counts.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    schema = {"description": "This schema.", "content": {JSON: {"schema": {"type": "object"}}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "treetune credit",
+            "version": treetune.__version__,
+            "description": "An advantage for each token of answers that another trainer has sampled.",
+        },
+        "paths": {
+            "/advantages": {"post": post},
+            "/health": {
+                "get": {
+                    "summary": "Whether the service is up",
+                    "responses": {"200": _response("It is up.", "Health")},
+                }
+            },
+            "/metrics": {
+                "get": {
+                    "summary": "Counts, as Prometheus reads them",
+                    "security": [{"key": []}],
+                    "responses": {"200": text, "401": failures["401"]},
+                }
+            },
+            "/openapi.json": {"get": {"summary": "This schema", "responses": {"200": schema}}},
+        },
+        "components": {
+            "schemas": definitions["$defs"],
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _reference(name: str) -> Mapping[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _response(description: str, name: str) -> dict[str, Any]:
+    return {"description": description, "content": {JSON: {"schema": _reference(name)}}}

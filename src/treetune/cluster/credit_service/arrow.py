@@ -1,0 +1,235 @@
+"""Requests and answers of the service as Arrow IPC streams, for batches that would be large as JSON.
+
+A request is a table with a row for each answer. Its columns are the keys of an answer (`data` as a text with
+JSON), and its schema has the settings as JSON in the metadata, under the key ``treetune``::
+
+    table = pa.table({"prompt_ids": [[12, 7]], "response_ids": [[5, 6, 0]], "reward": [1.0], ...})
+    table = table.replace_schema_metadata({"treetune": json.dumps({"credit": "rloo"})})
+
+The answer is such a table, too: a row for each answer, with cost and metrics in the metadata.
+
+A stream may be smaller than its table: with compressed buffers, or with columns whose rows refer to the same
+values. Such streams are refused, so that the limit on the body's size bounds the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from treetune.cluster.credit_service.messages import MOST_ANSWERS
+from treetune.credit import CreditedAnswers, GradedAnswer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MEDIA_TYPE = "application/vnd.apache.arrow.stream"
+METADATA = b"treetune"
+"""The key of the schema's metadata with the settings, and with cost and metrics."""
+
+RECORD_BATCH, DICTIONARY_BATCH = 3, 2
+"""The types of messages in a stream, by their numbers in Arrow's Message.fbs."""
+HEADER_TYPE, HEADER, COMPRESSION = 1, 2, 3
+"""The numbers of fields: the first two of a Message, the third of a RecordBatch."""
+
+
+def read_request(body: bytes) -> tuple[str, list[GradedAnswer]]:
+    """Returns the settings as JSON, and the answers of a request.
+
+    Raises:
+        ValueError: It isn't such a stream, or it is smaller than its table.
+    """
+    import pyarrow as pa
+
+    try:
+        for message in _messages(body):
+            _refuse_compression(message)
+        table = pa.ipc.open_stream(body).read_all()
+        table.validate(full=True)  # the offsets of lists may point anywhere
+    except (pa.ArrowException, struct.error, EOFError, OSError) as error:
+        raise ValueError(
+            f"the body is not an Arrow IPC stream ({error}): write it with pyarrow.ipc.new_stream"
+        ) from error
+    if not 0 < table.num_rows <= MOST_ANSWERS:
+        raise ValueError(f"the table has {table.num_rows} rows: give 1 to {MOST_ANSWERS} answers")
+    settings = (table.schema.metadata or {}).get(METADATA)
+    if settings is None:
+        raise ValueError(
+            "the schema's metadata has no key 'treetune': give the settings there as JSON, such as"
+            ' {"credit": "rloo"}'
+        )
+    columns = {}
+    for field in table.schema:
+        columns[field.name] = list(_read_column(field, table.column(field.name)))
+    missing = [name for name in ("prompt_ids", "response_ids", "reward") if name not in columns]
+    if missing:
+        raise ValueError(f"the column {missing[0]!r} is missing")
+    answers = []
+    for number in range(table.num_rows):
+        # A null is a key that isn't given.
+        row = {name: column[number] for name, column in columns.items() if column[number] is not None}
+        answers.append(GradedAnswer(**{"prompt_ids": None, "response_ids": None, "reward": None, **row}))
+    return settings.decode("utf-8", "replace"), answers
+
+
+def write_answer(credited: CreditedAnswers, cost_and_metrics: Mapping[str, Any]) -> bytes:
+    """Returns the stream of an answer."""
+    import pyarrow as pa
+
+    left_out = [number in set(credited.left_out) for number in range(len(credited.advantages))]
+    table = pa.table(
+        {
+            "advantages": pa.array(credited.advantages, pa.list_(pa.float64())),
+            "trained": pa.array(credited.trained, pa.list_(pa.bool_())),
+            "step_ends": pa.array(credited.step_ends, pa.list_(pa.int64())),
+            "values": pa.array(credited.values, pa.list_(pa.float64())),
+            "errors": pa.array(credited.errors, pa.list_(pa.float64())),
+            "left_out": pa.array(left_out, pa.bool_()),
+        },
+        metadata={METADATA: json.dumps(cost_and_metrics)},
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    contents: bytes = sink.getvalue().to_pybytes()
+    return contents
+
+
+# Columns
+
+
+def _read_column(field: pa.Field, column: pa.ChunkedArray) -> Iterator[Any]:
+    """Yields the values of a column, lists of numbers as NumPy arrays. Raises ValueError for a column with
+    another name or of another type."""
+    expected = _COLUMNS.get(field.name)
+    if expected is None:
+        raise ValueError(f"there is no column {field.name!r}; columns are {', '.join(_COLUMNS)}")
+    description, fits, read = expected
+    if not fits(field.type):
+        raise ValueError(
+            f"the column {field.name!r} has the type {field.type}: give {description}, without dictionaries"
+            " and views"
+        )
+    for value in column:
+        yield read(field.name, value) if value.is_valid else None
+
+
+def _read_numbers(name: str, scalar: Any) -> Any:
+    return scalar.values.to_numpy(zero_copy_only=False)
+
+
+def _read_value(name: str, scalar: Any) -> Any:
+    return scalar.as_py()
+
+
+def _read_json(name: str, scalar: Any) -> Any:
+    try:
+        value = json.loads(scalar.as_py())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the column {name!r} has a text that is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"the column {name!r} has {str(value)[:40]!r}: give a JSON object")
+    return value
+
+
+def _is_list_of(is_type: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def fits(type_: Any) -> bool:
+        import pyarrow as pa
+
+        return (pa.types.is_list(type_) or pa.types.is_large_list(type_)) and is_type(type_.value_type)
+
+    return fits
+
+
+def _is_integer(type_: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(type_))
+
+
+def _is_number(type_: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_floating(type_) or pa.types.is_integer(type_))
+
+
+def _is_bool(type_: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_boolean(type_))
+
+
+def _is_text(type_: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+_Column = tuple[str, Callable[[Any], bool], Callable[[str, Any], Any]]
+
+_COLUMNS: Mapping[str, _Column] = {
+    "prompt_ids": ("lists of integers", _is_list_of(_is_integer), _read_numbers),
+    "response_ids": ("lists of integers", _is_list_of(_is_integer), _read_numbers),
+    "reward": ("numbers", _is_number, _read_value),
+    "group": ("texts", _is_text, _read_value),
+    "logprobs": ("lists of numbers", _is_list_of(_is_number), _read_numbers),
+    "sampled": ("lists of booleans", _is_list_of(_is_bool), _read_numbers),
+    "finished": ("booleans", _is_bool, _read_value),
+    "prompt": ("texts", _is_text, _read_value),
+    "gold": ("texts", _is_text, _read_value),
+    "data": ("texts with JSON", _is_text, _read_json),
+    "step_ends": ("lists of integers", _is_list_of(_is_integer), _read_value),
+    "step_rewards": ("lists of numbers", _is_list_of(_is_number), _read_value),
+    "fork": ("lists of two integers", _is_list_of(_is_integer), _read_value),
+}
+"""By the name of a column: its type for messages, whether a type is right, and how its values are read."""
+
+
+# Messages
+
+
+def _messages(body: bytes) -> Iterator[pa.Message]:
+    import pyarrow as pa
+
+    reader = pa.ipc.MessageReader.open_stream(body)
+    while True:
+        try:
+            yield reader.read_next_message()
+        except StopIteration:
+            return
+
+
+def _refuse_compression(message: pa.Message) -> None:
+    """Raises ValueError for a message with dictionaries or with compressed buffers.
+
+    pyarrow doesn't show whether a batch is compressed, so that its metadata is read here: a flatbuffer, in
+    which a table begins with the distance to the offsets of its fields.
+    """
+    metadata = message.metadata.to_pybytes()
+    (root,) = struct.unpack_from("<I", metadata, 0)
+    type_position = _field_position(metadata, root, HEADER_TYPE)
+    header_position = _field_position(metadata, root, HEADER)
+    if type_position is None or header_position is None:
+        return
+    header_type = metadata[type_position]
+    if header_type == DICTIONARY_BATCH:
+        raise ValueError("the stream has dictionaries: write plain columns")
+    if header_type != RECORD_BATCH:
+        return
+    (distance,) = struct.unpack_from("<I", metadata, header_position)
+    if _field_position(metadata, header_position + distance, COMPRESSION) is not None:
+        raise ValueError("the stream is compressed: write it without compression")
+
+
+def _field_position(metadata: bytes, table: int, field: int) -> int | None:
+    """Returns the position of a table's field in a flatbuffer; None if the table doesn't have it."""
+    (to_offsets,) = struct.unpack_from("<i", metadata, table)
+    offsets = table - to_offsets
+    (size,) = struct.unpack_from("<H", metadata, offsets)
+    position = 4 + 2 * field
+    if position + 2 > size:
+        return None
+    (offset,) = struct.unpack_from("<H", metadata, offsets + position)
+    return table + offset if offset else None

@@ -1,0 +1,205 @@
+"""Calls the library for requests: a limited number of calls at a time, each with its budget and deadline.
+
+    request ──> waits for a free slot, at most until its deadline ──> CreditAssigner.advantages_async
+                                                                           │ in a thread
+                slot: a tokenizer and a grader of its own  ────────────────┤
+                engine: the servers or the model of the service's owner ───┘
+
+A slot is for one call at a time: tokenizers can't be used by several threads, and a grader remembers the
+grades of a call by the names of its problems, which another call may use for other problems.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from typing_extensions import override
+
+from treetune.cluster.credit_service.choices import CREDITS, read_credit, read_steps
+from treetune.cluster.credit_service.messages import CreditSettings
+from treetune.config.build import build
+from treetune.credit import CreditAssigner, CreditedAnswers, CreditLimitReached, GradedAnswer
+from treetune.credit.base import Credit
+from treetune.credit.library.assigner import read_tokenizer
+from treetune.credit.library.engines import open_engine
+from treetune.credit.library.servers import CallersServers, read_servers
+from treetune.engine.base import Engine
+from treetune.engine.requests import SamplingParams
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.pool import GraderPool
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from treetune.vocabulary import TextCodec
+
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """The choices of the service's owner.
+
+    Example: ``ServiceSettings(engine="http://127.0.0.1:8000", tokenizer="models/rho-1b", grader={"type":
+    "math"})``.
+    """
+
+    engine: Any = None
+    """The policy, as for `CreditAssigner`; None: only credit without continuations."""
+    tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path | None = None
+    grader: Grader | Mapping[str, Any] | None = None
+    credits: Sequence[str] = CREDITS
+    """The names of the credits that clients may choose."""
+    calls: int = 4
+    """The number of requests that are worked on at a time. Others wait. With an engine in this process: 1."""
+    budget: int | None = None
+    """Most sampled tokens of a request; None: any number."""
+    deadline: float = 3600.0
+    """Most seconds of a request."""
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """What one call at a time uses."""
+
+    tokenizer: Any
+    grading: GraderPool | None
+
+
+class CreditService(AbstractContextManager["CreditService"]):
+    """Assigns credit to the answers of requests. Close it, or use it in a `with` statement."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        """Opens the engine and the tokenizer.
+
+        Raises:
+            ConfigError: A configuration is wrong.
+            ValueError: The engine or the tokenizer can't be opened.
+        """
+        import treetune.parts  # noqa: F401  # a configuration may name any part
+
+        unknown = [name for name in settings.credits if name not in Credit.registered()]
+        if unknown:
+            raise ValueError(f"there is no credit {unknown[0]!r}: `treetune parts credit` lists them")
+        self._settings = settings
+        servers = read_servers(settings.engine)
+        tokenizer = settings.tokenizer
+        if tokenizer is None and servers is None and isinstance(settings.engine, str | Path):
+            tokenizer = settings.engine
+        if tokenizer is None and settings.engine is not None:
+            raise ValueError("the engine samples text, and grading reads it: give --tokenizer")
+        if isinstance(tokenizer, str | Path):
+            tokenizer = _load_tokenizer(tokenizer)
+        self._engine: Engine | CallersServers | None = servers or settings.engine
+        self._opened: Engine | None = None
+        """The engine that this object has opened and closes."""
+        if self._engine is not None and not isinstance(self._engine, Engine | CallersServers):
+            codec, special_ids = read_tokenizer(tokenizer)
+            assert codec is not None, "there is a tokenizer"
+            self._engine = self._opened = open_engine(self._engine, codec, special_ids, seed=0)
+        grader = settings.grader
+        if isinstance(grader, Mapping):
+            grader = build(Grader, dict(grader), key=("grader",))
+        # An engine in this process samples for one call at a time.
+        self.calls = 1 if isinstance(self._engine, Engine) else settings.calls
+        self._slots: asyncio.Queue[_Slot] = asyncio.Queue()
+        self._graders: list[GraderPool] = []
+        for _ in range(self.calls):
+            grading = None if grader is None else GraderPool(grader)
+            if grading is not None:
+                self._graders.append(grading)
+            self._slots.put_nowait(_Slot(copy.deepcopy(tokenizer), grading))
+
+    async def credit(self, settings: CreditSettings, answers: Sequence[GradedAnswer]) -> CreditedAnswers:
+        """Returns the advantages of a request's answers. If the awaiting task is cancelled, sampling ends.
+
+        Raises:
+            ValueError: The request asks for something wrong, or for more than the service allows.
+            CreditLimitReached: The budget is used up, or the deadline has passed.
+            RuntimeError: The grader or the engine failed.
+        """
+        started = time.monotonic()
+        deadline = _limit("deadline", settings.deadline, self._settings.deadline)
+        budget = _limit("budget", settings.budget, self._settings.budget)
+        assert deadline is not None, "the service has one"
+        credit = read_credit(settings.credit, self._settings.credits)
+        steps = None if settings.steps is None else read_steps(settings.steps)
+        sampling = None
+        if settings.sampling is not None:
+            chosen = settings.sampling
+            sampling = SamplingParams(
+                max_tokens=chosen.max_tokens,
+                temperature=chosen.temperature,
+                top_p=chosen.top_p,
+                top_k=chosen.top_k,
+                stop=tuple(chosen.stop),
+                stop_ids=tuple(chosen.stop_ids),
+            )
+        try:
+            slot = await asyncio.wait_for(self._slots.get(), deadline)
+        except TimeoutError as error:
+            raise CreditLimitReached(
+                f"the deadline of {deadline:g} s has passed, and the request still waited for others: send"
+                " fewer requests at a time, or set a later deadline",
+                limit="deadline",
+            ) from error
+        try:
+            # The constructor may take a while, since it examines the tokenizer.
+            assigner = await asyncio.to_thread(
+                CreditAssigner,
+                credit,
+                engine=self._engine,
+                grader=slot.grading,
+                tokenizer=slot.tokenizer,
+                sampling=sampling,
+                steps=steps,
+                context_length=settings.context_length,
+                unfinished_reward=settings.unfinished_reward,
+                seed=settings.seed,
+            )
+            with assigner:
+                remaining_s = max(0.01, round(deadline - (time.monotonic() - started), 2))
+                return await assigner.advantages_async(
+                    answers, iteration=settings.iteration, budget=budget, deadline=remaining_s
+                )
+        finally:
+            self._slots.put_nowait(slot)
+
+    def close(self) -> None:
+        """Ends the graders' processes, and the engine if this object has opened it. May be called twice."""
+        for grading in self._graders:
+            grading.close()
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    @override
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of a folder or of a hub's name. Raises ValueError if it can't be loaded."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the tokenizer {str(folder)!r} can't be loaded: {error}") from error
+    return tokenizer
+
+
+def _limit(name: str, chosen: Number | None, most: Number | None) -> Number | None:
+    """Returns a request's limit: the client's, or the service's. Raises ValueError for one that exceeds the
+    service's."""
+    if chosen is not None and most is not None and chosen > most:
+        raise ValueError(f"{name} is {chosen:g}, and this service allows {most:g}: lower it, or leave it out")
+    return most if chosen is None else chosen

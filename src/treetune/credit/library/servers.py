@@ -1,0 +1,198 @@
+"""Continues answers on vLLM servers that the caller has started and whose weights he updates himself.
+
+    "http://127.0.0.1:8000", a list of addresses,
+    or {"type": "plain_vllm", "addresses": [...]}  ──read_servers──>  `CallersServers`
+                                                   ──open_servers──>  an `Engine` for one call
+
+No weights are loaded into the servers. Each call of the library connects anew: between two calls a trainer
+gives its servers new weights, and the prefixes that they have cached for an earlier call may be those of
+older weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from treetune.config.build import build
+from treetune.engine.addressed import ANSWER_S
+from treetune.engine.base import Engine, EngineLaunch
+from treetune.engine.client import Address
+from treetune.engine.engine import start_plain_vllm
+from treetune.engine.plain_client import SERVE, PlainClient
+from treetune.engine.settings import EngineSettings, PlainVllmSettings
+from treetune.exceptions import EngineError, ServerFailure, TemporaryFailure
+from treetune.vocabulary import TextCodec, TokenIds
+
+SCHEMES = ("http://", "https://")
+
+NO_WEIGHTS = Path(os.devnull)
+"""The folder of the engine's weights: the servers keep theirs, and no file is read."""
+
+COMPARED_TOKENS = 64
+"""The tokens of an answer whose text the server encodes, to compare its tokenizer with the given one."""
+EXCERPT = 40
+"""Most characters of this text in a message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallersServers(PlainVllmSettings):
+    """The servers of a caller of the library. They keep their weights."""
+
+    key_path: ClassVar[str] = "engine"
+
+
+def read_servers(engine: Any) -> CallersServers | None:
+    """Returns the settings of servers that a caller names by their addresses; None for other engines.
+
+    Args:
+        engine: An address, a list of addresses, a configuration such as ``{"type": "plain_vllm",
+            "addresses": ["http://127.0.0.1:8000"], "key_variable": "VLLM_API_KEY"}``, or a
+            `PlainVllmSettings`.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+        ValueError: An address is wrong, or it is the configuration of another engine.
+    """
+    if is_address(engine):
+        return CallersServers(addresses=(_without_slash(engine),), weight_transfer="none")
+    if isinstance(engine, list | tuple):
+        others = [address for address in engine if not is_address(address)]
+        if others:
+            raise ValueError(
+                f"engine is a list with {others[0]!r}: list addresses of servers with the same model, such as"
+                " 'http://127.0.0.1:8000'"
+            )
+        return CallersServers(addresses=tuple(map(_without_slash, engine)), weight_transfer="none")
+    settings = engine
+    if isinstance(engine, Mapping):
+        settings = build(EngineSettings, dict(engine), key=("engine",))
+        if not isinstance(settings, PlainVllmSettings):
+            raise ValueError(
+                f"engine has the type {settings.registered_name()!r}: give {{'type': 'plain_vllm',"
+                " 'addresses': [...]}, or a folder with a model"
+            )
+    if not isinstance(settings, PlainVllmSettings):
+        return None
+    if settings.weight_transfer == "file":
+        raise ValueError(
+            "engine.weight_transfer is 'file', and the library loads no weights into servers: leave it out"
+        )
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    return replace(CallersServers(**values), weight_transfer="none")
+
+
+def is_address(engine: Any) -> bool:
+    return isinstance(engine, str) and engine.startswith(SCHEMES)
+
+
+def _without_slash(address: str) -> str:
+    return address.rstrip("/")
+
+
+@contextmanager
+def open_servers(
+    settings: CallersServers,
+    codec: TextCodec,
+    special_ids: Mapping[str, int],
+    example_ids: TokenIds,
+    context_length: int,
+    seconds: float | None,
+) -> Iterator[Engine]:
+    """Connects to servers for one call. They are left as they are when the block ends.
+
+    Args:
+        special_ids: The ids of the tokenizer's special tokens, by their texts.
+        example_ids: The tokens of an answer. The server's tokenizer must encode their text as the given one.
+        context_length: Tokens of prompt and answer together.
+        seconds: The time that is left until the call's deadline; None: any.
+
+    Raises:
+        EngineError: A server can't be reached or used.
+        ValueError: The API key or the certificate can't be read.
+    """
+    _check_servers(settings, codec, example_ids, ANSWER_S if seconds is None else min(ANSWER_S, seconds))
+    launch = EngineLaunch(
+        weights=NO_WEIGHTS,
+        logs=Path(),
+        seed=0,
+        context_length=context_length,
+        device="cuda",  # of the servers, whose precision is bfloat16 there unless `dtype` says otherwise
+        end_ids=codec.end_ids,
+        special_ids=special_ids,
+    )
+    engine = start_plain_vllm(settings, launch)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def _check_servers(settings: CallersServers, codec: TextCodec, example_ids: TokenIds, timeout: float) -> None:
+    """Raises EngineError if nothing listens at an address, or if a server can't be used for the call.
+
+    The engine would wait for a server that is away. At the first request of a call, the address is more
+    likely to be wrong.
+    """
+    key = settings.api_key()
+    client = PlainClient(settings)
+    try:
+        for url in settings.addresses:
+            address = Address(url, 0, key)
+            try:
+                facts = client.meet(address, timeout, is_router=settings.servers is not None)
+                _compare_tokenizers(client, address, facts.name, codec, example_ids, timeout)
+            except TemporaryFailure as failure:
+                if _is_nobody_there(failure):
+                    raise EngineError(
+                        f"nothing listens at {url} ({failure.__cause__}): start a server there, such as"
+                        f" `{SERVE}`, or correct the address in engine"
+                    ) from failure
+            except ServerFailure:
+                pass  # it is busy: the engine meets it again, and waits for it
+    finally:
+        client.close()
+
+
+def _is_nobody_there(failure: TemporaryFailure) -> bool:
+    """Returns whether no program accepts connections at an address, or no machine has its name."""
+    import aiohttp
+
+    return isinstance(failure.__cause__, aiohttp.ClientConnectorError)
+
+
+def _compare_tokenizers(
+    client: PlainClient,
+    address: Address,
+    model: str,
+    codec: TextCodec,
+    example_ids: TokenIds,
+    timeout: float,
+) -> None:
+    """Raises EngineError if the server's tokenizer isn't the given one.
+
+    Otherwise the server would continue other texts than those of the answers, and graders would read other
+    texts than it has sampled.
+    """
+    text = codec.decode(example_ids[:COMPARED_TOKENS]).rstrip("\ufffd")  # of a character that was cut
+    tokens_of_server = client.tokenize(address, model, text, timeout) if text else None
+    if tokens_of_server is None:
+        return
+    tokens_of_codec = list(map(int, codec.encode(text)))
+    if tokens_of_server == tokens_of_codec:
+        return
+    excerpt = text if len(text) <= EXCERPT else text[:EXCERPT] + "…"
+    raise EngineError(
+        f"the server at {address.url} has the model {model!r}, whose tokenizer is not the given one: it"
+        f" encodes {excerpt!r} as {_begin(tokens_of_server)}, and the given one as {_begin(tokens_of_codec)}."
+        " Give the tokenizer of the server's model, or the address of a server that has the policy"
+    )
+
+
+def _begin(token_ids: Sequence[int]) -> str:
+    """Returns the first token ids, for a message."""
+    return f"{list(token_ids[:8])}" + (" …" if len(token_ids) > 8 else "")

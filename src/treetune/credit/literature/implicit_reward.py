@@ -1,0 +1,175 @@
+"""PRIME's implicit process reward: a token is worth how much more likely a reward model makes it than the
+policy (arXiv:2502.01456).
+
+    answer ──┬── sampled with ──────> log π_old(y_t) ──┐
+             └── scored by a model ──> log π_φ(y_t) ───┴──> r_t = β · (log π_φ(y_t) − log π_old(y_t))
+
+Example, with β = 0.05: the policy sampled a token with probability 0.2, and the reward model gives it 0.4.
+Its implicit reward is 0.05 · log 2 = 0.035.
+
+The sources are the paper (eq. 3 and 5) and the authors' recipe in verl. Where they differ, this follows the
+paper: the recipe also subtracts a part of the mean of the answer itself, and the last token has no process
+reward there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+from typing_extensions import override
+
+from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers, UseOfAdvantages
+from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit
+from treetune.credit.episodes import advantage_metrics, make_episode
+from treetune.credit.literature.scored_texts import (
+    LEAST_LOGPROB,
+    ScoredText,
+    check_reference_model,
+    score_texts,
+)
+from treetune.credit.rloo import leave_one_out_advantages
+from treetune.models.sources import ModelSource
+from treetune.rollouts.context import RolloutContext
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Column, Episode, Metrics
+
+
+@Credit.register("implicit_reward")
+@dataclass(frozen=True, kw_only=True)
+class ImplicitReward(Credit):
+    """PRIME's implicit process reward (Cui et al., arXiv:2502.01456). For token t of answer i it is
+
+    A_i,t = `weight` · Σ_{s≥t} γ^(s−t) (r_i,s − mean_{j≠i} r̄_j) + `outcome_weight` · (R_i − mean_{j≠i} R_j)
+
+    with r_i,t = β (log π_φ(y_t) − log π_old(y_t)), the implicit reward of the token, and r̄_j the mean of r
+    over the tokens of answer j. π_old is the policy that sampled the answers, and π_φ the `reward_model`,
+    which the trainer runs in place of the start model. Both sums are over the tokens that the policy sampled.
+
+    An implicit reward model is a language model that was trained so that the sum of r over an answer predicts
+    whether the answer is correct, e.g. with the cross-entropy of σ(Σ_t r_t) (Yuan et al., arXiv:2412.01981).
+
+    **Not all of PRIME**: the paper trains π_φ on the outcomes of each iteration's answers. Here it is given
+    and never changes, so it fits the policy less and less, and the policy can exploit it. The paper's variant
+    in which the start model takes the place of π_old is not implemented: it needs three models. The authors'
+    code whitens the advantages (`trainer.advantage_normalisation`).
+
+    **Biased** unless the return of the rewards from a token on differs from its true advantage only by a
+    number that doesn't depend on the token. On the tests' language, with β = 0.3 and a model that mixes the
+    policy half and half with one that knows that the answer will be correct, the expected gradient is off by
+    79 % of its length (cosine 0.98) with two answers; that of the process rewards alone by 47 % (0.89)."""
+
+    reward_model: ModelSource
+    """The implicit reward model π_φ. It must have the start model's tokenizer."""
+    beta: Annotated[float, Gt(0)] = 0.05
+    """β, the scale with which the reward model was trained."""
+    gamma: Annotated[float, Gt(0), Le(1)] = 1.0
+    """γ, the discount of later tokens' rewards."""
+    weight: Annotated[float, Gt(0)] = 1.0
+    """The weight of the process rewards."""
+    outcome_weight: Annotated[float, Ge(0)] = 1.0
+    """The weight of the answers' rewards."""
+
+    @property
+    @override
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need(SampledAnswers(), "it compares the reward model with the probabilities of sampling"),
+            Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
+            Need(Answers(2), "it compares each answer with the others to its problem"),
+            Need(UseOfAdvantages(), "it scores all answers for them", UNUSED_REMEDY),
+        )
+
+    @property
+    @override
+    def asks_reference(self) -> bool:
+        return True
+
+    @property
+    @override
+    def reference(self) -> ModelSource:
+        return self.reward_model
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        yield from check_reference_model(
+            experiment,
+            "the reward model is the trainer's reference model",
+            "reward_model",
+            "choose a credit without a reward model, such as 'group'",
+        )
+        trainer = experiment.trainer
+        if trainer.objective.needs_reference:
+            yield Finding(
+                "the reward model takes the place of the start model as the trainer's reference, and the"
+                " objective's KL would keep the policy close to the reward model",
+                "$.trainer.objective.kl_coef",
+                "set it to 0",
+            )
+        if trainer.lora is not None:
+            yield Finding(
+                "with adapters the reference model is the policy without them, and not the reward model",
+                "$.trainer.lora",
+                "train all weights",
+            )
+        sampling = experiment.rollout.sampling
+        if sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0):
+            yield Finding(
+                "the reward model's log-probs are those of whole distributions, and answers are sampled with"
+                f" top_p {sampling.top_p:g} and top_k {sampling.top_k}",
+                "$.rollout.top_p",
+                "set rollout's top_p to 1 and top_k to -1",
+            )
+
+    @override
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        import numpy as np
+
+        answers = answers_of(trees)
+        texts = [ScoredText(answer.prompt_ids, answer.response_ids) for answer in answers]
+        scores, metrics = score_texts(context, texts, "reference")
+        plain_episodes = [make_episode(context, answer) for answer in answers]
+        rewards_by_answer: list[Column] = []  # r, of the sampled tokens alone
+        for episode, model_T in zip(plain_episodes, scores, strict=True):
+            assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
+            policy_T = np.asarray(episode.behaviour_logprobs, np.float64)
+            rewards_T = self.beta * (np.asarray(model_T, np.float64).clip(min=LEAST_LOGPROB) - policy_T)
+            rewards_by_answer.append(rewards_T[episode.trained])
+        advantages: list[Column] = []
+        for tree in trees:
+            first = len(advantages)  # the index of the tree's first answer
+            of_tree = rewards_by_answer[first : first + len(tree.leaves)]
+            process_returns = process_advantages(of_tree, self.gamma)
+            outcomes = leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
+            for returns_T, outcome in zip(process_returns, outcomes, strict=True):
+                advantages.append(self.weight * returns_T + self.outcome_weight * outcome)
+        episodes = []
+        for episode, advantages_of_sampled in zip(plain_episodes, advantages, strict=True):
+            advantages_T = np.zeros(len(episode.response_ids))
+            advantages_T[episode.trained] = advantages_of_sampled
+            episodes.append(replace(episode, advantages=advantages_T))
+        return episodes, metrics | advantage_metrics(context, episodes)
+
+
+def process_advantages(rewards: Sequence[Column], gamma: float) -> list[Column]:
+    """Returns Σ_{s≥t} γ^(s−t) (r_i,s − mean_{j≠i} r̄_j) for each token of a group's answers.
+
+    Example, with γ = 1: two answers have the rewards ``[0.2, 0.0]`` and ``[0.1]``. The baseline of the first
+    is 0.1, and so is that of the second. Their advantages are ``[0.0, -0.1]`` and ``[0.0]``.
+    """
+    import numpy as np
+
+    means = [float(rewards_T.mean()) for rewards_T in rewards]
+    advantages = []
+    for answer, rewards_T in enumerate(rewards):
+        of_others = means[:answer] + means[answer + 1 :]
+        centred_T = rewards_T - sum(of_others) / len(of_others)
+        returns_T = np.zeros(len(centred_T))
+        later = 0.0  # the return from the next token on
+        for t in range(len(centred_T) - 1, -1, -1):
+            later = float(centred_T[t]) + gamma * later
+            returns_T[t] = later
+        advantages.append(returns_T)
+    return advantages

@@ -1,0 +1,84 @@
+"""RRPO: wrong answers are continued from one of their steps, and only the continuations are trained
+(arXiv:2605.25507).
+
+    wrong answer    prompt ── step 1 ── step 2 ── step 3          reward 0, not trained
+    reset           prompt ── step 1 ──┬── suffix 1               reward 1     A = +0.5
+                       not trained     └── suffix 2               reward 0     A = −0.5
+
+The rollout `tree` samples the continuations with the branching `resets`; this credit trains them. The method
+is that of the paper's abstract (Samanta et al., RRPO): a step of a wrong answer is drawn uniformly, and the
+policy gradient is applied to the tokens of the resampled suffixes alone. The paper's equations were not
+available for this file: that advantages are GRPO's within the suffixes of a state is an assumption. SRPO, in
+which the model finds the wrong step itself, is not implemented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from typing_extensions import override
+
+from treetune.contracts import (
+    Advantages,
+    CreditForRewards,
+    CreditForTrees,
+    Experiment,
+    Finding,
+    Need,
+    OneLine,
+)
+from treetune.credit.base import THREADS_REMEDY, Credit
+from treetune.credit.episodes import advantage_metrics, make_episode
+from treetune.credit.grpo import group_advantages
+from treetune.rollouts.context import RolloutContext
+from treetune.tree import Tree
+from treetune.vocabulary import Episode, Fork, Metrics, Trajectory
+
+
+@Credit.register("resets")
+@dataclass(frozen=True, kw_only=True)
+class Resets(Credit):
+    """RRPO (Samanta et al., arXiv:2605.25507, abstract): the tokens of a continuation of a wrong answer get
+    (r − mean) / standard deviation, over the continuations from the same state. All other tokens, and answers
+    from the prompt, are not trained.
+
+    It needs the rollout `tree` with the branching `resets`. A problem without wrong answers trains nothing.
+
+    **Biased** as a policy gradient: states are weighted by how often a wrong answer visits them, and the
+    tokens before a reset are never trained. On the tests' language, with answers of at most four tokens, two
+    continuations and no `std`, the expected gradient is off by 59 % of its length (cosine 0.983)."""
+
+    std: bool = True
+    """Whether advantages are divided by the standard deviation of the rewards of the continuations."""
+
+    gives = (Advantages(before_training=True), CreditForRewards(), CreditForTrees())
+    needs = (Need(OneLine(), "it trains the tokens after a state", THREADS_REMEDY),)
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        branching = getattr(experiment.rollout, "branching", None)
+        if not getattr(branching, "needs_grades", False):
+            yield Finding(
+                "it trains the continuations of wrong answers, which only the rollout 'tree' with the"
+                " branching 'resets' samples",
+                "$.rollout",
+                "append configs/credit/resets.jsonnet to --configs, or choose the credit 'group'",
+            )
+
+    @override
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        episodes: list[Episode] = []
+        for tree in trees:
+            answers_by_state: dict[Fork, list[Trajectory]] = {}
+            for leaf in tree.leaves:
+                if leaf.fork is not None:
+                    answers_by_state.setdefault(leaf.fork, []).append(leaf)
+            for fork, answers in answers_by_state.items():
+                advantages = group_advantages([answer.reward for answer in answers], self.std, 1e-6)
+                for answer, advantage in zip(answers, advantages, strict=True):
+                    episode = make_episode(context, answer, [advantage] * len(answer.step_ends))
+                    trained = episode.trained.copy()
+                    trained[: fork.tokens] = False  # the wrong answer's tokens, up to the reset
+                    episodes.append(replace(episode, trained=trained))
+        return episodes, advantage_metrics(context, episodes)

@@ -1,0 +1,318 @@
+"""Weights tokens by their entropy or surprise: another credit's advantages, times a weight of each token.
+
+    other credit ── A_t ──────────────────────────────┐
+    signal of each token ── s_t ── weights ── w_t ──> A'_t = w_t · A_t
+
+    signal                                          weights
+    entropy            H_t = −Σ_v π(v) log π(v)     group_share  w = base + bonus · (share in its group)
+    surprise           −log π(a_t)                  softmax      w = T · exp(s_t / τ) / Σ_j exp(s_j / τ)
+    relative_surprise  −log π(a_t) / H_t            top_share    w = 1 for the largest s, else 0
+    deviation          d_t · (H_t / log V)^κ        interval     w = 1 for low ≤ s ≤ high, else 0
+
+Methods of the literature are settings of it:
+
+* GTPO (Tan et al., arXiv:2508.04349, eq. 3, 5 and 6): ``entropy``, ``group_share``, ``standardise``.
+* DGPO (Jin et al., arXiv:2605.03327): ``deviation``, ``softmax``. d_t = 1 − Σ_v √(π(v)·π_ref(v)).
+* Forking tokens, "80/20" (Wang et al., arXiv:2506.01939): ``entropy``, ``top_share``.
+* RSI-S (Lv et al., arXiv:2606.31575): ``relative_surprise``, ``interval``, ``drop``.
+
+The formulas of GTPO, DGPO and RSI-S are those of public reimplementations, which cite these equations.
+
+Example, with ``entropy`` and ``softmax`` at τ = 1: two tokens have the entropies 0 and log 3, and the
+advantage 1. Their weights are 2 · 1/4 and 2 · 3/4, and so are their advantages.
+
+This is a credit over another credit, and not a weight in the objective, for three reasons. The weights are
+there before training, so the viewer, selections and the arena show the advantages that are trained. They
+don't depend on how steps and micro-batches divide the answers, since all are weighted at once. And every
+credit and objective can be combined with them. In a run this costs one more forward pass of the policy over
+the iteration's answers (`Distributions`), since the trainer's own first pass comes after credit and
+selection; ``surprise`` alone is in the engine's log-probs and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+from typing_extensions import override
+
+from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers
+from treetune.credit.base import THREADS_REMEDY, Credit
+from treetune.credit.literature.scored_texts import check_reference_model
+from treetune.credit.literature.token_level import Distributions, OverAnotherCredit, ReferenceDistances
+from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.metrics import pool_columns
+from treetune.vocabulary import Column, Episode
+
+Signal = Literal["entropy", "surprise", "relative_surprise", "deviation"]
+Weights = Literal["group_share", "softmax", "top_share", "interval"]
+
+EPS = 1e-8
+"""Added to entropies and variances before a division by them."""
+
+
+@Credit.register("weighted_by")
+@dataclass(frozen=True, kw_only=True)
+class WeightedBy(OverAnotherCredit):
+    """Weights by entropy or surprise: A'_t = w_t · A_t, where A_t is another credit's advantage and w_t a
+    weight from a `signal` of the token.
+
+    * ``group_share`` (GTPO): w = `base` + `bonus` · n · s_i,t / Σ_k s_k,t. The sum is over the n answers to
+      the problem that have a token at position t, and an advantage of the same sign there. Where the
+      advantage is negative, 1/s takes the place of s: mistakes that the policy was sure of weigh more.
+    * ``softmax`` (DGPO): w_t = T · exp(s_t / τ) / Σ_j exp(s_j / τ) over the T trained tokens of the answer,
+      whose mean weight is 1.
+    * ``top_share`` (forking tokens, 80/20): w = 1 for the `share` of tokens with the largest signal, else 0.
+    * ``interval`` (RSI-S): w = 1 where the signal is in `interval`, else 0.
+
+    **Biased**: a weight that depends on the sampled token, or on the state, changes the direction of the
+    expected gradient. On the tests' language it is off by 25 % of its length (cosine 0.98) for RLOO with two
+    answers, ``surprise`` and ``softmax``. With `standardise` the direction of the reward is lost, as correct
+    answers are then not reinforced as a whole: 104 % (cosine −0.12) with three answers, ``surprise`` and
+    ``group_share``. docs/credit_assignment.md has the others."""
+
+    signal: Signal = "entropy"
+    """The number that a token is weighted by: the ``entropy`` of the policy's distribution, the ``surprise``
+    −log π(a) of the sampled token, the surprise divided by the entropy (``relative_surprise``), or the
+    ``deviation`` from the trainer's reference model, d · (H / log V)^κ with d = 1 − Σ √(π·π_ref)."""
+    weights: Weights = "group_share"
+    """How the signal becomes a weight."""
+    base: Annotated[float, Ge(0)] = 0.9
+    """(``group_share``) The weight that all tokens have."""
+    bonus: Annotated[float, Ge(0)] = 0.1
+    """(``group_share``) The weight that is distributed by the signal. With a sum of 1 the mean weight is
+    1."""
+    temperature: Annotated[float, Gt(0)] = 0.5
+    """(``softmax``) τ: the smaller, the more the tokens with the largest signal get."""
+    share: Annotated[float, Gt(0), Le(1)] = 0.2
+    """(``top_share``) The share of tokens that keep their advantages."""
+    among: Literal["iteration", "answer"] = "iteration"
+    """(``top_share``) The tokens that the share is of."""
+    interval: tuple[float, float] | None = None
+    """(``interval``) The smallest and the largest signal of tokens that keep their advantages."""
+    exponent: Annotated[float, Ge(0)] = 1.0
+    """(``deviation``) κ: with 0, the entropy doesn't count."""
+    standardise: bool = False
+    """Whether the weighted advantages of a problem are standardised, those above 0 and those below 0 each by
+    themselves: (A' − mean) / standard deviation over their tokens (GTPO, eq. 6). The correct answers to a
+    problem then have a mean advantage of 0, and so do the wrong ones."""
+    drop: bool = False
+    """Whether tokens of weight 0 are not trained, so that means over tokens don't count them. An answer
+    without any other token keeps them, with an advantage of 0."""
+
+    def __post_init__(self) -> None:
+        if (self.weights == "interval") != (self.interval is not None):
+            raise ValueError(
+                "interval and weights 'interval' belong together: set both, such as interval [0.5, 3], or"
+                " neither"
+            )
+        if self.interval is not None and self.interval[0] >= self.interval[1]:
+            raise ValueError(f"interval {list(self.interval)} must be [lowest, highest], such as [0.5, 3]")
+        if self.drop and self.weights not in ("top_share", "interval"):
+            raise ValueError(
+                f"drop leaves out tokens of weight 0, and weights {self.weights!r} gives no token the weight"
+                " 0: set drop to false, or weights to 'top_share' or 'interval'"
+            )
+
+    @property
+    def _reads_surprise(self) -> bool:
+        return self.signal in ("surprise", "relative_surprise")
+
+    @property
+    @override
+    def asks_distributions(self) -> bool:
+        return self.signal != "surprise" or super().asks_distributions
+
+    @property
+    @override
+    def asks_reference(self) -> bool:
+        return self.signal == "deviation" or super().asks_reference
+
+    @property
+    @override
+    def needs(self) -> tuple[Need, ...]:
+        needs = [*super().needs]
+        if self._reads_surprise:
+            needs.append(Need(SampledAnswers(), "it reads the probabilities that tokens were sampled with"))
+        if self.weights == "group_share":
+            needs.append(Need(Answers(2), "it compares a token with those of the other answers"))
+            because = "it compares tokens at the same position"
+            needs.append(Need(OneLine(turns=True), because, THREADS_REMEDY))
+        return tuple(needs)
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if self.signal == "deviation":
+            yield from _check_reference(experiment)
+
+    @override
+    def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
+        signals = self._signals(context, episodes)
+        if self.weights == "group_share":
+            weights = group_share_weights(episodes, signals, self.base, self.bonus)
+        elif self.weights == "softmax":
+            weights = [
+                softmax_weights(signals_T, episode.trained, self.temperature)
+                for signals_T, episode in zip(signals, episodes, strict=True)
+            ]
+        elif self.weights == "top_share":
+            weights = top_share_weights(context, episodes, signals, self.share, self.among)
+        else:
+            assert self.interval is not None, "checked when the credit is built"
+            lowest, highest = self.interval
+            weights = [(signals_T >= lowest) & (signals_T <= highest) for signals_T in signals]
+        rows = [
+            self._weighted_row(episode, weights_T)
+            for episode, weights_T in zip(episodes, weights, strict=True)
+        ]
+        return standardised_by_sign(episodes, rows) if self.standardise else rows
+
+    def _signals(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Column]:
+        """Returns the signal of each response token, by episode. Collective."""
+        import numpy as np
+
+        if self.signal == "deviation":
+            return [
+                distance.distances_T * distance.entropies_T**self.exponent
+                for distance in context.get(ReferenceDistances).along(episodes)
+            ]
+        entropies: list[Column] = []
+        if self.signal != "surprise":
+            entropies = [entropies_T for _, entropies_T in context.get(Distributions).along(episodes)]
+        if self.signal == "entropy":
+            return entropies
+        surprises = []
+        for episode in episodes:
+            assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
+            surprises.append(-np.asarray(episode.behaviour_logprobs, np.float64))
+        if self.signal == "surprise":
+            return surprises
+        return [
+            surprises_T / (entropies_T + EPS)
+            for surprises_T, entropies_T in zip(surprises, entropies, strict=True)
+        ]
+
+    def _weighted_row(self, episode: Episode, weights_T: Column) -> Episode:
+        assert episode.advantages is not None, "`needs` asks for a credit with advantages"
+        row = replace(episode, advantages=episode.advantages * weights_T)
+        if self.drop:
+            has_weight_T = episode.trained & (weights_T > 0)
+            if has_weight_T.any():
+                row = replace(row, trained=has_weight_T)
+        return row
+
+
+def group_share_weights(
+    episodes: Sequence[Episode], signals: Sequence[Column], base: float, bonus: float
+) -> list[Column]:
+    """Returns the weights of GTPO, eq. 3 and 5: ``base + bonus · n · s_i,t / Σ_k s_k,t`` where advantages are
+    positive, and the same of 1/s where they are negative. The n answers k are those to the same problem that
+    have a trained token at position t, with an advantage of the same sign there. Tokens without an advantage
+    have the weight 1, which changes nothing.
+
+    Example: the two correct answers to a problem have the entropies 0.3 and 0.1 at position t. With base 0.9
+    and bonus 0.1, their weights there are 0.9 + 0.1 · 2 · 3/4 = 1.05 and 0.95.
+    """
+    import numpy as np
+
+    # For each set of tokens that are compared: the sum of their signals, and how many they are.
+    sums: dict[tuple[str, int, int], float] = {}
+    counts: dict[tuple[str, int, int], int] = {}
+    tokens: list[list[tuple[int, tuple[str, int, int], float]]] = []  # (position, set, s or 1/s) by episode
+    for episode, signals_T in zip(episodes, signals, strict=True):
+        assert episode.advantages is not None
+        tokens_of_episode = []
+        for position in np.flatnonzero(episode.trained & (episode.advantages != 0)).tolist():
+            sign = 1 if episode.advantages[position] > 0 else -1
+            signal = float(signals_T[position]) + EPS
+            value = signal if sign > 0 else 1 / signal
+            compared = (episode.group, sign, position)
+            sums[compared] = sums.get(compared, 0.0) + value
+            counts[compared] = counts.get(compared, 0) + 1
+            tokens_of_episode.append((position, compared, value))
+        tokens.append(tokens_of_episode)
+    weights = []
+    for episode, tokens_of_episode in zip(episodes, tokens, strict=True):
+        weights_T = np.ones(len(episode.response_ids))
+        for position, compared, value in tokens_of_episode:
+            weights_T[position] = base + bonus * counts[compared] * value / sums[compared]
+        weights.append(weights_T)
+    return weights
+
+
+def softmax_weights(signals_T: Column, trained: Column, temperature: float) -> Column:
+    """Returns ``T · exp(s_t / τ) / Σ_j exp(s_j / τ)`` over the T trained tokens of an answer; 1 at the
+    others."""
+    import numpy as np
+
+    weights_T = np.ones(len(signals_T))
+    if trained.any():
+        scaled = signals_T[trained] / temperature
+        exponentials = np.exp(scaled - scaled.max())  # so that none overflows
+        weights_T[trained] = len(scaled) * exponentials / exponentials.sum()
+    return weights_T
+
+
+def top_share_weights(
+    context: RolloutContext,
+    episodes: Sequence[Episode],
+    signals: Sequence[Column],
+    share: float,
+    among: Literal["iteration", "answer"] = "iteration",
+) -> list[Column]:
+    """Returns 1 for the tokens whose signal is among the largest `share` of trained tokens, at least one, and
+    0 for the others. Tokens whose signal equals the smallest of these all have the weight 1. Collective."""
+
+    def threshold(values: Sequence[float]) -> float:
+        count = max(1, int(share * len(values)))
+        return sorted(values)[-count] if values else 0.0
+
+    values_by_episode = []
+    for episode, signals_T in zip(episodes, signals, strict=True):
+        values_by_episode.append(signals_T[episode.trained].tolist())
+    if among == "answer":
+        thresholds = [threshold(values) for values in values_by_episode]
+    else:
+        values_of_rank = [value for values in values_by_episode for value in values]
+        pooled = pool_columns(context, "signals", {"signal": values_of_rank})["signal"]
+        thresholds = [threshold(pooled)] * len(episodes)
+    return [signals_T >= least for signals_T, least in zip(signals, thresholds, strict=True)]
+
+
+def standardised_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) -> list[Episode]:
+    """Returns rows whose advantages are standardised over the tokens of a problem, those that are positive
+    and those that are negative in `episodes` each by themselves (GTPO, eq. 6)."""
+    import numpy as np
+
+    values: dict[tuple[str, int], list[Column]] = {}
+    for episode, row in zip(episodes, rows, strict=True):
+        assert episode.advantages is not None and row.advantages is not None
+        for sign in (1, -1):
+            in_set_T = row.trained & (np.sign(episode.advantages) == sign)
+            values.setdefault((episode.group, sign), []).append(row.advantages[in_set_T])
+    standardised = []
+    for episode, row in zip(episodes, rows, strict=True):
+        assert episode.advantages is not None and row.advantages is not None
+        advantages_T = row.advantages.copy()
+        for sign in (1, -1):
+            in_set_T = row.trained & (np.sign(episode.advantages) == sign)
+            values_of_set = np.concatenate(values[episode.group, sign])
+            if in_set_T.any():
+                deviation = np.sqrt(values_of_set.var() + EPS)
+                advantages_T[in_set_T] = (advantages_T[in_set_T] - values_of_set.mean()) / deviation
+        standardised.append(replace(row, advantages=advantages_T))
+    return standardised
+
+
+def _check_reference(experiment: Experiment) -> Iterable[Finding]:
+    """Yields a finding for a trainer that can't compare whole distributions with its reference."""
+    yield from check_reference_model(experiment, "signal is 'deviation'", "signal", "set signal to 'entropy'")
+    if experiment.trainer.sequence_parallel_size > 1:
+        yield Finding(
+            "signal 'deviation' compares whole distributions, and ranks that share a sequence don't exchange"
+            " them",
+            "signal",
+            "set trainer.sequence_parallel_size to 1, or signal to 'entropy'",
+        )

@@ -1,0 +1,147 @@
+"""VIMPO: the policy's log-ratios to the reference are made a value function, which then gives the advantages
+(Kang et al. 2026, arXiv:2606.20008).
+
+For the best policy under a KL penalty of weight β, with a reward r at the end of an answer alone,
+
+    ρ_t − κ_t = V(s_{t+1}) − V(s_t),   ρ_t = β log π(y_t)/π_ref(y_t),   κ_t = β KL(π(·|s_t) ‖ π_ref(·|s_t))
+
+where the last V is r. So the sum of ρ − κ over an answer should be r − V(prompt). The reward minus the mean
+of the group estimates it. A first loss makes it so, and a second one, PPO's, takes ρ − κ for advantages.
+
+The formulas are those of the authors' repository and of TRL's trainer. Example, with β = 0.1: an answer of
+two tokens has log-ratios of 0.5 and 1.5, KLs of 0 and 0.5, and the advantage 0.25. Its sum of ρ − κ is
+0.05 + 0.15 − 0.05 = 0.15, and its first loss ½ · 0.1² = 0.005.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge, Gt, Le
+from typing_extensions import override
+
+from treetune.contracts import Experiment, Finding
+from treetune.objectives.base import Objective, TokenBatch
+from treetune.objectives.policy_gradient import ClippedPolicyGradient, advantages_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EPS = 1e-8
+"""Added to a standard deviation, as in TRL."""
+
+
+@Objective.register("vimpo")
+@dataclass(frozen=True, kw_only=True)
+class ValueImplicit(ClippedPolicyGradient):
+    """VIMPO (Kang et al. 2026, arXiv:2606.20008): ``L_V + actor_coef·L_A``, with
+
+    ``L_V = mean over answers of ½·(Σ_t (ρ_t - κ_t) - A)²``, where A is the answer's advantage from credit,
+    ρ_t = β·(log p - log p_ref) and κ_t = β·KL(π_old ‖ π_ref) at the token, over the whole vocabulary; and
+
+    ``L_A``: PPO's loss with Â_t in place of the advantages. Â_t is Σ_{k≥t} λ^(k-t)·(ρ_k - κ_k) under the
+    policy before the iteration's first step, whitened over the iteration's tokens.
+
+    Rewards enter only by L_V. The credit must give all tokens of an answer the same advantage, the reward
+    minus the group's mean: `group` with ``std: false``. The authors' code computes κ and Â anew in each step.
+    Here they are those of the policy before the first step, so in an iteration of one step they are the same.
+    """
+
+    beta: Annotated[float, Gt(0)] = 5e-4
+    """β, the weight of the KL of which the policy is made the optimum."""
+    actor_coef: Annotated[float, Ge(0)] = 5e-3
+    """The weight of L_A."""
+    lam: Annotated[float, Ge(0), Le(1)] = 1.0
+    """λ of the sums of ρ − κ."""
+
+    needs_reference_kl = True
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kl_coef:
+            raise ValueError(
+                f"vimpo's first loss keeps the policy near the reference already, and kl_coef is"
+                f" {self.kl_coef:g}: set it to 0"
+            )
+
+    @property
+    @override
+    def needs_reference(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    @override
+    def needs_whole_sequences(self) -> bool:  # type: ignore[override]
+        return True
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        yield from super().check(experiment)
+        trainer = experiment.trainer
+        if trainer.advantage_normalisation != "none":
+            yield Finding(
+                "vimpo compares sums of log-ratios with the advantages, and advantage_normalisation is"
+                f" {trainer.advantage_normalisation!r}",
+                "$.trainer.advantage_normalisation",
+                "set it to 'none'",
+            )
+        if trainer.sequence_parallel_size > 1:
+            yield Finding(
+                "vimpo compares whole distributions with the reference's, and ranks that share a sequence"
+                " don't exchange them",
+                "$.trainer.sequence_parallel_size",
+                "set it to 1",
+            )
+        if getattr(experiment.credit, "std", False):
+            yield Finding(
+                "vimpo compares sums of log-ratios with rewards minus the group's mean, and the credit"
+                " divides them by a standard deviation",
+                "$.credit.std",
+                "set it to false",
+            )
+
+    @override
+    def precompute(
+        self, old_logprobs_N: Tensor, ref_logprobs_N: Tensor, ref_kl_N: Tensor, starts: Sequence[int]
+    ) -> Tensor:
+        changes_N = self.beta * (old_logprobs_N - ref_logprobs_N - ref_kl_N)  # ρ − κ
+        advantages_N = discounted_sums(changes_N, starts, self.lam)
+        centred_N = advantages_N - advantages_N.mean()
+        return centred_N / (centred_N.square().mean().sqrt() + EPS)
+
+    @override
+    def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        assert batch.ref_logprobs_N is not None and batch.ref_kl_N is not None, "the trainer compares them"
+        changes_N = self.beta * (logprobs_N - batch.ref_logprobs_N - batch.ref_kl_N)
+        targets_N = advantages_of(batch)
+        value_loss = logprobs_N.new_zeros(())
+        for changes_T, targets_T in zip(
+            batch.by_sequence(changes_N), batch.by_sequence(targets_N), strict=True
+        ):
+            value_loss = value_loss + 0.5 * (changes_T.sum() - targets_T.mean()).square()
+        value_loss = batch.sequence_weight * value_loss
+        actor_loss, metrics = super().loss(replace(batch, advantages_N=batch.precomputed_N), logprobs_N)
+        loss = value_loss + self.actor_coef * actor_loss
+        return loss, {**metrics, "train/value_loss": value_loss.detach()}
+
+
+def discounted_sums(values_N: Tensor, starts: Sequence[int], discount: float) -> Tensor:
+    """Returns for each token Σ_{k≥t} discount^(k−t) · value_k over the later tokens of its sequence, [N].
+
+    Example: ``discounted_sums(tensor([1.0, 2.0, 4.0]), [0, 2, 3], 0.5)`` is ``[2.0, 2.0, 4.0]``.
+    """
+    import torch
+
+    sums: list[float] = []
+    for start, end in pairwise(starts):
+        later = 0.0  # the sum from the next token on
+        sums_from_last: list[float] = []
+        for value in reversed(values_N[start:end].tolist()):
+            later = value + discount * later
+            sums_from_last.append(later)
+        sums += reversed(sums_from_last)
+    return torch.tensor(sums, dtype=values_N.dtype)

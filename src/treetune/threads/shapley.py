@@ -1,0 +1,382 @@
+"""Credit for threads by Shapley values: what a thread adds to the reward, averaged over the sets of other
+threads that the text after the join could have seen.
+
+The players are the threads of one block of an answer. The worth v(S) of a set S of them is the mean reward of
+answers in which only the threads in S are joined, and the text after the join is sampled again. The Shapley
+value of thread i of n threads N (L. Shapley, "A value for n-person games", 1953) is::
+
+    φ_i = Σ over S ⊆ N∖{i} of |S|! (n − |S| − 1)! / n! · (v(S ∪ {i}) − v(S))
+
+With more than a few threads, it is the mean marginal worth over random orders of the threads instead (Castro,
+Gómez and Tejada, "Polynomial calculation of the Shapley value based on sampling", 2009). In both cases the
+values of a block's threads sum to v(N) − v(∅).
+
+Example: two threads, of which either is enough for a correct answer::
+
+    v(∅) = 0, v({1}) = 1, v({2}) = 1, v({1, 2}) = 1       φ_1 = φ_2 = ½ · (1 − 0) + ½ · (1 − 1) = 0.5
+
+Shapley values of parallel threads are the subject of arXiv:2607.18979. Its text was not available for this
+file, so that its estimator may differ.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, NamedTuple
+
+from annotated_types import Gt
+from typing_extensions import override
+
+from treetune.contracts import Advantages, Answers, Continuations, Feature, Forks, Need, UseOfAdvantages
+from treetune.credit.base import UNUSED_REMEDY, Credit
+from treetune.credit.episodes import advantage_metrics, make_episode
+from treetune.credit.rloo import leave_one_out_advantages
+from treetune.credit.states.base import AnswerPrefix
+from treetune.engine.requests import CONTINUATIONS
+from treetune.rollouts.answers import GrowingRollout, Start
+from treetune.rollouts.context import RolloutContext
+from treetune.seeds import derive_seed, derived_random
+from treetune.threads.parallel_threads import ParallelThreads
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Episode, Metrics, Segment, Trajectory
+
+Threads = frozenset[int]
+"""A set of threads of a block, by their positions among the block's outlines."""
+
+THREADS_OF_A_BLOCK = 3
+"""A guess, for plans alone."""
+
+
+class Block(NamedTuple):
+    """A block of threads on the main text of an answer.
+
+    Example: the second block of an answer, whose outlines 0, 1 and 2 were sampled, and whose thread 1 was
+    left out of the answer as a straggler: ``Block(number=1, threads=(0, 2), segments=(...))``.
+    """
+
+    number: int
+    """The number of the block on the main text, from 0."""
+    threads: tuple[int, ...]
+    """The positions of its threads among its outlines."""
+    segments: tuple[Segment, ...]
+    """The segments of the answer up to the end of the block's last thread."""
+
+
+class Counterfactual(NamedTuple):
+    """A block of an answer with a set of its threads. Its worth is v(threads)."""
+
+    answer: int
+    """The number of the answer among this rank's."""
+    block: int
+    threads: Threads
+
+
+@Credit.register("thread_shapley")
+@dataclass(frozen=True, kw_only=True)
+class ThreadShapley(Credit):
+    """The tokens of a thread get its Shapley value in its block. All tokens outside of threads get RLOO's
+    advantage: the reward minus the mean reward of the other answers to the problem.
+
+    A set of threads costs `samples` samples of the text after the join, and all of it that follows; the
+    worth of all threads also counts the answer's own reward. A block of n threads has 2^n sets, or at most
+    2 + (n − 1) · `permutations` where n exceeds `exact_threads`. ``credit/value_tokens`` counts the sampled
+    tokens. Threads within threads belong to the outer thread. Answers without threads get RLOO's advantage.
+
+    With `weights` ``leave_one_out`` a thread gets v(N) − v(N∖{i}) instead (a difference reward). It is
+    **unbiased**: a thread's text depends neither on its siblings nor on what is sampled without it. Shapley
+    values are **biased**, since they also reward what a thread adds to answers that lack other threads: in
+    the tests' language with a fork into two threads, the expected gradient of the threads' tokens is off by
+    33 % of its length (cosine 0.967).
+
+    The worth is the grader's score. Shaping would change what whole answers earn, and not what a set of
+    threads is worth, and is refused."""
+
+    samples: Annotated[int, Gt(0)] = 3
+    """Answers that are sampled for the worth of each set of threads."""
+    weights: Literal["shapley", "leave_one_out"] = "shapley"
+    """The weights of the sets: those of the Shapley value, or only that of all other threads."""
+    exact_threads: Annotated[int, Gt(0)] = 4
+    """The largest number of threads of a block whose Shapley values go through all sets. With more, they are
+    means over `permutations`."""
+    permutations: Annotated[int, Gt(0)] = 8
+    """Random orders of the threads of a block with more than `exact_threads`."""
+
+    @property
+    @override
+    def gives(self) -> tuple[Feature, ...]:
+        return Advantages(before_training=True), Continuations()
+
+    @property
+    @override
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need(Forks(), "it values the threads of answers"),
+            Need(Answers(2), "it compares the text outside of threads with the other answers"),
+            Need(UseOfAdvantages(), "it samples answers with fewer threads for them", UNUSED_REMEDY),
+        )
+
+    @override
+    def is_unbiased(self, context: RolloutContext) -> bool:
+        return self.weights == "leave_one_out"
+
+    @override
+    def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
+        usual_sets = self._most_sets(THREADS_OF_A_BLOCK)
+        # An answer's length bounds the number of its threads; a block of all of them has the most sets.
+        most_sets = max(self._most_sets(self.exact_threads), self._most_sets(limit))
+        return answers * usual_sets * self.samples, answers * most_sets * self.samples
+
+    def _most_sets(self, threads: int) -> int:
+        """Returns how many sets of a block's threads have a worth at most."""
+        if self.weights == "leave_one_out":
+            return threads + 1
+        if threads <= self.exact_threads:
+            return 2**threads
+        return 2 + (threads - 1) * self.permutations
+
+    @override
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        answers = answers_of(trees)
+        outcome_advantages: list[float] = []
+        for tree in trees:
+            outcome_advantages += leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
+        blocks_by_answer = [blocks_of(answer) for answer in answers]
+
+        # All sets of all blocks of this rank's answers are sampled together.
+        wanted: list[Counterfactual] = []
+        orders_of: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+        sets_of: dict[tuple[int, int], list[Threads]] = {}
+        for number, (answer, blocks) in enumerate(zip(answers, blocks_by_answer, strict=True)):
+            for index, block in enumerate(blocks):
+                orders_of[number, index] = self._orders(context, answer, block)
+                sets_of[number, index] = self._sets(block.threads, orders_of[number, index])
+                wanted += [Counterfactual(number, index, threads) for threads in sets_of[number, index]]
+        rewards, metrics = self._sample(context, answers, blocks_by_answer, wanted)
+
+        episodes = []
+        unknown_blocks = 0
+        for number, (answer, blocks) in enumerate(zip(answers, blocks_by_answer, strict=True)):
+            values: dict[tuple[int, int], float] = {}  # of each thread: (number of the block, position)
+            for index, block in enumerate(blocks):
+                rewards_of_sets = {}
+                for threads in sets_of[number, index]:
+                    rewards_of_sets[threads] = rewards[Counterfactual(number, index, threads)]
+                worth = _mean_rewards(rewards_of_sets, block, answer)
+                if worth is None:
+                    unknown_blocks += 1
+                    continue
+                of_block = self._values(block.threads, orders_of[number, index], worth)
+                values |= {(block.number, thread): value for thread, value in of_block.items()}
+            episodes.append(_episode(context, answer, outcome_advantages[number], values))
+        unknown = sum(context.ranks.exchange("blocks without a worth", unknown_blocks))
+        if unknown:
+            metrics["credit/value_unknown"] = float(unknown)
+        return episodes, metrics | advantage_metrics(context, episodes)
+
+    def _orders(self, context: RolloutContext, answer: Trajectory, block: Block) -> list[tuple[int, ...]]:
+        """Returns random orders of a block's threads; none where its values are exact."""
+        if self.weights == "leave_one_out" or len(block.threads) <= self.exact_threads:
+            return []
+        draw = derived_random(context.seed, context.iteration, answer.id, "orders of threads", block.number)
+        orders = []
+        for _ in range(self.permutations):
+            order = list(block.threads)
+            draw.shuffle(order)
+            orders.append(tuple(order))
+        return orders
+
+    def _sets(self, threads: Sequence[int], orders: Iterable[Sequence[int]]) -> list[Threads]:
+        """Returns the sets of a block's threads that have to have a worth, each once."""
+        if self.weights == "leave_one_out":
+            everyone = frozenset(threads)
+            return [everyone, *(everyone - {thread} for thread in threads)]
+        if orders:
+            sets = [frozenset(order[:size]) for order in orders for size in range(len(order) + 1)]
+            return list(dict.fromkeys(sets))
+        return subsets(threads)
+
+    def _values(
+        self, threads: Sequence[int], orders: Sequence[Sequence[int]], worth: Mapping[Threads, float]
+    ) -> dict[int, float]:
+        """Returns the value of each of a block's threads."""
+        if self.weights == "leave_one_out":
+            everyone = frozenset(threads)
+            return {thread: worth[everyone] - worth[everyone - {thread}] for thread in threads}
+        if orders:
+            return mean_marginals(orders, worth.__getitem__)
+        return shapley_values(threads, worth.__getitem__)
+
+    def _sample(
+        self,
+        context: RolloutContext,
+        answers: Sequence[Trajectory],
+        blocks_by_answer: Sequence[Sequence[Block]],
+        wanted: Sequence[Counterfactual],
+    ) -> tuple[dict[Counterfactual, list[float]], Metrics]:
+        """Samples `samples` answers for each counterfactual, and returns the rewards of those that could be
+        graded, and the cost over all ranks. Collective."""
+        assert context.engine is not None, "counterfactual answers need an engine"
+        rollout = context.get(GrowingRollout)
+        assert isinstance(rollout, ParallelThreads), "only this rollout has threads"
+        starts: list[Start] = []
+        blocks: list[int] = []
+        for counterfactual in wanted:
+            answer = answers[counterfactual.answer]
+            block = blocks_by_answer[counterfactual.answer][counterfactual.block]
+            segments = segments_with(block, counterfactual.threads)
+            prefix = AnswerPrefix(answer.problem, answer.prompt_ids, segments)
+            seed = derive_seed(context.seed, context.iteration, prefix.key.hex(), block.number, "shapley")
+            for number in range(self.samples):
+                starts.append(Start(answer.problem, answer.prompt_ids, derive_seed(seed, number), segments))
+                blocks.append(block.number)
+        # Counterfactual answers wait for answers in the queue, and their log-probs are not read.
+        settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATIONS)
+        sampling_context = replace(context, settings=settings)
+        sampled: list[Trajectory] = []
+        if starts:
+            sampled = context.engine.run(rollout.answers_without_threads(sampling_context, starts, blocks))
+
+        rewards: dict[Counterfactual, list[float]] = {}
+        tokens = unfinished = ungraded = 0
+        for index, (start, answer) in enumerate(zip(starts, sampled, strict=True)):
+            counterfactual = wanted[index // self.samples]
+            tokens += _sampled_tokens(answer.segments) - _sampled_tokens(start.segments)
+            unfinished += answer.unfinished
+            rewards_of_set = rewards.setdefault(counterfactual, [])
+            if answer.grade.is_known:
+                rewards_of_set.append(answer.reward)
+            else:
+                ungraded += 1
+        counts = context.ranks.exchange(
+            "counterfactuals", (len(wanted), len(sampled), tokens, unfinished, ungraded)
+        )
+        all_sets, all_samples, all_tokens, all_unfinished, all_ungraded = map(sum, zip(*counts, strict=True))
+        metrics: Metrics = {}
+        if all_samples:
+            metrics["credit/value_states"] = float(all_sets)
+            metrics["credit/value_samples"] = float(all_samples)
+            metrics["credit/value_tokens"] = float(all_tokens)
+            metrics["credit/value_unfinished"] = all_unfinished / all_samples
+        if all_ungraded:
+            metrics["credit/value_unavailable"] = float(all_ungraded)
+        return rewards, metrics
+
+
+# The values of a game
+
+
+def subsets(players: Sequence[int]) -> list[Threads]:
+    """Returns all sets of players, the smallest first."""
+    sets: list[Threads] = []
+    for size in range(len(players) + 1):
+        sets += map(frozenset, itertools.combinations(players, size))
+    return sets
+
+
+def shapley_values(players: Sequence[int], worth: Callable[[Threads], float]) -> dict[int, float]:
+    """Returns the Shapley value of each player (Shapley, 1953): the sum over the sets S of the others of
+    |S|! (n − |S| − 1)! / n! times worth(S with the player) − worth(S)."""
+    n = len(players)
+    values = {}
+    for player in players:
+        others = [other for other in players if other != player]
+        terms = []
+        for group in subsets(others):
+            weight = math.factorial(len(group)) * math.factorial(n - len(group) - 1) / math.factorial(n)
+            terms.append(weight * (worth(group | {player}) - worth(group)))
+        values[player] = math.fsum(terms)
+    return values
+
+
+def mean_marginals(orders: Sequence[Sequence[int]], worth: Callable[[Threads], float]) -> dict[int, float]:
+    """Returns the mean over orders of what each player adds to the players before it (Castro et al., 2009).
+
+    Over all orders, or in expectation over random ones, it is the Shapley value.
+    """
+    marginals: dict[int, list[float]] = {player: [] for player in orders[0]}
+    for order in orders:
+        for place, player in enumerate(order):
+            before = frozenset(order[:place])
+            marginals[player].append(worth(before | {player}) - worth(before))
+    return {player: math.fsum(added) / len(added) for player, added in marginals.items()}
+
+
+# Answers and their blocks
+
+
+def blocks_of(answer: Trajectory) -> list[Block]:
+    """Returns the blocks on the main text of an answer, in their order."""
+    threads: dict[int, list[int]] = {}  # the positions of each block's threads
+    last_segment: dict[int, int] = {}
+    for index, segment in enumerate(answer.segments):
+        if not segment.branch:
+            continue
+        block, position = segment.branch[0]
+        positions = threads.setdefault(block, [])
+        if position not in positions:
+            positions.append(position)
+        last_segment[block] = index
+    blocks = []
+    for number, positions in threads.items():
+        blocks.append(Block(number, tuple(positions), answer.segments[: last_segment[number] + 1]))
+    return blocks
+
+
+def segments_with(block: Block, threads: Threads) -> tuple[Segment, ...]:
+    """Returns the segments up to the end of the block, with only these of its threads.
+
+    They have no log-probs, since counterfactual answers are never trained on.
+    """
+    segments = []
+    for segment in block.segments:
+        is_in_block = bool(segment.branch) and segment.branch[0][0] == block.number
+        if not is_in_block or segment.branch[0][1] in threads:
+            segments.append(replace(segment, logprobs=None))
+    return tuple(segments)
+
+
+def _mean_rewards(
+    rewards_of_sets: Mapping[Threads, Sequence[float]], block: Block, answer: Trajectory
+) -> dict[Threads, float] | None:
+    """Returns the worth of each set of a block's threads; None if no answer of one of them could be
+    graded."""
+    worth = {}
+    for threads, rewards in rewards_of_sets.items():
+        counted = list(rewards)
+        if len(threads) == len(block.threads):
+            counted.append(answer.score)  # the answer itself is one more sample with all threads
+        if not counted:
+            return None
+        worth[threads] = math.fsum(counted) / len(counted)
+    return worth
+
+
+def _episode(
+    context: RolloutContext,
+    answer: Trajectory,
+    outcome_advantage: float,
+    values: Mapping[tuple[int, int], float],
+) -> Episode:
+    """Returns the training row of an answer.
+
+    Args:
+        context: The context of the credit phase.
+        answer: The answer.
+        outcome_advantage: The advantage of the tokens outside of threads.
+        values: The value of each thread, by the number of its block and its position in it. The tokens of
+            threads without a value get no advantage.
+    """
+    import numpy as np
+
+    parts = []
+    for segment in answer.segments:
+        advantage = values.get(segment.branch[0], 0.0) if segment.branch else outcome_advantage
+        parts.append(np.full(len(segment.token_ids), advantage))
+    return replace(make_episode(context, answer), advantages=np.concatenate(parts))
+
+
+def _sampled_tokens(segments: Iterable[Segment]) -> int:
+    return sum(len(segment.token_ids) for segment in segments if segment.origin == "sampled")

@@ -1,0 +1,443 @@
+"""Credits a log: each of its files is read, credited in one call of the library, and stored.
+
+    for each file of the log that isn't credited yet:
+        rows ──read_answers_of──> answers ──CreditAssigner──> values, advantages ──> the folder's iteration
+                                                   │
+                              every continuation ──┴──> the iteration's journal
+
+One file is one call, as one iteration of a run is, since some credits read all answers of an iteration. A
+killed command loses nothing that was sampled: the next start finds credited files in the folder, and the
+continuations of the file that it was at in the journal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from treetune.config.build import build
+from treetune.contracts import Continuations
+from treetune.credit.base import Credit
+from treetune.credit.library.answers import GradedAnswer
+from treetune.credit.library.assigner import CreditAssigner, CreditedTrees
+from treetune.credit.library.checks import check_credit
+from treetune.credit.library.limits import CreditCost
+from treetune.credit.library.servers import is_address
+from treetune.engine.base import Engine
+from treetune.engine.requests import SamplingParams
+from treetune.exceptions import CreditLimitReached
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.steps import StepSplitter
+from treetune.tree import answers_of
+from treetune.view.crediting.folder import CreditedFile, CreditedFolder, FileJournal, mark_of
+from treetune.view.crediting.log import (
+    LoggedAnswer,
+    LoggedAnswers,
+    LoggedFile,
+    files_of_log,
+    find_log,
+    read_answers_of,
+)
+from treetune.view.crediting.tokens import LogTokenizer, open_tokenizer
+from treetune.view.experiment import CREDITED_LOG, LOG_CREDITED, LOG_ROWS
+from treetune.vocabulary import Episode, Grade, Message, Metrics, Problem, Segment, Trajectory
+
+NO_CONTINUATION = "without a continuation of its prompt that could be graded"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditOfLog:
+    """The settings of the command. Example: ``CreditOfLog(log=Path("rollouts"), output=Path("credited"),
+    credit={"type": "rloo"}, tokenizer="models/qwen")``."""
+
+    log: Path
+    output: Path
+    credit: Mapping[str, Any]
+    """The configuration of a credit."""
+    engine: str | Mapping[str, Any] | None = None
+    """A folder with the weights that sampled the answers, the address of a server that has them, or the
+    configuration of servers."""
+    grader: Mapping[str, Any] | None = None
+    """The configuration of a grader of continuations."""
+    tokenizer: str | None = None
+    """The folder of the tokenizer; None: the engine's folder."""
+    sampling: Mapping[str, Any] | None = None
+    """The fields of `SamplingParams`, as the answers were sampled."""
+    steps: Mapping[str, Any] | None = None
+    """The configuration of the rule that splits answers into steps; None: the library's default."""
+    context_length: int | None = None
+    grade_unfinished: bool = False
+    """Whether continuations that were cut off are graded; otherwise they earn 0."""
+    seed: int = 0
+    budget: int | None = None
+    """The largest number of sampled tokens, over all starts."""
+    deadline: float | None = None
+    """Seconds until this start is given up."""
+
+
+def credit_log(
+    settings: CreditOfLog,
+    say: Callable[[str], None],
+    *,
+    engine: Engine | None = None,
+    tokenizer: LogTokenizer | None = None,
+) -> None:
+    """Credits a log, and says for each file how many of its rows were credited.
+
+    Args:
+        settings: The settings of the command.
+        say: Prints a line.
+        engine: Takes the place of `settings.engine`; the caller closes it.
+        tokenizer: Takes the place of `settings.tokenizer`.
+
+    Raises:
+        ValueError: A setting or the log is wrong, or no answer could be credited.
+        CreditLimitReached: The budget is used up, or the deadline has passed. What was credited and sampled
+            is stored.
+        EngineError: The engine failed.
+    """
+    import treetune.parts  # noqa: F401  # a configuration may name any part
+
+    deadline = None if settings.deadline is None else time.monotonic() + settings.deadline
+    credit = build(Credit, dict(settings.credit), key=("credit",))
+    _check(settings, credit, has_engine=engine is not None)
+    # Built before anything is written, so that a wrong configuration leaves no folder.
+    grader = None if settings.grader is None else build(Grader, dict(settings.grader), key=("grader",))
+    steps = None if settings.steps is None else build(StepSplitter, dict(settings.steps), key=("steps",))
+    sampling = None if settings.sampling is None else read_sampling(settings.sampling)
+    log = find_log(settings.log)
+    files = files_of_log(log)
+    if tokenizer is None:
+        tokenizer = _open_tokenizer(settings, credit)
+    folder = CreditedFolder(settings.output, log.path)
+    with folder.locked():
+        folder.begin(_config(settings, sampling, files))
+        if tokenizer is not None:
+            folder.write_tokens(tokenizer.codec, tokenizer.vocabulary_size)
+        results = folder.results_of(files)
+        if results:
+            folder.write_metrics(results)  # a kill may have kept the last line from the file
+            say(f"{len(results)} of {len(files)} files were credited before")
+        if len(results) < len(files):
+            crediting = _Crediting(
+                settings, folder, tokenizer, grader, steps, sampling, deadline, results, say
+            )
+            source = engine if engine is not None else settings.engine
+            with crediting.open_assigner(credit, source) as assigner:
+                for file in files:
+                    if file.number not in results:
+                        crediting.credit_file(file, assigner)
+    for warning in [] if tokenizer is None else tokenizer.warnings():
+        say(f"note: {warning}")
+    total = total_of(list(results.values()))
+    say(describe(str(settings.output), total))
+    if not total.credited:
+        raise ValueError(f"no row of {settings.log} could be credited: {_list_reasons(total.reasons)}")
+
+
+def _check(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -> None:
+    """Raises ValueError for a credit that can't be assigned to a log, or that needs further options."""
+    check_credit(credit, has_engine=True, engine_scores=True, has_grader=True, has_sampling=True)
+    missing = []
+    if credit.needs_engine and settings.engine is None and not has_engine:
+        missing.append("--engine (a folder with the weights that sampled the answers, or a server's address)")
+    samples = Continuations() in credit.gives
+    if samples and settings.grader is None:
+        missing.append("--grader (such as math, or reward.py:score for a function of yours)")
+    if samples and settings.sampling is None:
+        missing.append("--sampling (such as '{max_tokens: 512}', as the answers were sampled)")
+    if missing:
+        work = "samples and grades continuations of answers" if samples else "scores given texts"
+        raise ValueError(f"the credit {credit.registered_name()!r} {work}: give {', '.join(missing)}")
+
+
+def _open_tokenizer(settings: CreditOfLog, credit: Credit) -> LogTokenizer | None:
+    """Returns the tokenizer that is given, or that of the engine's folder; None if there is neither."""
+    if settings.tokenizer is not None:
+        return open_tokenizer(settings.tokenizer)
+    if isinstance(settings.engine, str) and not is_address(settings.engine):
+        if not Path(settings.engine).is_dir():
+            raise ValueError(f"--engine is {settings.engine!r}: give a folder with a model, or an address")
+        return open_tokenizer(settings.engine)
+    if credit.needs_engine and settings.engine is not None:
+        raise ValueError(
+            "--engine names a server: give --tokenizer too, the folder of the tokenizer of the server's model"
+        )
+    return None
+
+
+def read_sampling(settings: Mapping[str, Any]) -> SamplingParams:
+    """Returns sampling parameters. Raises ValueError for an unknown name, and without `max_tokens`."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "stop")
+    unknown = [name for name in settings if name not in names]
+    if unknown or not isinstance(settings.get("max_tokens"), int):
+        what = f"has no key {unknown[0]!r}" if unknown else "needs max_tokens, the tokens of a whole answer"
+        raise ValueError(f"--sampling {what}: its keys are {', '.join(names)}")
+    stop = settings.get("stop", ())
+    return SamplingParams(**{**settings, "stop": (stop,) if isinstance(stop, str) else tuple(stop)})
+
+
+def _config(
+    settings: CreditOfLog, sampling: SamplingParams | None, files: Sequence[LoggedFile]
+) -> dict[str, Any]:
+    """Returns the configuration of the folder, which the viewer reads."""
+    rollout = None
+    if sampling is not None:
+        # The viewer finds the continuations of a state by the settings of the rollout.
+        rollout = {"type": "single_turn", **asdict(sampling)}
+        del rollout["stop_ids"]
+    return {
+        "type": CREDITED_LOG,
+        "experiment_name": settings.output.name,
+        "directory": str(settings.output.parent),
+        "log": str(settings.log.resolve()),
+        "engine": _resolve(settings.engine),
+        "tokenizer": _resolve(settings.tokenizer),
+        "credit": dict(settings.credit),
+        "grader": None if settings.grader is None else dict(settings.grader),
+        "steps": None if settings.steps is None else dict(settings.steps),
+        "rollout": rollout,
+        "context_length": settings.context_length,
+        "grade_unfinished": settings.grade_unfinished,
+        "seed": settings.seed,
+        "iterations": len(files),
+        "titles": {str(file.number): file.source.title for file in files},
+    }
+
+
+def _resolve(source: str | Mapping[str, Any] | None) -> Any:
+    """Returns the absolute path of a folder. An address and a configuration stay as they are."""
+    is_folder = isinstance(source, str) and Path(source).is_dir()
+    return str(Path(str(source)).resolve()) if is_folder else source
+
+
+@dataclass(frozen=True)
+class _Crediting:
+    """What the files of a log have in common while they are credited."""
+
+    settings: CreditOfLog
+    folder: CreditedFolder
+    tokenizer: LogTokenizer | None
+    """None if the log has token ids."""
+    grader: Grader | None
+    steps: StepSplitter | None
+    sampling: SamplingParams | None
+    deadline: float | None
+    """The time by `time.monotonic` at which the command is given up."""
+    results: dict[int, CreditedFile]
+    """The results so far, by the number of the file's iteration."""
+    say: Callable[[str], None]
+
+    def open_assigner(self, credit: Credit, engine: Any) -> CreditAssigner:
+        """Returns the library's assigner, which the caller closes.
+
+        Args:
+            credit: The credit.
+            engine: An engine in one of the forms of the library; None for credit that needs none.
+        """
+        return CreditAssigner(
+            credit,
+            engine=engine,
+            grader=self.grader,
+            tokenizer=None if self.tokenizer is None else self.tokenizer.source,
+            sampling=self.sampling,
+            steps=self.steps,
+            context_length=self.settings.context_length,
+            unfinished_reward=None if self.settings.grade_unfinished else 0.0,
+            seed=self.settings.seed,
+        )
+
+    def credit_file(self, file: LoggedFile, assigner: CreditAssigner) -> None:
+        """Credits the answers of a file and stores them."""
+        mark = mark_of(file)  # before it is read, so that a change during the reading is noticed
+        max_tokens = None if self.sampling is None else self.sampling.max_tokens
+        logged = read_answers_of(file.path, assigner.credit, self.tokenizer, max_tokens)
+        assigned = None
+        if logged.to_credit:
+            assigned = self._assign(file, assigner, [item.answer for item in logged.to_credit])
+        trajectories, episodes = _rows_of(logged, assigned)
+        result = self._result(file, mark, logged, assigned)
+        codec = None if self.tokenizer is None else self.tokenizer.codec
+        self.folder.write(file, result, trajectories, episodes, codec)
+        self.results[file.number] = result
+        self.folder.write_metrics(self.results)
+        self.say(describe(file.source.title, result))
+
+    def _assign(
+        self, file: LoggedFile, assigner: CreditAssigner, answers: Sequence[GradedAnswer]
+    ) -> CreditedTrees:
+        budget = seconds_left = None
+        if self.settings.budget is not None:
+            # Samples of a file that a killed command began are in its journal, and are counted again.
+            budget = self.settings.budget - sum(result.cost.tokens for result in self.results.values())
+            if budget < 1:
+                raise self._limit_reached(f"before {file.source.title}", "budget")
+        if self.deadline is not None:
+            seconds_left = self.deadline - time.monotonic()
+            if seconds_left <= 0:
+                raise self._limit_reached(f"before {file.source.title}", "deadline")
+
+        def with_journal(engine: Engine) -> Engine:
+            return FileJournal(engine, self.folder.iteration(file), file.number - 1)
+
+        try:
+            return assigner.assign(
+                answers,
+                iteration=file.number - 1,
+                budget=budget,
+                deadline=seconds_left,
+                wrap_engine=with_journal,
+            )
+        except CreditLimitReached as error:
+            raise self._limit_reached(f"in {file.source.title}", error.limit) from error
+
+    def _limit_reached(
+        self, where: str, limit: Literal["budget", "deadline", "cancelled"]
+    ) -> CreditLimitReached:
+        what = f"the budget of {self.settings.budget} tokens is used up"
+        if limit == "deadline":
+            what = f"the deadline of {self.settings.deadline:g} s has passed"
+        return CreditLimitReached(
+            f"{what} {where}: {len(self.results)} files are credited in {self.settings.output}, and all"
+            " continuations that were sampled are kept there. The same command with a higher limit continues",
+            limit,
+        )
+
+    def _result(
+        self, file: LoggedFile, mark: list[int], logged: LoggedAnswers, assigned: CreditedTrees | None
+    ) -> CreditedFile:
+        reasons = logged.reasons.copy()
+        credited = 0
+        cost = CreditCost(samples=0, tokens=0, seconds=0.0)
+        metrics: Metrics = {}
+        if assigned is not None:
+            credited = len(assigned.episodes)
+            cost = assigned.cost
+            metrics = assigned.answer_metrics | assigned.metrics
+            if left_out := len(logged.to_credit) - credited:
+                reasons[NO_CONTINUATION] += left_out
+        metrics |= {
+            LOG_ROWS: float(logged.rows),
+            LOG_CREDITED: float(credited),
+            "seconds/credit": cost.seconds,
+            "seconds/total": cost.seconds,
+        }
+        name = self.folder.name_of(file)
+        return CreditedFile(name, mark, logged.rows, credited, dict(reasons), cost, metrics)
+
+
+def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[list[Trajectory], list[Episode]]:
+    """Returns the answers of a file and their training rows, in the order of the log.
+
+    Answers that aren't credited are among the trajectories, with the reason as the message of their grade.
+    """
+    credited_by_id = {}
+    episode_by_id = {}
+    if assigned is not None:
+        credited_by_id = {trajectory.id: trajectory for trajectory in answers_of(assigned.trees)}
+        episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
+    problems: dict[str, Problem] = {}
+    credited_counts: Counter[str] = Counter()
+    further_counts = Counter(str(item.answer.group) for item in logged.to_credit)
+    trajectories, episodes = [], []
+    for item in logged.answers:
+        group = str(item.answer.group)
+        problem = problems.setdefault(group, _problem_of(item))
+        if item.why_not:
+            # Numbers after those of the group's credited answers.
+            trajectories.append(_uncredited(item, problem, further_counts[group]))
+            further_counts[group] += 1
+            continue
+        trajectory = credited_by_id[f"{group}#{credited_counts[group]}"]
+        credited_counts[group] += 1
+        episode = episode_by_id.get(trajectory.id)
+        message = None if episode is not None else f"not credited: {NO_CONTINUATION}"
+        trajectories.append(
+            replace(
+                trajectory,
+                problem=problem,
+                text=item.line["text"],
+                grade=_grade_of(item, message),
+                numbers=_numbers_of(item),
+            )
+        )
+        if episode is not None:
+            episodes.append(replace(episode, text=item.line["text"]))
+    return trajectories, episodes
+
+
+def _problem_of(item: LoggedAnswer) -> Problem:
+    """Returns the problem of an answer's group, with the messages of its prompt for the viewer."""
+    answer, turns = item.answer, item.line["messages"]
+    messages = tuple(Message(turn["role"], turn["content"]) for turn in turns)
+    return Problem(str(answer.group), answer.prompt, answer.gold, answer.data, messages=messages)
+
+
+def _grade_of(item: LoggedAnswer, message: str | None) -> Grade:
+    line = item.line
+    messages = [text for text in (message, line["message"]) if text]
+    return Grade(
+        reward=item.answer.reward,
+        outcome=line["outcome"],
+        extracted=line["extracted"],
+        message="; ".join(messages) or None,
+    )
+
+
+def _numbers_of(item: LoggedAnswer) -> dict[str, float]:
+    """Returns the further numbers of the row, such as the advantage that TRL computed."""
+    return {f"log/{name}": number for name, number in item.line["numbers"].items()}
+
+
+def _uncredited(item: LoggedAnswer, problem: Problem, sample: int) -> Trajectory:
+    """Returns an answer without credit, which the viewer shows with the reason."""
+    answer, line = item.answer, item.line
+    return Trajectory(
+        problem=problem,
+        sample=sample,
+        prompt_ids=answer.prompt_ids,
+        segments=(Segment(answer.response_ids, "sampled"),),
+        finish_reason="stop" if answer.finished else "length",
+        text=line["text"],
+        grade=_grade_of(item, f"not credited: {item.why_not}"),
+        step_ends=(len(answer.response_ids),),
+        numbers=_numbers_of(item),
+    )
+
+
+# Messages
+
+
+def total_of(results: Sequence[CreditedFile]) -> CreditedFile:
+    """Returns the sum of the results of all files."""
+    reasons: Counter[str] = Counter()
+    for result in results:
+        reasons.update(result.reasons)
+    costs = [result.cost for result in results]
+    cost = CreditCost(
+        sum(cost.samples for cost in costs),
+        sum(cost.tokens for cost in costs),
+        sum(cost.seconds for cost in costs),
+    )
+    rows, credited = sum(result.rows for result in results), sum(result.credited for result in results)
+    return CreditedFile("", [], rows, credited, dict(reasons), cost)
+
+
+def describe(name: str, result: CreditedFile) -> str:
+    """Returns a line such as "10.jsonl: 512 rows, 509 credited: 3 without a reward; 4,581 continuations with
+    91,620 tokens, 31.0 s"."""
+    line = f"{name}: {result.rows:,} rows, {result.credited:,} credited"
+    if result.reasons:
+        line += f": {_list_reasons(result.reasons)}"
+    cost = result.cost
+    if cost.samples:
+        line += f"; {cost.samples:,} continuations with {cost.tokens:,} tokens"
+    return f"{line}, {cost.seconds:.1f} s"
+
+
+def _list_reasons(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items()) or "it has no rows"

@@ -1,0 +1,189 @@
+"""The folder with the credited answers of a log: an experiment whose iterations are the files of the log.
+
+    config.json                  the settings of the credit, and the names of the log's files
+    metrics.jsonl                a line for each credited file
+    tokens.arrow                 the text of each token
+    iterations/0009/             a file of the log, such as verl's 10.jsonl
+      trajectories.arrow           its answers, as an iteration of a run stores them
+      episodes.arrow               their values and advantages
+      credited.json                written last: the rows, the reasons of those without credit, and the cost
+      journal/                     every continuation that was sampled, so that none is sampled again
+
+The viewer, the report and `treetune.open` read it as they read a run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from treetune.credit.library.limits import CreditCost
+from treetune.engine.base import Engine
+from treetune.engine.journal import JournaledEngine
+from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
+from treetune.runtime.directory import ExperimentDirectory, metrics_row
+from treetune.runtime.manifest import CONFIG, MANIFEST, command_line
+from treetune.store.checksums import config_hash, read_record, sealed, write_record
+from treetune.store.files import write_json, write_text
+from treetune.view.crediting.log import LoggedFile
+from treetune.view.experiment import CREDITED_LOG
+from treetune.view.store.folders import stat_of
+from treetune.vocabulary import Episode, Metrics, TextCodec, Trajectory
+
+RECORD = "credited.json"
+"""In an iteration's folder: the `CreditedFile`. It says that the file is credited."""
+
+MAY_CHANGE = ("iterations", "titles", "experiment_name", "directory")
+"""Keys of the configuration that may differ when the folder is continued."""
+
+
+@dataclass(frozen=True)
+class CreditedFile:
+    """The result for a file of the log.
+
+    Example: ``CreditedFile("10.jsonl", [1764450000, 81920], rows=512, credited=509,
+    reasons={"without a reward": 3}, cost=CreditCost(4581, 91620, 31.0))``.
+    """
+
+    name: str
+    """The file's path below the log."""
+    stat: list[int]
+    """The time of the file's last change in nanoseconds, and its size."""
+    rows: int
+    credited: int
+    reasons: Mapping[str, int]
+    """The number of rows without credit, by the reason."""
+    cost: CreditCost
+    metrics: Metrics = field(default_factory=dict)
+
+
+class CreditedFolder:
+    """The folder that a command writes and continues."""
+
+    def __init__(self, path: Path, log: Path) -> None:
+        self.path, self._log = path, log
+        self.directory = ExperimentDirectory(path)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Holds the folder's lock for a block. Raises ValueError if another process has it."""
+        return self.directory.locked()
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Writes the configuration.
+
+        Raises:
+            ValueError: The folder has something else, or was credited with other settings.
+        """
+        path = self.path / CONFIG
+        if path.is_file():
+            stored = read_record(path, "delete the folder, and credit the log again")
+            changed = describe_changes(stored, config)
+            if changed:
+                raise ValueError(
+                    f"{self.path} was credited with other settings: {'; '.join(changed)}. Choose another"
+                    " folder with --output"
+                )
+        elif any(entry.name != ".lock" for entry in self.path.iterdir()):
+            raise ValueError(f"{self.path} is not empty: choose another folder with --output")
+        # First, since a folder without it would be refused after a kill.
+        write_json(path, config)
+        manifest = {"config": config_hash(config), "seed": config["seed"], "command": command_line()}
+        write_record(self.path / MANIFEST, manifest)
+
+    def write_tokens(self, codec: TextCodec, count: int) -> None:
+        """Writes the texts of the first `count` tokens, which the viewer shows."""
+        if count and not (self.path / TOKENS).is_file():
+            write_tokens(self.path / TOKENS, codec, count)
+
+    def iteration(self, file: LoggedFile) -> Path:
+        return self.directory.iteration(file.number - 1)
+
+    def results_of(self, files: Sequence[LoggedFile]) -> dict[int, CreditedFile]:
+        """Returns the results for the files that are credited, by the numbers of their iterations."""
+        results = {}
+        for file in files:
+            result = self._result_of(file)
+            if result is not None:
+                results[file.number] = result
+        return results
+
+    def _result_of(self, file: LoggedFile) -> CreditedFile | None:
+        """Returns the result for a file; None for one that isn't credited, or that has changed since."""
+        path = self.iteration(file) / RECORD
+        if not path.is_file():
+            return None
+        record = read_record(path, "delete it, and the same command credits the file again")
+        result = CreditedFile(**record | {"cost": CreditCost(**record["cost"])})
+        is_same = (result.name, result.stat) == (self.name_of(file), mark_of(file))
+        return result if is_same else None
+
+    def name_of(self, file: LoggedFile) -> str:
+        return str(file.path.relative_to(self._log))
+
+    def write(
+        self,
+        file: LoggedFile,
+        result: CreditedFile,
+        trajectories: Sequence[Trajectory],
+        episodes: Sequence[Episode],
+        codec: TextCodec | None,
+    ) -> None:
+        """Stores the answers of a file with their credit."""
+        folder = self.iteration(file)
+        for name in (RECORD, "trajectories.arrow", "episodes.arrow"):
+            (folder / name).unlink(missing_ok=True)  # of the file as it was before
+        if trajectories:
+            write_trajectories(folder / "trajectories.arrow", trajectories, file.number - 1)
+            write_episodes(folder / "episodes.arrow", episodes, codec, file.number - 1)
+        write_record(folder / RECORD, asdict(result))
+
+    def write_metrics(self, results: Mapping[int, CreditedFile]) -> None:
+        """Writes a line of metrics for each credited file, by the number of its iteration."""
+        lines = []
+        for number, result in sorted(results.items()):
+            # The log's own time, so that the same log gives the same lines.
+            row = metrics_row(number - 1, result.stat[0] / 1e9, result.metrics)
+            lines.append(json.dumps(sealed(row)) + "\n")
+        write_text(self.directory.metrics, "".join(lines))
+
+
+def mark_of(file: LoggedFile) -> list[int]:
+    """Returns the time of the file's last change, and its size."""
+    stat = stat_of(file.path)
+    assert isinstance(stat, tuple), "a file that was just found"
+    return [stat[0], stat[1]]
+
+
+def describe_changes(stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """Returns the settings that differ: "seed was 0 and is 1"."""
+    if stored.get("type") != CREDITED_LOG:
+        return [f"it holds a configuration of type {stored.get('type')!r}, not a credited log"]
+    plain = json.loads(json.dumps(config))
+    changes = []
+    for name in plain:
+        if name not in MAY_CHANGE and stored.get(name) != plain[name]:
+            changes.append(f"{name} was {json.dumps(stored.get(name))} and is {json.dumps(plain[name])}")
+    return changes
+
+
+class FileJournal(JournaledEngine):
+    """Stores the samples of one file of the log in its iteration's folder, and reads them from there.
+
+    The viewer looks for the continuations of an answer under the version of the policy that sampled it, which
+    is the iteration's where the answer has none.
+    """
+
+    def __init__(self, engine: Engine, folder: Path, iteration: int) -> None:
+        super().__init__(engine, folder / "journal" / "credit-0.jsonl")
+        self._iteration = iteration
+
+    @property
+    @override
+    def version(self) -> int:  # type: ignore[override]  # an attribute of other engines
+        return self._iteration

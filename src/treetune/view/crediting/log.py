@@ -1,0 +1,269 @@
+"""Finds the files of another program's log, and reads the rows of a file as answers that can be credited.
+
+a row of the file ──foreign readers──> prompt, answer, reward ──token ids──> `GradedAnswer`
+      └── rows that can't be credited are counted with the reason
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from treetune.credit.base import Credit
+from treetune.credit.library.answers import GradedAnswer
+from treetune.credit.library.checks import answers_needed, reads_logprobs
+from treetune.view.crediting.tokens import LogTokenizer
+from treetune.view.store.folders import Run, folders_below, is_experiment
+from treetune.view.store.foreign import FileReport, MappedRow, holds_answers, mapped_rows
+from treetune.view.store.foreign.layout import group_by_run, step_of
+from treetune.view.store.foreign.line import UNFINISHED
+from treetune.view.store.foreign.named_fields import NAMES
+from treetune.view.store.foreign.token_ids import StoredTokens, stored_tokens
+from treetune.view.store.index import AnswerFile, sources
+from treetune.vocabulary import TokenIds, token_array
+
+NO_TOKENIZER = (
+    "the log has no token ids: give --tokenizer, the folder of the tokenizer of the model that sampled the"
+    " answers"
+)
+
+# Reasons why a row isn't credited
+
+NO_REWARD = "without a reward"
+FAILED = "failed"
+UNREADABLE = "not readable"
+
+
+def find_log(path: Path) -> Run:
+    """Returns the log in a folder, or in a single file.
+
+    Raises:
+        ValueError: There are no answers, several logs, or an experiment of treetune.
+    """
+    if path.is_file():
+        if not holds_answers(path):
+            raise ValueError(
+                f"{path} has no rows with a prompt, an answer and a reward: docs/evaluation.md lists the"
+                " files that are read (Answers of other trainers)"
+            )
+        file = path.resolve()
+        return Run(file.stem, file.parent, files=(file,))
+    if not path.is_dir():
+        raise ValueError(f"there is no file or folder {path} (looked for in {Path.cwd()})")
+    root = path.resolve()
+    files_by_folder: dict[Path, tuple[Path, ...]] = {}
+    for folder, entries in folders_below(root, is_experiment, lambda link: not link.is_symlink()):
+        if is_experiment(entries):
+            if folder == root:
+                raise ValueError(
+                    f"{path} is an experiment of treetune, whose answers have credit already: `treetune"
+                    " replay` assigns another one"
+                )
+            continue
+        files_by_folder[folder] = _files_with_answers(folder, entries)
+    logs = {folder: files for folder, files in group_by_run(files_by_folder, root).items() if files}
+    if not logs:
+        raise ValueError(
+            f"no file below {path} has rows with a prompt, an answer and a reward: docs/evaluation.md lists"
+            " the files that are read (Answers of other trainers)"
+        )
+    if len(logs) > 1:
+        listed = ", ".join(str(folder.relative_to(root)) for folder in sorted(logs))
+        raise ValueError(f"there are {len(logs)} logs below {path}: name one of them ({listed})")
+    [(folder, files)] = logs.items()
+    return Run(folder.name, folder, files=files)
+
+
+def _files_with_answers(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+    paths = [folder / name for name in sorted(names) if not name.startswith(".")]
+    return tuple(path for path in paths if path.is_file() and holds_answers(path))
+
+
+@dataclass(frozen=True)
+class LoggedFile:
+    """A file of the log, and the number of its iteration in the credited folder, counted from 1.
+
+    Example: `LoggedFile(10, AnswerFile(…, title="10.jsonl"))` for the answers of verl's step 10.
+    """
+
+    number: int
+    source: AnswerFile
+
+    @property
+    def path(self) -> Path:
+        return self.source.path
+
+
+def files_of_log(log: Run) -> list[LoggedFile]:
+    """Returns the files of a log in their order.
+
+    Iterations have the numbers of the program's steps where each file has its own step: the steps themselves,
+    or the steps plus 1 where they begin with 0. Otherwise files are numbered in their order.
+    """
+    files = sources(log)
+    steps = [step_of(file.path, log.path).number for file in files]
+    numbers = [step for step in steps if step is not None]
+    if len(set(numbers)) < len(files):
+        return [LoggedFile(number, file) for number, file in enumerate(files, 1)]
+    first_iteration = 1 if min(numbers) == 0 else 0
+    return [LoggedFile(step + first_iteration, file) for step, file in zip(numbers, files, strict=True)]
+
+
+@dataclass(frozen=True)
+class LoggedAnswer:
+    """An answer of the log that has token ids."""
+
+    answer: GradedAnswer
+    line: Mapping[str, Any]
+    """The row as a line of an evaluation."""
+    why_not: str = ""
+    """The reason why it isn't credited; empty for an answer that will be."""
+
+
+@dataclass
+class LoggedAnswers:
+    """The answers of a file."""
+
+    answers: list[LoggedAnswer] = field(default_factory=list)
+    rows: int = 0
+    """All rows of the file."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """The number of rows that aren't credited, by the reason: {"without a reward": 3}."""
+
+    @property
+    def to_credit(self) -> list[LoggedAnswer]:
+        return [logged for logged in self.answers if not logged.why_not]
+
+
+def read_answers_of(
+    path: Path, credit: Credit, tokenizer: LogTokenizer | None, max_tokens: int | None
+) -> LoggedAnswers:
+    """Reads the answers of a file, and decides which of them the credit can be assigned to.
+
+    Args:
+        path: A file that a reader of `treetune.view.store.foreign` reads.
+        credit: Says what it needs of an answer and of its group.
+        tokenizer: None if the log has token ids and the credit needs no text.
+        max_tokens: The largest number of tokens of an answer; None: unknown.
+
+    Raises:
+        ValueError: The file can't be read, or needs a tokenizer.
+    """
+    report = FileReport()
+    logged = LoggedAnswers()
+    groups: dict[str, TokenIds] = {}
+    for mapped in mapped_rows(path, report):
+        try:
+            made = _answer_of(mapped, tokenizer, max_tokens, groups)
+        except _NotCredited as error:
+            logged.reasons[str(error)] += 1
+            continue
+        logged.answers.append(made)
+    logged.rows = report.rows
+    unread = sum(map(len, report.unread.values()))
+    if unread:
+        logged.reasons[UNREADABLE] += unread
+    if reads_logprobs(credit):
+        logged.answers = list(_without_missing_logprobs(logged.answers))
+    logged.answers = list(_without_small_groups(logged.answers, answers_needed(credit)))
+    logged.reasons.update(answer.why_not for answer in logged.answers if answer.why_not)
+    return logged
+
+
+class _NotCredited(Exception):
+    """A row has no token ids; the message is the reason why it isn't credited."""
+
+
+def _answer_of(
+    mapped: MappedRow, tokenizer: LogTokenizer | None, max_tokens: int | None, groups: dict[str, TokenIds]
+) -> LoggedAnswer:
+    """Returns the answer of a row. Raises _NotCredited for a row without token ids, and ValueError where a
+    tokenizer is missing."""
+    line = mapped.line
+    if mapped.why_unmapped:
+        raise _NotCredited(mapped.why_unmapped)
+    was_cut_off = line["finish_reason"] == UNFINISHED
+    tokens = stored_tokens(mapped.row.content)
+    if tokens is None:
+        if line["changed"]:
+            raise _NotCredited(f"{line['changed']} without token ids")
+        if tokenizer is None:
+            raise ValueError(NO_TOKENIZER)
+        try:
+            prompt_ids = tokenizer.encode_prompt(line["prompt"], line["asked_messages"])
+            response_ids = tokenizer.encode_answer(line["text"])
+        except ValueError as error:
+            raise _NotCredited(str(error)) from error
+        # Most trainers don't store why an answer ended. One with as many tokens as it may have was cut off.
+        was_cut_off = was_cut_off or (max_tokens is not None and len(response_ids) >= max_tokens)
+        if not was_cut_off:
+            response_ids = tokenizer.add_end(response_ids)
+        tokens = StoredTokens(prompt_ids.tolist(), response_ids.tolist())
+    if not tokens.prompt_ids or not tokens.response_ids:
+        raise _NotCredited("an empty answer" if tokens.prompt_ids else "an empty prompt")
+    answer = GradedAnswer(
+        prompt_ids=token_array(tokens.prompt_ids),
+        response_ids=token_array(tokens.response_ids),
+        reward=0.0 if line["reward"] is None else line["reward"],
+        group=_group_of(line["problem"], token_array(tokens.prompt_ids), groups),
+        logprobs=tokens.logprobs,
+        sampled=tokens.sampled,
+        finished=not was_cut_off,
+        prompt=line["prompt"],
+        gold=line["gold"] or "",
+        data=_data_of(mapped.row.content),
+    )
+    return LoggedAnswer(answer, line, _why_not(line, tokens, max_tokens))
+
+
+def _why_not(line: Mapping[str, Any], tokens: StoredTokens, max_tokens: int | None) -> str:
+    if line["outcome"] == "error":
+        return FAILED
+    if line["reward"] is None:
+        return NO_REWARD
+    if tokens.sampled is not None and not any(tokens.sampled):
+        return "without a sampled token"
+    if max_tokens is not None and len(tokens.response_ids) > max_tokens:
+        return f"longer than max_tokens ({max_tokens})"
+    return ""
+
+
+def _group_of(problem: str, prompt_ids: TokenIds, groups: dict[str, TokenIds]) -> str:
+    """Returns the name of an answer's group: that of its problem. The same problem with other ids of the
+    prompt, as of another chat template, is another group.
+
+    Args:
+        groups: The prompt's ids by group, to which a new group is added.
+    """
+    name, further = problem, 1
+    while name in groups and groups[name].tolist() != prompt_ids.tolist():
+        further += 1
+        name = f"{problem} prompt {further}"
+    groups[name] = prompt_ids
+    return name
+
+
+def _data_of(row: Any) -> dict[str, Any]:
+    """Returns the fields with the name of the problem's task, which some reward functions read."""
+    if not isinstance(row, Mapping):
+        return {}
+    return {name: row[name] for name in NAMES["task"] if isinstance(row.get(name), str)}
+
+
+def _without_missing_logprobs(answers: Sequence[LoggedAnswer]) -> Iterator[LoggedAnswer]:
+    """Yields the answers; those without log-probs aren't credited."""
+    for logged in answers:
+        is_missing = not logged.why_not and logged.answer.logprobs is None
+        yield replace(logged, why_not="without log-probs of its tokens") if is_missing else logged
+
+
+def _without_small_groups(answers: Sequence[LoggedAnswer], needed: int) -> Iterator[LoggedAnswer]:
+    """Yields the answers; those of groups with fewer answers than the credit needs aren't credited."""
+    sizes = Counter(logged.answer.group for logged in answers if not logged.why_not)
+    for logged in answers:
+        is_small = not logged.why_not and sizes[logged.answer.group] < needed
+        reason = f"in a group of {sizes[logged.answer.group]}, and the credit needs {needed} answers"
+        yield replace(logged, why_not=reason) if is_small else logged

@@ -1,0 +1,124 @@
+"""Finds the token ids of an answer in a row of another program, where the program stored them.
+
+slime stores the ids of prompt and answer in one list, verifiers 0.4 those of each message, and other programs
+may have a field for each. The dumps of verl, TRL and SkyRL have texts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PROMPT_NAMES = ("prompt_ids", "prompt_token_ids", "input_ids")
+ANSWER_NAMES = ("response_ids", "response_token_ids", "completion_ids", "completion_token_ids", "output_ids")
+MASK_NAMES = ("loss_mask", "response_mask", "completion_mask")
+LOGPROB_NAMES = ("rollout_log_probs", "response_logprobs", "completion_logprobs", "logprobs")
+"""The names of fields with an entry for each token. The first that a row has is used."""
+
+
+@dataclass(frozen=True)
+class StoredTokens:
+    """The token ids of a prompt and its answer, as they were sampled.
+
+    Example: an answer of three tokens, of which a tool wrote the second::
+
+        StoredTokens([12, 7], [5, 6, 0], sampled=[True, False, True], logprobs=[-0.1, 0.0, -1.5])
+    """
+
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    sampled: Sequence[bool] | None = None
+    """False for tokens that the model did not sample; None: it sampled all."""
+    logprobs: Sequence[float] | None = None
+    """One for each response token; None where the row has none."""
+
+
+def stored_tokens(row: Any) -> StoredTokens | None:
+    """Returns the token ids of a row; None where it has none, or where they can't be told apart.
+
+    The row of an agent with several conversations, or with one that forks, has no single answer.
+    """
+    if not isinstance(row, Mapping):
+        return None
+    traces = row.get("traces")
+    if isinstance(traces, list):
+        return _tokens_of_trace(traces[0]) if len(traces) == 1 and isinstance(traces[0], Mapping) else None
+    if isinstance(row.get("nodes"), list):
+        return _tokens_of_trace(row)
+    response_length = row.get("response_length")
+    tokens = _ids(row.get("tokens"))
+    prompt_ids: list[int] | None
+    response_ids: list[int] | None
+    if tokens is not None and isinstance(response_length, int) and 0 < response_length < len(tokens):
+        prompt_ids, response_ids = tokens[:-response_length], tokens[-response_length:]
+    else:
+        prompt_ids, response_ids = _first_ids(row, PROMPT_NAMES), _first_ids(row, ANSWER_NAMES)
+    if not prompt_ids or not response_ids:
+        return None
+    return StoredTokens(
+        prompt_ids,
+        response_ids,
+        _mask(_first_column(row, MASK_NAMES, len(response_ids))),
+        _first_column(row, LOGPROB_NAMES, len(response_ids)),
+    )
+
+
+def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
+    """Returns the tokens of a trace of verifiers whose messages follow each other."""
+    ids: list[int] = []
+    sampled: list[bool] = []
+    logprobs: list[float] = []
+    has_logprobs = True
+    for number, node in enumerate(trace.get("nodes") or ()):
+        node_ids = _ids(node.get("token_ids")) if isinstance(node, Mapping) else None
+        # The parent of a message is the number of the one before it, unless the conversation forks.
+        if node_ids is None or (number > 0 and node.get("parent", number - 1) != number - 1):
+            return None
+        mask = _mask(_column(node.get("mask"), len(node_ids)))
+        node_sampled = [bool(node.get("sampled"))] * len(node_ids) if mask is None else mask
+        node_logprobs = _column(node.get("logprobs"), len(node_ids))
+        has_logprobs = has_logprobs and (node_logprobs is not None or not any(node_sampled))
+        ids += node_ids
+        sampled += node_sampled
+        logprobs += node_logprobs or [0.0] * len(node_ids)
+    if True not in sampled[1:]:
+        return None
+    start = sampled.index(True, 1)  # all tokens before the first sampled one are the prompt
+    return StoredTokens(ids[:start], ids[start:], sampled[start:], logprobs[start:] if has_logprobs else None)
+
+
+def _first_ids(row: Mapping[str, Any], names: Sequence[str]) -> list[int] | None:
+    for name in names:
+        if (ids := _ids(row.get(name))) is not None:
+            return ids
+    return None
+
+
+def _ids(values: Any) -> list[int] | None:
+    """Returns a list of token ids; None for anything else."""
+    if hasattr(values, "tolist"):  # slime stores tensors
+        values = values.tolist()
+    if not isinstance(values, list) or not all(isinstance(value, int) and value >= 0 for value in values):
+        return None
+    return values
+
+
+def _first_column(row: Mapping[str, Any], names: Sequence[str], length: int) -> list[float] | None:
+    for name in names:
+        if (column := _column(row.get(name), length)) is not None:
+            return column
+    return None
+
+
+def _column(values: Any, length: int) -> list[float] | None:
+    """Returns a list of so many numbers; None for anything else."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if not isinstance(values, list) or len(values) != length:
+        return None
+    return values if all(isinstance(value, int | float) for value in values) else None
+
+
+def _mask(column: Sequence[float] | None) -> list[bool] | None:
+    return None if column is None else [bool(value) for value in column]

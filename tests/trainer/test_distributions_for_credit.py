@@ -1,0 +1,103 @@
+"""The distributions that the trainer computes for the credit are those of a plain forward pass, in every
+layout, however the rows are cut into micro-batches and the vocabulary into chunks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.trainer.helpers import episodes, policy_trainer, row_logprobs, threaded_episodes, tiny_model
+from treetune.models import logprobs
+from treetune.models.lora import Lora
+from treetune.trainer.tokens import Sequences
+
+CUTS = [
+    {"layout": "padded", "sequences_per_micro_batch": 3},
+    {"layout": "packed", "tokens_per_micro_batch": 60},
+    {"layout": "tree", "tokens_per_micro_batch": 60},
+]
+TEMPERATURE = 0.8
+
+
+def other_model():
+    return tiny_model(seed=1)
+
+
+@pytest.fixture(params=CUTS, ids=lambda cut: cut["layout"])
+def trainer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 5 * 24)  # chunks of five positions
+    return policy_trainer(
+        temperature=TEMPERATURE, load_reference=other_model, measure_kl=True, **request.param
+    )
+
+
+def test_entropies_and_squares_are_those_of_a_plain_forward_pass(trainer) -> None:
+    rows, model = episodes(16), tiny_model()
+    sequences = Sequences.of(rows)
+    squares_N, entropies_N = trainer.distributions(sequences)
+    for number, row in enumerate(rows):
+        place = slice(sequences.starts[number], sequences.starts[number + 1])
+        with torch.no_grad():
+            logprobs_TV = row_logprobs(model, row, TEMPERATURE)[0][torch.from_numpy(row.trained)]
+        chances_TV = logprobs_TV.exp()
+        assert squares_N[place].tolist() == pytest.approx(chances_TV.square().sum(-1).tolist(), abs=1e-5)
+        expected = -(chances_TV * logprobs_TV).sum(-1)
+        assert entropies_N[place].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_distances_compare_whole_distributions_with_the_reference(trainer) -> None:
+    rows, model, reference = episodes(16), tiny_model(), other_model()
+    sequences = Sequences.of(rows)
+    distances_N, entropies_N = trainer.reference_distances(sequences)
+    for number, row in enumerate(rows):
+        place = slice(sequences.starts[number], sequences.starts[number + 1])
+        trained = torch.from_numpy(row.trained)
+        with torch.no_grad():
+            ours_TV = row_logprobs(model, row, TEMPERATURE)[0][trained].exp()
+            theirs_TV = row_logprobs(reference, row, TEMPERATURE)[0][trained].exp()
+        expected = 1 - (ours_TV * theirs_TV).sqrt().sum(-1)
+        assert expected.min() > 1e-5
+        assert distances_N[place].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+        entropies = -(ours_TV * ours_TV.log()).sum(-1) / math.log(24)
+        assert entropies_N[place].tolist() == pytest.approx(entropies.tolist(), abs=1e-5)
+
+
+def test_threads_have_the_distributions_that_they_were_sampled_from(trainer) -> None:
+    episode, calls = threaded_episodes()[0]
+    sequences = Sequences.of([episode])
+    _, entropies_N = trainer.distributions(sequences)
+    model, expected = tiny_model(), []
+    for call in calls:
+        if call.trained:
+            ids = torch.tensor([[*call.context, *call.token_ids]])
+            with torch.no_grad():
+                logits_TV = model(ids).logits[0, len(call.context) - 1 : -1] / TEMPERATURE
+            chances_TV = logits_TV.softmax(-1)
+            expected += (-(chances_TV * chances_TV.log()).sum(-1)).tolist()
+    assert entropies_N.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_with_adapters_the_reference_is_the_policy_without_them() -> None:
+    trainer = policy_trainer(lora=Lora(rank=4), learning_rate=1e-2, temperature=TEMPERATURE)
+    sequences = Sequences.of(episodes(16))
+    before_N, _ = trainer.reference_distances(sequences)
+    assert before_N.abs().max() < 1e-6
+    trainer.train(0, episodes(16))
+    after_N, _ = trainer.reference_distances(sequences)
+    assert after_N.max() > 1e-6
+
+
+def test_the_kl_to_the_reference_is_that_of_whole_distributions(trainer) -> None:
+    rows, model, reference = episodes(16), tiny_model(), other_model()
+    sequences = Sequences.of(rows)
+    kl_N = trainer.reference_kl(sequences)
+    for number, row in enumerate(rows):
+        place = slice(sequences.starts[number], sequences.starts[number + 1])
+        trained = torch.from_numpy(row.trained)
+        with torch.no_grad():
+            ours_TV = row_logprobs(model, row, TEMPERATURE)[0][trained]
+            theirs_TV = row_logprobs(reference, row, TEMPERATURE)[0][trained]
+        expected = (ours_TV.exp() * (ours_TV - theirs_TV)).sum(-1)
+        assert kl_N[place].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
